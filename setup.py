@@ -1,0 +1,37 @@
+"""What pyproject.toml can not say: the rooms as packages, and the C extension."""
+
+import os
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+
+ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+PYTHON_ABI = "0x030B0000"  # the stable ABI of CPython 3.11
+
+WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("PAGETIER_WERROR") == "1" else []
+
+
+def packages_of(room: str) -> list[str]:
+    """Name the room's package and those below it."""
+    return [f"pagetier.{room}", *(f"pagetier.{room}.{name}" for name in find_packages(room))]
+
+
+core = Extension(
+    "pagetier.shm._core",
+    sources=["shm/_core.c"],
+    depends=sorted(map(str, Path("shm/core").glob("*.h"))),
+    include_dirs=["shm"],
+    define_macros=[("Py_LIMITED_API", PYTHON_ABI)],
+    extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-pthread", *WARNINGS],
+    extra_link_args=["-pthread"],
+    py_limited_api=True,
+)
+
+setup(
+    packages=[package for room in ROOMS for package in packages_of(room)],
+    package_dir={f"pagetier.{room}": room for room in ROOMS},
+    package_data={f"pagetier.{room}": ["*.pyi", "py.typed"] for room in ROOMS},
+    include_package_data=False,
+    ext_modules=[core],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)
