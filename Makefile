@@ -1,0 +1,86 @@
+# pagetier. `make` alone lists the targets. PYTHON=... picks the interpreter, JOBS=... the test processes.
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/pip --quiet --disable-pip-version-check
+# The build uses the venv's own pinned setuptools: an isolated build would fetch the newest there is.
+INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
+PINS := pyproject.toml constraints.txt setup.py
+CORE := shm/_core.abi3.so
+JOBS ?= 2
+TYPED := .typing/pagetier $(wildcard tests bench)
+STRESS := $(wildcard tests/shm/stress/Makefile)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv core demo test lint stress pytest bench clean
+
+help:
+	@echo "make demo    a real model's prompt goes to shared host memory and comes back in another process"
+	@echo "make test    lint, stress tests of the C core, tests"
+	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make bench   the numbers that the README claims"
+	@echo "make venv    only the virtual environment, in $(VENV)"
+	@echo "make clean   removes what was made, but for $(VENV)"
+
+# --- what the others need -------------------------------------------------------------------------------------
+
+$(VENV)/.made: constraints.txt .ci/find-python
+	@python=$$(sh .ci/find-python) && echo "== venv: $$python" && $$python -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt setuptools wheel
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made $(PINS)
+	@echo "== installing pagetier and its tools"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made $(PINS)
+	@echo "== installing torch and transformers (some minutes)"
+	@$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(CORE): shm/_core.c $(wildcard shm/core/*.h) setup.py | $(VENV)/.made
+	@echo "== building the C core"
+	@$(BIN)/python setup.py --quiet build_ext --inplace --force
+
+venv: $(VENV)/.dev core
+
+core: $(CORE)
+
+# --- what people run ------------------------------------------------------------------------------------------
+
+demo: $(VENV)/.demo core
+	@$(BIN)/python bench/demo.py
+
+test: lint stress pytest
+
+lint: venv
+	@echo "== ruff"
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check
+	@echo "== mypy"
+	@$(BIN)/mypy --no-error-summary $(TYPED)
+	@echo "== import-linter"
+	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+
+stress:
+ifneq ($(STRESS),)
+	@echo "== stress tests of the C core"
+	@$(MAKE) --no-print-directory -C $(dir $(STRESS)) test
+endif
+
+pytest: venv $(VENV)/.demo
+	@echo "== pytest"
+	@$(BIN)/pytest -n $(JOBS)
+
+bench: venv
+	@$(BIN)/python bench/lookup.py
+	@$(BIN)/python bench/hostcopy.py
+
+clean:
+	@rm -rf build dist .cache .hypothesis *.egg-info shm/_core*.so
+	@find . -name __pycache__ -not -path './$(VENV)/*' -exec rm -rf {} +
+ifneq ($(STRESS),)
+	@$(MAKE) --no-print-directory -C $(dir $(STRESS)) clean
+endif
