@@ -79,7 +79,7 @@ bench: venv
 	@$(BIN)/python bench/hostcopy.py
 
 clean:
-	@rm -rf build dist .cache .hypothesis *.egg-info shm/_core*.so
+	@rm -rf build dist .cache .*_cache .hypothesis *.egg-info shm/_core*.so
 	@find . -name __pycache__ -not -path './$(VENV)/*' -exec rm -rf {} +
 ifneq ($(STRESS),)
 	@$(MAKE) --no-print-directory -C $(dir $(STRESS)) clean
