@@ -40,7 +40,7 @@ $(VENV)/.demo: $(VENV)/.made $(PINS)
 	@$(INSTALL) --editable '.[demo]'
 	@touch $@
 
-$(CORE): shm/_core.c $(wildcard shm/core/*.h) setup.py | $(VENV)/.made
+$(CORE): shm/_core.c $(wildcard shm/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
 	@$(BIN)/python setup.py --quiet build_ext --inplace --force
 

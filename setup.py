@@ -19,7 +19,7 @@ def packages_of(room: str) -> list[str]:
 core = Extension(
     "pagetier.shm._core",
     sources=["shm/_core.c"],
-    depends=sorted(map(str, Path("shm/core").glob("*.h"))),
+    depends=sorted(map(str, Path("shm").rglob("*.h"))),
     include_dirs=["shm"],
     define_macros=[("Py_LIMITED_API", PYTHON_ABI)],
     extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-pthread", *WARNINGS],
