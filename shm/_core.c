@@ -1,0 +1,52 @@
+/* _core.c - the one binding of the C core, on CPython's stable ABI. Contracts are in core/ and in _core.pyi. */
+#include "binding/owner_pages.h"
+#include "binding/session_parts.h"
+
+/* plan(frame_bytes, frames, entries, spaces) -> (index, locks, arena): bytes of the segments. */
+static PyObject *plan(PyObject *module, PyObject *args)
+{
+    unsigned long long frame_bytes;
+    unsigned int frames, entries, spaces;
+    pt_header h = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KIII", &frame_bytes, &frames, &entries, &spaces))
+        return NULL;
+    pt_plan(&h, &(pt_geometry){frame_bytes, frames, entries, spaces});
+    return Py_BuildValue("(KKK)", (unsigned long long)h.index_bytes, (unsigned long long)h.locks_bytes,
+                         (unsigned long long)h.arena_bytes);
+}
+
+static PyMethodDef functions[] = {
+    {"plan", plan, METH_VARARGS, NULL},
+    {"miss", pins_miss, METH_VARARGS, NULL},
+    {0},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "pagetier.shm._core", .m_size = -1, .m_methods = functions,
+};
+
+static PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (type && PyModule_AddObjectRef(module, name, type) < 0)
+        Py_CLEAR(type);
+    return (PyTypeObject *)type;
+}
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (!module)
+        return NULL;
+    pthread_atfork(NULL, NULL, count_fork);
+    ShmError = PyErr_NewException("pagetier.shm._core.ShmError", NULL, NULL);
+    PinsType = add_type(module, "Pins", &pins_spec);
+    if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
+        add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
+        add_type(module, "Observer", &observer_spec) && PyModule_AddIntConstant(module, "SLOTS", PT_SLOTS) == 0 &&
+        PyModule_AddIntConstant(module, "PARTS", PT_PARTS) == 0 && PyModule_AddIntConstant(module, "FORMAT", PT_FORMAT) == 0)
+        return module;
+    Py_DECREF(module);
+    return NULL;
+}

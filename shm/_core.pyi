@@ -1,0 +1,147 @@
+"""The C core as Python sees it. An Array is any contiguous buffer of little-endian elements, named as u8, u32, u64."""
+
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar, final
+
+from typing_extensions import Buffer
+
+Array: TypeAlias = Buffer
+_P = TypeVar("_P", bound=Pins)
+
+FORMAT: int
+PARTS: int
+SLOTS: int
+
+class ShmError(Exception):
+    """The segments can not be used; the message says why."""
+
+def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> tuple[int, int, int]:
+    """Bytes of index, lock words and arena."""
+
+def miss(kind: type[_P], context: object, asked: int, /) -> _P:
+    """A match of nothing, for whoever has no session."""
+
+class Pins:
+    """The pages of one match, pinned until release(), which may be called again; also as a context manager.
+
+    entries (u32) and serials (u64) name the pages exactly, for ever; they are for another process's repin().
+    """
+
+    @property
+    def asked(self) -> int: ...
+    @property
+    def held(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def entries(self) -> bytes: ...
+    @property
+    def serials(self) -> bytes: ...
+    @property
+    def session(self) -> Session | None: ...
+    @property
+    def context(self) -> Any: ...
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    def release(self) -> None: ...
+
+@final
+class Session:
+    """An attached process: the index read-only, lock words and arena to read and write. From any thread.
+
+    The descriptors may be closed afterwards. In a forked child, and after retire(), every call is a miss.
+    Raises ShmError if the segments are of another format, OSError if they can not be mapped.
+    """
+
+    def __init__(self, index_fd: int, locks_fd: int, arena_fd: int, slot: int) -> None: ...
+    @property
+    def usable(self) -> bool: ...
+    @property
+    def closed(self) -> bool:
+        """The daemon stopped on purpose, or the handle is not usable: let go of the memory."""
+    @property
+    def segments_id(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def frame_bytes(self) -> int: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    def match(self, kind: type[_P], context: object, keys: Array, /) -> _P:
+        """Pins the longest readable prefix of keys (32 bytes each)."""
+    def repin(self, kind: type[_P], context: object, entries: Array, serials: Array, /) -> _P:
+        """Pins what another process matched, as far as it is still there."""
+    def copy_out(self, pins: Pins, first: int, addresses: Array, sizes: Array, threads: int, /) -> int:
+        """Copies whole pinned pages from `first` on to memory at addresses (u64), sizes (u64) bytes each.
+
+        Returns how many were copied; it stops at a page of another size. The memory must stay valid.
+        """
+    def copy_in(self, entries: Array, addresses: Array, sizes: Array, offset: int, threads: int, /) -> int:
+        """Copies memory into pages that were granted to this process, from byte `offset` of each page on."""
+    def publish(self, entries: Array, serials: Array, part: int, /) -> bytes:
+        """Finishes a part of granted pages and lets go of them; a u8 each: 1 stored, 0 doomed meanwhile."""
+    def abandon(self, entries: Array, serials: Array, part: int, /) -> None:
+        """Lets go of a part of granted pages without finishing it: they will never be readable."""
+    def populate(self, offset: int, length: int, /) -> None:
+        """Maps a piece of the arena ahead of its use."""
+    def retire(self) -> bool:
+        """Ends the handle and all its pins; False, and nothing done, while another thread copies or matches."""
+
+@final
+class Observer:
+    """Looks at index and lock words through read-only mappings; while the daemon works, numbers may be apart."""
+
+    def __init__(self, index_fd: int, locks_fd: int) -> None: ...
+    def header(self) -> dict[str, int]: ...
+    def counts(self) -> dict[str, int]: ...
+    def slots(self) -> list[dict[str, Any]]: ...
+    def spaces(self) -> list[dict[str, Any]]: ...
+
+@final
+class Owner:
+    """The daemon's hold on the segments. All calls from one thread, but populate(); none waits for anybody."""
+
+    def __init__(self, index_fd: int, locks_fd: int, arena_fd: int) -> None: ...
+    def format(
+        self, frame_bytes: int, frames: int, entries: int, spaces: int, segments_id: int, build: str, /
+    ) -> None:
+        """Makes fresh segments of memory that is all zero."""
+    def why_not(self) -> str | None:
+        """Why this build can not adopt the segments; None if it can."""
+    def takers(self) -> list[dict[str, Any]]:
+        """The attachments that have a slot. Before adoption: whose process lives is for the caller to say."""
+    def adopt(self, alive: int, /) -> None:
+        """Derives everything from the entries; alive: bits of the slots whose process lives. First of all calls
+        but format, why_not, takers, header and the populating ones."""
+    def populate(self, offset: int, length: int, /) -> None:
+        """Allocates a piece of the arena; OSError where memory is short. From any thread."""
+    def populate_index(self) -> None: ...
+    def arena_address(self) -> int: ...
+    def header(self) -> dict[str, int]: ...
+    def attach(self, pid: int, uid: int, started: int, token: int, name: str, /) -> int:
+        """The slot of an attachment, its old one if it has one; -1 if all are taken."""
+    def keep_only(self, slot: int, serials: Array, /) -> None:
+        """Lets go of all that was granted to a slot but the serials (u64) that its process knows of."""
+    def reap(self, slot: int, /) -> None:
+        """Takes back all that a dead process held."""
+    def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
+        """The number of a namespace, made on first use; -1 if the table is full of namespaces with pages."""
+    def reserve(
+        self, slot: int, space: int, part: int, parts: int, ttl_ns: int, keys: Array, sizes: Array, /
+    ) -> tuple[bytes, bytes, bytes]:
+        """Answers a chain of keys, head first, as (outcomes u8, entries u32, serials u64); see core/reserve.h."""
+    def settle(self) -> int:
+        """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open."""
+    def evict(self, frames: int, limit: int, /) -> int:
+        """Evicts coldest pages until so many frames are free, at most `limit` pages; returns how many."""
+    def flush(self, space: int, /) -> tuple[int, int]:
+        """Drops a namespace's pages, all pages for -1: (dropped, kept because in use)."""
+    def check_integrity(self) -> list[str]:
+        """What is wrong, a sentence each; empty if all is well."""
+    def close(self) -> None:
+        """Says in the header that the daemon stops on purpose."""

@@ -1,0 +1,167 @@
+/* observe.h - the Python type Observer: looks at index and lock words through read-only mappings. */
+#pragma once
+
+#include "memory.h"
+
+typedef struct {
+    PyObject_HEAD
+    mapping index, locks;
+    pt_view view;
+} Observer;
+
+static PyObject *observer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"index_fd", "locks_fd", NULL};
+    int index_fd, locks_fd;
+    const char *why_not = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ii", names, &index_fd, &locks_fd))
+        return NULL;
+    Observer *self = (Observer *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self)
+        return NULL;
+    if (map_segment(index_fd, PROT_READ, &self->index) && map_segment(locks_fd, PROT_READ, &self->locks)) {
+        why_not = pt_why_not(self->index.address, self->locks.address, (pt_sizes){self->index.bytes, self->locks.bytes, 0});
+        if (!why_not) {
+            self->view = pt_view_of(self->index.address, self->locks.address, NULL);
+            return (PyObject *)self;
+        }
+        PyErr_Format(ShmError, "can not look: %s (this build reads format %u)", why_not, PT_FORMAT);
+    }
+    Py_DECREF((PyObject *)self);
+    return NULL;
+}
+
+static void observer_dealloc(Observer *self)
+{
+    unmap_segment(&self->index);
+    unmap_segment(&self->locks);
+    free_object((PyObject *)self);
+}
+
+#define COUNT(name) #name, (unsigned long long)atomic_load_explicit(&sum.name, memory_order_relaxed)
+
+/* Adds what the living processes counted to what the dead left. */
+static pt_counts sum_counts(const pt_view *v)
+{
+    pt_counts sum = v->header->retired;
+    for (uint32_t slot = 0; slot < PT_SLOTS; slot++)
+        for (uint32_t i = 0; i < PT_COUNTS; i++)
+            ((pt_a64 *)&sum)[i] += ((pt_a64 *)&v->counts[slot])[i];
+    return sum;
+}
+
+static PyObject *describe_counts(pt_counts sum)
+{
+    return Py_BuildValue("{sKsKsKsKsKsKsKsK}", COUNT(lookups), COUNT(hit_pages), COUNT(miss_pages), COUNT(loaded_pages),
+                         COUNT(loaded_bytes), COUNT(stored_pages), COUNT(stored_bytes), COUNT(lost_pages));
+}
+
+#define FIELD(name) #name, (unsigned long long)h->name
+#define DEED(name) #name, (unsigned long long)h->deeds.name
+
+/* The header's numbers: sizes, what is in use, what the daemon did. */
+static PyObject *describe_header(const pt_view *v)
+{
+    const pt_header *h = v->header;
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", FIELD(segments_id), FIELD(incarnation), FIELD(spaces), FIELD(closed),
+                         FIELD(index_bytes), FIELD(locks_bytes), FIELD(arena_bytes), FIELD(frame_bytes), FIELD(frames),
+                         FIELD(entries), FIELD(free_frames), FIELD(free_entries), FIELD(open_entries), FIELD(pages),
+                         FIELD(bytes), FIELD(used_frames), DEED(granted), DEED(present), DEED(pending), DEED(refused),
+                         DEED(evicted), DEED(evicted_bytes), DEED(flushed), DEED(doomed), DEED(expired), DEED(deaths),
+                         DEED(adopted), DEED(dropped));
+}
+
+static void count_pins(const pt_view *v, unsigned long long pins[PT_SLOTS])
+{
+    for (uint32_t entry = 0; entry < v->entry_count; entry++)
+        for (uint64_t bits = atomic_load_explicit(&v->locks[entry].word, memory_order_relaxed) & PT_PINS; bits; bits &= bits - 1)
+            pins[__builtin_ctzll(bits)]++;
+}
+
+/* One dictionary for each attached process; pins is an array by slot, or NULL where nobody asked. */
+static PyObject *describe_slot(const pt_view *v, uint32_t slot, const unsigned long long *pins)
+{
+    const pt_slot *s = &v->slots[slot];
+    char name[sizeof s->name + 1] = {0};
+    memcpy(name, s->name, sizeof s->name);
+    PyObject *counts = describe_counts(v->counts[slot]);
+    PyObject *text = counts ? PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace") : NULL;
+    if (!text) {
+        Py_XDECREF(counts);
+        return NULL;
+    }
+    return Py_BuildValue("{sIsIsIsKsKsKsKsNsN}", "slot", slot, "pid", (unsigned)atomic_load_explicit(&s->pid, memory_order_acquire),
+                         "uid", s->uid, "started", (unsigned long long)s->started, "token", (unsigned long long)s->token, "attached_ns",
+                         (unsigned long long)s->attached_ns, "pins", pins ? pins[slot] : 0ull, "name", text, "counts", counts);
+}
+
+static bool append_new(PyObject *list, PyObject *item)
+{
+    bool done = item && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    return done;
+}
+
+static PyObject *describe_slots(const pt_view *v, const unsigned long long *pins)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t slot = 0; list && slot < PT_SLOTS; slot++)
+        if (v->slots[slot].pid && !append_new(list, describe_slot(v, slot, pins))) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    return list;
+}
+
+static PyObject *describe_space(const pt_view *v, uint32_t number)
+{
+    const pt_space *s = &v->spaces[number];
+    char name[sizeof s->name + 1] = {0};
+    memcpy(name, s->name, sizeof s->name);
+    PyObject *text = PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
+    return text ? Py_BuildValue("{sIsy#sNsKsKsIsIsI}", "number", number, "digest", (const char *)s->digest,
+                                (Py_ssize_t)sizeof s->digest, "name", text, "pages", (unsigned long long)s->pages, "bytes",
+                                (unsigned long long)s->bytes, "page_tokens", s->page_tokens, "window", s->window, "group",
+                                (unsigned)s->group)
+                : NULL;
+}
+
+static PyObject *describe_spaces(const pt_view *v)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t number = 0; list && number < v->header->spaces; number++)
+        if (v->spaces[number].used && !append_new(list, describe_space(v, number))) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    return list;
+}
+
+static PyObject *observer_header(Observer *self, PyObject *unused) { (void)unused; return describe_header(&self->view); }
+static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_counts(sum_counts(&self->view)); }
+static PyObject *observer_spaces(Observer *self, PyObject *unused) { (void)unused; return describe_spaces(&self->view); }
+
+static PyObject *observer_slots(Observer *self, PyObject *unused)
+{
+    unsigned long long pins[PT_SLOTS] = {0};
+    (void)unused;
+    count_pins(&self->view, pins);
+    return describe_slots(&self->view, pins);
+}
+
+static PyMethodDef observer_methods[] = {
+    {"header", (PyCFunction)observer_header, METH_NOARGS, NULL},
+    {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
+    {"slots", (PyCFunction)observer_slots, METH_NOARGS, NULL},
+    {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
+    {0},
+};
+static PyType_Slot observer_slots_table[] = {
+    {Py_tp_new, observer_new}, {Py_tp_dealloc, observer_dealloc}, {Py_tp_methods, observer_methods}, {0},
+};
+static PyType_Spec observer_spec = {
+    .name = "pagetier.shm._core.Observer",
+    .basicsize = sizeof(Observer),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = observer_slots_table,
+};

@@ -1,0 +1,140 @@
+/* owner.h - the Python type Owner: the daemon's hold on the segments. One thread at a time; it never waits. */
+#pragma once
+
+#include "observe.h"
+
+#include "../core/check.h"
+#include "../core/lru.h"
+#include "../core/reserve.h"
+#include "../core/space.h"
+
+typedef struct {
+    PyObject_HEAD
+    mapping index, locks, arena;
+    pt_owner shared;
+} Owner;
+
+static void owner_unmap(Owner *self)
+{
+    if (self->shared.policy)
+        self->shared.kind->destroy(self->shared.policy);
+    self->shared.policy = NULL;
+    unmap_segment(&self->index);
+    unmap_segment(&self->locks);
+    unmap_segment(&self->arena);
+}
+
+static void owner_dealloc(Owner *self)
+{
+    owner_unmap(self);
+    free_object((PyObject *)self);
+}
+
+static PyObject *owner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"index_fd", "locks_fd", "arena_fd", NULL};
+    int index_fd, locks_fd, arena_fd, both = PROT_READ | PROT_WRITE;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iii", names, &index_fd, &locks_fd, &arena_fd))
+        return NULL;
+    Owner *self = (Owner *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self)
+        return NULL;
+    if (!map_segment(index_fd, both, &self->index) || !map_segment(locks_fd, both, &self->locks) ||
+        !map_segment(arena_fd, both, &self->arena)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    advise_table(&self->index);
+    advise_table(&self->locks);
+    madvise(self->arena.address, self->arena.bytes, MADV_DONTDUMP);
+    return (PyObject *)self;
+}
+
+/* format(frame_bytes, frames, entries, spaces, segments_id, build): makes fresh segments of the mapped, zeroed memory. */
+static PyObject *owner_format(Owner *self, PyObject *args)
+{
+    unsigned long long frame_bytes, id;
+    unsigned int frames, entries, spaces;
+    const char *build;
+    pt_header plan = {0};
+    if (!PyArg_ParseTuple(args, "KIIIKs", &frame_bytes, &frames, &entries, &spaces, &id, &build))
+        return NULL;
+    pt_geometry geometry = {frame_bytes, frames, entries, spaces};
+    pt_plan(&plan, &geometry);
+    if (plan.index_bytes != self->index.bytes || plan.locks_bytes != self->locks.bytes || plan.arena_bytes != self->arena.bytes) {
+        PyErr_SetString(PyExc_ValueError, "the segments have other sizes than these numbers ask for");
+        return NULL;
+    }
+    pt_format(self->index.address, self->locks.address, &geometry, id, build);
+    Py_RETURN_NONE;
+}
+
+/* why_not(): the reason why the segments can not be adopted by this build, None if they can. */
+static PyObject *owner_why_not(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    const char *why_not = pt_why_not(self->index.address, self->locks.address,
+                                     (pt_sizes){self->index.bytes, self->locks.bytes, self->arena.bytes});
+    if (!why_not)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(why_not);
+}
+
+/* takers(): the processes that have a slot, before adoption: who of them lives is for the caller to find out. */
+static PyObject *owner_takers(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    pt_view v = pt_view_of(self->index.address, self->locks.address, self->arena.address);
+    return describe_slots(&v, NULL);
+}
+
+/* adopt(alive): derives everything from the entries; alive: bit mask of the slots whose process lives. Call it once,
+ * after why_not() was None; all other methods but format, why_not, takers and populate need it first. */
+static PyObject *owner_adopt(Owner *self, PyObject *args)
+{
+    unsigned long long alive;
+    bool done = false;
+    if (!PyArg_ParseTuple(args, "K", &alive))
+        return NULL;
+    self->shared.view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
+    self->shared.kind = &pt_lru;
+    if (!self->shared.policy)
+        self->shared.policy = self->shared.kind->create(self->shared.view.entry_count);
+    if (self->shared.policy)
+        done = pt_adopt(&self->shared, alive);
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static bool owner_ready(Owner *self)
+{
+    if (!self->shared.policy)
+        PyErr_SetString(PyExc_RuntimeError, "adopt() comes first");
+    return self->shared.policy != NULL;
+}
+
+/* populate(offset, length): allocates a piece of the arena; OSError where memory is short. From any thread. */
+static PyObject *owner_populate(Owner *self, PyObject *args)
+{
+    unsigned long long offset, length;
+    if (!PyArg_ParseTuple(args, "KK", &offset, &length))
+        return NULL;
+    return populate_range(&self->arena, offset, length);
+}
+
+/* populate_index(): allocates index and lock words. */
+static PyObject *owner_populate_index(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *done = populate_range(&self->index, 0, self->index.bytes);
+    Py_XDECREF(done);
+    return done ? populate_range(&self->locks, 0, self->locks.bytes) : NULL;
+}
+
+/* arena_address(): where the arena is mapped, for advice about its pages. */
+static PyObject *owner_arena_address(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromVoidPtr(self->arena.address);
+}

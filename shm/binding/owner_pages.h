@@ -1,0 +1,213 @@
+/* owner_pages.h - the rest of the type Owner: pages and processes, after adoption. */
+#pragma once
+
+#include "owner.h"
+
+/* The answers as three arrays: outcomes (u8), entries (u32), serials (u64). */
+static PyObject *answers_pack(const pt_answer *answers, Py_ssize_t count)
+{
+    PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count), *entries = PyBytes_FromStringAndSize(NULL, 4 * count);
+    PyObject *serials = PyBytes_FromStringAndSize(NULL, 8 * count);
+    for (Py_ssize_t i = 0; outcomes && entries && serials && i < count; i++) {
+        PyBytes_AsString(outcomes)[i] = (char)answers[i].outcome;
+        memcpy(PyBytes_AsString(entries) + 4 * i, &answers[i].entry, 4);
+        memcpy(PyBytes_AsString(serials) + 8 * i, &answers[i].serial, 8);
+    }
+    return Py_BuildValue("(NNN)", outcomes, entries, serials);
+}
+
+static bool request_sound(Owner *self, const pt_request *r)
+{
+    const pt_view *v = &self->shared.view;
+    if (r->slot < PT_SLOTS && r->space < v->header->spaces && v->spaces[r->space].used && r->parts >= 1 &&
+        r->parts <= PT_PARTS && r->part < r->parts)
+        return true;
+    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u or part %u of %u makes no sense", r->slot, r->space, r->part, r->parts);
+    return false;
+}
+
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes) -> (outcomes, entries, serials) */
+static PyObject *owner_reserve(Owner *self, PyObject *args)
+{
+    pt_request r = {.now = pt_now_ns()};
+    unsigned long long ttl;
+    PyObject *keys, *sizes, *packed = NULL;
+    array in[2];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes))
+        return NULL;
+    r.expires_ns = r.now + ttl;
+    if (!request_sound(self, &r) || !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
+        return NULL;
+    pt_answer *answers = malloc((size_t)in[0].count * sizeof *answers + 1);
+    if (answers) {
+        pt_reserve(&self->shared, &r, in[0].view.buf, in[1].view.buf, (uint32_t)in[0].count, answers);
+        packed = answers_pack(answers, in[0].count);
+    } else {
+        PyErr_NoMemory();
+    }
+    free(answers);
+    arrays_close(in, 2);
+    return packed;
+}
+
+/* attach(pid, uid, started, token, name) -> slot, -1 if all are taken; the old slot for an attachment that has one. */
+static PyObject *owner_attach(Owner *self, PyObject *args)
+{
+    pt_process p;
+    unsigned long long started, token;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIKKs", &p.pid, &p.uid, &started, &token, &p.name))
+        return NULL;
+    p.started = started;
+    p.token = token;
+    uint32_t slot = pt_attach(&self->shared, &p, pt_now_ns());
+    return PyLong_FromLong(slot == PT_NONE ? -1 : (long)slot);
+}
+
+static bool holds_serial(const void *context, uint64_t serial)
+{
+    const array *held = context;
+    for (Py_ssize_t i = 0; i < held->count; i++)
+        if (((uint64_t *)held->view.buf)[i] == serial)
+            return true;
+    return false;
+}
+
+/* keep_only(slot, serials): lets go of all parts granted to a slot but those that its process knows of. */
+static PyObject *owner_keep_only(Owner *self, PyObject *args)
+{
+    unsigned int slot;
+    PyObject *serials;
+    array held;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) || !array_open(serials, 8, "serials", &held))
+        return NULL;
+    pt_let_go_of_parts(&self->shared, slot, holds_serial, &held);
+    pt_settle_all(&self->shared, pt_now_ns());
+    PyBuffer_Release(&held.view);
+    Py_RETURN_NONE;
+}
+
+/* reap(slot): takes back all that a dead process held. */
+static PyObject *owner_reap(Owner *self, PyObject *args)
+{
+    unsigned int slot;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &slot))
+        return NULL;
+    if (slot < PT_SLOTS && self->shared.view.slots[slot].pid)
+        pt_reap(&self->shared, slot, pt_now_ns());
+    Py_RETURN_NONE;
+}
+
+/* settle() -> open entries left: moves reservations on whose writers have finished, given up or overstayed. */
+static PyObject *owner_settle(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    pt_settle_all(&self->shared, pt_now_ns());
+    return PyLong_FromUnsignedLong(self->shared.view.header->open_entries);
+}
+
+/* evict(frames, limit) -> pages evicted: until `frames` are free, at most `limit` pages. */
+static PyObject *owner_evict(Owner *self, PyObject *args)
+{
+    unsigned int frames, limit;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "II", &frames, &limit))
+        return NULL;
+    return PyLong_FromUnsignedLong(pt_evict_until(&self->shared, frames, limit, pt_now_ns()));
+}
+
+/* flush(space) -> (dropped, kept): drops the pages of a namespace, of all where space is -1. */
+static PyObject *owner_flush(Owner *self, PyObject *args)
+{
+    int space;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "i", &space))
+        return NULL;
+    pt_flushed done = pt_flush(&self->shared, space < 0 ? PT_NONE : (uint32_t)space, pt_now_ns());
+    return Py_BuildValue("(II)", done.dropped, done.kept);
+}
+
+/* space(digest, name, page_tokens, window, group) -> number, -1 if the table is full of namespaces with pages. */
+static PyObject *owner_space(Owner *self, PyObject *args)
+{
+    pt_space made = {.used = 1, .first = PT_NONE};
+    Py_buffer digest;
+    const char *name;
+    unsigned int group;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "y*sIII", &digest, &name, &made.page_tokens, &made.window, &group))
+        return NULL;
+    if (digest.len == PT_KEY_BYTES)
+        memcpy(made.digest, digest.buf, PT_KEY_BYTES);
+    else
+        PyErr_Format(PyExc_ValueError, "a namespace's digest has %u bytes, not %zd", PT_KEY_BYTES, digest.len);
+    PyBuffer_Release(&digest);
+    if (PyErr_Occurred())
+        return NULL;
+    made.group = (uint8_t)group;
+    strncpy(made.name, name, sizeof made.name - 1);
+    uint32_t number = pt_space_of(&self->shared.view, &made);
+    return PyLong_FromLong(number == PT_NONE ? -1 : (long)number);
+}
+
+/* check_integrity() -> what is wrong, a sentence each; empty if all is well. */
+static PyObject *owner_check(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    pt_findings *found = owner_ready(self) ? malloc(sizeof *found) : NULL;
+    if (!found)
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    PyObject *list = pt_check_integrity(&self->shared, found) ? PyList_New(0) : PyErr_NoMemory();
+    for (uint32_t i = 0; list && i < found->count && i < PT_FINDINGS; i++)
+        append_new(list, PyUnicode_FromString(found->text[i]));
+    if (list && found->count > PT_FINDINGS)
+        append_new(list, PyUnicode_FromFormat("and %u more", found->count - PT_FINDINGS));
+    free(found);
+    return list;
+}
+
+/* close(): says in the header that the daemon stops on purpose. */
+static PyObject *owner_close(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    atomic_store_explicit(&self->shared.view.header->closed, 1, memory_order_release);
+    Py_RETURN_NONE;
+}
+
+static PyObject *owner_header(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    pt_view v = pt_view_of(self->index.address, self->locks.address, self->arena.address);
+    return describe_header(&v);
+}
+
+static PyMethodDef owner_methods[] = {
+    {"format", (PyCFunction)owner_format, METH_VARARGS, NULL},
+    {"why_not", (PyCFunction)owner_why_not, METH_NOARGS, NULL},
+    {"takers", (PyCFunction)owner_takers, METH_NOARGS, NULL},
+    {"adopt", (PyCFunction)owner_adopt, METH_VARARGS, NULL},
+    {"populate", (PyCFunction)owner_populate, METH_VARARGS, NULL},
+    {"populate_index", (PyCFunction)owner_populate_index, METH_NOARGS, NULL},
+    {"arena_address", (PyCFunction)owner_arena_address, METH_NOARGS, NULL},
+    {"reserve", (PyCFunction)owner_reserve, METH_VARARGS, NULL},
+    {"attach", (PyCFunction)owner_attach, METH_VARARGS, NULL},
+    {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
+    {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},
+    {"settle", (PyCFunction)owner_settle, METH_NOARGS, NULL},
+    {"evict", (PyCFunction)owner_evict, METH_VARARGS, NULL},
+    {"flush", (PyCFunction)owner_flush, METH_VARARGS, NULL},
+    {"space", (PyCFunction)owner_space, METH_VARARGS, NULL},
+    {"check_integrity", (PyCFunction)owner_check, METH_NOARGS, NULL},
+    {"close", (PyCFunction)owner_close, METH_NOARGS, NULL},
+    {"header", (PyCFunction)owner_header, METH_NOARGS, NULL},
+    {0},
+};
+static PyType_Slot owner_slots[] = {
+    {Py_tp_new, owner_new}, {Py_tp_dealloc, owner_dealloc}, {Py_tp_methods, owner_methods}, {0},
+};
+static PyType_Spec owner_spec = {
+    .name = "pagetier.shm._core.Owner",
+    .basicsize = sizeof(Owner),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = owner_slots,
+};

@@ -1,0 +1,148 @@
+/* pins.h - the Python type Pins: the pinned pages of one match, released once. */
+#pragma once
+
+#include <structmember.h>
+
+#include "handle.h"
+
+typedef struct {
+    PyObject_HEAD
+    Session *session;
+    PyObject *context; /* what was asked for, kept for the caller */
+    unsigned int asked, count;
+    bool held;
+    uint64_t *serials; /* and behind them the entries, in one block */
+    uint32_t *entries;
+} Pins;
+
+static PyTypeObject *PinsType;
+
+/* A new object of `type` (Pins or a subclass) with room for `room` pages. */
+static Pins *pins_new(PyTypeObject *type, Session *session, PyObject *context, uint32_t room)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Pins *self = (Pins *)alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->serials = malloc((size_t)room * 12 + 1);
+    if (!self->serials) {
+        Py_DECREF((PyObject *)self);
+        return (Pins *)PyErr_NoMemory();
+    }
+    self->entries = (uint32_t *)(self->serials + room);
+    self->asked = room;
+    self->session = session;
+    Py_XINCREF((PyObject *)session);
+    self->context = context;
+    Py_INCREF(context);
+    return self;
+}
+
+/* miss(type, context, asked): a match of nothing, for whoever has no session. */
+static PyObject *pins_miss(PyObject *module, PyObject *args)
+{
+    PyTypeObject *type;
+    PyObject *context;
+    unsigned int asked;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!OI", &PyType_Type, &type, &context, &asked))
+        return NULL;
+    if (!PyType_IsSubtype(type, PinsType)) {
+        PyErr_SetString(PyExc_TypeError, "miss(type, context, asked)");
+        return NULL;
+    }
+    Pins *pins = pins_new(type, NULL, context, 0);
+    if (pins)
+        pins->asked = asked;
+    return (PyObject *)pins;
+}
+
+static void pins_let_go(Pins *self)
+{
+    if (self->held && handle_usable(self->session))
+        pt_release(&self->session->shared, self->entries, self->count);
+    self->held = false;
+}
+
+static void pins_dealloc(Pins *self)
+{
+    pins_let_go(self);
+    free(self->serials);
+    Py_XDECREF(self->context);
+    Py_XDECREF((PyObject *)self->session);
+    free_object((PyObject *)self);
+}
+
+static PyObject *pins_release(Pins *self, PyObject *unused)
+{
+    (void)unused;
+    pins_let_go(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *pins_enter(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    Py_INCREF(self);
+    return self;
+}
+
+static PyObject *pins_exit(Pins *self, PyObject *const *unused, Py_ssize_t count)
+{
+    (void)unused, (void)count;
+    pins_let_go(self);
+    Py_RETURN_NONE;
+}
+
+static Py_ssize_t pins_length(Pins *self) { return self->count; }
+
+static PyObject *pins_entries(Pins *self, void *unused)
+{
+    (void)unused;
+    return PyBytes_FromStringAndSize((char *)self->entries, (Py_ssize_t)self->count * 4);
+}
+
+static PyObject *pins_serials(Pins *self, void *unused)
+{
+    (void)unused;
+    return PyBytes_FromStringAndSize((char *)self->serials, (Py_ssize_t)self->count * 8);
+}
+
+static PyObject *pins_bytes(Pins *self, void *unused)
+{
+    uint64_t bytes = 0;
+    (void)unused;
+    for (uint32_t i = 0; self->held && handle_usable(self->session) && i < self->count; i++)
+        bytes += self->session->shared.view.entries[self->entries[i]].size;
+    return PyLong_FromUnsignedLongLong(bytes);
+}
+
+static PyMethodDef pins_methods[] = {
+    {"release", (PyCFunction)pins_release, METH_NOARGS, NULL},
+    {"__enter__", (PyCFunction)pins_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))pins_exit, METH_FASTCALL, NULL},
+    {0},
+};
+static PyGetSetDef pins_getset[] = {
+    {"entries", (getter)pins_entries, NULL, NULL, NULL},
+    {"serials", (getter)pins_serials, NULL, NULL, NULL},
+    {"nbytes", (getter)pins_bytes, NULL, NULL, NULL},
+    {0},
+};
+static PyMemberDef pins_members[] = {
+    {"asked", T_UINT, offsetof(Pins, asked), READONLY, NULL},
+    {"held", T_BOOL, offsetof(Pins, held), READONLY, NULL},
+    {"session", T_OBJECT, offsetof(Pins, session), READONLY, NULL},
+    {"context", T_OBJECT, offsetof(Pins, context), READONLY, NULL},
+    {0},
+};
+static PyType_Slot pins_slots[] = {
+    {Py_tp_dealloc, pins_dealloc}, {Py_tp_methods, pins_methods}, {Py_tp_getset, pins_getset},
+    {Py_tp_members, pins_members}, {Py_sq_length, pins_length},   {0},
+};
+static PyType_Spec pins_spec = {
+    .name = "pagetier.shm._core.Pins",
+    .basicsize = sizeof(Pins),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = pins_slots,
+};

@@ -1,0 +1,237 @@
+/* session.h - the Python type Session: what an attached process does. Nothing here waits for another process. */
+#pragma once
+
+#include "pins.h"
+
+#define BRIEF 512u /* keys that are matched without letting go of the GIL: about 50 us */
+
+static void session_unmap(Session *self)
+{
+    if (handle_usable(self)) {
+        unmap_segment(&self->index);
+        unmap_segment(&self->locks);
+        unmap_segment(&self->arena);
+        munmap(self->shared.held, self->held_bytes);
+        pthread_mutex_destroy(&self->shared.lock);
+    }
+    self->open = false;
+}
+
+/* Takes back all pins that this process still holds. */
+static void session_unpin_all(pt_session *s)
+{
+    for (uint32_t entry = 0; entry < s->view.entry_count; entry++)
+        if (s->held[entry])
+            pt_unpin(&s->view.locks[entry].word, s->slot);
+}
+
+/* retire() -> bool: ends the handle and what it holds; False while another thread is copying or matching. */
+static PyObject *session_retire(Session *self, PyObject *unused)
+{
+    (void)unused;
+    if (handle_usable(self) && self->busy)
+        Py_RETURN_FALSE;
+    if (handle_usable(self))
+        session_unpin_all(&self->shared);
+    session_unmap(self);
+    Py_RETURN_TRUE;
+}
+
+static void session_dealloc(Session *self)
+{
+    session_unmap(self);
+    free_object((PyObject *)self);
+}
+
+static bool session_map(Session *self, int index_fd, int locks_fd, int arena_fd)
+{
+    int both = PROT_READ | PROT_WRITE;
+    return map_segment(index_fd, PROT_READ, &self->index) && map_segment(locks_fd, both, &self->locks) &&
+           map_segment(arena_fd, both, &self->arena);
+}
+
+static void session_advise(Session *self)
+{
+    mapping *all[] = {&self->index, &self->locks, &self->arena};
+    for (int i = 0; i < 3; i++) {
+        madvise(all[i]->address, all[i]->bytes, MADV_DONTFORK);
+        madvise(all[i]->address, all[i]->bytes, MADV_DONTDUMP);
+    }
+    advise_table(&self->index);
+    advise_table(&self->locks);
+}
+
+static bool session_start(Session *self, unsigned int slot)
+{
+    pt_sizes sizes = {self->index.bytes, self->locks.bytes, self->arena.bytes};
+    const char *why_not = pt_why_not(self->index.address, self->locks.address, sizes);
+    if (why_not || slot >= PT_SLOTS) {
+        PyErr_Format(ShmError, "can not attach: %s (this build reads format %u)", why_not ? why_not : "no such slot", PT_FORMAT);
+        return false;
+    }
+    self->shared.view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
+    self->shared.slot = slot;
+    self->shared.counts = &self->shared.view.counts[slot];
+    self->held_bytes = pt_round_up((uint64_t)self->shared.view.entry_count * sizeof(uint32_t));
+    self->shared.held = mmap(NULL, self->held_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (self->shared.held == MAP_FAILED)
+        return PyErr_NoMemory() != NULL;
+    madvise(self->shared.held, self->held_bytes, MADV_DONTFORK);
+    pthread_mutex_init(&self->shared.lock, NULL);
+    self->open = true;
+    return true;
+}
+
+static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"index_fd", "locks_fd", "arena_fd", "slot", NULL};
+    int index_fd, locks_fd, arena_fd;
+    unsigned int slot;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiI", names, &index_fd, &locks_fd, &arena_fd, &slot))
+        return NULL;
+    Session *self = (Session *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self)
+        return NULL;
+    self->forks = atomic_load_explicit(&forks, memory_order_relaxed);
+    if (session_map(self, index_fd, locks_fd, arena_fd) && session_start(self, slot)) {
+        session_advise(self);
+        return (PyObject *)self;
+    }
+    unmap_segment(&self->index);
+    unmap_segment(&self->locks);
+    unmap_segment(&self->arena);
+    Py_DECREF((PyObject *)self);
+    return NULL;
+}
+
+static void session_search(Session *self, const uint8_t *keys, Pins *pins)
+{
+    pins->count = pt_match(&self->shared, keys, pins->asked, pins->entries, pins->serials);
+    pins->held = true;
+}
+
+/* match(type, context, keys): a new `type` with the longest prefix of keys that is readable, pinned. */
+static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t count)
+{
+    array keys;
+    if (count != 3 || !PyType_Check(args[0]) || !PyType_IsSubtype((PyTypeObject *)args[0], PinsType)) {
+        PyErr_SetString(PyExc_TypeError, "match(type, context, keys)");
+        return NULL;
+    }
+    if (!array_open(args[2], PT_KEY_BYTES, "keys", &keys))
+        return NULL;
+    Pins *pins = pins_new((PyTypeObject *)args[0], self, args[1], (uint32_t)keys.count);
+    if (pins && handle_usable(self)) {
+        if (pins->asked <= BRIEF) {
+            session_search(self, keys.view.buf, pins);
+        } else {
+            self->busy++;
+            Py_BEGIN_ALLOW_THREADS
+            session_search(self, keys.view.buf, pins);
+            Py_END_ALLOW_THREADS
+            self->busy--;
+        }
+    }
+    PyBuffer_Release(&keys.view);
+    return (PyObject *)pins;
+}
+
+/* repin(type, context, entries, serials): pins what another process matched, as far as it is still there. */
+static PyObject *session_repin(Session *self, PyObject *args)
+{
+    PyTypeObject *type;
+    PyObject *context, *entries, *serials;
+    array got[2];
+    if (!PyArg_ParseTuple(args, "O!OOO", &PyType_Type, &type, &context, &entries, &serials))
+        return NULL;
+    if (!PyType_IsSubtype(type, PinsType)) {
+        PyErr_SetString(PyExc_TypeError, "repin(type, context, entries, serials)");
+        return NULL;
+    }
+    if (!arrays_open((array_wanted[]){{entries, 4, "entries"}, {serials, 8, "serials"}}, 2, got))
+        return NULL;
+    Pins *pins = pins_new(type, self, context, (uint32_t)got[0].count);
+    if (pins && handle_usable(self)) {
+        memcpy(pins->entries, got[0].view.buf, (size_t)got[0].view.len);
+        memcpy(pins->serials, got[1].view.buf, (size_t)got[1].view.len);
+        pins->count = pt_repin(&self->shared, pins->entries, pins->serials, pins->asked);
+        pins->held = true;
+    }
+    arrays_close(got, 2);
+    return (PyObject *)pins;
+}
+
+/* Fills `jobs` from the arrays, stops at the first that does not fit its page; returns how many it filled. */
+static uint32_t jobs_fill(const pt_view *v, const uint32_t *entries, const array *to, uint64_t offset, pt_job *jobs)
+{
+    uint32_t i = 0;
+    for (; i < to[0].count; i++) {
+        uint64_t address = ((uint64_t *)to[0].view.buf)[i], bytes = ((uint64_t *)to[1].view.buf)[i];
+        jobs[i] = (pt_job){entries[i], (uint8_t *)(uintptr_t)address, offset, bytes};
+        if (!pt_job_fits(v, &jobs[i]))
+            break;
+    }
+    return i;
+}
+
+static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *to, uint64_t offset, enum pt_direction way,
+                          unsigned int threads)
+{
+    uint64_t bytes = 0;
+    pt_job *jobs = malloc((size_t)to[0].count * sizeof *jobs + 1);
+    if (!jobs)
+        return PyErr_NoMemory();
+    uint32_t count = jobs_fill(&self->shared.view, entries, to, offset, jobs);
+    self->busy++;
+    Py_BEGIN_ALLOW_THREADS
+    pt_copy(&self->shared.view, jobs, count, way, threads);
+    Py_END_ALLOW_THREADS
+    self->busy--;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += jobs[i].bytes;
+    free(jobs);
+    if (way == PT_OUT_OF_ARENA) {
+        pt_count(&self->shared.counts->loaded_pages, count);
+        pt_count(&self->shared.counts->loaded_bytes, bytes);
+    }
+    return PyLong_FromUnsignedLong(count);
+}
+
+/* copy_out(pins, first, addresses, sizes, threads): pages from `first` on to plain memory; returns how many. */
+static PyObject *session_copy_out(Session *self, PyObject *args)
+{
+    Pins *pins;
+    unsigned int first, threads;
+    PyObject *addresses, *sizes, *done = NULL;
+    array to[2];
+    if (!PyArg_ParseTuple(args, "O!IOOI", PinsType, &pins, &first, &addresses, &sizes, &threads))
+        return NULL;
+    if (!handle_usable(self) || !pins->held || pins->session != self)
+        return PyLong_FromLong(0);
+    if (!arrays_open((array_wanted[]){{addresses, 8, "addresses"}, {sizes, 8, "sizes"}}, 2, to))
+        return NULL;
+    if (first > pins->count || to[0].count > pins->count - first)
+        PyErr_Format(PyExc_ValueError, "%zd pages from page %u on, but %u are pinned", to[0].count, first, pins->count);
+    else
+        done = jobs_run(self, pins->entries + first, to, 0, PT_OUT_OF_ARENA, threads);
+    arrays_close(to, 2);
+    return done;
+}
+
+/* copy_in(entries, addresses, sizes, offset, threads): plain memory into granted pages, from byte `offset` of each. */
+static PyObject *session_copy_in(Session *self, PyObject *args)
+{
+    PyObject *entries, *addresses, *sizes, *done;
+    unsigned long long offset;
+    unsigned int threads;
+    array from[3];
+    if (!PyArg_ParseTuple(args, "OOOKI", &entries, &addresses, &sizes, &offset, &threads))
+        return NULL;
+    if (!handle_usable(self))
+        return PyLong_FromLong(0);
+    if (!arrays_open((array_wanted[]){{addresses, 8, "addresses"}, {sizes, 8, "sizes"}, {entries, 4, "entries"}}, 3, from))
+        return NULL;
+    done = jobs_run(self, from[2].view.buf, from, offset, PT_INTO_ARENA, threads);
+    arrays_close(from, 3);
+    return done;
+}

@@ -1,0 +1,128 @@
+/* session_parts.h - the rest of the type Session: finishing and giving up parts, and small questions. */
+#pragma once
+
+#include "session.h"
+
+/* True if the entry is still the filling that was granted. */
+static bool still_granted(const pt_view *v, uint32_t entry, uint64_t serial)
+{
+    return entry < v->entry_count && v->entries[entry].serial == serial;
+}
+
+static bool part_finish(Session *self, uint32_t entry, uint64_t serial, uint32_t part)
+{
+    const pt_view *v = &self->shared.view;
+    uint64_t bytes = v->entries[entry < v->entry_count ? entry : 0].size;
+    bool stored = still_granted(v, entry, serial) && pt_part_finish(v, entry, part);
+    pt_count(stored ? &self->shared.counts->stored_pages : &self->shared.counts->lost_pages, 1);
+    pt_count(&self->shared.counts->stored_bytes, stored ? bytes : 0);
+    return stored;
+}
+
+/* publish(entries, serials, part): finishes a part of each page; a byte a page, 1 stored, 0 doomed meanwhile. */
+static PyObject *session_publish(Session *self, PyObject *args)
+{
+    PyObject *entries, *serials, *flags;
+    unsigned int part;
+    array of[2];
+    if (!PyArg_ParseTuple(args, "OOI", &entries, &serials, &part))
+        return NULL;
+    if (!arrays_open((array_wanted[]){{entries, 4, "entries"}, {serials, 8, "serials"}}, 2, of))
+        return NULL;
+    flags = PyBytes_FromStringAndSize(NULL, of[0].count);
+    for (Py_ssize_t i = 0; flags && i < of[0].count; i++)
+        PyBytes_AsString(flags)[i] = handle_usable(self) && part < PT_PARTS &&
+                                     part_finish(self, ((uint32_t *)of[0].view.buf)[i], ((uint64_t *)of[1].view.buf)[i], part);
+    arrays_close(of, 2);
+    return flags;
+}
+
+/* abandon(entries, serials, part): lets go of parts without finishing them. */
+static PyObject *session_abandon(Session *self, PyObject *args)
+{
+    PyObject *entries, *serials;
+    unsigned int part;
+    array of[2];
+    if (!PyArg_ParseTuple(args, "OOI", &entries, &serials, &part))
+        return NULL;
+    if (!arrays_open((array_wanted[]){{entries, 4, "entries"}, {serials, 8, "serials"}}, 2, of))
+        return NULL;
+    for (Py_ssize_t i = 0; handle_usable(self) && part < PT_PARTS && i < of[0].count; i++) {
+        uint32_t entry = ((uint32_t *)of[0].view.buf)[i];
+        if (still_granted(&self->shared.view, entry, ((uint64_t *)of[1].view.buf)[i]))
+            pt_part_abandon(&self->shared.view, entry, part);
+    }
+    arrays_close(of, 2);
+    Py_RETURN_NONE;
+}
+
+/* populate(offset, length): maps a piece of the arena ahead of its use. */
+static PyObject *session_populate(Session *self, PyObject *args)
+{
+    unsigned long long offset, length;
+    if (!PyArg_ParseTuple(args, "KK", &offset, &length))
+        return NULL;
+    if (!handle_usable(self))
+        Py_RETURN_NONE;
+    self->busy++;
+    PyObject *done = populate_range(&self->arena, offset, length);
+    self->busy--;
+    return done;
+}
+
+static PyObject *session_usable(Session *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(handle_usable(self));
+}
+
+/* True once the daemon has stopped on purpose: the memory should be let go. */
+static PyObject *session_closed(Session *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(!handle_usable(self) ||
+                           atomic_load_explicit(&self->shared.view.header->closed, memory_order_acquire));
+}
+
+static PyObject *session_number(Session *self, void *which)
+{
+    uint64_t value = 0;
+    if (handle_usable(self)) {
+        const pt_header *h = self->shared.view.header;
+        const uint64_t values[] = {h->segments_id, h->incarnation, h->frame_bytes, h->arena_bytes, self->shared.slot};
+        value = values[(uintptr_t)which];
+    }
+    return PyLong_FromUnsignedLongLong(value);
+}
+
+static PyMethodDef session_methods[] = {
+    {"match", (PyCFunction)(void (*)(void))session_match, METH_FASTCALL, NULL},
+    {"repin", (PyCFunction)session_repin, METH_VARARGS, NULL},
+    {"copy_out", (PyCFunction)session_copy_out, METH_VARARGS, NULL},
+    {"copy_in", (PyCFunction)session_copy_in, METH_VARARGS, NULL},
+    {"publish", (PyCFunction)session_publish, METH_VARARGS, NULL},
+    {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
+    {"retire", (PyCFunction)session_retire, METH_NOARGS, NULL},
+    {"populate", (PyCFunction)session_populate, METH_VARARGS, NULL},
+    {0},
+};
+static PyGetSetDef session_getset[] = {
+    {"usable", (getter)session_usable, NULL, NULL, NULL},
+    {"closed", (getter)session_closed, NULL, NULL, NULL},
+    {"segments_id", (getter)session_number, NULL, NULL, (void *)0},
+    {"incarnation", (getter)session_number, NULL, NULL, (void *)1},
+    {"frame_bytes", (getter)session_number, NULL, NULL, (void *)2},
+    {"arena_bytes", (getter)session_number, NULL, NULL, (void *)3},
+    {"slot", (getter)session_number, NULL, NULL, (void *)4},
+    {0},
+};
+static PyType_Slot session_slots[] = {
+    {Py_tp_new, session_new},         {Py_tp_dealloc, session_dealloc}, {Py_tp_methods, session_methods},
+    {Py_tp_getset, session_getset}, {0},
+};
+static PyType_Spec session_spec = {
+    .name = "pagetier.shm._core.Session",
+    .basicsize = sizeof(Session),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = session_slots,
+};

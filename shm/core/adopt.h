@@ -1,0 +1,156 @@
+/* adopt.h - a new daemon takes over what an old one left: what is provably whole stays, the rest is free.
+ *
+ * Everything but the entries, their lock words and the frames' owners is derived anew: free lists, namespace lists,
+ * counts, the policy, and the dictionary, which is built beside the one in force and switched to by one store, so that
+ * processes that go on matching never see a hole.
+ */
+#pragma once
+
+#include <stdlib.h>
+
+#include "attach.h"
+#include "evict.h"
+
+/* Makes fresh segments; all their bytes are zero. The magic comes last: half-made segments are nobody's. */
+static inline void pt_format(void *index, void *locks, const pt_geometry *g, uint64_t id, const char *build)
+{
+    pt_header *h = index;
+    pt_locks_header *l = locks;
+    pt_plan(h, g);
+    h->header_bytes = sizeof *h;
+    h->segments_id = l->segments_id = id;
+    strncpy(h->build, build, sizeof h->build - 1);
+    h->next_serial = 1;
+    h->format = l->format = PT_FORMAT;
+    l->magic = PT_MAGIC;
+    atomic_thread_fence(memory_order_release);
+    h->magic = PT_MAGIC;
+}
+
+static inline void pt_forget_derived(pt_owner *o)
+{
+    pt_header *h = o->view.header;
+    h->free_entry = h->free_frame = h->open_first = h->open_last = PT_NONE;
+    h->free_entries = h->free_frames = h->open_entries = 0;
+    h->pages = h->bytes = h->used_frames = 0;
+    for (uint32_t s = 0; s < h->spaces; s++) {
+        o->view.spaces[s].first = PT_NONE;
+        o->view.spaces[s].pages = o->view.spaces[s].bytes = 0;
+    }
+}
+
+/* Marks a chain as used in `seen`, a byte a frame; false if it is not whole or not the entry's own. */
+static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *seen)
+{
+    const pt_entry *e = &v->entries[entry];
+    uint32_t frame = e->first_frame, claimed = 0;
+    while (claimed < e->frame_count && frame < v->frame_count && v->frames[frame].owner == entry && !seen[frame]) {
+        seen[frame] = 1;
+        claimed++;
+        frame = v->frames[frame].next;
+    }
+    if (claimed == e->frame_count && frame == PT_NONE)
+        return true;
+    for (frame = e->first_frame; claimed--; frame = v->frames[frame].next)
+        seen[frame] = 0;
+    return false;
+}
+
+static inline bool pt_sound(const pt_view *v, const pt_entry *e)
+{
+    return e->size && e->size <= (uint64_t)v->frame_count * v->frame_bytes && e->frame_count == pt_frames_for(v, e->size) &&
+           e->space < v->header->spaces && v->spaces[e->space].used && e->parts >= 1 && e->parts <= PT_PARTS;
+}
+
+/* Settles what an entry is, after the dead have been cleared away; true if it keeps its page. */
+static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_t *seen)
+{
+    pt_view *v = &o->view;
+    pt_entry *e = &v->entries[entry];
+    enum pt_state state = pt_load_state(&v->locks[entry].word);
+    e->on_list = PT_LIST_NONE;
+    if (state == PT_FREE || state > PT_DOOMED || !pt_sound(v, e) || !pt_claim_chain(v, entry, seen))
+        return false;
+    v->header->used_frames += e->frame_count;
+    if (e->serial >= v->header->next_serial)
+        v->header->next_serial = e->serial + 1;
+    if (state != PT_DOOMED) {
+        if (pt_dict_find(v, d, e->key) != PT_NONE || !pt_dict_add(v, d, entry))
+            pt_change(&v->locks[entry].word, pt_load_state(&v->locks[entry].word), PT_DOOMED);
+        else
+            pt_space_add(v, entry);
+    }
+    pt_open_add(v, entry);
+    return true;
+}
+
+static inline void pt_prefetch_home(const pt_view *v, pt_dict d, uint32_t entry)
+{
+    if (entry < v->entry_count)
+        __builtin_prefetch(&d.buckets[pt_home(v, v->entries[entry].key)], 1);
+}
+
+static inline void pt_adopt_entries(pt_owner *o, pt_dict d, uint8_t *seen)
+{
+    pt_view *v = &o->view;
+    pt_deeds *deeds = &v->header->deeds;
+    for (uint32_t entry = v->entry_count; entry-- > 0;) {
+        pt_prefetch_home(v, d, entry >= 16 ? entry - 16 : PT_NONE);
+        if (pt_adopt_entry(o, d, entry, seen)) {
+            deeds->adopted++;
+            continue;
+        }
+        deeds->dropped += pt_load_state(&v->locks[entry].word) != PT_FREE;
+        atomic_fetch_and_explicit(&v->locks[entry].word, PT_PINS, memory_order_acq_rel);
+        v->entries[entry].first_frame = PT_NONE;
+        v->entries[entry].frame_count = 0;
+        pt_entry_put(v, entry);
+    }
+}
+
+/* The slots whose process still lives, as bits; all others' pins and parts are taken back. */
+static inline void pt_bury(pt_owner *o, uint64_t alive)
+{
+    for (uint32_t slot = 0; slot < PT_SLOTS; slot++) {
+        bool taken = atomic_load_explicit(&o->view.slots[slot].pid, memory_order_relaxed);
+        if (!taken || alive >> slot & 1)
+            continue;
+        pt_let_go_of_parts(o, slot, pt_holds_nothing, NULL);
+        pt_fold_counts(&o->view, slot);
+        atomic_store_explicit(&o->view.slots[slot].pid, 0, memory_order_release);
+        o->view.header->deeds.deaths++;
+    }
+}
+
+static inline uint64_t pt_taken_slots(const pt_view *v)
+{
+    uint64_t bits = 0;
+    for (uint32_t slot = 0; slot < PT_SLOTS; slot++)
+        bits |= (uint64_t)(atomic_load_explicit(&v->slots[slot].pid, memory_order_relaxed) != 0) << slot;
+    return bits;
+}
+
+/* Derives everything from the entries. `alive`: bits of the slots whose process lives. False if memory is short; then
+ * nothing was changed. The caller guarantees that no other daemon has these segments. */
+static inline bool pt_adopt(pt_owner *o, uint64_t alive)
+{
+    pt_view *v = &o->view;
+    uint64_t number = atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) + 1;
+    pt_dict d = pt_dict_of(v, number);
+    uint8_t *seen = calloc(v->frame_count, 1);
+    if (!seen)
+        return false;
+    pt_forget_derived(o);
+    memset(d.buckets, 0, ((uint64_t)d.mask + 1) * sizeof *d.buckets);
+    pt_clear_pins(v, ~(alive & pt_taken_slots(v)));
+    pt_adopt_entries(o, d, seen);
+    for (uint32_t frame = v->frame_count; frame-- > 0;)
+        if (!seen[frame])
+            pt_frame_put(v, frame);
+    free(seen);
+    atomic_store_explicit(&v->header->dictionary, number, memory_order_release);
+    atomic_fetch_add_explicit(&v->header->incarnation, 1, memory_order_acq_rel);
+    pt_bury(o, alive);
+    pt_settle_all(o, pt_now_ns());
+    return true;
+}

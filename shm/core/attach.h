@@ -1,0 +1,83 @@
+/* attach.h - processes come and die: slots, and what the dead leave behind. */
+#pragma once
+
+#include "owner.h"
+
+typedef struct {
+    uint32_t pid, uid;
+    uint64_t started, token;
+    const char *name;
+} pt_process;
+
+/* A slot for an attachment, its old one if it has one already; PT_NONE if all are taken. */
+static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
+{
+    uint32_t free_slot = PT_NONE;
+    for (uint32_t slot = PT_SLOTS; slot-- > 0;) {
+        pt_slot *s = &o->view.slots[slot];
+        uint32_t pid = atomic_load_explicit(&s->pid, memory_order_relaxed);
+        if (pid == p->pid && s->started == p->started && s->token == p->token)
+            return slot;
+        if (!pid)
+            free_slot = slot;
+    }
+    if (free_slot == PT_NONE)
+        return PT_NONE;
+    pt_slot *s = &o->view.slots[free_slot];
+    s->started = p->started;
+    s->token = p->token;
+    s->attached_ns = now;
+    s->uid = p->uid;
+    memset(s->name, 0, sizeof s->name);
+    strncpy(s->name, p->name, sizeof s->name - 1);
+    memset(&o->view.counts[free_slot], 0, sizeof(pt_counts));
+    atomic_store_explicit(&s->pid, p->pid, memory_order_release);
+    return free_slot;
+}
+
+/* Lets go, in the name of a slot's process, of the parts that `holds` does not know of. */
+typedef bool pt_holds(const void *context, uint64_t serial);
+
+static inline void pt_let_go_of_parts(pt_owner *o, uint32_t slot, pt_holds *holds, const void *context)
+{
+    const pt_view *v = &o->view;
+    for (uint32_t entry = v->header->open_first; entry != PT_NONE; entry = v->entries[entry].list_next) {
+        pt_entry *e = &v->entries[entry];
+        for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
+            if (e->writers[part] == slot && !holds(context, e->serial))
+                pt_part_abandon(v, entry, part);
+    }
+}
+
+static inline bool pt_holds_nothing(const void *context, uint64_t serial)
+{
+    (void)context, (void)serial;
+    return false;
+}
+
+static inline void pt_clear_pins(const pt_view *v, uint64_t slots)
+{
+    for (uint32_t entry = 0; entry < v->entry_count; entry++)
+        if (atomic_load_explicit(&v->locks[entry].word, memory_order_relaxed) & slots & PT_PINS)
+            atomic_fetch_and_explicit(&v->locks[entry].word, ~(slots & PT_PINS), memory_order_acq_rel);
+}
+
+static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
+{
+    pt_a64 *from = (pt_a64 *)&v->counts[slot], *to = (pt_a64 *)&v->header->retired;
+    for (uint32_t i = 0; i < PT_COUNTS; i++)
+        atomic_fetch_add_explicit(&to[i], atomic_exchange_explicit(&from[i], 0, memory_order_relaxed),
+                                  memory_order_relaxed);
+}
+
+/* Takes back all that a dead process held. The caller guarantees that it can touch nothing any more. */
+static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now)
+{
+    pt_slot *s = &o->view.slots[slot];
+    pt_clear_pins(&o->view, 1ull << slot);
+    pt_let_go_of_parts(o, slot, pt_holds_nothing, NULL);
+    pt_settle_all(o, now);
+    pt_fold_counts(&o->view, slot);
+    atomic_store_explicit(&s->pid, 0, memory_order_release);
+    o->view.header->deeds.deaths++;
+}

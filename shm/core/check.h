@@ -1,0 +1,206 @@
+/* check.h - walks everything and says in words what is wrong. Changes nothing; for the daemon, between two requests. */
+#pragma once
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "adopt.h"
+
+#define PT_FINDINGS 100u /* no more are written down; all are counted */
+
+typedef struct {
+    uint32_t count;
+    char text[PT_FINDINGS][160];
+} pt_findings;
+
+__attribute__((format(printf, 2, 3))) static void pt_finding(pt_findings *f, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (f->count++ < PT_FINDINGS)
+        vsnprintf(f->text[f->count - 1], sizeof f->text[0], format, arguments);
+    va_end(arguments);
+}
+
+typedef struct {
+    pt_owner *owner;
+    pt_view *v;
+    pt_findings *found;
+    uint8_t *frame_seen; /* by a chain or the free list */
+    uint8_t *entry_seen; /* bits: PT_SEEN_* */
+} pt_check;
+
+enum { PT_SEEN_FREE = 1, PT_SEEN_OPEN = 2, PT_SEEN_SPACE = 4, PT_SEEN_DICTIONARY = 8 };
+
+/* Follows a list of entries by `next`, setting `bit`; returns its length, stops at a link that leads astray. */
+static uint32_t pt_check_walk(pt_check *c, const char *name, uint32_t first, size_t next, uint8_t bit)
+{
+    uint32_t length = 0;
+    for (uint32_t entry = first; entry != PT_NONE; length++) {
+        if (entry >= c->v->entry_count || c->entry_seen[entry] & bit) {
+            pt_finding(c->found, "%s: the link after %u entries leads to %u, out of range or seen before", name, length, entry);
+            break;
+        }
+        c->entry_seen[entry] |= bit;
+        memcpy(&entry, (uint8_t *)&c->v->entries[entry] + next, sizeof entry);
+    }
+    return length;
+}
+
+static void pt_check_lists(pt_check *c)
+{
+    pt_header *h = c->v->header;
+    uint32_t n = pt_check_walk(c, "free entries", h->free_entry, offsetof(pt_entry, list_next), PT_SEEN_FREE);
+    if (n != h->free_entries)
+        pt_finding(c->found, "free entries: %u on the list, %u in the header", n, h->free_entries);
+    n = pt_check_walk(c, "open reservations", h->open_first, offsetof(pt_entry, list_next), PT_SEEN_OPEN);
+    if (n != h->open_entries)
+        pt_finding(c->found, "open reservations: %u on the list, %u in the header", n, h->open_entries);
+}
+
+static void pt_check_spaces(pt_check *c)
+{
+    uint64_t pages = 0;
+    for (uint32_t s = 0; s < c->v->header->spaces; s++) {
+        pt_space *space = &c->v->spaces[s];
+        if (!space->used)
+            continue;
+        uint32_t n = pt_check_walk(c, "namespace", space->first, offsetof(pt_entry, space_next), PT_SEEN_SPACE);
+        if (n != space->pages)
+            pt_finding(c->found, "namespace %u: %u pages on its list, %lu in its record", s, n, (unsigned long)space->pages);
+        pages += n;
+    }
+    if (pages != c->v->header->pages)
+        pt_finding(c->found, "namespaces hold %lu pages, the header says %lu", (unsigned long)pages,
+                   (unsigned long)c->v->header->pages);
+}
+
+static void pt_check_bucket(pt_check *c, pt_dict d, uint32_t at, uint32_t *displaced)
+{
+    for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
+        uint64_t slot = atomic_load_explicit(&d.buckets[at].slots[i], memory_order_relaxed);
+        uint32_t entry = pt_slot_entry(slot), distance = pt_slot_distance(slot), home = (at - distance) & d.mask;
+        if (!slot)
+            continue;
+        if (entry >= c->v->entry_count || c->entry_seen[entry] & PT_SEEN_DICTIONARY) {
+            pt_finding(c->found, "bucket %u: entry %u is out of range or in the dictionary twice", at, entry);
+            continue;
+        }
+        c->entry_seen[entry] |= PT_SEEN_DICTIONARY;
+        displaced[home] += distance > 0;
+        if (pt_home(c->v, c->v->entries[entry].key) != home || pt_tag(c->v->entries[entry].key) != pt_slot_tag(slot))
+            pt_finding(c->found, "bucket %u: entry %u is filed under another key than its own", at, entry);
+    }
+}
+
+static void pt_check_dictionary(pt_check *c)
+{
+    pt_dict d = pt_dict_in_force(c->v);
+    uint32_t *displaced = calloc((size_t)d.mask + 1, sizeof *displaced);
+    for (uint32_t at = 0; displaced && at <= d.mask; at++)
+        pt_check_bucket(c, d, at, displaced);
+    for (uint32_t at = 0; displaced && at <= d.mask; at++)
+        if (displaced[at] != atomic_load_explicit(&d.buckets[at].displaced, memory_order_relaxed))
+            pt_finding(c->found, "bucket %u: %u keys live elsewhere, its counter says otherwise", at, displaced[at]);
+    free(displaced);
+}
+
+static void pt_check_chain(pt_check *c, uint32_t entry)
+{
+    const pt_entry *e = &c->v->entries[entry];
+    uint32_t frame = e->first_frame, n = 0;
+    for (; frame != PT_NONE; frame = c->v->frames[frame].next, n++) {
+        if (frame >= c->v->frame_count || c->frame_seen[frame]) {
+            pt_finding(c->found, "entry %u: link %u of its chain is out of range or another's", entry, n);
+            return;
+        }
+        c->frame_seen[frame] = 1;
+        if (c->v->frames[frame].owner != entry)
+            pt_finding(c->found, "entry %u: frame %u of its chain names %u", entry, frame, c->v->frames[frame].owner);
+    }
+    if (n != e->frame_count || n != pt_frames_for(c->v, e->size))
+        pt_finding(c->found, "entry %u: %u frames for %lu bytes, %u in its record", entry, n, (unsigned long)e->size,
+                   e->frame_count);
+}
+
+/* Which lists an entry has to be on, by its state. */
+static uint8_t pt_check_wanted(pt_check *c, uint32_t entry, enum pt_state state)
+{
+    bool listed = c->owner->kind->lists(c->owner->policy, entry);
+    switch (state) {
+    case PT_FREE:
+        return PT_SEEN_FREE;
+    case PT_DOOMED:
+        return PT_SEEN_OPEN;
+    case PT_READABLE:
+        return PT_SEEN_SPACE | PT_SEEN_DICTIONARY | (listed ? 0 : PT_SEEN_OPEN);
+    default:
+        return PT_SEEN_SPACE | PT_SEEN_DICTIONARY | PT_SEEN_OPEN;
+    }
+}
+
+static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
+{
+    uint64_t word = atomic_load_explicit(&c->v->locks[entry].word, memory_order_acquire);
+    enum pt_state state = pt_state_of(word);
+    if (word & PT_PINS & ~taken)
+        pt_finding(c->found, "entry %u: pinned by slots that nobody has (%014lx)", entry, (unsigned long)(word & PT_PINS & ~taken));
+    if (state > PT_ON_DISK)
+        pt_finding(c->found, "entry %u: state %u does not exist", entry, (unsigned)state);
+    if (c->entry_seen[entry] != pt_check_wanted(c, entry, state))
+        pt_finding(c->found, "entry %u: in state %u it is on lists %x, not %x", entry, (unsigned)state,
+                   c->entry_seen[entry], pt_check_wanted(c, entry, state));
+    if (state != PT_READABLE && c->owner->kind->lists(c->owner->policy, entry))
+        pt_finding(c->found, "entry %u: in state %u it could be evicted", entry, (unsigned)state);
+    if (state == PT_FREE && c->v->entries[entry].frame_count)
+        pt_finding(c->found, "entry %u: free, and has %u frames", entry, c->v->entries[entry].frame_count);
+    if (state != PT_FREE)
+        pt_check_chain(c, entry);
+}
+
+static void pt_check_frames(pt_check *c)
+{
+    pt_header *h = c->v->header;
+    uint32_t free_frames = 0, lost = 0;
+    for (uint32_t frame = h->free_frame; frame != PT_NONE; frame = c->v->frames[frame].next, free_frames++) {
+        if (frame >= c->v->frame_count || c->frame_seen[frame]) {
+            pt_finding(c->found, "free frames: link %u is out of range or another's", free_frames);
+            break;
+        }
+        c->frame_seen[frame] = 1;
+    }
+    for (uint32_t frame = 0; frame < c->v->frame_count; frame++)
+        lost += !c->frame_seen[frame];
+    if (lost)
+        pt_finding(c->found, "%u frames belong to nobody and are not free", lost);
+    if (free_frames != h->free_frames || free_frames + h->used_frames != h->frames)
+        pt_finding(c->found, "%u frames are free; the header says %u free and %lu used of %u", free_frames, h->free_frames,
+                   (unsigned long)h->used_frames, h->frames);
+}
+
+static void pt_check_all(pt_check *c)
+{
+    const char *wrong = c->owner->kind->check(c->owner->policy);
+    if (wrong)
+        pt_finding(c->found, "%s", wrong);
+    pt_check_lists(c);
+    pt_check_spaces(c);
+    pt_check_dictionary(c);
+    for (uint32_t entry = 0; entry < c->v->entry_count; entry++)
+        pt_check_entry(c, entry, pt_taken_slots(c->v));
+    pt_check_frames(c);
+}
+
+/* Writes what is wrong to `found`; false if memory is short. */
+static bool pt_check_integrity(pt_owner *o, pt_findings *found)
+{
+    pt_view *v = &o->view;
+    pt_check c = {o, v, found, calloc(v->frame_count, 1), calloc(v->entry_count, 1)};
+    bool able = c.frame_seen && c.entry_seen;
+    found->count = 0;
+    if (able)
+        pt_check_all(&c);
+    free(c.frame_seen);
+    free(c.entry_seen);
+    return able;
+}

@@ -1,0 +1,112 @@
+/* copy.h - bytes between a page's chain of frames and plain memory, on a few threads of the calling process. */
+#pragma once
+
+#include <pthread.h>
+
+#include "view.h"
+
+enum pt_direction { PT_OUT_OF_ARENA, PT_INTO_ARENA };
+
+/* One page to copy: `bytes` bytes of it from `offset` on, and where they lie in plain memory. */
+typedef struct {
+    uint32_t entry;
+    uint8_t *memory;
+    uint64_t offset, bytes;
+} pt_job;
+
+#define PT_COPY_THREADS 16u
+#define PT_COPY_SHARE (2u << 20) /* bytes that are worth a thread of their own */
+
+/* True if the entry's chain holds its page and every link of it is inside the arena: checked, as a damaged index may
+ * cost a page but not a crash. The caller has the entry pinned or was granted it. */
+static inline bool pt_chain_holds(const pt_view *v, uint32_t entry)
+{
+    const pt_entry *e = &v->entries[entry];
+    uint32_t frame = e->first_frame, left = e->frame_count;
+    if (e->size > (uint64_t)v->frame_count * v->frame_bytes || left != pt_frames_for(v, e->size))
+        return false;
+    for (; left && frame < v->frame_count && v->frames[frame].owner == entry; left--)
+        frame = v->frames[frame].next;
+    return !left;
+}
+
+/* The caller has the entry pinned or was granted it. */
+static inline bool pt_job_fits(const pt_view *v, const pt_job *job)
+{
+    if (job->entry >= v->entry_count || !pt_chain_holds(v, job->entry))
+        return false;
+    uint64_t size = v->entries[job->entry].size;
+    return job->bytes <= size && job->offset <= size - job->bytes;
+}
+
+/* Copies bytes [from, to) of a page; memory is where its byte `offset` lies. The caller guarantees pt_chain_holds. */
+static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_direction way, uint64_t from, uint64_t to)
+{
+    uint32_t frame = v->entries[job->entry].first_frame;
+    uint64_t at = 0;
+    for (; from < to; at += v->frame_bytes, frame = v->frames[frame].next) {
+        if (at + v->frame_bytes <= from)
+            continue;
+        uint64_t end = at + v->frame_bytes < to ? at + v->frame_bytes : to;
+        uint8_t *inside = v->arena + frame * v->frame_bytes + (from - at);
+        if (way == PT_OUT_OF_ARENA)
+            memcpy(job->memory + (from - job->offset), inside, end - from);
+        else
+            memcpy(inside, job->memory + (from - job->offset), end - from);
+        from = end;
+    }
+}
+
+/* A share of the bytes of all jobs, laid end to end. */
+typedef struct {
+    const pt_view *view;
+    const pt_job *jobs;
+    uint32_t count;
+    enum pt_direction way;
+    uint64_t from, to;
+} pt_share;
+
+static void *pt_copy_share(void *given)
+{
+    const pt_share *share = given;
+    uint64_t start = 0;
+    for (uint32_t i = 0; i < share->count && start < share->to; start += share->jobs[i++].bytes) {
+        uint64_t end = start + share->jobs[i].bytes;
+        uint64_t from = share->from > start ? share->from : start, to = share->to < end ? share->to : end;
+        if (from < to)
+            pt_copy_range(share->view, &share->jobs[i], share->way, share->jobs[i].offset + from - start,
+                          share->jobs[i].offset + to - start);
+    }
+    return NULL;
+}
+
+/* Copies all jobs on up to `threads` threads, the caller's among them; fewer where fewer can be had. */
+static inline void pt_copy(const pt_view *v, const pt_job *jobs, uint32_t count, enum pt_direction way, uint32_t threads)
+{
+    uint64_t total = 0, step;
+    pthread_t helpers[PT_COPY_THREADS];
+    pt_share shares[PT_COPY_THREADS];
+    bool started[PT_COPY_THREADS] = {false};
+    for (uint32_t i = 0; i < count; i++)
+        total += jobs[i].bytes;
+    if (threads > PT_COPY_THREADS)
+        threads = PT_COPY_THREADS;
+    if (threads > total / PT_COPY_SHARE)
+        threads = (uint32_t)(total / PT_COPY_SHARE);
+    if (threads < 1)
+        threads = 1;
+    step = (total / threads + 63) / 64 * 64;
+    for (uint32_t t = 0; t < threads; t++) {
+        uint64_t from = t * step < total ? t * step : total;
+        shares[t] = (pt_share){v, jobs, count, way, from, t + 1 == threads ? total : (from + step < total ? from + step : total)};
+    }
+    for (uint32_t t = 1; t < threads; t++)
+        started[t] = pthread_create(&helpers[t], NULL, pt_copy_share, &shares[t]) == 0;
+    pt_copy_share(&shares[0]);
+    for (uint32_t t = 1; t < threads; t++) {
+        if (started[t])
+            pthread_join(helpers[t], NULL);
+        else
+            pt_copy_share(&shares[t]);
+    }
+}

@@ -1,0 +1,118 @@
+/* lists.h - linked lists over entries and frames. The daemon alone changes them; adoption makes them anew. */
+#pragma once
+
+#include "view.h"
+
+/* ---- free entries: a stack ---- */
+
+static inline void pt_entry_put(const pt_view *v, uint32_t entry)
+{
+    pt_header *h = v->header;
+    v->entries[entry].on_list = PT_LIST_FREE;
+    v->entries[entry].list_next = h->free_entry;
+    h->free_entry = entry;
+    h->free_entries++;
+}
+
+static inline uint32_t pt_entry_take(const pt_view *v)
+{
+    pt_header *h = v->header;
+    uint32_t entry = h->free_entry;
+    if (entry == PT_NONE)
+        return entry;
+    h->free_entry = v->entries[entry].list_next;
+    h->free_entries--;
+    v->entries[entry].on_list = PT_LIST_NONE;
+    return entry;
+}
+
+/* ---- open reservations, oldest first: entries that a writer has not let go of ---- */
+
+static inline void pt_open_add(const pt_view *v, uint32_t entry)
+{
+    pt_header *h = v->header;
+    pt_entry *e = &v->entries[entry];
+    e->on_list = PT_LIST_OPEN;
+    e->list_prev = h->open_last;
+    e->list_next = PT_NONE;
+    *(h->open_last == PT_NONE ? &h->open_first : &v->entries[h->open_last].list_next) = entry;
+    h->open_last = entry;
+    h->open_entries++;
+}
+
+static inline void pt_open_remove(const pt_view *v, uint32_t entry)
+{
+    pt_header *h = v->header;
+    pt_entry *e = &v->entries[entry];
+    *(e->list_prev == PT_NONE ? &h->open_first : &v->entries[e->list_prev].list_next) = e->list_next;
+    *(e->list_next == PT_NONE ? &h->open_last : &v->entries[e->list_next].list_prev) = e->list_prev;
+    e->on_list = PT_LIST_NONE;
+    h->open_entries--;
+}
+
+/* ---- the pages of a namespace ---- */
+
+static inline void pt_space_add(const pt_view *v, uint32_t entry)
+{
+    pt_entry *e = &v->entries[entry];
+    pt_space *s = &v->spaces[e->space];
+    e->space_prev = PT_NONE;
+    e->space_next = s->first;
+    if (s->first != PT_NONE)
+        v->entries[s->first].space_prev = entry;
+    s->first = entry;
+    s->pages++;
+    s->bytes += e->size;
+    v->header->pages++;
+    v->header->bytes += e->size;
+}
+
+static inline void pt_space_remove(const pt_view *v, uint32_t entry)
+{
+    pt_entry *e = &v->entries[entry];
+    pt_space *s = &v->spaces[e->space];
+    *(e->space_prev == PT_NONE ? &s->first : &v->entries[e->space_prev].space_next) = e->space_next;
+    if (e->space_next != PT_NONE)
+        v->entries[e->space_next].space_prev = e->space_prev;
+    s->pages--;
+    s->bytes -= e->size;
+    v->header->pages--;
+    v->header->bytes -= e->size;
+}
+
+/* ---- frames: chains of entries, and the free ones as a stack ---- */
+
+static inline void pt_frame_put(const pt_view *v, uint32_t frame)
+{
+    pt_header *h = v->header;
+    v->frames[frame] = (pt_frame){h->free_frame, PT_NONE};
+    h->free_frame = frame;
+    h->free_frames++;
+}
+
+/* Takes a chain of `count` frames for an entry. The caller guarantees that so many are free. */
+static inline uint32_t pt_chain_take(const pt_view *v, uint32_t entry, uint32_t count)
+{
+    pt_header *h = v->header;
+    uint32_t first = h->free_frame, last = PT_NONE;
+    for (uint32_t i = 0; i < count; i++) {
+        last = h->free_frame;
+        v->frames[last].owner = entry;
+        h->free_frame = v->frames[last].next;
+    }
+    v->frames[last].next = PT_NONE;
+    h->free_frames -= count;
+    h->used_frames += count;
+    return first;
+}
+
+static inline void pt_chain_put(const pt_view *v, pt_entry *e)
+{
+    for (uint32_t frame = e->first_frame, next; frame != PT_NONE; frame = next) {
+        next = v->frames[frame].next;
+        pt_frame_put(v, frame);
+    }
+    v->header->used_frames -= e->frame_count;
+    e->first_frame = PT_NONE;
+    e->frame_count = 0;
+}

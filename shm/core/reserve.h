@@ -1,0 +1,137 @@
+/* reserve.h - answering a batch of stores: granted, present, pending or refused, page by page. */
+#pragma once
+
+#include "evict.h"
+
+enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4 };
+
+typedef struct {
+    uint32_t slot, space;
+    uint32_t part, parts;
+    uint64_t now, expires_ns;
+} pt_request;
+
+typedef struct {
+    enum pt_outcome outcome;
+    uint32_t entry;
+    uint64_t serial;
+} pt_answer;
+
+static inline pt_answer pt_answer_with(pt_owner *o, enum pt_outcome outcome, uint32_t entry)
+{
+    return (pt_answer){outcome, entry, entry == PT_NONE ? 0 : o->view.entries[entry].serial};
+}
+
+/* Another rank of the same page: granted if its part is still free. */
+static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry, uint64_t size)
+{
+    pt_entry *e = &o->view.entries[entry];
+    if (e->parts != r->parts || e->size != size || e->writers[r->part] != PT_NO_WRITER)
+        return pt_answer_with(o, PT_PENDING, entry);
+    e->writers[r->part] = (uint8_t)r->slot;
+    o->view.header->deeds.granted++;
+    return pt_answer_with(o, PT_GRANTED, entry);
+}
+
+/* True if `frames` frames and an entry are free, if need be after evicting pages older than this batch. */
+static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames)
+{
+    pt_header *h = o->view.header;
+    bool settled = false;
+    while (h->free_frames < frames || h->free_entry == PT_NONE) {
+        if (pt_evict_one(o, r->now, r->now))
+            continue;
+        if (settled)
+            return false;
+        pt_settle_all(o, r->now);
+        settled = true;
+    }
+    return true;
+}
+
+static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry, const uint8_t *key, uint64_t size)
+{
+    pt_entry *e = &o->view.entries[entry];
+    memcpy(e->key, key, PT_KEY_BYTES);
+    e->serial = o->view.header->next_serial++;
+    e->size = size;
+    e->space = r->space;
+    e->parts = (uint16_t)r->parts;
+    e->tiers = PT_TIER_MEMORY;
+    e->expires_ns = r->expires_ns;
+    memset(e->writers, PT_NO_WRITER, sizeof e->writers);
+    e->writers[r->part] = (uint8_t)r->slot;
+    e->frame_count = pt_frames_for(&o->view, size);
+    e->first_frame = pt_chain_take(&o->view, entry, e->frame_count);
+    atomic_store_explicit(&o->view.locks[entry].parts, 0, memory_order_relaxed);
+}
+
+static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t size)
+{
+    pt_header *h = o->view.header;
+    if (!size || size > h->arena_bytes)
+        return pt_answer_with(o, PT_REFUSED_SIZE, PT_NONE);
+    if (!pt_make_room(o, r, pt_frames_for(&o->view, size)))
+        return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
+    uint32_t entry = pt_entry_take(&o->view);
+    pt_fill(o, r, entry, key, size);
+    pt_change(&o->view.locks[entry].word, PT_FREE, PT_WRITING);
+    if (!pt_dict_add(&o->view, pt_dict_in_force(&o->view), entry)) {
+        pt_change(&o->view.locks[entry].word, PT_WRITING, PT_FREE);
+        pt_reclaim(o, entry);
+        return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
+    }
+    pt_space_add(&o->view, entry);
+    pt_open_add(&o->view, entry);
+    h->deeds.granted++;
+    return pt_answer_with(o, PT_GRANTED, entry);
+}
+
+static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t size)
+{
+    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
+    if (entry != PT_NONE && o->view.entries[entry].on_list == PT_LIST_OPEN)
+        pt_settle(o, entry, r->now);
+    if (entry != PT_NONE)
+        switch (pt_load_state(&o->view.locks[entry].word)) {
+        case PT_READABLE:
+            return pt_answer_with(o, PT_PRESENT, entry);
+        case PT_WRITING:
+            return pt_join(o, r, entry, size);
+        default: /* settled as doomed just now */
+            break;
+        }
+    return pt_grant(o, r, key, size);
+}
+
+static inline void pt_tally(pt_deeds *deeds, enum pt_outcome outcome)
+{
+    deeds->present += outcome == PT_PRESENT;
+    deeds->pending += outcome == PT_PENDING;
+    deeds->refused += outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE;
+}
+
+static inline void pt_stamp(pt_owner *o, uint32_t entry, uint64_t tick)
+{
+    atomic_store_explicit(&o->view.locks[entry].tick, tick, memory_order_relaxed);
+}
+
+/* Answers a chain of keys, head first. The recency of what is there or granted falls from head to tail; it is stamped on
+ * what is present before anything is evicted, so that a batch never evicts its own prefix. */
+static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
+                              pt_answer *answers)
+{
+    pt_dict d = pt_dict_in_force(&o->view);
+    pt_settle_some(o, r->now, 64);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t entry = pt_dict_find(&o->view, d, keys + i * (uint64_t)PT_KEY_BYTES);
+        if (entry != PT_NONE)
+            pt_stamp(o, entry, r->now + count - i);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        answers[i] = pt_reserve_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, sizes[i]);
+        if (answers[i].entry != PT_NONE)
+            pt_stamp(o, answers[i].entry, r->now + count - i);
+        pt_tally(&o->view.header->deeds, answers[i].outcome);
+    }
+}

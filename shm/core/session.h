@@ -1,0 +1,58 @@
+/* session.h - one attached process: its mappings, its slot, and how often its threads hold each pin.
+ *
+ * A process has one bit in a lock word however many of its threads hold the page. The counts beside it are private,
+ * and the process's own lock owns the step from 0 to 1 and back, so that no thread takes the bit from another.
+ */
+#pragma once
+
+#include <pthread.h>
+
+#include "view.h"
+
+typedef struct {
+    pt_view view;
+    uint32_t slot;
+    pthread_mutex_t lock;
+    uint32_t *held; /* of each entry: pins of this process's threads; guarded by lock */
+    pt_counts *counts;
+} pt_session;
+
+static inline void pt_prefetch(const void *address) { __builtin_prefetch(address, 0, 3); }
+static inline void pt_prefetch_write(const void *address) { __builtin_prefetch(address, 1, 3); }
+
+static inline void pt_count(pt_a64 *counter, uint64_t by)
+{
+    atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
+}
+
+/* Pins an entry; true if it is readable, and it stays so while pinned. Its key or serial is compared after this and
+ * not before, when the entry could still become another page; then pt_keep. The caller holds the lock. */
+static inline bool pt_try(pt_session *s, uint32_t entry)
+{
+    return s->held[entry] || pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot)) == PT_READABLE;
+}
+
+/* Counts the pin of pt_try, or takes it back. The caller holds the lock since pt_try. */
+static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
+{
+    if (wanted)
+        s->held[entry]++;
+    else if (!s->held[entry])
+        pt_unpin(&s->view.locks[entry].word, s->slot);
+    return wanted;
+}
+
+/* The caller holds the lock and a pin on the entry. */
+static inline void pt_let_go(pt_session *s, uint32_t entry)
+{
+    if (--s->held[entry] == 0)
+        pt_unpin(&s->view.locks[entry].word, s->slot);
+}
+
+static inline void pt_release(pt_session *s, const uint32_t *entries, uint32_t count)
+{
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < count; i++)
+        pt_let_go(s, entries[i]);
+    pthread_mutex_unlock(&s->lock);
+}

@@ -1,0 +1,23 @@
+/* space.h - namespaces: found by digest, made on first use, reused when the table is full and one has no pages. */
+#pragma once
+
+#include "view.h"
+
+/* The number of the namespace with this digest, made if need be; PT_NONE if every one of a full table has pages.
+ * Records are used from the first on and never given back, so the first unused one ends the search. */
+static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
+{
+    uint32_t spare = PT_NONE;
+    for (uint32_t s = 0; s < v->header->spaces; s++) {
+        const pt_space *have = &v->spaces[s];
+        if (have->used && !memcmp(have->digest, wanted->digest, PT_KEY_BYTES))
+            return s;
+        if (!have->used || (!have->pages && spare == PT_NONE))
+            spare = s;
+        if (!have->used)
+            break;
+    }
+    if (spare != PT_NONE)
+        v->spaces[spare] = *wanted;
+    return spare;
+}

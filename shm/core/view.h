@@ -1,0 +1,118 @@
+/* view.h - the segments as one process has them mapped: pointers, and the arithmetic of their sizes. */
+#pragma once
+
+#include <time.h>
+
+#include "lockword.h"
+
+typedef struct {
+    pt_header *header;
+    pt_slot *slots;
+    pt_space *spaces;
+    pt_bucket *buckets[2];
+    pt_entry *entries;
+    pt_frame *frames;
+    pt_counts *counts;
+    pt_lock *locks;
+    uint8_t *arena;
+    /* copied out of the header once it was checked: a damaged header can not lead a process outside its mappings */
+    uint64_t frame_bytes;
+    uint32_t entry_count, frame_count, bucket_mask;
+} pt_view;
+
+typedef struct {
+    uint64_t frame_bytes;
+    uint32_t frames, entries, spaces;
+} pt_geometry;
+
+typedef struct {
+    uint64_t index, locks, arena;
+} pt_sizes;
+
+static inline uint64_t pt_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static inline uint64_t pt_round_up(uint64_t bytes) { return (bytes + PT_PAGE - 1) / PT_PAGE * PT_PAGE; }
+
+/* At most 4/7 full: a window of eight such buckets overflows for no set of digests that anybody will meet. */
+static inline uint32_t pt_bucket_count(uint32_t entries)
+{
+    uint32_t buckets = PT_WINDOW;
+    while ((uint64_t)buckets * 4 < entries)
+        buckets *= 2;
+    return buckets;
+}
+
+/* Fills the geometry's part of a header: counts, sizes, offsets. */
+static inline void pt_plan(pt_header *h, const pt_geometry *g)
+{
+    uint64_t at = PT_PAGE;
+    h->frame_bytes = g->frame_bytes;
+    h->frames = g->frames;
+    h->entries = g->entries;
+    h->spaces = g->spaces;
+    h->buckets = pt_bucket_count(g->entries);
+    h->at_slots = at, at += pt_round_up(PT_SLOTS * sizeof(pt_slot));
+    h->at_spaces = at, at += pt_round_up((uint64_t)g->spaces * sizeof(pt_space));
+    for (int i = 0; i < 2; i++)
+        h->at_buckets[i] = at, at += pt_round_up((uint64_t)h->buckets * sizeof(pt_bucket));
+    h->at_entries = at, at += pt_round_up((uint64_t)g->entries * sizeof(pt_entry));
+    h->at_frames = at, at += pt_round_up((uint64_t)g->frames * sizeof(pt_frame));
+    h->index_bytes = at;
+    h->locks_bytes = pt_round_up(PT_AT_LOCKS + (uint64_t)g->entries * sizeof(pt_lock));
+    h->arena_bytes = (uint64_t)g->frames * g->frame_bytes;
+}
+
+/* The reason why these segments can not be used by this build, or NULL. Sizes are those of the files. */
+static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *l, pt_sizes have)
+{
+    pt_header plan = {0};
+    if (have.index < sizeof(pt_header) || h->magic != PT_MAGIC)
+        return "the index is not pagetier's";
+    if (h->format != PT_FORMAT || h->header_bytes != sizeof(pt_header))
+        return "the index has another format";
+    if (have.locks < PT_AT_LOCKS || l->magic != PT_MAGIC || l->format != PT_FORMAT || l->segments_id != h->segments_id)
+        return "the lock words belong to another index";
+    if (h->frame_bytes < PT_PAGE || (h->frame_bytes & (h->frame_bytes - 1)) || !h->frames || !h->entries || !h->spaces ||
+        h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30)
+        return "the index's sizes make no sense";
+    pt_plan(&plan, &(pt_geometry){h->frame_bytes, h->frames, h->entries, h->spaces});
+    if (plan.index_bytes != h->index_bytes || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
+        plan.at_entries != h->at_entries || plan.at_buckets[0] != h->at_buckets[0] ||
+        plan.at_buckets[1] != h->at_buckets[1] || plan.at_slots != h->at_slots || plan.at_spaces != h->at_spaces)
+        return "the index's offsets make no sense";
+    if (have.index != plan.index_bytes || have.locks != plan.locks_bytes || (have.arena && have.arena != plan.arena_bytes))
+        return "a segment is shorter or longer than the index says";
+    return NULL;
+}
+
+/* The caller guarantees that the header is planned or was found good by pt_why_not. arena may be NULL. */
+static inline pt_view pt_view_of(void *index, void *locks, void *arena)
+{
+    uint8_t *at = index;
+    pt_header *h = index;
+    return (pt_view){
+        .header = h,
+        .slots = (pt_slot *)(at + h->at_slots),
+        .spaces = (pt_space *)(at + h->at_spaces),
+        .buckets = {(pt_bucket *)(at + h->at_buckets[0]), (pt_bucket *)(at + h->at_buckets[1])},
+        .entries = (pt_entry *)(at + h->at_entries),
+        .frames = (pt_frame *)(at + h->at_frames),
+        .counts = (pt_counts *)((uint8_t *)locks + PT_AT_COUNTS),
+        .locks = (pt_lock *)((uint8_t *)locks + PT_AT_LOCKS),
+        .arena = arena,
+        .frame_bytes = h->frame_bytes,
+        .entry_count = h->entries,
+        .frame_count = h->frames,
+        .bucket_mask = h->buckets - 1,
+    };
+}
+
+static inline uint32_t pt_frames_for(const pt_view *v, uint64_t size)
+{
+    return (uint32_t)((size + v->frame_bytes - 1) / v->frame_bytes);
+}

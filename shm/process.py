@@ -1,0 +1,52 @@
+"""Processes as the kernel tells them apart: a pid and the time at which it was started."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import msgspec
+
+_STARTED_FIELD = 22 - 3  # of /proc/PID/stat, counted from the field behind the command's closing bracket
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process for as long as the host is up: no other ever has the same pid and start time.
+
+    started: clock ticks since boot.
+    """
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """The process that has this pid now. Raises ProcessLookupError if there is none that we can see."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError as error:
+            raise ProcessLookupError(f"no process {pid} can be seen from here") from error
+        return cls(pid, int(stat.rpartition(")")[2].split()[_STARTED_FIELD]))
+
+    def watch(self) -> int:
+        """A descriptor that becomes readable when the process is gone. Raises ProcessLookupError if it is."""
+        descriptor = os.pidfd_open(self.pid)
+        if Process.of(self.pid) == self and not _readable(descriptor):
+            return descriptor
+        os.close(descriptor)
+        raise ProcessLookupError(f"process {self.pid} is gone")
+
+    def lives(self) -> bool:
+        """Whether the process is still there, with all of its threads or some."""
+        try:
+            os.close(self.watch())
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
