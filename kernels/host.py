@@ -1,0 +1,221 @@
+"""Host memory in whatever form a caller has it, as plain addresses for the copy path.
+
+Torch tensors are recognised by what they can do; torch itself is never imported.
+"""
+
+import re
+from collections.abc import Sequence
+from ctypes import addressof, c_char
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it from 3.12 on
+
+
+class Access(Enum):
+    """What the caller is going to do with the memory."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+class _Tensor(Protocol):
+    """What is used of a torch tensor."""
+
+    @property
+    def device(self) -> Any: ...
+    def data_ptr(self) -> int: ...
+    def numel(self) -> int: ...
+    def element_size(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+
+
+HostBuffer: TypeAlias = "Buffer | npt.NDArray[Any] | _Tensor"
+"""One piece of host memory in C order: bytes, bytearray, memoryview, mmap, array.array, a numpy array of
+any dtype without Python objects, a torch CPU tensor of any dtype."""
+
+HostBuffers: TypeAlias = "HostBuffer | Sequence[HostBuffer]"
+"""All pages in one buffer, one behind the other, or a sequence of buffers, one for each page."""
+
+
+class Span(msgspec.Struct, frozen=True, eq=False):
+    """`nbytes` bytes of memory from `address` on, valid while this object lives."""
+
+    address: int
+    nbytes: int
+    owner: object
+
+
+class HostPages(msgspec.Struct, frozen=True, eq=False):
+    """Where each page lies in host memory, valid while this object lives.
+
+    addresses, sizes: arrays of u64, one item a page; sizes in bytes, each 1 or more. Both are usable
+    as buffers of native u64. owners keep the memory alive: while they do, a bytearray can not be resized.
+    """
+
+    addresses: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+    owners: tuple[object, ...]
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages together."""
+        return int(self.sizes.sum())
+
+    def __repr__(self) -> str:
+        pages = "1 page" if len(self) == 1 else f"{len(self)} pages"
+        return f"<HostPages {pages}, {self.nbytes / 2**20:.1f} MiB>"
+
+
+def pages_of(buffers: HostBuffers, count: int, access: Access) -> HostPages:
+    """The memory of `count` pages.
+
+    The caller guarantees that nobody resizes or frees the memory under a tensor while the result lives.
+
+    Args:
+        buffers: one buffer, which the pages share evenly, or a sequence of `count` buffers of any sizes.
+        count: pages.
+        access: WRITE if the pages are to be filled.
+
+    Raises:
+        TypeError: what is no host memory (a tensor on a device, an array of Python objects), and read-only
+            memory that is to be written.
+        ValueError: memory that is not contiguous, an empty page, a size that `count` does not divide,
+            another number of buffers.
+    """
+    if _is_one(buffers):
+        return _shared(span_of(buffers, access), count)
+    return _one_each(buffers, count, access)
+
+
+def page_count(buffers: HostBuffers, page_bytes: int) -> int:
+    """How many pages `buffers` hold: one in each of a sequence, `page_bytes` (1 or more) each in one buffer.
+
+    Raises as `pages_of` does, and ValueError for one buffer whose size is no multiple of `page_bytes`.
+    """
+    if not _is_one(buffers):
+        return len(cast("Sequence[HostBuffer]", buffers))
+    nbytes = span_of(buffers, Access.READ).nbytes
+    if nbytes % page_bytes:
+        raise ValueError(f"a buffer of {nbytes} bytes does not hold whole pages of {page_bytes} bytes")
+    return nbytes // page_bytes
+
+
+def span_of(buffer: HostBuffer, access: Access) -> Span:
+    """The memory of one buffer; raises as `pages_of` does. It may be empty."""
+    if isinstance(buffer, np.ndarray):
+        return _span_of_array(buffer, access)
+    if _is_tensor(buffer):
+        return _span_of_tensor(buffer)
+    return _span_of_view(_view_of(buffer), access)
+
+
+def _is_one(buffers: object) -> TypeGuard[HostBuffer]:
+    """False for a sequence of buffers; texts, bytes and array.array are sequences too, but of their items."""
+    if isinstance(buffers, (list, tuple)):
+        return False
+    return not isinstance(buffers, Sequence) or isinstance(buffers, str) or _has_memory(buffers)
+
+
+def _has_memory(buffer: Any) -> bool:
+    try:
+        memoryview(buffer).release()
+    except (TypeError, BufferError):
+        return False
+    return True
+
+
+def _is_tensor(buffer: object) -> TypeGuard[_Tensor]:
+    return hasattr(buffer, "data_ptr")
+
+
+def _shared(span: Span, count: int) -> HostPages:
+    if count < 0 or span.nbytes % max(count, 1) or bool(span.nbytes) != bool(count):
+        raise ValueError(f"a buffer of {span.nbytes} bytes does not divide into {count} pages")
+    size = span.nbytes // max(count, 1)
+    addresses = np.arange(count, dtype=np.uint64) * np.uint64(size) + np.uint64(span.address)
+    return HostPages(addresses, np.full(count, size, dtype=np.uint64), (span.owner,))
+
+
+def _one_each(buffers: Any, count: int, access: Access) -> HostPages:
+    if len(buffers) != count:
+        raise ValueError(f"{len(buffers)} buffers for {count} pages")
+    spans = [_span_of_page(page, buffer, access) for page, buffer in enumerate(buffers)]
+    addresses = np.array([span.address for span in spans], dtype=np.uint64)
+    sizes = np.array([span.nbytes for span in spans], dtype=np.uint64)
+    return HostPages(addresses, sizes, tuple(span.owner for span in spans))
+
+
+def _span_of_page(page: int, buffer: Any, access: Access) -> Span:
+    try:
+        span = span_of(buffer, access)
+    except TypeError as error:
+        raise TypeError(f"page {page}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"page {page}: {error}") from error
+    if not span.nbytes:
+        raise ValueError(f"page {page}: the buffer is empty")
+    return span
+
+
+def _span_of_array(array: npt.NDArray[Any], access: Access) -> Span:
+    flags = array.flags
+    if not flags.c_contiguous:
+        raise _scattered(array)
+    if access is Access.WRITE and not flags.writeable:
+        raise _read_only(array)
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of {array.dtype} holds references to Python objects, not bytes")
+    return Span(array.__array_interface__["data"][0], array.nbytes, array)
+
+
+def _span_of_tensor(tensor: _Tensor) -> Span:
+    if tensor.device.type != "cpu":
+        raise TypeError(f"the tensor is on device {tensor.device}: only host memory is copied here")
+    try:
+        if not tensor.is_contiguous():
+            raise _scattered(tensor)
+        return Span(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+    except RuntimeError as error:  # sparse tensors and those without storage
+        raise TypeError(f"the tensor has no plain memory: {error}") from error
+
+
+def _view_of(buffer: Any) -> memoryview:
+    try:
+        return memoryview(buffer)
+    except (TypeError, BufferError):
+        raise TypeError(f"{type(buffer).__name__} is no buffer in host memory") from None
+
+
+def _span_of_view(view: memoryview, access: Access) -> Span:
+    if not view.c_contiguous:
+        raise _scattered(view.obj)
+    if access is Access.WRITE and view.readonly:
+        raise _read_only(view.obj)
+    if _has_objects(view.format):
+        raise TypeError(f"the {type(view.obj).__name__} holds references to Python objects, not bytes")
+    if view.readonly or not view.nbytes:
+        return _span_of_array(np.frombuffer(view, dtype=np.uint8), access)
+    owner = c_char.from_buffer(view)  # half of what numpy takes, but not for read-only memory
+    return Span(addressof(owner), view.nbytes, owner)
+
+
+def _has_objects(layout: str) -> bool:
+    """True if a buffer's format, its fields' names taken out, has an O."""
+    return "O" in layout and "O" in re.sub(":[^:]*:", "", layout)
+
+
+def _scattered(buffer: object) -> ValueError:
+    return ValueError(f"the {type(buffer).__name__} is not contiguous in C order: make it so first")
+
+
+def _read_only(buffer: object) -> TypeError:
+    return TypeError(f"the {type(buffer).__name__} is read-only and can not be written to")
