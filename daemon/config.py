@@ -1,0 +1,167 @@
+"""The daemon's configuration: a TOML file, `PAGETIER_*` variables over it, flags over both."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..shm.paths import default_socket
+from .options import MOST_FRAMES, PREFIX, Config, Field, fields
+from .settings import hint, shown
+from .sizes import spell_size
+
+__all__ = ["FILE_VARIABLE", "Config", "ConfigError", "Field", "fields", "load"]
+
+FILE_VARIABLE = "PAGETIER_CONFIG"
+
+
+class ConfigError(Exception):
+    """The configuration can not be used; the message is for people and names where the value came from."""
+
+
+class _Given(msgspec.Struct, frozen=True):
+    """A value that somebody gave: read already, with the place to name in messages."""
+
+    value: Any
+    where: str
+
+
+_Givens = dict[str, _Given]
+
+
+def load(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> Config:
+    """The configuration from the file at `path` (None: `$PAGETIER_CONFIG`, or no file), `env` and `flags`.
+
+    `flags` has values by `Field.parameter`; None is a flag that was not given. The strongest is a flag, then
+    a variable, then the file, then the default; what is given in a weaker place is checked all the same.
+    Raises ConfigError.
+    """
+    named = env.get(FILE_VARIABLE)
+    file = path if path is not None else Path(named) if named else None
+    given: _Givens = _from_file(file) if file is not None else {}
+    given |= _from_environment(env)
+    given |= _from_flags(flags)
+    return _build(given, env)
+
+
+def _from_file(path: Path) -> _Givens:
+    given: _Givens = {}
+    for section, table in _tables(path, _parse(path)):
+        for key, raw in table.items():
+            name = f"{section}.{key}" if section else key
+            field = _field_in_file(path, section, key, raw)
+            given[field.path] = _read(field, raw, f"{path}: {name}")
+    return given
+
+
+def _tables(path: Path, document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    sections = {field.section for field in fields() if field.section}
+    yield "", {key: raw for key, raw in document.items() if key not in sections}
+    for section in sorted(sections & document.keys()):
+        if not isinstance(document[section], dict):
+            raise ConfigError(f"{path}: {section} = {shown(document[section])}: must be a table, [{section}]")
+        yield section, document[section]
+
+
+def _field_in_file(path: Path, section: str, key: str, raw: object) -> Field:
+    for field in fields():
+        if (field.section, field.key) == (section, key):
+            return field
+    inside = f" in [{section}]" if section else ""
+    is_table = isinstance(raw, dict)
+    what = f"unknown table [{key}]" if is_table else f'unknown key "{key}"{inside} (= {shown(raw)})'
+    raise ConfigError(f"{path}: {what}{_nearest_key(section, key)}")
+
+
+def _nearest_key(section: str, key: str) -> str:
+    """The nearest name in the same table; failing that, the full name of the nearest in any other."""
+    same = [field.key for field in fields() if field.section == section]
+    tables = [] if section else [field.section for field in fields() if field.section]
+    paths = {field.key: field.path for field in fields()}
+    return hint(key, [*same, *tables]) or hint(key, paths, told=paths)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error).replace("at end of document", f"at {_place(text)}, the end")
+        raise ConfigError(f"{path}: {message}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: can not be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        place = _place(error.object[: error.start].decode())
+        raise ConfigError(f"{path}: not UTF-8 text (at {place})") from error
+
+
+def _place(before: str) -> str:
+    """Line and column of what comes after `before`, counted from 1."""
+    return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+
+
+def _from_environment(env: Mapping[str, str]) -> _Givens:
+    known = {field.variable: field for field in fields()}
+    given: _Givens = {}
+    for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
+        if name not in known:
+            near = hint(name, [*known, FILE_VARIABLE])
+            raise ConfigError(f"unknown variable {name} (= {shown(env[name])}){near}")
+        given[known[name].path] = _read(known[name], env[name], f"variable {name}")
+    return given
+
+
+def _from_flags(flags: Mapping[str, str | None]) -> _Givens:
+    known = {field.parameter: field for field in fields()}
+    given: _Givens = {}
+    for name, raw in flags.items():
+        if name not in known:
+            raise ConfigError(f'unknown flag "{name}"{hint(name, known)}')
+        if raw is not None:
+            given[known[name].path] = _read(known[name], raw, f"flag {known[name].flag}")
+    return given
+
+
+def _read(field: Field, raw: object, where: str) -> _Given:
+    try:
+        return _Given(field.setting.read(raw), where)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _build(given: _Givens, env: Mapping[str, str]) -> Config:
+    values: dict[str, dict[str, Any]] = {}
+    for field in fields():
+        if field.path in given:
+            values.setdefault(field.section, {})[field.key] = given[field.path].value
+    top = values.pop("", {})
+    top.setdefault("socket", default_socket(env))
+    kinds = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    config = Config(**top, **{section: kinds[section](**keys) for section, keys in values.items()})
+    _check(config, given)
+    return config
+
+
+def _check(config: Config, given: _Givens) -> None:
+    def told(path: str, value: str) -> str:
+        return f"{path} = {value} ({given[path].where if path in given else 'default'})"
+
+    arena, evict = config.arena, config.evict
+    size = told("arena.size", spell_size(arena.size))
+    frame = told("arena.frame_size", spell_size(arena.frame_size))
+    if not arena.frames:
+        raise ConfigError(f"{size} has no room for one frame: {frame}")
+    if arena.frames > MOST_FRAMES:
+        raise ConfigError(f"{size} has more than {MOST_FRAMES} frames: {frame}")
+    if evict.low > evict.high:
+        low, high = told("evict.low", str(evict.low)), told("evict.high", str(evict.high))
+        raise ConfigError(f"{low} is more than {high}")

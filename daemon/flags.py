@@ -1,0 +1,34 @@
+"""The configuration's settings as click options, generated from the table of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from .options import Field, fields
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def config_options(command: _Command) -> _Command:
+    """Decorates `command` with one option for each setting; a str, or None where it was not given."""
+    for field in reversed(fields()):
+        option = click.option(field.flag, field.parameter, metavar=field.setting.metavar, help=_help(field))
+        command = option(command)
+    return command
+
+
+def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
+    """Those of a command's `parameters` that `config_options` made, for `config.load`."""
+    names = [field.parameter for field in fields()]
+    return {name: parameters[name] for name in names if name in parameters}
+
+
+def _help(field: Field) -> str:
+    if field.default is msgspec.NODEFAULT:
+        return field.setting.help
+    default = field.setting.show(field.default)
+    return f"{field.setting.help} [default: {default}]" if default else field.setting.help

@@ -1,0 +1,169 @@
+"""What the daemon can be told: a Struct for each table of the configuration, and `fields`, derived from them.
+
+The Structs are the only list of keys: names of variables and flags, readers, defaults and help texts come
+from them. `arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA_SIZE` and `--arena-size`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..shm.paths import default_socket
+from .settings import (
+    Setting,
+    choice_setting,
+    count_setting,
+    duration_setting,
+    frame_setting,
+    groups_setting,
+    mode_setting,
+    name_setting,
+    share_setting,
+    size_setting,
+    socket_setting,
+    users_setting,
+)
+
+PREFIX = "PAGETIER_"
+# entries and frames are u32 in the shared index, the last number stands for "none"
+MOST_FRAMES = 2**32 - 2
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the configuration."""
+
+
+class Arena(Section, frozen=True, kw_only=True):
+    """The shared memory that pages live in."""
+
+    size: Annotated[int, size_setting("Bytes of the arena, rounded down to whole frames.", 4096)] = 1 << 30
+    frame_size: Annotated[int, frame_setting("Bytes of a frame: a power of two.")] = 256 << 10
+    prefault: Annotated[
+        Literal["populate", "lazy"],
+        choice_setting("Take all memory at start, or when a page first needs it.", "populate", "lazy"),
+    ] = "populate"
+    threads: Annotated[int, count_setting("Threads that populate the arena; 0: as it fits.", 0, 1024)] = 0
+    huge_pages: Annotated[
+        Literal["never", "advise"],
+        choice_setting("Ask for huge pages, where the host allows them.", "never", "advise"),
+    ] = "never"
+    numa: Annotated[
+        Literal["local", "interleave"],
+        choice_setting("Place the arena near the daemon, or over all NUMA nodes.", "local", "interleave"),
+    ] = "local"
+
+    @property
+    def frames(self) -> int:
+        """Whole frames in the arena."""
+        return self.size // self.frame_size
+
+    @property
+    def whole_size(self) -> int:
+        """Bytes of the arena, rounded down to whole frames."""
+        return self.frames * self.frame_size
+
+
+class Index(Section, frozen=True, kw_only=True):
+    """The shared index of pages."""
+
+    entries: Annotated[int, count_setting("Pages that the index holds; 0: one per frame.", 0, MOST_FRAMES)] = 0
+    namespaces: Annotated[int, count_setting("Namespaces that the index holds.", 1, 1 << 20)] = 1024
+
+
+class Evict(Section, frozen=True, kw_only=True):
+    """When pages leave ahead of need: free shares of the arena at which the evictor starts and stops."""
+
+    low: Annotated[float, share_setting("Evict when less than this share of the frames is free.")] = 0.005
+    high: Annotated[float, share_setting("Evict until this share of the frames is free.")] = 0.01
+
+
+class Store(Section, frozen=True, kw_only=True):
+    """Storing pages."""
+
+    expiry: Annotated[float, duration_setting("How long a living writer may hold a reservation.")] = 60.0
+
+
+class Access(Section, frozen=True, kw_only=True):
+    """Who may attach, beside the daemon's own user and root."""
+
+    users: Annotated[tuple[int, ...], users_setting("Users (names or numbers) who may attach.")] = ()
+    groups: Annotated[tuple[int, ...], groups_setting("Groups (names or numbers) who may attach.")] = ()
+    socket_mode: Annotated[int, mode_setting("Permission bits of the control socket, octal.")] = 0o660
+
+
+class Log(Section, frozen=True, kw_only=True):
+    """What is logged."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        choice_setting("The least severe lines to log.", "debug", "info", "warning", "error"),
+    ] = "info"
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """Everything the daemon is told. Sizes are bytes, durations seconds, users and groups ids."""
+
+    name: Annotated[str, name_setting("Name of the shared segments; one per daemon.")] = "pagetier"
+    socket: Annotated[Path, socket_setting("Path of the control socket.")] = msgspec.field(
+        default_factory=default_socket
+    )
+    arena: Arena = Arena()
+    index: Index = Index()
+    evict: Evict = Evict()
+    store: Store = Store()
+    access: Access = Access()
+    log: Log = Log()
+
+    @property
+    def entries(self) -> int:
+        """Pages that the index can hold."""
+        return self.index.entries or self.arena.frames
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting under all its names."""
+
+    section: str
+    key: str
+    setting: Setting
+    default: Any  # msgspec.NODEFAULT where the default depends on the host
+
+    @property
+    def path(self) -> str:
+        """Its name in the file: "arena.size", "socket"."""
+        return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def parameter(self) -> str:
+        """Its name as an identifier: "arena_size"."""
+        return self.path.replace(".", "_")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable: "PAGETIER_ARENA_SIZE"."""
+        return PREFIX + self.parameter.upper()
+
+    @property
+    def flag(self) -> str:
+        """Its flag: "--arena-size"."""
+        return "--" + self.parameter.replace("_", "-")
+
+
+@functools.cache
+def fields() -> tuple[Field, ...]:
+    """Every setting, in the order of the Structs."""
+    return tuple(_fields_of(Config, ""))
+
+
+def _fields_of(struct: type[msgspec.Struct], section: str) -> Iterator[Field]:
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            yield from _fields_of(field.type, field.name)
+        else:
+            setting = next(extra for extra in field.type.__metadata__ if isinstance(extra, Setting))
+            yield Field(section=section, key=field.name, setting=setting, default=field.default)

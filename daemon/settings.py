@@ -1,0 +1,206 @@
+"""How one setting is read: from a TOML value, a variable or a flag, all by the same reader.
+
+A reader takes the raw value (a str from variables and flags, any TOML type from a file), gives the typed one,
+and raises ValueError with a sentence for people that names the value. A `Setting` goes into `Annotated`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import grp
+import json
+import os
+import pwd
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .sizes import parse_duration, parse_size, spell_duration, spell_size
+
+# struct sockaddr_un has 108 bytes for the path and its closing zero
+_SOCKET_PATH_LIMIT = 107
+_MAX_ID = 2**32 - 2
+_BARE_ID = re.compile("[0-9]{1,10}")
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How a field is read, shown as it would be written, and told to people (`metavar`, `help`)."""
+
+    read: Callable[[object], Any]
+    show: Callable[[Any], str]
+    metavar: str
+    help: str
+
+
+def size_setting(help: str, least: int = 0) -> Setting:
+    """Bytes, at least `least`."""
+
+    def read(raw: object) -> int:
+        nbytes = parse_size(raw)  # type: ignore[arg-type]  # it refuses other types itself
+        if nbytes < least:
+            raise ValueError(f"{shown(raw)} is too small: at least {spell_size(least)}")
+        return nbytes
+
+    return Setting(read=read, show=spell_size, metavar="SIZE", help=help)
+
+
+def frame_setting(help: str) -> Setting:
+    """Bytes of a frame: a power of two, at least 4096."""
+    plain = size_setting(help, least=4096)
+
+    def read(raw: object) -> int:
+        nbytes: int = plain.read(raw)
+        if nbytes & (nbytes - 1):
+            below = 1 << (nbytes.bit_length() - 1)
+            raise ValueError(f"{shown(raw)} is not a power of two ({spell_size(below)} is)")
+        return nbytes
+
+    return Setting(read=read, show=spell_size, metavar="SIZE", help=help)
+
+
+def count_setting(help: str, least: int, most: int) -> Setting:
+    """A whole number between `least` and `most`, both allowed."""
+
+    def read(raw: object) -> int:
+        if isinstance(raw, bool) or not re.fullmatch("-?[0-9]{1,19}", str(raw), re.ASCII):
+            raise ValueError(f"{shown(raw)} is not a whole number")
+        if not least <= int(str(raw)) <= most:
+            raise ValueError(f"{shown(raw)} is not between {least} and {most}")
+        return int(str(raw))
+
+    return Setting(read=read, show=str, metavar="N", help=help)
+
+
+def share_setting(help: str) -> Setting:
+    """A share of the whole: 0 <= share < 1."""
+
+    def read(raw: object) -> float:
+        if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+            raise ValueError(f"{shown(raw)} is not a share")
+        share = _float(raw)
+        if not 0 <= share < 1:
+            raise ValueError(f"{shown(raw)} is not a share: 0 <= share < 1, such as 0.01")
+        return share
+
+    return Setting(read=read, show=str, metavar="SHARE", help=help)
+
+
+def _float(raw: str | float) -> float:
+    try:
+        return float(raw)
+    except ValueError:
+        raise ValueError(f"{shown(raw)} is not a number") from None
+
+
+def duration_setting(help: str) -> Setting:
+    """Seconds, more than zero."""
+
+    def read(raw: object) -> float:
+        seconds = parse_duration(raw)  # type: ignore[arg-type]  # it refuses other types itself
+        if seconds <= 0:
+            raise ValueError(f"{shown(raw)} is too short: more than zero")
+        return seconds
+
+    return Setting(read=read, show=spell_duration, metavar="DURATION", help=help)
+
+
+def choice_setting(help: str, *names: str) -> Setting:
+    """One of `names`."""
+
+    def read(raw: object) -> str:
+        if raw not in names:
+            raise ValueError(f"{shown(raw)} is not one of {', '.join(names)}{hint(str(raw), names)}")
+        return str(raw)
+
+    return Setting(read=read, show=str, metavar="|".join(names), help=help)
+
+
+def name_setting(help: str) -> Setting:
+    """A name that fits into a file name: 1 to 100 letters, digits, dots, underscores and hyphens."""
+
+    def read(raw: object) -> str:
+        if not isinstance(raw, str) or not re.fullmatch("[A-Za-z0-9._-]{1,100}", raw):
+            raise ValueError(f"{shown(raw)} is not a name: 1 to 100 of the characters A-Z a-z 0-9 . _ -")
+        return raw
+
+    return Setting(read=read, show=str, metavar="NAME", help=help)
+
+
+def socket_setting(help: str) -> Setting:
+    """An absolute path that fits into a Unix socket's address."""
+
+    def read(raw: object) -> Path:
+        if not isinstance(raw, str) or not raw or "\0" in raw:
+            raise ValueError(f"{shown(raw)} is not a path")
+        if not raw.startswith("/"):
+            raise ValueError(f"{shown(raw)} is not an absolute path ({Path(raw).absolute()} is)")
+        if len(os.fsencode(raw)) > _SOCKET_PATH_LIMIT:
+            raise ValueError(f"{shown(raw)} is too long for a socket: at most {_SOCKET_PATH_LIMIT} bytes")
+        return Path(raw)
+
+    return Setting(read=read, show=str, metavar="PATH", help=help)
+
+
+def mode_setting(help: str) -> Setting:
+    """Permission bits as an octal string. A TOML number is refused: 660 and 0o660 can not be told apart."""
+
+    def read(raw: object) -> int:
+        if not isinstance(raw, str) or not re.fullmatch("0?[0-7]{3}", raw):
+            raise ValueError(f'{shown(raw)} is not a mode: write it as an octal string, such as "0660"')
+        if int(raw, 8) & 0o600 != 0o600:
+            raise ValueError(f"{shown(raw)} locks out the daemon's own user: at least 0600")
+        return int(raw, 8)
+
+    return Setting(read=read, show="{:04o}".format, metavar="MODE", help=help)
+
+
+def users_setting(help: str) -> Setting:
+    """User ids, from names or numbers; a list, or one string with commas."""
+    return _ids_setting(help, "user", lambda name: pwd.getpwnam(name).pw_uid)
+
+
+def groups_setting(help: str) -> Setting:
+    """Group ids, from names or numbers; a list, or one string with commas."""
+    return _ids_setting(help, "group", lambda name: grp.getgrnam(name).gr_gid)
+
+
+def _ids_setting(help: str, noun: str, look_up: Callable[[str], int]) -> Setting:
+    def read(raw: object) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(_id(item, noun, look_up) for item in _items(raw, noun)))
+
+    metavar = f"{noun.upper()},..."
+    return Setting(read=read, show=lambda ids: ",".join(map(str, ids)), metavar=metavar, help=help)
+
+
+def _items(raw: object, noun: str) -> list[object]:
+    if isinstance(raw, str):
+        return [item.strip() for item in raw.split(",")] if raw.strip() else []
+    if isinstance(raw, list):
+        return raw
+    raise ValueError(f'{shown(raw)} is not a list of {noun}s, such as ["alice", 1000]')
+
+
+def _id(item: object, noun: str, look_up: Callable[[str], int]) -> int:
+    if isinstance(item, bool) or not isinstance(item, (str, int)) or item == "":
+        raise ValueError(f"{shown(item)} is not the name or the number of a {noun}")
+    if _BARE_ID.fullmatch(str(item)) and int(item) <= _MAX_ID:
+        return int(item)
+    try:
+        return look_up(str(item))
+    except (KeyError, ValueError):
+        raise ValueError(f"there is no {noun} {shown(item)} on this host") from None
+
+
+def shown(raw: object) -> str:
+    """A raw value as a message shows it: strings quoted, long ones cut."""
+    text = json.dumps(raw, default=str, ensure_ascii=False)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def hint(name: str, known: Iterable[str], told: Mapping[str, str] | None = None) -> str:
+    """`; did you mean "..."?` with the name nearest to `name`, as `told` spells it; "" where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{(told or {}).get(near[0], near[0])}"?' if near else ""

@@ -1,0 +1,126 @@
+"""Sizes and durations as people write them, and back.
+
+Sizes: a plain number is bytes. ``K M G T P`` and ``KiB MiB GiB TiB PiB`` are powers of 1024 (so ``1.5G`` is
+1.5 GiB); ``KB MB GB TB PB`` are powers of 1000. ``Gb`` and the like read as bits and are refused.
+Durations: a plain number is seconds; ``us ms s m h d`` and ``min`` are units.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+_LIMIT = 2**63 - 1
+_NUMBER = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)\s*", re.ASCII)
+_LETTERS = "KMGTP"
+_SECONDS = {
+    "us": Fraction(1, 1_000_000),
+    "µs": Fraction(1, 1_000_000),
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "": Fraction(1),
+    "m": Fraction(60),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86400),
+}
+_SPELLED_SECONDS = ("d", "h", "m", "s", "ms", "us")
+
+
+def _canonical_units() -> dict[str, int]:
+    units = {"": 1, "B": 1}
+    for power, letter in enumerate(_LETTERS, start=1):
+        units |= {letter: 1024**power, f"{letter}i": 1024**power, f"{letter}iB": 1024**power}
+        units[f"{letter}B"] = 1000**power
+    return units
+
+
+def _all_spellings(units: dict[str, int]) -> dict[str, int]:
+    """Units as they stand, all in small and all in capital letters; of other mixtures ("Gb") only "kB"."""
+    spellings = {"kB": 1000}
+    for name, factor in units.items():
+        spellings |= {name: factor, name.lower(): factor, name.upper(): factor}
+    return spellings
+
+
+_BYTES = _all_spellings(_canonical_units())
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes named by `text` ("2GiB", "512 MiB", "1.5G", 4096), a fraction of a byte dropped.
+
+    Raises ValueError, naming the text, if it is no size, is negative, or does not fit 63 bits.
+    """
+    if isinstance(text, bool) or not isinstance(text, (str, int)):
+        raise ValueError(f"{text!r} is not a size")
+    number, unit = _split(str(text), "size", '"512MiB" or "1.5G"')
+    if unit not in _BYTES:
+        raise ValueError(f'"{text}" is not a size: {_why_no_size_unit(unit)}')
+    nbytes = int(number * _BYTES[unit])
+    if nbytes > _LIMIT:
+        raise ValueError(f'"{text}" is too large: a size is at most {format_size(_LIMIT)}')
+    return nbytes
+
+
+def parse_duration(text: str | int | float) -> float:
+    """Seconds named by `text` ("250ms", "30s", "5m", 60).
+
+    Raises ValueError, naming the text, if it is no duration or negative.
+    """
+    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+        raise ValueError(f"{text!r} is not a duration")
+    if not isinstance(text, str):
+        return _plain_seconds(text)
+    number, unit = _split(text, "duration", '"250ms", "30s" or "5m"')
+    if unit not in _SECONDS:
+        raise ValueError(f'"{text}" is not a duration: unknown unit "{unit}" (us, ms, s, m, h or d)')
+    return float(number * _SECONDS[unit])
+
+
+def _plain_seconds(seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{seconds} is not a duration")
+    return float(seconds)
+
+
+def _split(text: str, noun: str, examples: str) -> tuple[Fraction, str]:
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        raise ValueError(f'"{text}" is not a {noun}: write a number and a unit, such as {examples}')
+    return Fraction(found[1]), found[2]
+
+
+def _why_no_size_unit(unit: str) -> str:
+    if re.fullmatch("[KMGTPkmgtp]i?b", unit):
+        return f'"{unit}" reads as bits (write {unit[:-1]}B for bytes)'
+    return f'unknown unit "{unit}" (K, M, G, T or KiB, MiB, ... count in 1024; KB, MB, ... in 1000)'
+
+
+def format_size(nbytes: int) -> str:
+    """`nbytes` for people, rounded to one decimal: "512 B", "1.5 GiB"."""
+    if abs(nbytes) < 1024:
+        return f"{nbytes} B"
+    power = 1
+    # 1023.96 would print as 1024.0 of the smaller unit
+    while power < len(_LETTERS) and round(abs(nbytes) / 1024**power, 1) >= 1024:
+        power += 1
+    return f"{nbytes / 1024**power:.1f} {_LETTERS[power - 1]}iB"
+
+
+def spell_size(nbytes: int) -> str:
+    """`nbytes` exactly, as a text that `parse_size` reads back: "1GiB", "1020MiB", "4097"."""
+    for power in range(len(_LETTERS), 0, -1):
+        if nbytes and nbytes % 1024**power == 0:
+            return f"{nbytes // 1024**power}{_LETTERS[power - 1]}iB"
+    return str(nbytes)
+
+
+def spell_duration(seconds: float) -> str:
+    """`seconds` to the microsecond, in the largest unit that keeps it whole: "1m", "90s", "250ms"."""
+    micros = round(seconds * 1_000_000)
+    for unit in _SPELLED_SECONDS:
+        step = int(_SECONDS[unit] * 1_000_000)
+        if micros and micros % step == 0:
+            return f"{micros // step}{unit}"
+    return "0s"

@@ -1,0 +1,133 @@
+"""Sizes and durations: what people write, what we print, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.daemon.sizes import format_size, parse_duration, parse_size, spell_duration, spell_size
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("0", 0),
+        (4096, 4096),
+        ("4096", 4096),
+        ("17 B", 17),
+        ("2GiB", 2 * GIB),
+        ("512 MiB", 512 * MIB),
+        ("  512 MiB\n", 512 * MIB),
+        ("1.5G", 3 * GIB // 2),
+        ("1k", KIB),
+        ("1K", KIB),
+        ("1Ki", KIB),
+        ("1kB", 1000),
+        ("1KB", 1000),
+        ("2mb", 2_000_000),
+        ("2 gib", 2 * GIB),
+        ("1TB", 10**12),
+        ("1T", 1024**4),
+        ("0.1K", 102),
+        ("1.1G", 1181116006),
+        ("9223372036854775807", 2**63 - 1),
+    ],
+)
+def test_reads_what_people_write(text: str | int, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "G", "-1", "-1G", "+1G", "1e9", "1,5G", "1_000", "1.G", ".5G", "8545*4096", "1 G B", "1X"),
+        *("1GiBs", "0x10", "1Gb", "1Mib", "1GIb", "inf", "nan", "٣", "1\u00a0000", "8E", "16777216T"),
+        *("9223372036854775808", "9" * 5000),
+    ],
+)
+def test_refuses_what_is_no_size_and_names_it(text: str) -> None:
+    with pytest.raises(ValueError, match="size") as caught:
+        parse_size(text)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [True, 1.5, None, [1], {"a": 1}])
+def test_refuses_other_types(value: object) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_size(value)  # type: ignore[arg-type]
+
+
+def test_bits_are_told_apart_from_bytes() -> None:
+    with pytest.raises(ValueError, match=r"reads as bits \(write GB for bytes\)"):
+        parse_size("1Gb")
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_spelled_sizes_are_read_back_exactly(nbytes: int) -> None:
+    assert parse_size(spell_size(nbytes)) == nbytes
+    assert parse_size(nbytes) == nbytes
+
+
+@given(st.integers(0, 2**50 - 1))
+def test_formatted_sizes_are_read_back_to_within_their_rounding(nbytes: int) -> None:
+    text = format_size(nbytes)
+    number, unit = text.split()
+    assert float(number) < 1024
+    assert abs(parse_size(text) - nbytes) <= 0.05 * parse_size(f"1{unit}") + 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (MIB - 1, "1.0 MiB"),
+        (24 * MIB, "24.0 MiB"),
+        (3 * GIB // 2, "1.5 GiB"),
+        (-3 * GIB // 2, "-1.5 GiB"),
+        (1024**6, "1024.0 PiB"),
+    ],
+)
+def test_formats_for_people(nbytes: int, text: str) -> None:
+    assert format_size(nbytes) == text
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0"), (GIB, "1GiB"), (1020 * MIB, "1020MiB"), (4097, "4097")])
+def test_spells_exactly(nbytes: int, text: str) -> None:
+    assert spell_size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *[("250ms", 0.25), ("30s", 30.0), ("5m", 300.0), ("5 min", 300.0), ("1.5h", 5400.0), ("1d", 86400.0)],
+        *[("10us", 1e-5), ("60", 60.0), (60, 60.0), (0.5, 0.5), (1e-7, 1e-7), ("0", 0.0)],
+    ],
+)
+def test_reads_durations(text: str | float, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "-1s", "1 S", "5M", "1y", "1:30", "inf", "nan", "1e3", float("inf"), float("nan"), -1]
+)
+def test_refuses_what_is_no_duration_and_names_it(text: str | float) -> None:
+    with pytest.raises(ValueError, match="not a duration") as caught:
+        parse_duration(text)
+    assert str(text) in str(caught.value)
+
+
+@given(st.integers(0, 10**15))
+def test_spelled_durations_are_read_back(micros: int) -> None:
+    assert parse_duration(spell_duration(micros / 1e6)) == pytest.approx(micros / 1e6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(60.0, "1m"), (90.0, "90s"), (0.25, "250ms"), (0.0, "0s"), (86400, "1d")]
+)
+def test_spells_durations(seconds: float, text: str) -> None:
+    assert spell_duration(seconds) == text

@@ -1,0 +1,57 @@
+"""The default socket: the rule's four steps, on real folders."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagetier.shm.paths import default_socket
+
+AS_NOBODY = 65534
+
+
+def test_a_variable_wins(tmp_path: Path) -> None:
+    (tmp_path / "pagetier").mkdir()
+    assert default_socket({"PAGETIER_SOCKET": "/x/y.sock"}, tmp_path) == Path("/x/y.sock")
+    assert default_socket({"PAGETIER_SOCKET": ""}, tmp_path) == tmp_path / "pagetier/pagetier.sock"
+
+
+def test_the_system_folder_where_it_is_or_can_be_made(tmp_path: Path) -> None:
+    assert default_socket({"XDG_RUNTIME_DIR": "/u"}, tmp_path) == tmp_path / "pagetier/pagetier.sock"
+    (tmp_path / "pagetier").mkdir()
+    assert default_socket({"XDG_RUNTIME_DIR": "/u"}, tmp_path) == tmp_path / "pagetier/pagetier.sock"
+
+
+def test_else_the_user_s_folder_else_tmp(tmp_path: Path) -> None:
+    nowhere = tmp_path / "none"
+    assert default_socket({"XDG_RUNTIME_DIR": "/u"}, nowhere) == Path("/u/pagetier/pagetier.sock")
+    fallback = Path(f"/tmp/pagetier-{os.getuid()}/pagetier.sock")
+    assert default_socket({}, nowhere) == fallback
+    assert default_socket({"XDG_RUNTIME_DIR": "relative"}, nowhere) == fallback
+
+
+def test_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGETIER_SOCKET", "/a/b.sock")
+    assert default_socket() == Path("/a/b.sock")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("mode", "inside"), [(0o755, True), (0o711, True), (0o750, False)])
+def test_another_user_takes_the_system_folder_only_if_it_may_enter(mode: int, inside: bool) -> None:
+    root = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
+    root.chmod(0o755)
+    (root / "pagetier").mkdir()
+    (root / "pagetier").chmod(mode)
+    code = (
+        "import os, sys, pathlib; from pagetier.shm.paths import default_socket;"
+        f"os.setgroups([]); os.setgid({AS_NOBODY}); os.setuid({AS_NOBODY});"
+        "print(default_socket({'XDG_RUNTIME_DIR': '/u'}, pathlib.Path(sys.argv[1])))"
+    )
+    told = subprocess.check_output([sys.executable, "-c", code, str(root)], text=True).strip()
+    assert told == (f"{root}/pagetier/pagetier.sock" if inside else "/u/pagetier/pagetier.sock")
+    (root / "pagetier").rmdir()
+    root.rmdir()
