@@ -152,6 +152,10 @@ def test_span_of_one_buffer() -> None:
     assert span_of(b"", Access.READ).nbytes == 0
 
 
+def test_read_only_memory_is_not_copied() -> None:
+    assert span_of(RAW, Access.READ).address == np.frombuffer(RAW, np.uint8).ctypes.data
+
+
 def test_page_count() -> None:
     assert page_count(bytes(48), 16) == 3
     assert page_count(np.zeros(6), 16) == 3
