@@ -72,11 +72,12 @@ static bool session_start(Session *self, unsigned int slot)
     self->shared.view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
     self->shared.slot = slot;
     self->shared.counts = &self->shared.view.counts[slot];
-    self->held_bytes = pt_round_up((uint64_t)self->shared.view.entry_count * sizeof(uint32_t));
+    self->held_bytes = pt_round_up((uint64_t)self->shared.view.entry_count * sizeof *self->shared.held);
     self->shared.held = mmap(NULL, self->held_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (self->shared.held == MAP_FAILED)
         return PyErr_NoMemory() != NULL;
     madvise(self->shared.held, self->held_bytes, MADV_DONTFORK);
+    madvise(self->shared.held, self->held_bytes, MADV_HUGEPAGE);
     pthread_mutex_init(&self->shared.lock, NULL);
     self->open = true;
     return true;

@@ -4,7 +4,6 @@
 #include "dict.h"
 #include "session.h"
 
-#define PT_AHEAD 8u     /* keys between the steps of prefetching: the time of a memory access over that of a key */
 #define PT_RETRIES 100u /* a miss is always safe to report; a reader never waits for the writer */
 
 static inline bool pt_pin_key(pt_session *s, uint32_t entry, const uint8_t *key)
@@ -68,8 +67,7 @@ static inline void pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const ui
         if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
             continue;
         pt_prefetch(&v->entries[entry]);
-        pt_prefetch_write(&v->locks[entry]);
-        pt_prefetch_write(&s->held[entry]);
+        pt_prefetch_pin(s, entry);
     }
 }
 

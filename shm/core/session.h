@@ -9,16 +9,24 @@
 
 #include "view.h"
 
+#define PT_AHEAD 8u /* keys between the steps of prefetching: the time of a memory access over that of a key */
+
 typedef struct {
     pt_view view;
     uint32_t slot;
     pthread_mutex_t lock;
-    uint32_t *held; /* of each entry: pins of this process's threads; guarded by lock */
+    uint16_t *held; /* of each entry: pins of this process's threads; guarded by lock */
     pt_counts *counts;
 } pt_session;
 
 static inline void pt_prefetch(const void *address) { __builtin_prefetch(address, 0, 3); }
 static inline void pt_prefetch_write(const void *address) { __builtin_prefetch(address, 1, 3); }
+
+static inline void pt_prefetch_pin(pt_session *s, uint32_t entry)
+{
+    pt_prefetch_write(&s->view.locks[entry]);
+    pt_prefetch_write(&s->held[entry]);
+}
 
 static inline void pt_count(pt_a64 *counter, uint64_t by)
 {
@@ -32,9 +40,10 @@ static inline bool pt_try(pt_session *s, uint32_t entry)
     return s->held[entry] || pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot)) == PT_READABLE;
 }
 
-/* Counts the pin of pt_try, or takes it back. The caller holds the lock since pt_try. */
+/* Counts the pin of pt_try, or takes it back; true if it was counted. The caller holds the lock since pt_try. */
 static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 {
+    wanted = wanted && s->held[entry] < UINT16_MAX;
     if (wanted)
         s->held[entry]++;
     else if (!s->held[entry])
@@ -52,7 +61,10 @@ static inline void pt_let_go(pt_session *s, uint32_t entry)
 static inline void pt_release(pt_session *s, const uint32_t *entries, uint32_t count)
 {
     pthread_mutex_lock(&s->lock);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
+        if (i + PT_AHEAD < count)
+            pt_prefetch_pin(s, entries[i + PT_AHEAD]);
         pt_let_go(s, entries[i]);
+    }
     pthread_mutex_unlock(&s->lock);
 }
