@@ -10,7 +10,7 @@ import string
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.daemon.config import Config, ConfigError, fields, load
@@ -273,6 +273,7 @@ def test_users_and_groups_of_this_host_by_name() -> None:
     assert (access.users, access.groups) == ((os.getuid(),), (os.getgid(),))
 
 
+@settings(deadline=None)  # looks up users
 @given(st.text(alphabet=string.printable, max_size=30))
 def test_no_text_escapes_as_another_error(text: str) -> None:
     for field in fields():

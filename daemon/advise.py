@@ -1,0 +1,119 @@
+"""What the kernel is told about the arena before it is populated: no core dumps, huge pages, NUMA nodes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+
+import msgspec
+
+from .host import Host
+
+_MADV_HUGEPAGE = 14
+_MADV_DONTDUMP = 16
+_MPOL_INTERLEAVE = 3
+_WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+# glibc has no mbind, and libnuma is often not there
+_SYS_MBIND = {"x86_64": 237, "aarch64": 235, "riscv64": 235, "loongarch64": 235, "ppc64le": 259, "s390x": 268}
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A mapping of this process: its address (a multiple of the page size) and its bytes."""
+
+    address: int
+    length: int
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing the kernel was told, or was not. `note` is for the log: what holds now, or what is in the way."""
+
+    what: str
+    taken: bool
+    note: str
+
+
+def exclude_from_dumps(region: Region) -> None:
+    """Leave `region` out of this process's core dumps. Raises OSError."""
+    _madvise(region, _MADV_DONTDUMP)
+
+
+def ask_huge_pages(region: Region) -> None:
+    """Ask for huge pages when `region` is touched by this process. Raises OSError, as where the kernel has none."""
+    _madvise(region, _MADV_HUGEPAGE)
+
+
+def interleave(region: Region, nodes: tuple[int, ...]) -> None:
+    """Place pages of the shared memory at `region` on `nodes` in turn, whoever touches them first.
+
+    Pages that are there already stay where they are. Raises OSError, as where a container may not set policies.
+    """
+    number = _SYS_MBIND.get(platform.machine())
+    if number is None:
+        raise OSError(0, f"no way to set memory policies on {platform.machine()} is known")
+    words = (ctypes.c_ulong * (max(nodes) // _WORD_BITS + 1))()
+    for node in nodes:
+        words[node // _WORD_BITS] |= 1 << (node % _WORD_BITS)
+    # the kernel takes the number of bits plus one
+    bits = len(words) * _WORD_BITS + 1
+    _check(
+        _libc().syscall(
+            ctypes.c_long(number),
+            ctypes.c_void_p(region.address),
+            ctypes.c_ulong(region.length),
+            ctypes.c_long(_MPOL_INTERLEAVE),
+            words,
+            ctypes.c_ulong(bits),
+            ctypes.c_ulong(0),
+        )
+    )
+
+
+def advise(region: Region, *, huge_pages: str, numa: str, host: Host) -> tuple[Advice, ...]:
+    """Tell the kernel what `arena.huge_pages` and `arena.numa` say, and to leave the arena out of dumps.
+
+    Never raises: the arena works without, and each refusal is told in its Advice.
+    """
+    told = [_try("core dumps", "the arena is left out of core dumps", lambda: exclude_from_dumps(region))]
+    if huge_pages == "advise":
+        told.append(_advise_huge_pages(region, host))
+    if numa == "interleave":
+        told.append(_advise_interleave(region, host.nodes()))
+    return tuple(told)
+
+
+def _advise_huge_pages(region: Region, host: Host) -> Advice:
+    obstacle = host.huge_pages().obstacle
+    if obstacle:
+        return Advice(what="huge pages", taken=False, note=f"no huge pages: {obstacle}")
+    return _try("huge pages", "huge pages are asked for", lambda: ask_huge_pages(region))
+
+
+def _advise_interleave(region: Region, nodes: tuple[int, ...]) -> Advice:
+    if len(nodes) < 2:
+        return Advice(what="NUMA", taken=False, note="nothing to interleave: this host has one NUMA node")
+    listed = ", ".join(map(str, nodes))
+    return _try("NUMA", f"the arena is interleaved over NUMA nodes {listed}", lambda: interleave(region, nodes))
+
+
+def _try(what: str, done: str, act: Callable[[], None]) -> Advice:
+    try:
+        act()
+    except OSError as error:
+        return Advice(what=what, taken=False, note=f"{what}: the kernel refused: {error.strerror}")
+    return Advice(what=what, taken=True, note=done)
+
+
+def _madvise(region: Region, advice: int) -> None:
+    _check(_libc().madvise(ctypes.c_void_p(region.address), ctypes.c_size_t(region.length), ctypes.c_int(advice)))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

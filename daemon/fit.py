@@ -1,0 +1,105 @@
+"""Whether an arena fits this host: asked before it is made, because later the kernel answers with SIGBUS or a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from .host import Host
+from .sizes import format_size, spell_size
+
+# what the daemon itself needs beside the segments: interpreter, buffers, connections
+_PROCESS_BYTES = 48 << 20
+# mapping memory costs 8 bytes of page table for each 4 KiB
+_MAPPING_SHARE = 512
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What an arena of `arena` bytes takes: whole frames of `frame` bytes, and the index beside it.
+
+    The index takes `index_fixed` bytes and `index_per_frame` for each frame. `held` bytes of all this are in memory
+    already: segments of an earlier daemon that are taken over.
+    """
+
+    arena: int
+    frame: int
+    index_fixed: int = 0
+    index_per_frame: int = 0
+    held: int = 0
+
+    @property
+    def frames(self) -> int:
+        """Whole frames asked for."""
+        return self.arena // self.frame
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit of the host: `room` bytes are left under it, and an arena of `largest` bytes would fit."""
+
+    name: str
+    room: int
+    largest: int
+    remedy: str
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: the limits, the tightest first. No limits: the host told none."""
+
+    need: Need
+    limits: tuple[Limit, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every limit leaves room for the frames asked for."""
+        return all(limit.largest >= self.need.frames * self.need.frame for limit in self.limits)
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes of the largest arena, in whole frames, that would fit; None where the host told no limit."""
+        return self.limits[0].largest if self.limits else None
+
+    def explain(self) -> str:
+        """One sentence or two for people: that it fits, or which limit is in the way, what would fit, what to do."""
+        wanted = format_size(self.need.arena)
+        if self.fits:
+            return f"an arena of {wanted} fits"
+        tightest = self.limits[0]
+        left = f"{tightest.name} has {format_size(tightest.room)} left"
+        return f"an arena of {wanted} does not fit: {left}. {_offer(tightest.largest)}, or {tightest.remedy}"
+
+
+def _offer(largest: int) -> str:
+    if not largest:
+        return "Not even one frame would fit: take smaller frames"
+    return f'{format_size(largest)} would fit: arena.size = "{spell_size(largest)}"'
+
+
+def fit(host: Host, need: Need) -> Fit:
+    """Whether `host` has room for `need` now. Other processes may take the room later; populating finds that out."""
+    return Fit(need=need, limits=tuple(sorted(_limits(host, need), key=lambda limit: limit.largest)))
+
+
+def _limits(host: Host, need: Need) -> Iterator[Limit]:
+    shm = host.shared_memory()
+    if shm.free is not None:
+        largest = _largest(shm.free, need, fixed=0, per_frame=0)
+        remedy = "enlarge it (mount -o remount,size=SIZE /dev/shm; for a container --shm-size or its like)"
+        yield Limit(name="/dev/shm", room=shm.free, largest=largest, remedy=remedy)
+    for group in host.memory_groups():
+        yield _memory_limit(f"the control group ({group.file})", group.room, need, "raise the group's limit")
+    available = host.memory().available
+    if available is not None:
+        yield _memory_limit("this host's memory (MemAvailable)", available, need, "free some memory")
+
+
+def _memory_limit(name: str, room: int, need: Need, remedy: str) -> Limit:
+    tables = need.frame // _MAPPING_SHARE
+    largest = _largest(room, need, fixed=_PROCESS_BYTES, per_frame=tables)
+    return Limit(name=name, room=room, largest=largest, remedy=remedy)
+
+
+def _largest(room: int, need: Need, *, fixed: int, per_frame: int) -> int:
+    """Bytes of the most frames for which frames, index and the given cost fit into `room`."""
+    each = need.frame + need.index_per_frame + per_frame
+    return max(0, room + need.held - need.index_fixed - fixed) // each * need.frame

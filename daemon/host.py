@@ -1,0 +1,165 @@
+"""What this host allows: shared memory, memory, locked memory, huge pages, NUMA nodes, permissions.
+
+Everything is read when asked for and nothing is changed. What the host does not tell is None.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from .cgroup import MemoryGroup, memory_groups
+from .mounts import Mount, read_mounts
+
+_THP = "sys/kernel/mm/transparent_hugepage"
+
+
+class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """/dev/shm. `size` and `free` in bytes, None where it has no limit of its own; `kind` "" where it is missing."""
+
+    path: Path
+    kind: str
+    size: int | None
+    free: int | None
+    writable: bool
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's memory in bytes; `available` is what can be had without swapping."""
+
+    total: int | None
+    available: int | None
+
+
+class Locked(msgspec.Struct, frozen=True, kw_only=True):
+    """How many bytes this process may lock (RLIMIT_MEMLOCK); None: any number."""
+
+    soft: int | None
+    hard: int | None
+
+
+class HugePages(msgspec.Struct, frozen=True, kw_only=True):
+    """Huge pages. `shmem` is the kernel's setting, `mount` the option of /dev/shm; `explicit` are hugetlbfs pages."""
+
+    size: int | None
+    shmem: str
+    mount: str
+    explicit_total: int
+    explicit_free: int
+    explicit_size: int
+
+    @property
+    def obstacle(self) -> str:
+        """Why advice (`huge_pages = "advise"`) can not work for /dev/shm, and what to do; "" if it can."""
+        if self.size is None:
+            return "this kernel has no transparent huge pages"
+        if self.shmem == "deny":
+            return f"the kernel denies them for shared memory: echo advise > /{_THP}/shmem_enabled"
+        if self.shmem == "force" or self.mount in ("advise", "within_size", "always"):
+            return ""
+        return "/dev/shm is mounted without them: mount -o remount,huge=advise /dev/shm"
+
+
+class Folder(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder as this process may use it. `owner` is a user id, None where the folder is missing."""
+
+    path: Path
+    owner: int | None
+    writable: bool
+
+
+class Host(msgspec.Struct, frozen=True):
+    """This host, as seen under `root` (tests give a folder with proc, sys and dev/shm in it)."""
+
+    root: Path = Path("/")
+    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
+
+    def shared_memory(self) -> SharedMemory:
+        """/dev/shm, where the segments live."""
+        path = self.root / "dev/shm"
+        try:
+            told = self.statvfs(path)
+        except OSError:
+            return SharedMemory(path=path, kind="", size=0, free=0, writable=False)
+        mount = self._shm_mount()
+        # tmpfs mounted with size=0 has no limit and says so with zeros
+        size = told.f_blocks * told.f_frsize or None
+        free = told.f_bavail * told.f_frsize if size else None
+        writable = os.access(path, os.W_OK | os.X_OK)
+        return SharedMemory(path=path, kind=mount.kind if mount else "?", size=size, free=free, writable=writable)
+
+    def memory(self) -> Memory:
+        """Memory of the whole host, whatever the control groups allow."""
+        return Memory(total=self._meminfo("MemTotal"), available=self._meminfo("MemAvailable"))
+
+    def memory_groups(self) -> tuple[MemoryGroup, ...]:
+        """The control groups of this process that have a memory limit, its own first."""
+        return memory_groups(self.root)
+
+    def locked(self) -> Locked:
+        """RLIMIT_MEMLOCK."""
+        found = re.search(r"^Max locked memory +(\S+) +(\S+)", self._text("proc/self/limits"), re.MULTILINE)
+        soft, hard = found.groups() if found else ("unlimited", "unlimited")
+        return Locked(soft=_number(soft), hard=_number(hard))
+
+    def huge_pages(self) -> HugePages:
+        """Transparent huge pages in /dev/shm, and explicit ones."""
+        mount = self._shm_mount()
+        return HugePages(
+            size=_number(self._text(f"{_THP}/hpage_pmd_size").strip()),
+            shmem=_selected(self._text(f"{_THP}/shmem_enabled")),
+            mount=(mount.option("huge") if mount else "") or "never",
+            explicit_total=self._meminfo("HugePages_Total") or 0,
+            explicit_free=self._meminfo("HugePages_Free") or 0,
+            explicit_size=self._meminfo("Hugepagesize") or 0,
+        )
+
+    def nodes(self) -> tuple[int, ...]:
+        """NUMA nodes with memory that this process may use, in order; (0,) where the kernel knows none."""
+        with_memory = _listed(self._text("sys/devices/system/node/has_memory").strip())
+        allowed = re.search(r"^Mems_allowed_list:\s*(\S+)", self._text("proc/self/status"), re.MULTILINE)
+        nodes = with_memory & _listed(allowed[1]) if allowed else with_memory
+        return tuple(sorted(nodes)) or (0,)
+
+    def folder(self, path: Path) -> Folder:
+        """`path` (absolute) as this process may use it."""
+        real = self.root / str(path).lstrip("/")
+        if not real.is_dir():
+            return Folder(path=path, owner=None, writable=False)
+        return Folder(path=path, owner=real.stat().st_uid, writable=os.access(real, os.W_OK | os.X_OK))
+
+    def _shm_mount(self) -> Mount | None:
+        mounts = read_mounts(self.root / "proc/self/mountinfo")
+        return next((mount for mount in reversed(mounts) if mount.point == "/dev/shm"), None)
+
+    def _meminfo(self, name: str) -> int | None:
+        found = re.search(rf"^{name}: +([0-9]+)( kB)?$", self._text("proc/meminfo"), re.MULTILINE)
+        return int(found[1]) * (1024 if found[2] else 1) if found else None
+
+    def _text(self, file: str) -> str:
+        try:
+            return (self.root / file).read_text()
+        except OSError:
+            return ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _selected(text: str) -> str:
+    """The word in brackets of "always [madvise] never"."""
+    found = re.search(r"\[(\w+)\]", text)
+    return found[1] if found else ""
+
+
+def _listed(text: str) -> set[int]:
+    """The numbers of "0-1,3"."""
+    numbers: set[int] = set()
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers

@@ -1,0 +1,45 @@
+"""Mounted file systems, from /proc/self/mountinfo."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of mountinfo: the part `root` of a file system shows at `point`."""
+
+    root: str
+    point: str
+    kind: str
+    options: tuple[str, ...]
+
+    def option(self, name: str) -> str:
+        """The value of `name=...` among the file system's options, "" where it is not there."""
+        values = (option.partition("=") for option in self.options)
+        return next((value for key, _, value in values if key == name), "")
+
+
+def read_mounts(mountinfo: Path) -> tuple[Mount, ...]:
+    """All mounts in the file's order (of several at one point the last is seen); none where there is no such file."""
+    try:
+        lines = mountinfo.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ()
+    return tuple(mount for mount in map(_mount, lines) if mount is not None)
+
+
+def _mount(line: str) -> Mount | None:
+    before, separator, after = line.partition(" - ")
+    own, common = before.split(" "), after.split(" ")
+    if not separator or len(own) < 6 or len(common) < 3:
+        return None
+    options = tuple((own[5] + "," + common[2]).split(","))
+    return Mount(root=_plain(own[3]), point=_plain(own[4]), kind=common[0], options=options)
+
+
+def _plain(escaped: str) -> str:
+    """Mountinfo writes blanks, tabs, newlines and backslashes in octal."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)

@@ -1,0 +1,69 @@
+"""Telling people how far a long piece of work is: a bar on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TextIO
+
+from .sizes import format_size
+
+Progress = Callable[[int, int], None]
+"""`progress(done, total)` in bytes; `done` never falls. Called often and from one thread; returns at once."""
+
+LINE_SECONDS = 2.0
+_STEPS = 4
+
+
+def no_progress(done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+def progress_for_people(title: str, log: logging.Logger) -> AbstractContextManager[Progress]:
+    """A bar on stderr where that is a terminal, else lines in `log`."""
+    return progress_bar(title, sys.stderr) if sys.stderr.isatty() else nullcontext(ProgressLines(title, log))
+
+
+@contextmanager
+def progress_bar(title: str, stream: TextIO) -> Iterator[Progress]:
+    """A bar with bytes, rate and time left on `stream`, a terminal; its last state stays there."""
+    # rich takes longer to import than everything else in the daemon
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Bars(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(file=stream)) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+class ProgressLines:
+    """Lines in a log: one at each quarter, and between them at most one each `LINE_SECONDS`."""
+
+    def __init__(self, title: str, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._title = title
+        self._log = log
+        self._clock = clock
+        self._began = self._told_at = clock()
+        self._told_step = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Write a line if one is due; the last one says how long it took."""
+        now = self._clock()
+        step = _STEPS * done // total if total else _STEPS
+        if step == self._told_step and (now < self._told_at + LINE_SECONDS or step == _STEPS):
+            return
+        self._told_step, self._told_at = step, now
+        self._log.info("%s: %s", self._title, self._line(done, total, now - self._began))
+
+    def _line(self, done: int, total: int, seconds: float) -> str:
+        share = 100 * done // total if total else 100
+        so_far = f"{format_size(done)} of {format_size(total)} ({share} %)"
+        if done == total or not done:
+            return f"{so_far} in {seconds:.1f} s"
+        left = seconds * (total - done) / done
+        return f"{so_far}, {format_size(int(done / max(seconds, 1e-9)))}/s, {left:.0f} s left"
