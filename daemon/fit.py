@@ -71,7 +71,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def _offer(largest: int) -> str:
     if not largest:
-        return "Not even one frame would fit: take smaller frames"
+        return "Not even one frame would fit beside the index: ask for a smaller index or smaller frames"
     return f'{format_size(largest)} would fit: arena.size = "{spell_size(largest)}"'
 
 
