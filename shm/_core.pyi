@@ -32,11 +32,12 @@ class Pins:
     @property
     def held(self) -> bool: ...
     @property
-    def nbytes(self) -> int: ...
-    @property
     def entries(self) -> bytes: ...
     @property
     def serials(self) -> bytes: ...
+    @property
+    def sizes(self) -> bytes:
+        """Bytes of each page (u64); empty once the pins are let go."""
     @property
     def session(self) -> Session | None: ...
     @property
@@ -107,22 +108,27 @@ class Owner:
     """The daemon's hold on the segments. All calls from one thread, but populate(); none waits for anybody."""
 
     def __init__(self, index_fd: int, locks_fd: int, arena_fd: int) -> None: ...
-    def format(
-        self, frame_bytes: int, frames: int, entries: int, spaces: int, segments_id: int, build: str, /
-    ) -> None:
+    def format(self, frame_bytes: int, frames: int, entries: int, spaces: int, segments_id: int, build: str, /) -> None:
         """Makes fresh segments of memory that is all zero."""
     def why_not(self) -> str | None:
         """Why this build can not adopt the segments; None if it can."""
     def takers(self) -> list[dict[str, Any]]:
         """The attachments that have a slot. Before adoption: whose process lives is for the caller to say."""
     def adopt(self, alive: int, /) -> None:
-        """Derives everything from the entries; alive: bits of the slots whose process lives. First of all calls
-        but format, why_not, takers, header and the populating ones."""
+        """Derives everything from the entries; alive: bits of the slots whose process lives.
+
+        First of all calls but format, why_not, takers, header and the populating ones.
+        """
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a piece of the arena; OSError where memory is short. From any thread."""
     def populate_index(self) -> None: ...
     def arena_address(self) -> int: ...
     def header(self) -> dict[str, int]: ...
+    def spaces(self) -> list[dict[str, Any]]: ...
+    @property
+    def free_frames(self) -> int: ...
+    @property
+    def open_entries(self) -> int: ...
     def attach(self, pid: int, uid: int, started: int, token: int, name: str, /) -> int:
         """The slot of an attachment, its old one if it has one; -1 if all are taken."""
     def keep_only(self, slot: int, serials: Array, /) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pwd
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -67,7 +67,7 @@ class Segments:
         return f"<Segments {self.name}, {self.origin.value}>"
 
     def descriptors(self) -> list[int]:
-        """Fresh descriptors for a client: the index read-only, lock words and arena to write. The caller closes them."""
+        """Fresh descriptors for a client: the index read-only, the others to write. The caller closes them."""
         return [_open(self.name, "index", read_only=True), _open(self.name, "locks"), _open(self.name, "arena")]
 
     def read_only_descriptors(self) -> list[int]:
@@ -85,7 +85,17 @@ class Segments:
         os.close(self._lock)
 
 
-def take(name: str, geometry: Geometry, build: str, leftovers: Leftovers = Leftovers.ADOPT) -> Segments:
+class Wish(msgspec.Struct, frozen=True):
+    """What a daemon asks of `take`. check_room is called before anything is made; what it raises ends the matter."""
+
+    name: str
+    geometry: Geometry
+    build: str
+    leftovers: Leftovers = Leftovers.ADOPT
+    check_room: Callable[[], None] = lambda: None
+
+
+def take(wish: Wish) -> Segments:
     """Adopts the segments that an earlier daemon left under this name, or makes new ones.
 
     Returned segments are ready for use; in adopted ones the pins and reservations of processes that died meanwhile
@@ -93,58 +103,69 @@ def take(name: str, geometry: Geometry, build: str, leftovers: Leftovers = Lefto
     format or of another size than asked for; OSError if memory is short.
     """
     for _ in range(_TRIES):
-        lock = _open(name, "index", flags=posix_ipc.O_CREAT)
+        lock = _open(wish.name, "index", flags=posix_ipc.O_CREAT)
         try:
-            _lock(lock, name)
-            segments = _take_locked(name, lock, geometry, build, leftovers)
+            _lock(lock, wish.name)
+            segments = _take_locked(wish, lock)
         except BaseException:
             os.close(lock)
             raise
         if segments is not None:
             return segments
         os.close(lock)
-    raise ShmError(f"segments {name!r} come and go: is another daemon being started and stopped?")
+    raise ShmError(f"segments {wish.name!r} come and go: is another daemon being started and stopped?")
 
 
-def _take_locked(name: str, lock: int, geometry: Geometry, build: str, leftovers: Leftovers) -> Segments | None:
+def _take_locked(wish: Wish, lock: int) -> Segments | None:
     """None if the index was removed or replaced before it was locked, or turned out to be of no use: try again."""
-    if not _is_current(name, lock):
+    if not _is_current(wish.name, lock):
         return None
     if os.fstat(lock).st_size == 0:
-        return Segments(name, lock, _make(name, geometry, build), Origin.MADE)
-    owner = None if leftovers is Leftovers.DISCARD else _adopt(name, geometry)
+        return Segments(wish.name, lock, _make_or_unlink(wish), Origin.MADE)
+    owner = None if wish.leftovers is Leftovers.DISCARD else _adopt(wish)
     if owner is not None:
-        return Segments(name, lock, owner, Origin.ADOPTED)
-    _unlink(name)
+        return Segments(wish.name, lock, owner, Origin.ADOPTED)
+    _unlink(wish.name)
     return None
 
 
-def _make(name: str, geometry: Geometry, build: str) -> Owner:
+def _make_or_unlink(wish: Wish) -> Owner:
+    try:
+        wish.check_room()
+        return _make(wish)
+    except BaseException:
+        _unlink(wish.name)
+        raise
+
+
+def _make(wish: Wish) -> Owner:
+    name, g = wish.name, wish.geometry
     for kind in ("locks", "arena"):
         _unlink_one(name, kind)
         os.close(_open(name, kind, flags=posix_ipc.O_CREX))
-    for kind, size in zip(_KINDS, geometry.sizes, strict=True):
+    for kind, size in zip(_KINDS, g.sizes, strict=True):
         with _opened(name, kind) as descriptor:
             os.ftruncate(descriptor, size)
     owner = _map(name)
     owner.populate_index()
-    owner.format(*msgspec.structs.astuple(geometry), secrets.randbits(_U64), build)
+    owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(_U64), wish.build)
     owner.adopt(0)
     return owner
 
 
-def _adopt(name: str, geometry: Geometry) -> Owner | None:
+def _adopt(wish: Wish) -> Owner | None:
     """None if they were never finished, or were being removed."""
     try:
-        owner = _map(name)
+        owner = _map(wish.name)
     except (posix_ipc.ExistentialError, OSError):
+        return None
+    header = owner.header()
+    if not header["magic"] or header["closed"]:
         return None
     why_not = owner.why_not()
     if why_not is not None:
-        raise ShmError(f"segments {name!r} were left by another build: {why_not}; start once with --fresh to drop them")
-    if owner.header()["closed"]:
-        return None
-    _check_geometry(name, owner, geometry)
+        raise ShmError(f"segments {wish.name!r} were left by another build: {why_not}; drop them with --fresh")
+    _check_geometry(wish, owner)
     owner.adopt(_living(owner))
     return owner
 
@@ -155,14 +176,14 @@ def _map(name: str) -> Owner:
         return Owner(*(stack.enter_context(_opened(name, kind)) for kind in _KINDS))
 
 
-def _check_geometry(name: str, owner: Owner, wanted: Geometry) -> None:
+def _check_geometry(wish: Wish, owner: Owner) -> None:
     header = owner.header()
-    for field in wanted.__struct_fields__:
-        have, want = header[field], getattr(wanted, field)
+    for field in wish.geometry.__struct_fields__:
+        have, want = header[field], getattr(wish.geometry, field)
         if have != want:
             raise ShmError(
-                f"segments {name!r} are still warm with {field} = {have}, the configuration asks for {want}: start once"
-                f" with the old value and stop that daemon, or start with --fresh to drop what is in memory"
+                f"segments {wish.name!r} are still warm with {field} = {have}, the configuration asks for {want}:"
+                f" start once with the old value and stop that daemon, or drop what is in memory with --fresh"
             )
 
 
@@ -179,7 +200,8 @@ def _open(name: str, kind: str, flags: int = 0, *, read_only: bool = False) -> i
     try:
         return int(posix_ipc.SharedMemory(_path(name, kind), flags=flags, mode=0o600, read_only=read_only).fd)
     except posix_ipc.PermissionsError as error:
-        raise ShmError(f"segments {name!r} belong to {_owner_of(name, kind)}: run as that user, or use another name") from error
+        whose = _owner_of(name, kind)
+        raise ShmError(f"segments {name!r} belong to {whose}: run as that user, or use another name") from error
 
 
 @contextlib.contextmanager
@@ -193,7 +215,7 @@ def _opened(name: str, kind: str) -> Iterator[int]:
 
 def _owner_of(name: str, kind: str) -> str:
     try:
-        return f"user {pwd.getpwuid(os.stat(f'/dev/shm{_path(name, kind)}').st_uid).pw_name}"
+        return f"user {Path(f'/dev/shm{_path(name, kind)}').owner()}"
     except (OSError, KeyError):
         return "another user"
 

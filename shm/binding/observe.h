@@ -63,7 +63,7 @@ static PyObject *describe_counts(pt_counts sum)
 static PyObject *describe_header(const pt_view *v)
 {
     const pt_header *h = v->header;
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", FIELD(segments_id), FIELD(incarnation), FIELD(spaces), FIELD(closed),
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", FIELD(magic), FIELD(segments_id), FIELD(incarnation), FIELD(spaces), FIELD(closed),
                          FIELD(index_bytes), FIELD(locks_bytes), FIELD(arena_bytes), FIELD(frame_bytes), FIELD(frames),
                          FIELD(entries), FIELD(free_frames), FIELD(free_entries), FIELD(open_entries), FIELD(pages),
                          FIELD(bytes), FIELD(used_frames), DEED(granted), DEED(present), DEED(pending), DEED(refused),

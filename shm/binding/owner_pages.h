@@ -181,6 +181,24 @@ static PyObject *owner_header(Owner *self, PyObject *unused)
     return describe_header(&v);
 }
 
+static PyObject *owner_spaces(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    return owner_ready(self) ? describe_spaces(&self->shared.view) : NULL;
+}
+
+static PyObject *owner_free_frames(Owner *self, void *unused)
+{
+    (void)unused;
+    return owner_ready(self) ? PyLong_FromUnsignedLong(self->shared.view.header->free_frames) : NULL;
+}
+
+static PyObject *owner_open_entries(Owner *self, void *unused)
+{
+    (void)unused;
+    return owner_ready(self) ? PyLong_FromUnsignedLong(self->shared.view.header->open_entries) : NULL;
+}
+
 static PyMethodDef owner_methods[] = {
     {"format", (PyCFunction)owner_format, METH_VARARGS, NULL},
     {"why_not", (PyCFunction)owner_why_not, METH_NOARGS, NULL},
@@ -200,10 +218,17 @@ static PyMethodDef owner_methods[] = {
     {"check_integrity", (PyCFunction)owner_check, METH_NOARGS, NULL},
     {"close", (PyCFunction)owner_close, METH_NOARGS, NULL},
     {"header", (PyCFunction)owner_header, METH_NOARGS, NULL},
+    {"spaces", (PyCFunction)owner_spaces, METH_NOARGS, NULL},
+    {0},
+};
+static PyGetSetDef owner_getset[] = {
+    {"free_frames", (getter)owner_free_frames, NULL, NULL, NULL},
+    {"open_entries", (getter)owner_open_entries, NULL, NULL, NULL},
     {0},
 };
 static PyType_Slot owner_slots[] = {
-    {Py_tp_new, owner_new}, {Py_tp_dealloc, owner_dealloc}, {Py_tp_methods, owner_methods}, {0},
+    {Py_tp_new, owner_new},         {Py_tp_dealloc, owner_dealloc}, {Py_tp_methods, owner_methods},
+    {Py_tp_getset, owner_getset}, {0},
 };
 static PyType_Spec owner_spec = {
     .name = "pagetier.shm._core.Owner",

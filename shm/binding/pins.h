@@ -108,13 +108,15 @@ static PyObject *pins_serials(Pins *self, void *unused)
     return PyBytes_FromStringAndSize((char *)self->serials, (Py_ssize_t)self->count * 8);
 }
 
-static PyObject *pins_bytes(Pins *self, void *unused)
+/* Bytes of each page, u64; nothing once the pins are let go. */
+static PyObject *pins_sizes(Pins *self, void *unused)
 {
-    uint64_t bytes = 0;
     (void)unused;
-    for (uint32_t i = 0; self->held && handle_usable(self->session) && i < self->count; i++)
-        bytes += self->session->shared.view.entries[self->entries[i]].size;
-    return PyLong_FromUnsignedLongLong(bytes);
+    uint32_t count = self->held && handle_usable(self->session) ? self->count : 0;
+    PyObject *sizes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * 8);
+    for (uint32_t i = 0; sizes && i < count; i++)
+        memcpy(PyBytes_AsString(sizes) + 8 * i, &self->session->shared.view.entries[self->entries[i]].size, 8);
+    return sizes;
 }
 
 static PyMethodDef pins_methods[] = {
@@ -126,7 +128,7 @@ static PyMethodDef pins_methods[] = {
 static PyGetSetDef pins_getset[] = {
     {"entries", (getter)pins_entries, NULL, NULL, NULL},
     {"serials", (getter)pins_serials, NULL, NULL, NULL},
-    {"nbytes", (getter)pins_bytes, NULL, NULL, NULL},
+    {"sizes", (getter)pins_sizes, NULL, NULL, NULL},
     {0},
 };
 static PyMemberDef pins_members[] = {

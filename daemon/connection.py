@@ -1,0 +1,146 @@
+"""One connection of the control socket: who it is, and which of its requests goes where."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Sequence
+
+import msgspec
+
+from ..shm.protocol import (
+    BUILD,
+    Answer,
+    Attach,
+    Check,
+    Detach,
+    Flush,
+    Observe,
+    ProtocolError,
+    Refusal,
+    Request,
+    Reserve,
+    Unpacker,
+    Welcome,
+    pack,
+    read_request,
+)
+from .options import Access
+from .peers import Peer, may_attach, peer_of
+from .service import Service
+
+log = logging.getLogger(__name__)
+
+_GREETING_S = 5.0
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """An answer to a greeting, and the descriptors that go with it."""
+
+    answer: Welcome | Refusal
+    descriptors: Sequence[int] = ()
+
+
+class Connection(asyncio.Protocol):
+    """One peer. It says first who it is, and gets nothing before."""
+
+    def __init__(self, service: Service, access: Access) -> None:
+        self._service = service
+        self._access = access
+        self._unpacker = Unpacker()
+        self._greeted = False
+        self._slot = -1
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The peer has a few seconds to greet."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._late = asyncio.get_running_loop().call_later(_GREETING_S, self._end, "it never said who it is")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Says nothing about the process: its slot stays."""
+        self._late.cancel()
+
+    def pause_writing(self) -> None:
+        """A peer that does not read its answers is asked for no more."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Answers all requests that are complete."""
+        try:
+            for body in self._unpacker.feed(data):
+                self._handle(read_request(body))
+        except ProtocolError as error:
+            self._end(str(error))
+
+    def _handle(self, request: Request) -> None:
+        match request:
+            case Attach() | Observe() if not self._greeted:
+                self._greet(request)
+            case Reserve() if self._slot >= 0:
+                self._send(self._service.reserve(self._slot, request))
+            case Detach() if self._slot >= 0:
+                self._service.detach(self._slot)
+                self._slot = -1
+            case Flush() if self._greeted:
+                self._send(self._service.flush(request))
+            case Check() if self._greeted:
+                self._send(self._service.check(request))
+            case _:
+                raise ProtocolError(f"{type(request).__name__} is not for it, or not yet")
+
+    def _send(self, answer: Answer) -> None:
+        self._transport.write(pack(answer))
+
+    def _greet(self, request: Attach | Observe) -> None:
+        connection = self._transport.get_extra_info("socket").dup()
+        with connection:
+            admission = self._admit(request, connection)
+            try:
+                socket.send_fds(connection, [pack(admission.answer)], list(admission.descriptors))
+            finally:
+                for descriptor in admission.descriptors:
+                    os.close(descriptor)
+        if isinstance(admission.answer, Refusal):
+            self._end(admission.answer.reason)
+            return
+        self._greeted = True
+        self._late.cancel()
+
+    def _admit(self, request: Attach | Observe, connection: socket.socket) -> Admission:
+        if request.build != BUILD:
+            return _refuse(f"the daemon is {BUILD!r}, the client {request.build!r}: install the same version")
+        try:
+            peer = peer_of(connection)
+        except ProcessLookupError as error:
+            return _refuse(str(error))
+        try:
+            return self._admit_peer(request, peer)
+        finally:
+            os.close(peer.pidfd)
+
+    def _admit_peer(self, request: Attach | Observe, peer: Peer) -> Admission:
+        segments = self._service.segments
+        if not may_attach(peer, self._access):
+            return _refuse(f"user {peer.uid} may not attach: see access.users and access.groups")
+        if isinstance(request, Observe):
+            return Admission(self._service.observe(), segments.read_only_descriptors())
+        answer = self._service.attach(peer, request)
+        if isinstance(answer, Refusal):
+            return Admission(answer)
+        self._slot = answer.slot
+        return Admission(answer, segments.descriptors())
+
+    def _end(self, why: str) -> None:
+        log.warning("a connection is closed: %s", why)
+        self._transport.close()
+
+
+def _refuse(reason: str) -> Admission:
+    return Admission(Refusal(reason))

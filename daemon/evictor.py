@@ -1,0 +1,34 @@
+"""Room ahead of need: pages leave before a store has to wait for them to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..shm._core import Owner
+from .options import Evict
+
+_BATCH = 256  # pages evicted before requests get their turn again: a fraction of a millisecond
+
+
+class Evictor:
+    """Evicts from `low` free frames up to `high`, in batches between requests. On the loop's thread only."""
+
+    def __init__(self, owner: Owner, marks: Evict, loop: asyncio.AbstractEventLoop) -> None:
+        frames = owner.header()["frames"]
+        self._owner = owner
+        self._loop = loop
+        self._low = int(frames * marks.low)
+        self._high = int(frames * marks.high)
+        self._running = False
+
+    def look(self) -> None:
+        """Starts to evict if it is time. Cheap: for after every reservation."""
+        if self._low and not self._running and self._owner.free_frames < self._low:
+            self._running = True
+            self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        evicted = self._owner.evict(self._high, _BATCH)
+        self._running = evicted == _BATCH and self._owner.free_frames < self._high
+        if self._running:
+            self._loop.call_soon(self._step)

@@ -1,0 +1,107 @@
+"""`pagetierd`: reads its configuration, takes the segments, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from ..shm._core import ShmError
+from ..shm.protocol import BUILD
+from ..shm.segments import Geometry, Leftovers, Origin, Segments, Wish, take
+from .config import ConfigError, load
+from .fit import Need, fit
+from .flags import config_flags, config_options
+from .host import Host
+from .options import Config
+from .prefault import PrefaultError
+from .run import run
+from .server import Server, SocketError
+
+log = logging.getLogger("pagetierd")
+
+
+class Exit(IntEnum):
+    """Exit codes of the daemon and of the command line; see README."""
+
+    OK = 0
+    WRONG = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    REFUSED = 4
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file. [default: $PAGETIER_CONFIG, or none]")
+@click.option(
+    "--fresh",
+    "leftovers",
+    flag_value=Leftovers.DISCARD,
+    default=Leftovers.ADOPT,
+    type=click.UNPROCESSED,
+    help="Drop what an earlier daemon left in memory.",
+)
+@config_options
+def main(config: Path | None, leftovers: Leftovers, **flags: Any) -> None:
+    """Keep KV pages in host memory for the engines of this host.
+
+    SIGTERM and SIGINT stop it and give the memory back; SIGUSR1 stops it and leaves the pages for the next daemon,
+    as a crash does. Exit codes: 0 stopped; 2 a configuration that can not be used; 4 refused at start.
+    """
+    try:
+        settings = load(config, os.environ, config_flags(flags))
+    except ConfigError as error:
+        _give_up(Exit.USAGE, error)
+    logging.basicConfig(level=settings.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        _serve(settings, leftovers)
+    except (ShmError, SocketError, PrefaultError, OSError) as error:
+        _give_up(Exit.REFUSED, error)
+
+
+def _serve(settings: Config, leftovers: Leftovers) -> None:
+    segments = open_segments(settings, leftovers)
+    try:
+        server = Server(settings.socket, settings.access)
+    except SocketError:
+        _undo(segments)
+        raise
+    asyncio.run(run(settings, segments, server))
+
+
+def _undo(segments: Segments) -> None:
+    """Leaves things as they were found."""
+    if segments.origin is Origin.MADE:
+        segments.remove()
+    else:
+        segments.release()
+
+
+def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> Segments:
+    """The segments that the configuration asks for. Raises ShmError, also where the host has no room for them."""
+    geometry = _geometry(settings)
+
+    def check_room() -> None:
+        index, locks, arena = geometry.sizes
+        verdict = fit(Host(), Need(arena=arena, frame=geometry.frame_bytes, index_fixed=index + locks))
+        if not verdict.fits:
+            raise ShmError(verdict.explain())
+
+    return take(Wish(settings.name, geometry, BUILD, leftovers, check_room))
+
+
+def _geometry(settings: Config) -> Geometry:
+    arena, index = settings.arena, settings.index
+    if not arena.frames:
+        raise ShmError(f"an arena of {arena.size} bytes holds no frame of {arena.frame_size}")
+    return Geometry(arena.frame_size, arena.frames, index.entries or arena.frames, index.namespaces)
+
+
+def _give_up(code: Exit, error: Exception) -> NoReturn:
+    click.echo(f"pagetierd: {error}", err=True)
+    raise SystemExit(code)

@@ -1,0 +1,61 @@
+"""Deaths, told by the kernel: a pidfd for each attached process, and its slot given back when it fires."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from ..shm._core import Owner
+from ..shm.process import Process
+
+log = logging.getLogger(__name__)
+
+
+class Reaper:
+    """Watches the process of each slot and takes back what it held once it is gone. On the loop's thread only.
+
+    A process's socket may close long before its GPU work ends, so the socket says nothing here.
+    """
+
+    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._watched: dict[int, int] = {}
+
+    def watch(self, slot: int, pidfd: int) -> None:
+        """Takes over the pidfd. A slot that is watched already keeps its own."""
+        if slot in self._watched:
+            os.close(pidfd)
+            return
+        self._watched[slot] = pidfd
+        self._loop.add_reader(pidfd, self._died, slot)
+
+    def watch_adopted(self) -> None:
+        """Watches the processes that an earlier daemon's segments name."""
+        for taker in self._owner.takers():
+            try:
+                self.watch(taker["slot"], Process(taker["pid"], taker["started"]).watch())
+            except ProcessLookupError:
+                self._owner.reap(taker["slot"])
+
+    def release(self, slot: int) -> None:
+        """The process of this slot has let go of everything: its slot is free at once."""
+        self._forget(slot)
+        self._owner.reap(slot)
+
+    def close(self) -> None:
+        """Stops watching; the slots stay as they are."""
+        for slot in list(self._watched):
+            self._forget(slot)
+
+    def _died(self, slot: int) -> None:
+        taker = next(t for t in self._owner.takers() if t["slot"] == slot)
+        self.release(slot)
+        log.info("process %d (%s) is gone: slot %d is free", taker["pid"], taker["name"], slot)
+
+    def _forget(self, slot: int) -> None:
+        pidfd = self._watched.pop(slot, None)
+        if pidfd is not None:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)

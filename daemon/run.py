@@ -1,0 +1,116 @@
+"""The daemon's life between start and stop: populate, serve, wait for a signal, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+from ..shm.segments import Origin, Segments
+from .advise import Region, advise
+from .host import Host
+from .options import Config
+from .prefault import Prefaulted, prefault
+from .progress import progress_for_people
+from .server import Server
+from .service import Service
+from .sizes import format_size
+
+log = logging.getLogger("pagetierd")
+
+
+class Leave(Enum):
+    """How the daemon was told to go."""
+
+    STOP = "the memory is given back"
+    HAND_OVER = "the pages stay for the next daemon"
+
+
+_SIGNALS = {
+    signal.SIGTERM: Leave.STOP,
+    signal.SIGINT: Leave.STOP,
+    signal.SIGUSR1: Leave.HAND_OVER,
+}
+
+
+async def run(config: Config, segments: Segments, server: Server) -> None:
+    """Serves until a signal. Raises PrefaultError if the arena can not be populated."""
+    life = _Life(config, segments, server)
+    loop = asyncio.get_running_loop()
+    for number, way in _SIGNALS.items():
+        loop.add_signal_handler(number, life.leave, way)
+    try:
+        await life.live()
+    finally:
+        life.end()
+
+
+class _Life:
+    def __init__(self, config: Config, segments: Segments, server: Server) -> None:
+        self._config = config
+        self._segments = segments
+        self._server = server
+        self._way = Leave.STOP if segments.origin is Origin.MADE else Leave.HAND_OVER
+        self._leaving = asyncio.Event()
+        self._halt = threading.Event()
+        self._service: Service | None = None
+
+    def leave(self, way: Leave) -> None:
+        """A signal came."""
+        self._way = way
+        self._halt.set()
+        self._leaving.set()
+
+    async def live(self) -> None:
+        """A fresh arena is populated before anybody is served; an adopted one is warm already."""
+        if self._segments.origin is Origin.MADE:
+            await self._populate()
+            await self._serve()
+        else:
+            await self._serve()
+            await self._populate()
+        await self._leaving.wait()
+
+    def end(self) -> None:
+        """Leaves in the way that was asked for; what went wrong at start leaves adopted pages where they are."""
+        if self._service is not None:
+            self._service.close()
+        if self._way is Leave.STOP:
+            self._segments.remove()
+        else:
+            self._segments.release()
+        self._server.stop()
+        log.info("stopped: %s", self._way.value)
+
+    async def _serve(self) -> None:
+        if self._leaving.is_set():
+            return
+        self._service = Service(self._segments, self._config, asyncio.get_running_loop())
+        await self._server.start(self._service)
+        header = self._segments.owner.header()
+        log.info(
+            "ready on %s: %s, %d pages in %s of %s, incarnation %d",
+            self._config.socket,
+            self._segments.origin.value,
+            header["pages"],
+            format_size(header["used_frames"] * header["frame_bytes"]),
+            format_size(header["arena_bytes"]),
+            header["incarnation"],
+        )
+
+    async def _populate(self) -> None:
+        owner, arena = self._segments.owner, self._config.arena
+        region = Region(owner.arena_address(), arena.whole_size)
+        for told in advise(region, huge_pages=arena.huge_pages, numa=arena.numa, host=Host()):
+            log.log(logging.INFO if told.taken else logging.WARNING, "%s", told.note)
+        if arena.prefault == "populate":
+            done = await asyncio.to_thread(self._prefault, owner.populate)
+            log.info("%s", done)
+
+    def _prefault(self, populate: Callable[[int, int], None]) -> Prefaulted:
+        arena = self._config.arena
+        with progress_for_people("arena", log) as progress:
+            return prefault(populate, arena.whole_size, threads=arena.threads, progress=progress, stop=self._halt)

@@ -1,0 +1,137 @@
+"""What the daemon does when it is asked: the requests of attached processes, against the index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from ..shm._core import PARTS, Owner
+from ..shm.protocol import (
+    Attach,
+    Check,
+    Findings,
+    Flush,
+    Flushed,
+    Refusal,
+    Reserve,
+    Reserved,
+    Welcome,
+)
+from ..shm.segments import Segments
+from .evictor import Evictor
+from .options import Config
+from .peers import Peer
+from .reaper import Reaper
+
+log = logging.getLogger(__name__)
+
+_KEY_BYTES = 32
+_TIDY_EVERY_S = 0.05
+_REFUSED_FULL, _REFUSED_SIZE = 3, 4
+
+
+class Service:
+    """The index's one writer. All calls on the loop's thread; none waits for anybody."""
+
+    def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self.segments = segments
+        self._owner: Owner = segments.owner
+        self._config = config
+        self._loop = loop
+        self._ttl_ns = int(config.store.expiry * 1e9)
+        self._reaper = Reaper(self._owner, loop)
+        self._evictor = Evictor(self._owner, config.evict, loop)
+        self._reaper.watch_adopted()
+        self._tidying = loop.call_soon(self._tidy)
+
+    def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
+        """A slot for the peer's session, its old one where it has one."""
+        process = peer.process
+        slot = self._owner.attach(process.pid, peer.uid, process.started, request.token, request.name)
+        if slot < 0:
+            return Refusal(f"all {len(self._owner.takers())} slots are taken by living processes")
+        self._owner.keep_only(slot, request.holds)
+        self._reaper.watch(slot, os.dup(peer.pidfd))
+        return self._welcome(slot)
+
+    def observe(self) -> Welcome:
+        """What somebody who only looks needs to know."""
+        return self._welcome(-1)
+
+    def detach(self, slot: int) -> None:
+        """Frees a slot whose process says that it touches nothing any more."""
+        self._reaper.release(slot)
+
+    def reserve(self, slot: int, request: Reserve) -> Reserved:
+        """Answers each page of the chain; nothing is granted of a request that makes no sense."""
+        wrong = _wrong(request)
+        space = -1 if wrong else self._space(request)
+        if wrong or space < 0:
+            return _refused(request, wrong or "the table of namespaces is full of namespaces with pages")
+        outcomes, entries, serials = self._owner.reserve(
+            slot, space, request.part, request.parts, self._ttl_ns, request.keys, request.sizes
+        )
+        self._evictor.look()
+        return Reserved(request.number, outcomes, entries, serials, self._why(outcomes))
+
+    def flush(self, request: Flush) -> Flushed:
+        """Drops the pages of the namespaces that are meant; those in use are kept and counted."""
+        spaces = [s for s in self._owner.spaces() if _means(request.namespace, s["name"], s["digest"])]
+        done = [self._owner.flush(space["number"]) for space in spaces]
+        dropped, kept = sum(d for d, _ in done), sum(k for _, k in done)
+        return Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
+
+    def check(self, request: Check) -> Findings:
+        """Walks everything; takes about 200 ms for a million pages, in which no request is answered."""
+        return Findings(request.number, self._owner.check_integrity())
+
+    def close(self) -> None:
+        """Stops the service; the segments stay as they are."""
+        self._tidying.cancel()
+        self._reaper.close()
+
+    def _welcome(self, slot: int) -> Welcome:
+        return Welcome(slot, self._owner.header()["segments_id"], self._config.arena.prefault == "populate")
+
+    def _space(self, request: Reserve) -> int:
+        space = request.space
+        return self._owner.space(space.digest, space.name, space.page_tokens, space.window, space.group)
+
+    def _why(self, outcomes: bytes) -> str:
+        if _REFUSED_SIZE in outcomes:
+            return f"a page is empty or larger than the arena ({self._owner.header()['arena_bytes']} bytes)"
+        if _REFUSED_FULL in outcomes:
+            return "the arena is full of pages that are pinned, being written or of this very prompt"
+        return ""
+
+    def _tidy(self) -> None:
+        """Reservations whose writers finished, gave up or overstayed, looked at a few times a second."""
+        if self._owner.open_entries:
+            self._owner.settle()
+            self._evictor.look()
+        self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
+
+
+def _wrong(request: Reserve) -> str:
+    """What makes no sense in a request, or nothing."""
+    pages, rest = divmod(len(request.keys), _KEY_BYTES)
+    if rest:
+        return f"{len(request.keys)} bytes are no whole number of keys"
+    if len(request.sizes) != 8 * pages:
+        return f"{len(request.sizes)} bytes of sizes for {pages} pages"
+    if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
+        return f"part {request.part} of {request.parts} makes no sense: at most {PARTS} parts"
+    if len(request.space.digest) != _KEY_BYTES:
+        return f"a namespace's digest has {_KEY_BYTES} bytes, not {len(request.space.digest)}"
+    return ""
+
+
+def _refused(request: Reserve, reason: str) -> Reserved:
+    pages = len(request.keys) // _KEY_BYTES
+    none = b"\xff\xff\xff\xff" * pages
+    return Reserved(request.number, bytes([_REFUSED_FULL]) * pages, none, bytes(8 * pages), reason)
+
+
+def _means(wanted: str | None, name: str, digest: bytes) -> bool:
+    return wanted is None or name.startswith(wanted) or (len(wanted) >= 8 and digest.hex().startswith(wanted))

@@ -1,0 +1,187 @@
+"""What goes over the control socket: a little-endian u32 with the length of a message, then the message in msgpack.
+
+A client begins with Attach (or Observe) and is answered with Welcome, which carries the segments' descriptors,
+or with Refusal. Then it may send requests at any time without waiting; each is answered once, by its number.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+
+from ._core import FORMAT
+
+PROTOCOL: Final = 1
+BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
+MESSAGE_LIMIT: Final = 64 << 20
+_LENGTH: Final = struct.Struct("<I")
+_T = TypeVar("_T")
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is no message of this protocol."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
+    """In the message an array: the lower-case name of the class, then its fields."""
+
+
+class Attach(_Message, frozen=True):
+    """From an engine: give me a slot.
+
+    token: the same when the same session attaches again. holds: serials (u64) of the granted pages that the
+    session still knows of; all others that were granted to it come back.
+    """
+
+    build: str
+    token: int
+    name: str
+    holds: bytes = b""
+
+
+class Observe(_Message, frozen=True):
+    """From who only looks: give me read-only descriptors of index and lock words."""
+
+    build: str
+
+
+class Welcome(_Message, frozen=True):
+    """Goes with the descriptors of index, lock words and, for an engine, the arena."""
+
+    slot: int
+    segments_id: int
+    populated: bool
+
+
+class Refusal(_Message, frozen=True):
+    """The peer may not attach, or not now."""
+
+    reason: str
+
+
+class Space(msgspec.Struct, frozen=True, array_like=True):
+    """A namespace as the index knows it. digest: 32 bytes; group: a GroupKind; window: tokens, 0 if none."""
+
+    digest: bytes
+    name: str
+    page_tokens: int
+    group: int = 0
+    window: int = 0
+
+
+class Reserve(_Message, frozen=True):
+    """Room for a part of each page of a chain, head first.
+
+    keys: 32 bytes each; sizes: u64 each, bytes of the whole page.
+    """
+
+    number: int
+    space: Space
+    part: int
+    parts: int
+    keys: bytes
+    sizes: bytes
+
+
+class Reserved(_Message, frozen=True):
+    """Answers Reserve, an element a page: outcomes u8 (core/reserve.h), entries u32, serials u64."""
+
+    number: int
+    outcomes: bytes
+    entries: bytes
+    serials: bytes
+    reason: str = ""
+
+
+class Flush(_Message, frozen=True):
+    """Drop the pages of the namespace whose label or digest (in hex) begins with this; of all where it is None."""
+
+    number: int
+    namespace: str | None
+
+
+class Flushed(_Message, frozen=True):
+    """Answers Flush. kept: pages that are in use. namespaces: the labels of those that matched."""
+
+    number: int
+    dropped: int
+    kept: int
+    namespaces: list[str]
+
+
+class Check(_Message, frozen=True):
+    """Walk everything and say what is wrong."""
+
+    number: int
+
+
+class Findings(_Message, frozen=True):
+    """Answers Check."""
+
+    number: int
+    findings: list[str]
+
+
+class Detach(_Message, frozen=True):
+    """From an engine that touches nothing any more: its slot may go to another."""
+
+
+Request: TypeAlias = Attach | Observe | Reserve | Flush | Check | Detach
+Answer: TypeAlias = Welcome | Refusal | Reserved | Flushed | Findings
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
+_answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
+
+
+def pack(message: Request | Answer) -> bytes:
+    """The message with its length, ready to be sent."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unpacker:
+    """Cuts a stream of bytes into messages. One for each connection."""
+
+    def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are complete with `data`, as bodies. Raises ProtocolError at a length over the limit."""
+        self._buffer += data
+        while (body := self._next()) is not None:
+            yield body
+
+    def _next(self) -> bytes | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > self._limit:
+            raise ProtocolError(f"a message of {length} bytes is longer than {self._limit}")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
+
+def read_request(body: bytes) -> Request:
+    """Raises ProtocolError if it is none."""
+    return _decode(_requests, body)
+
+
+def read_answer(body: bytes) -> Answer:
+    """Raises ProtocolError if it is none."""
+    return _decode(_answers, body)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"no message of this protocol: {error}") from error
