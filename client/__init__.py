@@ -1,5 +1,20 @@
-"""What an engine imports: keys, match, load, store and prefetch.
+"""What an engine imports: keys, match, load and store. Attaches to the daemon over its Unix socket."""
 
-Nothing here raises in an engine's hot path: an unreachable, stopped or restarted daemon is a miss. This room
-imports ``kernels`` and ``shm``, and never a store.
-"""
+from .client import Client
+from .keys import Keys, Namespace
+from .match import Handover, Match
+from .requests import Promise
+from .store import Outcome, Part, Reservation, StoreResult
+
+__all__ = [
+    "Client",
+    "Handover",
+    "Keys",
+    "Match",
+    "Namespace",
+    "Outcome",
+    "Part",
+    "Promise",
+    "Reservation",
+    "StoreResult",
+]

@@ -3,9 +3,10 @@
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, final
 
+import numpy.typing as npt
 from typing_extensions import Buffer
 
-Array: TypeAlias = Buffer
+Array: TypeAlias = Buffer | npt.NDArray[Any]
 _P = TypeVar("_P", bound=Pins)
 
 FORMAT: int

@@ -1,0 +1,201 @@
+"""The client: what an engine holds to match, load and store pages."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.host import Access, HostBuffers, HostPages, page_count, pages_of
+from ..shm._core import miss
+from ..shm.paths import default_socket
+from ..shm.protocol import Reserve, Space
+from .keys import Keys, Namespace
+from .match import Handover, Match
+from .membership import Membership
+from .requests import Promise
+from .store import WHOLE, Part, Reservation, StoreResult
+
+_COPY_THREADS = 4
+
+
+class Client:
+    """Attached to the daemon of this host, or looking for it.
+
+    Never raises for an absent, stopped or restarted daemon: matches miss, stores are refused, one line goes to the
+    log, and the client attaches again by itself. Threads may share a client. A forked child misses, and attaches anew
+    with its first call.
+
+    Args:
+        socket: the control socket's path; None: where default_socket() says, asked anew at each attempt.
+        deadline: seconds that a call may wait for the daemon, where the call itself says nothing else.
+        name: shown to administrators; by default the name of the program.
+        threads: on which a large copy may run, the calling one among them; 0: as it fits.
+    """
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        deadline: float = 1.0,
+        name: str = "",
+        threads: int = 0,
+    ) -> None:
+        self.deadline = deadline
+        self._socket = Path(socket) if socket is not None else None
+        self._name = name or Path(sys.argv[0] or sys.executable).name
+        self._threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
+        self._closed = False
+        self._member = self._join()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the daemon is there now. Without it matching and loading go on, storing does not."""
+        return self._mine().attached.is_set()
+
+    def wait_attached(self, timeout: float) -> bool:
+        """Waits until the daemon is there, at most `timeout` seconds."""
+        return self._mine().attached.wait(timeout)
+
+    def match(self, keys: Keys) -> Match:
+        """The longest cached prefix of the keys, pinned until it is let go. Asks nobody and waits for nobody."""
+        session = self._member.session
+        if session is None or not session.usable:
+            self._mine()
+            return miss(Match, keys, len(keys))
+        return session.match(Match, keys, keys.data)
+
+    def adopt(self, handover: Handover) -> Match:
+        """What another process of the same engine matched, pinned by this one, as far as it is still there."""
+        session = self._mine().session
+        if session is None or session.segments_id != handover.segments_id:
+            return miss(Match, None, len(handover))
+        return session.repin(Match, None, handover.entries, handover.serials)
+
+    def load(self, match: Match, into: HostBuffers, first: int = 0) -> int:
+        """Copies pages of a match, from page `first` on, to host memory; returns how many.
+
+        Fewer than asked for is a miss from there on, also where a buffer has another size than its page.
+
+        Args:
+            match: of this client, held.
+            into: one writable buffer in C order for all pages, or a sequence of buffers, one a page. Buffers are
+                numpy arrays, torch CPU tensors, bytearrays and the like.
+            first: the first page to copy, counted from the head of the match.
+
+        Raises TypeError or ValueError for buffers that can not be written to.
+        """
+        session = self._member.session
+        sizes = match.page_sizes[first:]
+        if session is None or not len(sizes):
+            return 0
+        memory = _as_far_as(pages_of(into, page_count(into, int(sizes[0])), Access.WRITE), sizes)
+        return session.copy_out(match, first, memory.addresses, memory.sizes, self._threads)
+
+    def store(self, keys: Keys, pages: HostBuffers, part: Part = WHOLE, deadline: float | None = None) -> StoreResult:
+        """Stores a page for each key, or this writer's part of each.
+
+        Args:
+            keys: the whole chain from the head of the prompt, so that its recency is right; what is present already
+                costs a look-up and is not read.
+            pages: host memory for each key, in the same forms as for load(). With parts each is `part.count` times
+                smaller than its page.
+            part: which share of every page this writer fills.
+            deadline: seconds to wait for the daemon; 0 stores nothing but says what is there.
+        """
+        memory = pages_of(pages, len(keys), Access.READ)
+        with self.reserve(keys, memory.sizes * part.count, part, deadline) as reservation:
+            reservation.write_all(memory, self._threads)
+            return reservation.publish()
+
+    def reserve(
+        self,
+        keys: Keys,
+        sizes: int | Sequence[int] | npt.NDArray[np.uint64],
+        part: Part = WHOLE,
+        deadline: float | None = None,
+    ) -> Reservation:
+        """Room for pages of `sizes` bytes: the first half of store(), for who writes the pages bit by bit."""
+        deadline = self.deadline if deadline is None else deadline
+        ends = time.monotonic() + deadline
+        promise = self.reserve_soon(keys, sizes, part, deadline)
+        return promise.wait(ends - time.monotonic())
+
+    def reserve_soon(
+        self,
+        keys: Keys,
+        sizes: int | Sequence[int] | npt.NDArray[np.uint64],
+        part: Part = WHOLE,
+        deadline: float | None = None,
+    ) -> Promise:
+        """Asks for room and does not wait for the answer: for a forward pass. `deadline` is for the sending alone."""
+        member = self._mine()
+        attachment = member.attachment
+        packed = _sizes(sizes, len(keys))
+        space = _space_of(keys.namespace)
+
+        def request(number: int) -> Reserve:
+            return Reserve(number, space, part.index, part.count, keys.data, packed)
+
+        promise = Promise(member.requests, attachment.session if attachment else None, part, len(keys))
+        return member.requests.ask(attachment, request, promise, self.deadline if deadline is None else deadline)
+
+    def close(self) -> None:
+        """Lets go of everything; matches that are still held can not be loaded any more. May be called again."""
+        self._closed = True
+        if not self._member.foreign:
+            self._member.stop(self.deadline)
+
+    def _join(self) -> Membership:
+        socket = self._socket
+        member = Membership(lambda: socket or default_socket(), self._name)
+        member.start()
+        return member
+
+    def _mine(self) -> Membership:
+        """This process's membership: a forked child gets one of its own."""
+        if self._member.foreign and not self._closed:
+            self._member = self._join()
+        return self._member
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = self._socket or default_socket()
+        session = self._member.session
+        state = "closed" if self._closed else "attached" if self.attached else "without a daemon"
+        memory = f", slot {session.slot} of {session.arena_bytes / 2**30:.1f} GiB" if session is not None else ""
+        return f"<Client {state}, {where}{memory}>"
+
+
+def _space_of(namespace: Namespace) -> Space:
+    return Space(namespace.digest, namespace.name, namespace.page_tokens)
+
+
+def _sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int) -> bytes:
+    """Raises ValueError where the number of sizes is another than that of the pages."""
+    array = np.full(count, sizes, dtype="<u8") if isinstance(sizes, int) else np.asarray(sizes, dtype="<u8")
+    if len(array) != count:
+        raise ValueError(f"{len(array)} sizes for {count} pages")
+    return array.tobytes()
+
+
+def _as_far_as(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:
+    """The pages from the first on for which there is a buffer of just their size."""
+    count = min(len(memory), len(sizes))
+    other = np.flatnonzero(memory.sizes[:count] != sizes[:count])
+    count = int(other[0]) if len(other) else count
+    return HostPages(memory.addresses[:count], memory.sizes[:count], memory.owners)

@@ -1,0 +1,63 @@
+"""What a match found: pages that stay readable until they are let go."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..shm._core import Pins
+from .keys import Keys
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """A match on its way to another process of the same engine: 12 bytes a page. It holds nothing itself.
+
+    The process that matched keeps its pins until the other one has called Client.adopt; what is evicted in
+    between is a miss there.
+    """
+
+    segments_id: int
+    entries: bytes
+    serials: bytes
+
+    def __len__(self) -> int:
+        return len(self.serials) // 8
+
+    def __repr__(self) -> str:
+        return f"<Handover of {len(self)} pages>"
+
+
+class Match(Pins):
+    """The longest cached prefix of some keys, pinned: what is in it can be loaded until release() or `with` ends.
+
+    len() is the number of pages. Made by Client.match and Client.adopt. Pickling one gives a Handover.
+    """
+
+    __slots__ = ()
+
+    @property
+    def keys(self) -> Keys | None:
+        """What was looked for; None in a match that another process handed over."""
+        context = self.context
+        return context if isinstance(context, Keys) else None
+
+    @property
+    def page_sizes(self) -> npt.NDArray[np.uint64]:
+        """Bytes of each page; empty once the pages are let go."""
+        return np.frombuffer(self.sizes, dtype=np.uint64)
+
+    def hand_over(self) -> Handover:
+        """For another process of the same engine."""
+        session = self.session
+        segments_id = session.segments_id if session is not None and self.held else 0
+        return Handover(segments_id, self.entries if segments_id else b"", self.serials if segments_id else b"")
+
+    def __reduce__(self) -> tuple[type[Handover], tuple[int, bytes, bytes]]:
+        handover = self.hand_over()
+        return Handover, (handover.segments_id, handover.entries, handover.serials)
+
+    def __repr__(self) -> str:
+        if not self.held and len(self):
+            return f"<Match {len(self)} of {self.asked} pages, let go>"
+        return f"<Match {len(self)} of {self.asked} pages, {int(self.page_sizes.sum()) / 2**20:.1f} MiB>"

@@ -1,0 +1,196 @@
+"""Storing: what the daemon said to each page of a batch, and the way from there to readable pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.host import Access, HostBuffer, HostPages, pages_of
+from ..shm._core import PARTS, Session
+
+_GRANTED = 0
+_OUTCOMES_FROM_INDEX = bytes.maketrans(bytes(range(5)), bytes([0, 1, 2, 3, 3]))
+
+
+class Outcome(IntEnum):
+    """What became of one page of a store."""
+
+    STORED = 0
+    PRESENT = 1
+    PENDING = 2
+    REFUSED = 3
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Which share of every page this writer fills: part `index` of `count` equal ones, up to 32.
+
+    A page is readable once all parts of it were stored.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= PARTS or not 0 <= self.index < self.count:
+            raise ValueError(f"part {self.index} of {self.count}: 1 to {PARTS} parts, counted from 0")
+
+
+WHOLE = Part()
+
+
+class StoreResult(msgspec.Struct, frozen=True):
+    """What became of each page, head first, and why something was refused. codes: an Outcome a byte."""
+
+    codes: bytes
+    reason: str = ""
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """One for each page."""
+        return [Outcome(code) for code in self.codes]
+
+    @property
+    def stored(self) -> int:
+        """Pages that are stored: the next match finds them (once all their parts are)."""
+        return self.codes.count(Outcome.STORED)
+
+    @property
+    def present(self) -> int:
+        """Pages that were there already."""
+        return self.codes.count(Outcome.PRESENT)
+
+    @property
+    def pending(self) -> int:
+        """Pages that somebody else is writing."""
+        return self.codes.count(Outcome.PENDING)
+
+    @property
+    def refused(self) -> int:
+        """Pages that were not stored."""
+        return self.codes.count(Outcome.REFUSED)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __repr__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return (
+            f"<StoreResult {self.stored} stored, {self.present} present, {self.pending} pending,"
+            f" {self.refused} refused{why}>"
+        )
+
+
+class Answered(msgspec.Struct, frozen=True, eq=False):
+    """The daemon's answer, page by page: outcomes (u8), entries (u32), serials (u64)."""
+
+    outcomes: bytes
+    entries: bytes
+    serials: bytes
+    reason: str
+
+    @property
+    def granted_serials(self) -> list[int]:
+        """The serials of the granted pages."""
+        granted = np.frombuffer(self.outcomes, dtype=np.uint8) == _GRANTED
+        serials: list[int] = np.frombuffer(self.serials, dtype=np.uint64)[granted].tolist()
+        return serials
+
+    @classmethod
+    def refused(cls, pages: int, reason: str) -> Self:
+        """No page was granted."""
+        return cls(bytes([Outcome.REFUSED]) * pages, bytes(4 * pages), bytes(8 * pages), reason)
+
+
+class Reservation:
+    """Room for pages: written to, then published or abandoned. A context manager abandons what was not published.
+
+    Pages are counted from 0 in the order of the keys. May be used by several threads, one page by one at a time.
+    """
+
+    def __init__(
+        self, session: Session | None, answered: Answered, part: Part, settled: Callable[[list[int]], None]
+    ) -> None:
+        self._session = session
+        self._part = part
+        self._settled = settled
+        codes = np.frombuffer(answered.outcomes, dtype=np.uint8)
+        self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == _GRANTED)
+        self._codes = bytearray(answered.outcomes.translate(_OUTCOMES_FROM_INDEX))
+        self._entries = np.frombuffer(answered.entries, dtype=np.uint32)
+        self._serials = np.frombuffer(answered.serials, dtype=np.uint64)
+        self._reason = answered.reason
+        self._open = len(self.granted) > 0
+
+    def write(self, page: int, buffer: HostBuffer, offset: int = 0) -> None:
+        """Copies a buffer into a granted page, from byte `offset` of the page on.
+
+        Raises ValueError if the page was not granted or the bytes do not fit into it.
+        """
+        if not self._open or page not in self.granted:
+            raise ValueError(f"page {page} is not granted")
+        memory = pages_of(buffer, 1, Access.READ)
+        if self._copy(np.array([page]), memory, offset, 1) != 1:
+            raise ValueError(f"{memory.nbytes} bytes from {offset} on do not fit into page {page}")
+
+    def write_all(self, pages: HostPages, threads: int) -> None:
+        """Copies the memory of all pages into those that were granted, each at this writer's part."""
+        offsets = pages.sizes[self.granted] * self._part.index
+        for offset in np.unique(offsets):
+            which = self.granted[offsets == offset]
+            memory = HostPages(pages.addresses[which], pages.sizes[which], pages.owners)
+            self._copy(which, memory, int(offset), threads)
+
+    def publish(self) -> StoreResult:
+        """Finishes this writer's part of every granted page. A page that was doomed meanwhile is refused."""
+        if self._open and self._session is not None:
+            self._open = False
+            serials = self._serials[self.granted]
+            stored = self._session.publish(self._entries[self.granted], serials, self._part.index)
+            self._note(stored, serials)
+        return StoreResult(bytes(self._codes), self._reason)
+
+    def abandon(self) -> None:
+        """Gives the granted pages up: they are never readable, and their room comes back."""
+        if self._open and self._session is not None:
+            self._open = False
+            serials = self._serials[self.granted]
+            self._session.abandon(self._entries[self.granted], serials, self._part.index)
+            self._note(bytes(len(serials)), serials)
+
+    def _copy(self, which: npt.NDArray[np.intp], memory: HostPages, offset: int, threads: int) -> int:
+        if self._session is None:
+            return 0
+        entries = self._entries[which]
+        return self._session.copy_in(entries, memory.addresses, memory.sizes, offset, threads)
+
+    def _note(self, stored: bytes, serials: npt.NDArray[np.uint64]) -> None:
+        lost = self.granted[np.frombuffer(stored, dtype=np.uint8) == 0]
+        for page in lost:
+            self._codes[page] = Outcome.REFUSED
+        if len(lost) and not self._reason:
+            self._reason = "some pages were given up before they were whole"
+        self._settled(serials.tolist())
+
+    def __del__(self) -> None:
+        self.abandon()
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return f"<Reservation {len(self.granted)} of {len(self)} pages granted, {state}>"
