@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..shm.protocol import Answer, Attach
-from .link import Greeting, Link, LinkError
+from ..shm.link import Greeting, Link, LinkError
 
 log = logging.getLogger("pagetier.client")
 

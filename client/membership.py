@@ -13,7 +13,7 @@ from pathlib import Path
 from ..shm._core import Session, ShmError
 from ..shm.protocol import BUILD, Answer, Attach, Detach, Reserved
 from .keeper import Keeper
-from .link import Greeting, Link, LinkError
+from ..shm.link import Greeting, Link, LinkError
 from .requests import Attachment, Requests
 
 log = logging.getLogger("pagetier.client")

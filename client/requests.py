@@ -11,7 +11,7 @@ import numpy as np
 
 from ..shm._core import Session
 from ..shm.protocol import Reserve, Reserved
-from .link import Link, LinkError
+from ..shm.link import Link, LinkError
 from .store import Answered, Part, Reservation
 
 _SERIAL = np.dtype("<u8")

@@ -87,12 +87,18 @@ def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> S
     geometry = _geometry(settings)
 
     def check_room() -> None:
-        index, locks, arena = geometry.sizes
-        verdict = fit(Host(), Need(arena=arena, frame=geometry.frame_bytes, index_fixed=index + locks))
+        verdict = fit(Host(), _need(settings, geometry))
         if not verdict.fits:
             raise ShmError(verdict.explain())
 
     return take(Wish(settings.name, geometry, BUILD, leftovers, check_room))
+
+
+def _need(settings: Config, geometry: Geometry) -> Need:
+    index, locks, arena = geometry.sizes
+    if settings.index.entries:
+        return Need(arena=arena, frame=geometry.frame_bytes, index_fixed=index + locks)
+    return Need(arena=arena, frame=geometry.frame_bytes, index_per_frame=(index + locks) // geometry.frames)
 
 
 def _geometry(settings: Config) -> Geometry:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..shm.protocol import (
+from .protocol import (
     Answer,
     Attach,
     Observe,
