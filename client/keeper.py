@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ..shm.protocol import Answer, Attach
 from ..shm.link import Greeting, Link, LinkError
+from ..shm.protocol import Answer, Attach
 
 log = logging.getLogger("pagetier.client")
 

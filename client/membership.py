@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..shm._core import Session, ShmError
+from ..shm.link import Greeting, Link, LinkError
 from ..shm.protocol import BUILD, Answer, Attach, Detach, Reserved
 from .keeper import Keeper
-from ..shm.link import Greeting, Link, LinkError
 from .requests import Attachment, Requests
 
 log = logging.getLogger("pagetier.client")

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from ..shm._core import Session
-from ..shm.protocol import Reserve, Reserved
 from ..shm.link import Link, LinkError
+from ..shm.protocol import Reserve, Reserved
 from .store import Answered, Part, Reservation
 
 _SERIAL = np.dtype("<u8")
