@@ -1,0 +1,263 @@
+"""How fast pages are found and room for them is granted, in an index of a million entries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from measure import Result, Unit, at_least, at_most, main, median_times, time_of
+from pagetier.client import Client, Keys, Namespace
+from pagetier.shm.protocol import BUILD
+from pagetier.shm.segments import Geometry, Wish, take
+from stage import Stage, settle
+
+ENTRIES = 1_000_000
+FRAME = 4096
+FILL = 8192
+SPAWN = get_context("spawn")
+SPACE = Namespace(model="bench", dtype="none", page_tokens=256)
+
+
+def all_keys() -> Keys:
+    """The keys of a full index: random, as digests are."""
+    return Keys(SPACE, np.random.default_rng(1).bytes(32 * ENTRIES))
+
+
+def some_of(keys: Keys, count: int, seed: int) -> Keys:
+    """So many of them, each once, in random order."""
+    rows = np.frombuffer(keys.data, dtype="V32")
+    return Keys(SPACE, np.random.default_rng(seed).choice(rows, count, replace=False).tobytes())
+
+
+def fill(client: Client, keys: Keys) -> None:
+    """Stores one-frame pages without writing their bytes."""
+    for at in range(0, len(keys), FILL):
+        client.reserve(keys[at : at + FILL], FRAME).publish()
+
+
+def find(client: Client, keys: Keys) -> None:
+    """One match and its release."""
+    with client.match(keys) as match:
+        assert len(match) == len(keys)
+
+
+def matching(client: Client, keys: Keys) -> Iterator[Result]:
+    """One match after another, in one process."""
+    batches = iter([some_of(keys, 8192, seed) for seed in range(61)])
+    plain = {key: at for at, key in enumerate(keys)}
+    batch = some_of(keys, 8192, 99)
+    listed = list(batch)
+    find(client, next(batches))
+    ours, theirs = median_times(60, lambda: find(client, next(batches)), lambda: [plain[key] for key in listed])
+    ns = Unit.NS.value
+    yield Result(
+        "match_8192_ns_per_key",
+        ours / 8192 * ns,
+        "ns",
+        f"a private Python dict of as many keys: {theirs / 8192 * ns:.0f} ns",
+        at_most(100),
+    )
+    one = keys[7:8]
+    key = one[0]
+    ours, theirs = median_times(
+        200, lambda: [find(client, one) for _ in range(100)], lambda: [plain[key] for _ in range(100)]
+    )
+    yield Result(
+        "match_1_ns", ours / 100 * ns, "ns", f"a private Python dict: {theirs / 100 * ns:.0f} ns", at_most(1000)
+    )
+
+
+def prompt(client: Client) -> Iterator[Result]:
+    """A whole prompt: keys, match and release."""
+    tokens = np.random.default_rng(3).integers(0, 32000, 131072, dtype=np.int32)
+    fill(client, SPACE.keys(tokens))
+    data = memoryview(tokens.tobytes())
+
+    def bare() -> None:
+        digest = SPACE.digest
+        for at in range(0, len(data), 1024):
+            digest = hashlib.sha256(digest + data[at : at + 1024]).digest()
+
+    ours, theirs = median_times(60, lambda: find(client, SPACE.keys(tokens)), bare)
+    yield Result(
+        "match_128k_tokens_over_sha256",
+        ours / theirs,
+        "x",
+        f"chained SHA-256 alone: {theirs * 1e3:.2f} ms; ours: {ours * 1e3:.2f} ms",
+        at_most(1.2),
+    )
+
+
+def _match_loop(socket: Path, keys: Keys, batches: int, pipe: Connection) -> None:
+    """In a process of its own: on each number from the pipe, matches for that many seconds and tells its rate."""
+    with Client(socket) as client:
+        client.wait_attached(10)
+        parts = [keys[at * 512 : (at + 1) * 512] for at in range(batches)]
+        for part in parts:
+            find(client, part)
+        pipe.send(0.0)
+        while seconds := pipe.recv():
+            done, ends, at = 0, time.perf_counter() + seconds, 0
+            while time.perf_counter() < ends:
+                find(client, parts[at])
+                at = (at + 1) % batches
+                done += 1
+            pipe.send(done / seconds)
+
+
+def scaling(socket: Path, keys: Keys, name: str) -> Iterator[Result]:
+    """Two processes over one. With one batch of keys both match the same pages."""
+    same = name.endswith("same_keys")
+    batches = 1 if same else 400
+    mine = [some_of(keys[i * 500_000 : (i + 1) * 500_000], 512 * batches, 5) for i in (0, 0 if same else 1)]
+    pipes, workers = [], []
+    for part in mine:
+        here, there = SPAWN.Pipe()
+        workers.append(SPAWN.Process(target=_match_loop, args=(socket, part, batches, there)))
+        workers[-1].start()
+        pipes.append(here)
+        here.recv()
+    alone, both = [], []
+    for _ in range(8):
+        pipes[0].send(0.5)
+        alone.append(pipes[0].recv())
+        for pipe in pipes:
+            pipe.send(0.5)
+        both.append(sum(pipe.recv() for pipe in pipes))
+    for pipe, worker in zip(pipes, workers, strict=True):
+        pipe.send(0)
+        worker.join()
+    one, two = statistics.median(alone), statistics.median(both)
+    goal = {} if same else {"goal": at_least(1.8)}
+    yield Result(name, two / one, "x", f"one process: {one:.0f} matches of 512 keys a second; two: {two:.0f}", **goal)
+
+
+def storing(client: Client, name: str, bound: float, fresh: int) -> Iterator[Result]:
+    """The round trip of a reservation and the publication of 512 pages of one frame, nothing copied."""
+    data = np.random.default_rng(fresh).bytes(32 * 512 * 101)
+    batches = iter([Keys(SPACE, data[at : at + 32 * 512]) for at in range(0, len(data), 32 * 512)])
+
+    def store() -> None:
+        assert client.reserve(next(batches), FRAME).publish().stored == 512
+
+    store()
+    seconds = median_times(100, store)[0]
+    yield Result(
+        name, seconds / 512 * 1e6, "us", f"a batch of 512: {seconds * 1e3:.2f} ms, one message", at_most(bound)
+    )
+
+
+def _store_loop(socket: Path, pipe: Connection) -> None:
+    """In a process of its own: stores without pause until the pipe says stop."""
+    with Client(socket, deadline=10) as client:
+        client.wait_attached(10)
+        rng = np.random.default_rng(77)
+        pipe.send(0)
+        while not pipe.poll():
+            client.reserve(Keys(SPACE, rng.bytes(32 * 512)), FRAME).publish()
+
+
+def beside(client: Client, socket: Path) -> Iterator[Result]:
+    """A small reservation while another client stores without pause."""
+    data = np.random.default_rng(88).bytes(32 * 64 * 400)
+    batches = iter([Keys(SPACE, data[at : at + 32 * 64]) for at in range(0, len(data), 32 * 64)])
+
+    def ask() -> None:
+        client.reserve(next(batches), FRAME).publish()
+
+    idle = median_times(100, ask)[0]
+    here, there = SPAWN.Pipe()
+    other = SPAWN.Process(target=_store_loop, args=(socket, there))
+    other.start()
+    here.recv()
+    busy = median_times(250, ask)[0]
+    here.send(0)
+    other.join()
+    yield Result("reserve_64_us", busy * 1e6, "us", f"with nobody else: {idle * 1e6:.0f} us", at_most(500))
+
+
+_ATTACH = """
+import sys, time
+from pathlib import Path
+from pagetier.client import Client
+def anon():
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("RssAnon"))
+before, began = anon(), time.perf_counter()
+client = Client(sys.argv[1])
+assert client.wait_attached(10)
+took = time.perf_counter() - began
+time.sleep(1)
+print(took, (anon() - before) / 1024)
+client.close()
+"""
+
+
+def attaching(socket: Path) -> Iterator[Result]:
+    """A fresh process attaches."""
+    runs = [
+        subprocess.run([sys.executable, "-c", _ATTACH, str(socket)], capture_output=True, text=True, check=True)
+        for _ in range(9)
+    ]
+    took, private = (statistics.median(column) for column in zip(*(map(float, r.stdout.split()) for r in runs)))
+    yield Result("attach_ms", took * 1e3, "ms", "connection, three descriptors, mappings; new process", at_most(20))
+    yield Result("attach_private_mb", private, "MB", "RssAnon a second after, over before", at_most(5))
+
+
+def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
+    """A daemon is killed and another takes over; the bytes of index and lock words, copied once, beside it."""
+    stage.kill()
+    taken: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        segments = take(Wish(stage.name, geometry, BUILD))
+        taken.append(time.perf_counter() - began)
+        pages = segments.owner.header()["pages"]
+        segments.release()
+        del segments
+    index = b"".join(Path(f"/dev/shm/{stage.name}.{kind}").read_bytes() for kind in ("index", "locks"))
+    copy = time_of(lambda: bytearray(index))
+    stage.start()
+    yield Result(
+        "adopt_ms",
+        statistics.median(taken) * 1e3,
+        "ms",
+        f"{pages} pages; copying index and lock words once: {copy * 1e3:.0f} ms",
+        at_most(500),
+    )
+
+
+def measure() -> Iterator[Result]:
+    """All of it on one daemon."""
+    geometry = Geometry(FRAME, ENTRIES, ENTRIES, 16)
+    sizes = ["--arena-size", str(FRAME * ENTRIES), "--arena-frame-size", str(FRAME), "--index-namespaces", "16"]
+    with Stage(*sizes, "--arena-prefault", "lazy", "--evict-low", "0", "--evict-high", "0") as stage:
+        with stage.client() as client:
+            yield from storing(client, "store_512_us_per_page", 2, 11)
+            keys = all_keys()
+            fill(client, keys[: ENTRIES - 512 * 102])
+            keys = keys[: ENTRIES - 512 * 102]
+            settle()
+            yield from matching(client, keys)
+            yield from scaling(stage.socket, keys, "match_2_processes_over_1")
+            yield from scaling(stage.socket, keys, "match_2_processes_over_1_same_keys")
+            yield from attaching(stage.socket)
+            yield from prompt(client)
+            fill(client, all_keys()[-512 * 102 :])
+            yield from storing(client, "store_512_evicting_us_per_page", 3, 12)
+            yield from beside(client, stage.socket)
+        yield from adopting(stage, geometry)
+        stage.client().close()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent))
+    main("Finding pages and granting room, 1,000,000 entries", measure)

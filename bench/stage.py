@@ -1,0 +1,61 @@
+"""A daemon for benchmarks: segments and socket of its own, nothing left at the end."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pagetier.client import Client
+
+_START_S = 120.0
+
+
+class Stage:
+    """Runs `pagetierd` with the given arguments while the context lasts."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.name = f"pagetier-bench-{secrets.token_hex(4)}"
+        self._folder = tempfile.TemporaryDirectory(prefix="pagetier-bench-")
+        self.socket = Path(self._folder.name) / "pagetier.sock"
+        self._arguments = arguments
+
+    def start(self) -> None:
+        """Starts the daemon, or starts it again."""
+        command = [sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
+        command += ["--name", self.name, "--socket", str(self.socket), "--log-level", "warning", *self._arguments]
+        self._process = subprocess.Popen(command)
+
+    def kill(self) -> None:
+        """As a crash: the segments stay."""
+        self._process.kill()
+        self._process.wait()
+
+    def client(self) -> Client:
+        """An attached client."""
+        client = Client(self.socket, deadline=10)
+        if not client.wait_attached(_START_S):
+            raise SystemExit("the daemon does not get ready")
+        return client
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(_START_S)
+        self._folder.cleanup()
+
+
+def settle() -> None:
+    """Gives background work of client and daemon the time to end."""
+    time.sleep(0.3)
