@@ -1,0 +1,194 @@
+"""Hugging Face transformers on the CPU: the keys and values of a prompt, as pages and back.
+
+    prompts = PromptCache(Client(), model, namespace_of(model, page_tokens=256))
+    cached = prompts.load(prompt)                        # cached.tokens of the prompt need no computing
+    for logits in prompts.prefill(prompt, cached.cache):
+        ...                                              # the last ones choose the first new token
+    prompts.store(prompt, cached.cache)
+
+A page is one chunk of prefill, and chunks begin at multiples of `page_tokens`. So a run that loads some
+pages computes the other chunks just as a run without a cache does, in the same shapes, and its logits are
+equal bit by bit, provided that both compute alike: the same torch, threads, kind of CPU and attention.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ..client import Client
+from ..keys import Namespace
+from ..store import StoreResult
+
+LAYOUT = "layer,kv,head,token,dim 1"
+"""The order of a page's bytes, and its version."""
+
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
+
+
+class CachedPrompt(msgspec.Struct, frozen=True, eq=False):
+    """The beginning of a prompt: `cache` holds its first `tokens` tokens, a multiple of `page_tokens`."""
+
+    tokens: int
+    cache: DynamicCache
+
+
+class PageShape(msgspec.Struct, frozen=True):
+    """A page as a tensor."""
+
+    layers: int
+    heads: int
+    tokens: int
+    dim: int
+
+    @property
+    def axes(self) -> tuple[int, int, int, int, int]:
+        """In the order of LAYOUT; kv are 2, keys and values."""
+        return self.layers, 2, self.heads, self.tokens, self.dim
+
+
+class PromptCache:
+    """The prompts of one model, with their keys and values in pagetier.
+
+    A prompt is a tensor of token ids, of one dimension, on the CPU. Without a daemon nothing is found and
+    nothing stored, and prefill goes on as ever. May be used by several threads.
+
+    Args:
+        client: attached or not; it stays the caller's.
+        model: a causal model on the CPU, in eval mode.
+        namespace: from namespace_of(), perhaps with more said (msgspec.structs.replace: a LoRA, a salt).
+    """
+
+    def __init__(self, client: Client, model: PreTrainedModel, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self._client = client
+        self._model = model
+        self._shape = _page_shape(model, namespace.page_tokens)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        return math.prod(self._shape.axes) * int(self._model.dtype.itemsize)
+
+    def load(self, prompt: torch.Tensor) -> CachedPrompt:
+        """What is cached of a prompt, in a cache of its own. The last token is always left to the engine."""
+        with self._client.match(self.namespace.keys(prompt[:-1])) as match:
+            pages = torch.empty((len(match), *self._shape.axes), dtype=self._model.dtype)
+            loaded = self._client.load(match, pages)
+        return CachedPrompt(loaded * self._shape.tokens, self._cache_of(pages[:loaded]))
+
+    def prefill(self, prompt: torch.Tensor, cache: DynamicCache, logits_to_keep: int = 1) -> Iterator[torch.Tensor]:
+        """Computes the part of a prompt that the cache lacks, and adds it to the cache.
+
+        The caller guarantees that the cache holds the beginning of this prompt, up to the start of a page.
+
+        Yields the logits of each chunk, (tokens, vocabulary): of its last `logits_to_keep` tokens, 0: of all.
+        """
+        for start in range(cache.get_seq_length(), len(prompt), self._shape.tokens):
+            yield self._forward(prompt[start : start + self._shape.tokens], cache, logits_to_keep)
+
+    def store(self, prompt: torch.Tensor, cache: DynamicCache) -> StoreResult:
+        """Stores the full pages of a prompt. What is present already is not even gathered.
+
+        The caller guarantees that prefill() filled the cache with this prompt; it may hold more behind it.
+        Raises ValueError for a cache that holds less, several sequences, or another model's state.
+        """
+        keys = self.namespace.keys(prompt)
+        self._check(cache, len(keys) * self._shape.tokens)
+        with self._client.reserve(keys, self.page_bytes) as reservation:
+            for page in reservation.granted.tolist():
+                reservation.write(page, self._page_of(cache, page))
+            return reservation.publish()
+
+    def _forward(self, chunk: torch.Tensor, cache: DynamicCache, logits_to_keep: int) -> torch.Tensor:
+        with torch.no_grad():
+            inputs = {"input_ids": chunk[None], "past_key_values": cache}
+            return self._model(**inputs, use_cache=True, logits_to_keep=logits_to_keep).logits[0]
+
+    def _cache_of(self, pages: torch.Tensor) -> DynamicCache:
+        """A cache filled from pages, (page, *axes of LAYOUT)."""
+        cache = DynamicCache(config=self._model.config)
+        for layer, of_layer in enumerate(pages.unbind(1) if len(pages) else ()):
+            keys, values = of_layer.permute(1, 2, 0, 3, 4).flatten(2, 3)  # (kv, head, page and token, dim)
+            cache.update(keys[None], values[None], layer)
+        return cache
+
+    def _page_of(self, cache: DynamicCache, page: int) -> torch.Tensor:
+        tokens = slice(page * self._shape.tokens, (page + 1) * self._shape.tokens)
+        return torch.stack([state[0, :, tokens] for state in _states(cache)]).reshape(self._shape.axes)
+
+    def _check(self, cache: DynamicCache, tokens: int) -> None:
+        states = _states(cache) if cache.get_seq_length() else []
+        if tokens and len(states) != 2 * self._shape.layers:
+            raise ValueError(f"the cache holds {len(states) // 2} layers, not {self._shape.layers}")
+        least = (1, self._shape.heads, tokens, self._shape.dim)
+        for state in states:
+            batch, heads, length, dim = state.shape
+            if (batch, heads, min(length, tokens), dim) != least or state.dtype != self._model.dtype:
+                raise ValueError(f"the cache holds {state.dtype} {tuple(state.shape)}, not {self._model.dtype} {least}")
+
+
+def namespace_of(model: PreTrainedModel, page_tokens: int, name: str = "") -> Namespace:
+    """The namespace of a model's pages, as far as its configuration tells; it knows of no LoRA.
+
+    The caller guarantees that a name (with its revision on the hub) means the same weights for ever.
+
+    Args:
+        model: as it computes: its dtype is that of the pages.
+        page_tokens: tokens in a page, and in a chunk of prefill.
+        name: which weights; by default the hub's name or the path that the model was loaded from.
+
+    Raises ValueError for a model without a name, and for one whose pages would depend on more than the tokens up to
+    their end: rotary embeddings that change with the prompt's length, layers other than full attention.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None)
+    _check_attention(config, rope)
+    return Namespace(
+        model=name or model.name_or_path,
+        revision=getattr(config, "_commit_hash", None) or "",
+        dtype=str(model.dtype).removeprefix("torch."),
+        page_tokens=page_tokens,
+        layout=LAYOUT,
+        rope=_spelt(rope),
+        quantisation=_spelt(getattr(model.config, "quantization_config", None)),
+    )
+
+
+def _page_shape(model: PreTrainedModel, page_tokens: int) -> PageShape:
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return PageShape(config.num_hidden_layers, heads, page_tokens, dim)
+
+
+def _states(cache: DynamicCache) -> list[torch.Tensor]:
+    """Keys and values, layer by layer, (batch, head, token, dim) each."""
+    return [state for layer in cache.layers for state in (layer.keys, layer.values)]
+
+
+def _check_attention(config: Any, rope: object) -> None:
+    if _depends_on_length(rope):
+        raise ValueError(f"rotary embeddings that change with the prompt's length have no pages: {_spelt(rope)}")
+    others = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__}
+    if others:
+        raise ValueError(f"only layers of full attention can be paged here, not {', '.join(sorted(others))}")
+
+
+def _depends_on_length(rope: object) -> bool:
+    """Some models have one table of settings, some have one for each kind of layer."""
+    if not isinstance(rope, dict):
+        return False
+    return rope.get("rope_type") in _ROPE_BY_LENGTH or any(map(_depends_on_length, rope.values()))
+
+
+def _spelt(settings: Any) -> str:
+    """Settings in one spelling; nothing for none."""
+    return json.dumps(settings, sort_keys=True, default=lambda other: other.to_dict()) if settings else ""
