@@ -7,21 +7,20 @@ holds the lock on the index file is the daemon: the kernel lets go of it when th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import posix_ipc
 
 from ._core import Owner, ShmError, plan
+from .files import KINDS, check_user, is_current, lock, open_all, open_new, open_segment, opened, unlink
+from .head import head_of
 from .process import Process
 
-_KINDS: Final = ("index", "locks", "arena")
 _TRIES: Final = 20
 _U64: Final = 64
 
@@ -38,6 +37,10 @@ class Geometry(msgspec.Struct, frozen=True):
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of index, lock words and arena."""
         return plan(self.frame_bytes, self.frames, self.entries, self.spaces)
+
+    def __str__(self) -> str:
+        frames = f"{self.frames} frames of {self.frame_bytes} bytes"
+        return f"{frames}, an index of {self.entries} pages and {self.spaces} namespaces"
 
 
 class Leftovers(Enum):
@@ -68,16 +71,16 @@ class Segments:
 
     def descriptors(self) -> list[int]:
         """Fresh descriptors for a client: the index read-only, the others to write. The caller closes them."""
-        return [_open(self.name, "index", read_only=True), _open(self.name, "locks"), _open(self.name, "arena")]
+        return open_all(self.name, *KINDS, read_only=frozenset({"index"}))
 
     def read_only_descriptors(self) -> list[int]:
         """Fresh read-only descriptors of index and lock words, for who only looks. The caller closes them."""
-        return [_open(self.name, kind, read_only=True) for kind in ("index", "locks")]
+        return open_all(self.name, "index", "locks", read_only=frozenset(KINDS))
 
     def remove(self) -> None:
         """Ends the segments: clients are told, the names go, the memory goes with the last process that maps it."""
         self.owner.close()
-        _unlink(self.name)
+        unlink(self.name)
         self.release()
 
     def release(self) -> None:
@@ -100,32 +103,33 @@ def take(wish: Wish) -> Segments:
 
     Returned segments are ready for use; in adopted ones the pins and reservations of processes that died meanwhile
     are taken back already. Raises ShmError if another daemon lives on them, if they are another user's, of another
-    format or of another size than asked for; OSError if memory is short.
+    format or of another size than asked for, and then leaves them as they are; OSError if memory is short.
     """
     for _ in range(_TRIES):
-        lock = _open(wish.name, "index", flags=posix_ipc.O_CREAT)
+        index = open_segment(wish.name, "index", flags=posix_ipc.O_CREAT)
         try:
-            _lock(lock, wish.name)
-            segments = _take_locked(wish, lock)
+            check_user(wish.name, index)
+            lock(wish.name, index)
+            segments = _take_locked(wish, index)
         except BaseException:
-            os.close(lock)
+            os.close(index)
             raise
         if segments is not None:
             return segments
-        os.close(lock)
+        os.close(index)
     raise ShmError(f"segments {wish.name!r} come and go: is another daemon being started and stopped?")
 
 
-def _take_locked(wish: Wish, lock: int) -> Segments | None:
+def _take_locked(wish: Wish, index: int) -> Segments | None:
     """None if the index was removed or replaced before it was locked, or turned out to be of no use: try again."""
-    if not _is_current(wish.name, lock):
+    if not is_current(wish.name, index):
         return None
-    if os.fstat(lock).st_size == 0:
-        return Segments(wish.name, lock, _make_or_unlink(wish), Origin.MADE)
-    owner = None if wish.leftovers is Leftovers.DISCARD else _adopt(wish)
+    if os.fstat(index).st_size == 0:
+        return Segments(wish.name, index, _make_or_unlink(wish), Origin.MADE)
+    owner = None if wish.leftovers is Leftovers.DISCARD else _adopt(wish, index)
     if owner is not None:
-        return Segments(wish.name, lock, owner, Origin.ADOPTED)
-    _unlink(wish.name)
+        return Segments(wish.name, index, owner, Origin.ADOPTED)
+    unlink(wish.name)
     return None
 
 
@@ -134,17 +138,16 @@ def _make_or_unlink(wish: Wish) -> Owner:
         wish.check_room()
         return _make(wish)
     except BaseException:
-        _unlink(wish.name)
+        unlink(wish.name)
         raise
 
 
 def _make(wish: Wish) -> Owner:
     name, g = wish.name, wish.geometry
     for kind in ("locks", "arena"):
-        _unlink_one(name, kind)
-        os.close(_open(name, kind, flags=posix_ipc.O_CREX))
-    for kind, size in zip(_KINDS, g.sizes, strict=True):
-        with _opened(name, kind) as descriptor:
+        os.close(open_new(name, kind))
+    for kind, size in zip(KINDS, g.sizes, strict=True):
+        with opened(name, kind) as descriptor:
             os.ftruncate(descriptor, size)
     owner = _map(name)
     owner.populate_index()
@@ -153,95 +156,53 @@ def _make(wish: Wish) -> Owner:
     return owner
 
 
-def _adopt(wish: Wish) -> Owner | None:
+def _adopt(wish: Wish, index: int) -> Owner | None:
     """None if they were never finished, or were being removed."""
+    head = head_of(index)
+    if head.unfinished:
+        return None
+    if head.why_not:
+        raise _no_use(wish.name, head.why_not)
     try:
         owner = _map(wish.name)
-    except (posix_ipc.ExistentialError, OSError):
+    except posix_ipc.ExistentialError:
         return None
-    header = owner.header()
-    if not header["magic"] or header["closed"]:
-        return None
+    except OSError as error:
+        raise _no_use(wish.name, f"can not be mapped: {error.strerror}") from error
+    return _adopt_mapped(wish, owner)
+
+
+def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     why_not = owner.why_not()
     if why_not is not None:
-        raise ShmError(f"segments {wish.name!r} were left by another build: {why_not}; drop them with --fresh")
+        raise _no_use(wish.name, f"are damaged: {why_not}")
+    if owner.header()["closed"]:
+        return None
     _check_geometry(wish, owner)
     owner.adopt(_living(owner))
     return owner
 
 
+def _no_use(name: str, why: str) -> ShmError:
+    return ShmError(f"segments {name!r} {why}; --fresh drops what is in them")
+
+
 def _map(name: str) -> Owner:
     """Maps descriptors of its own: a mapping keeps the file that it was made of open, and a lock on it held."""
     with contextlib.ExitStack() as stack:
-        return Owner(*(stack.enter_context(_opened(name, kind)) for kind in _KINDS))
+        return Owner(*(stack.enter_context(opened(name, kind)) for kind in KINDS))
 
 
 def _check_geometry(wish: Wish, owner: Owner) -> None:
     header = owner.header()
-    for field in wish.geometry.__struct_fields__:
-        have, want = header[field], getattr(wish.geometry, field)
-        if have != want:
-            raise ShmError(
-                f"segments {wish.name!r} are still warm with {field} = {have}, the configuration asks for {want}:"
-                f" start once with the old value and stop that daemon, or drop what is in memory with --fresh"
-            )
+    have = Geometry(*(header[field] for field in Geometry.__struct_fields__))
+    if have != wish.geometry:
+        raise ShmError(
+            f"segments {wish.name!r} are still warm, with {have}; the configuration asks for {wish.geometry}:"
+            f" start once with the old sizes and stop that daemon, or drop what is in memory with --fresh"
+        )
 
 
 def _living(owner: Owner) -> int:
     """Bits of the slots whose process lives."""
     return sum(1 << s["slot"] for s in owner.takers() if Process(s["pid"], s["started"]).lives())
-
-
-def _path(name: str, kind: str) -> str:
-    return f"/{name}.{kind}"
-
-
-def _open(name: str, kind: str, flags: int = 0, *, read_only: bool = False) -> int:
-    try:
-        return int(posix_ipc.SharedMemory(_path(name, kind), flags=flags, mode=0o600, read_only=read_only).fd)
-    except posix_ipc.PermissionsError as error:
-        whose = _owner_of(name, kind)
-        raise ShmError(f"segments {name!r} belong to {whose}: run as that user, or use another name") from error
-
-
-@contextlib.contextmanager
-def _opened(name: str, kind: str) -> Iterator[int]:
-    descriptor = _open(name, kind)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _owner_of(name: str, kind: str) -> str:
-    try:
-        return f"user {Path(f'/dev/shm{_path(name, kind)}').owner()}"
-    except (OSError, KeyError):
-        return "another user"
-
-
-def _lock(descriptor: int, name: str) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ShmError(f"another daemon lives on segments {name!r}: stop it, or use another name") from error
-
-
-def _is_current(name: str, lock: int) -> bool:
-    """Whether the name still leads to the file that was opened and locked."""
-    try:
-        with _opened(name, "index") as again:
-            return os.path.sameopenfile(lock, again)
-    except posix_ipc.ExistentialError:
-        return False
-
-
-def _unlink(name: str) -> None:
-    """Removes the names; the index's goes last, as it is what the next daemon looks for."""
-    for kind in reversed(_KINDS):
-        _unlink_one(name, kind)
-
-
-def _unlink_one(name: str, kind: str) -> None:
-    with contextlib.suppress(posix_ipc.ExistentialError):
-        posix_ipc.unlink_shared_memory(_path(name, kind))

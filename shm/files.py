@@ -1,0 +1,135 @@
+"""The files of segments in /dev/shm: opened, locked, removed. They are for their user only; others get descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pwd
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import posix_ipc
+
+from ._core import ShmError
+
+KINDS: Final = ("index", "locks", "arena")
+_LOCK_PATIENCE_S: Final = 0.1  # somebody may look for a moment whether the lock is held
+
+
+def open_segment(name: str, kind: str, flags: int = 0, *, read_only: bool = False) -> int:
+    """A descriptor. Raises posix_ipc.ExistentialError if there is none, ShmError if it is another user's."""
+    try:
+        return int(posix_ipc.SharedMemory(_path(name, kind), flags=flags, mode=0o600, read_only=read_only).fd)
+    except posix_ipc.PermissionsError as error:
+        raise _not_ours(name, kind) from error
+
+
+def open_new(name: str, kind: str) -> int:
+    """A descriptor of an empty segment, in the place of what was there. Raises ShmError if that is another user's."""
+    unlink_one(name, kind)
+    try:
+        return open_segment(name, kind, flags=posix_ipc.O_CREX)
+    except posix_ipc.ExistentialError as error:
+        raise _not_ours(name, kind) from error
+
+
+def open_all(name: str, *kinds: str, read_only: frozenset[str]) -> list[int]:
+    """Descriptors of several segments, or of none. Raises ShmError if somebody has removed them, OSError."""
+    with contextlib.ExitStack() as undo:
+        descriptors = []
+        for kind in kinds:
+            descriptors.append(_open_living(name, kind, read_only=kind in read_only))
+            undo.callback(os.close, descriptors[-1])
+        undo.pop_all()
+    return descriptors
+
+
+def _open_living(name: str, kind: str, *, read_only: bool) -> int:
+    try:
+        return open_segment(name, kind, read_only=read_only)
+    except posix_ipc.ExistentialError as error:
+        raise ShmError(f"somebody has removed /dev/shm{_path(name, kind)}: restart the daemon") from error
+
+
+@contextlib.contextmanager
+def opened(name: str, kind: str) -> Iterator[int]:
+    """A descriptor for a while."""
+    descriptor = open_segment(name, kind)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def check_user(name: str, index: int) -> None:
+    """Raises ShmError if the index is another user's. Root could open it, and be fed what that user likes."""
+    if os.fstat(index).st_uid != os.geteuid():
+        raise _not_ours(name, "index")
+
+
+def lock(name: str, index: int) -> None:
+    """Makes this process the daemon of the segments. Raises ShmError if another one is."""
+    ends = time.monotonic() + _LOCK_PATIENCE_S
+    while not _locks(index, fcntl.LOCK_EX):
+        if time.monotonic() > ends:
+            raise ShmError(f"another daemon lives on segments {name!r}: stop it, or use another name")
+        time.sleep(_LOCK_PATIENCE_S / 10)
+
+
+def is_locked(index: int) -> bool:
+    """Whether a daemon lives on the segments. A moment's look: who wants to lock them meanwhile tries again."""
+    if not _locks(index, fcntl.LOCK_SH):
+        return True
+    fcntl.flock(index, fcntl.LOCK_UN)
+    return False
+
+
+def is_current(name: str, index: int) -> bool:
+    """Whether the name still leads to the file that was opened."""
+    try:
+        with opened(name, "index") as again:
+            return os.path.sameopenfile(index, again)
+    except posix_ipc.ExistentialError:
+        return False
+
+
+def unlink(name: str) -> None:
+    """Removes the names; the index's goes last, as it is what the next daemon looks for."""
+    for kind in reversed(KINDS):
+        unlink_one(name, kind)
+
+
+def unlink_one(name: str, kind: str) -> None:
+    """Removes one. What is not there, or another user's, stays as it is."""
+    with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+        posix_ipc.unlink_shared_memory(_path(name, kind))
+
+
+def user_name(number: int) -> str:
+    """A user for people: "root", "1000"."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _path(name: str, kind: str) -> str:
+    return f"/{name}.{kind}"
+
+
+def _not_ours(name: str, kind: str) -> ShmError:
+    try:
+        whose = "user " + user_name(os.stat(f"/dev/shm{_path(name, kind)}").st_uid)  # noqa: PTH116
+    except OSError:
+        whose = "another user"
+    return ShmError(f"segments {name!r} belong to {whose}: run as that user, or use another name")
+
+
+def _locks(index: int, way: int) -> bool:
+    try:
+        fcntl.flock(index, way | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
