@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from .options import Field, fields
+from .options import Config, Field, fields
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -19,6 +19,30 @@ def config_options(command: _Command) -> _Command:
         option = click.option(field.flag, field.parameter, metavar=field.setting.metavar, help=_help(field))
         command = option(command)
     return command
+
+
+class ConfigCommand(click.Command):
+    """A command whose help lists its settings by the tables of the configuration."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section for each table, under what the table is about."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(_heading(parameter.name), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _heading(parameter: str | None) -> str:
+    section = next((field.section for field in fields() if field.parameter == parameter), "")
+    if not section:
+        return "Options"
+    table = next(table.type for table in msgspec.structs.fields(Config) if table.name == section)
+    about = (table.__doc__ or "").partition(":")[0].strip().rstrip(".")
+    return f"[{section}] {about}"
 
 
 def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
