@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ..shm._core import ShmError
 from ..shm.protocol import (
     BUILD,
     Answer,
@@ -28,12 +29,12 @@ from ..shm.protocol import (
     read_request,
 )
 from .options import Access
-from .peers import Peer, may_attach, peer_of
+from .peers import Peer, may_attach, name_of, peer_of
 from .service import Service
 
 log = logging.getLogger(__name__)
 
-_GREETING_S = 5.0
+GREETING_S = 5.0
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -46,9 +47,10 @@ class Admission(msgspec.Struct, frozen=True):
 class Connection(asyncio.Protocol):
     """One peer. It says first who it is, and gets nothing before."""
 
-    def __init__(self, service: Service, access: Access) -> None:
+    def __init__(self, service: Service, access: Access, patience: float = GREETING_S) -> None:
         self._service = service
         self._access = access
+        self._patience = patience
         self._unpacker = Unpacker()
         self._greeted = False
         self._slot = -1
@@ -57,7 +59,8 @@ class Connection(asyncio.Protocol):
         """The peer has a few seconds to greet."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._late = asyncio.get_running_loop().call_later(_GREETING_S, self._end, "it never said who it is")
+        self._who = name_of(transport.get_extra_info("socket"))
+        self._late = asyncio.get_running_loop().call_later(self._patience, self._end, "it never said who it is")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Says nothing about the process: its slot stays."""
@@ -76,8 +79,16 @@ class Connection(asyncio.Protocol):
         try:
             for body in self._unpacker.feed(data):
                 self._handle(read_request(body))
+                if self._transport.is_closing():
+                    return
         except ProtocolError as error:
-            self._end(str(error))
+            self._misunderstood(str(error))
+
+    def _misunderstood(self, why: str) -> None:
+        """A peer of another version may send what makes no sense here; it is told, if nothing else was said yet."""
+        if not self._greeted:
+            self._send(Refusal(f"the daemon is {BUILD!r}: {why}"))
+        self._end(why)
 
     def _handle(self, request: Request) -> None:
         match request:
@@ -101,12 +112,12 @@ class Connection(asyncio.Protocol):
     def _greet(self, request: Attach | Observe) -> None:
         connection = self._transport.get_extra_info("socket").dup()
         with connection:
-            admission = self._admit(request, connection)
             try:
-                socket.send_fds(connection, [pack(admission.answer)], list(admission.descriptors))
-            finally:
-                for descriptor in admission.descriptors:
-                    os.close(descriptor)
+                admission = self._admit(request, connection)
+                _answer(connection, admission)
+            except OSError as error:
+                self._end(f"it can not be answered: {error.strerror}")
+                return
         if isinstance(admission.answer, Refusal):
             self._end(admission.answer.reason)
             return
@@ -122,6 +133,8 @@ class Connection(asyncio.Protocol):
             return _refuse(str(error))
         try:
             return self._admit_peer(request, peer)
+        except ShmError as error:
+            return _refuse(str(error))
         finally:
             os.close(peer.pidfd)
 
@@ -138,8 +151,16 @@ class Connection(asyncio.Protocol):
         return Admission(answer, segments.descriptors())
 
     def _end(self, why: str) -> None:
-        log.warning("a connection is closed: %s", why)
+        log.warning("%s: its connection is closed: %s", self._who, why)
         self._transport.close()
+
+
+def _answer(connection: socket.socket, admission: Admission) -> None:
+    try:
+        socket.send_fds(connection, [pack(admission.answer)], list(admission.descriptors))
+    finally:
+        for descriptor in admission.descriptors:
+            os.close(descriptor)
 
 
 def _refuse(reason: str) -> Admission:

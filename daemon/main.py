@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from enum import IntEnum
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -15,28 +16,25 @@ from ..shm._core import ShmError
 from ..shm.protocol import BUILD
 from ..shm.segments import Geometry, Leftovers, Origin, Segments, Wish, take
 from .config import ConfigError, load
+from .exits import Exit, exit_code_help
 from .fit import Need, fit
-from .flags import config_flags, config_options
+from .flags import ConfigCommand, config_flags, config_options
 from .host import Host
 from .options import Config
 from .prefault import PrefaultError
 from .run import run
 from .server import Server, SocketError
+from .version import version_option
 
 log = logging.getLogger("pagetierd")
 
 
-class Exit(IntEnum):
-    """Exit codes of the daemon and of the command line; see README."""
-
-    OK = 0
-    WRONG = 1
-    USAGE = 2
-    UNREACHABLE = 3
-    REFUSED = 4
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=ConfigCommand,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=exit_code_help(Exit.OK, Exit.USAGE, Exit.REFUSED),
+)
+@version_option
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file. [default: $PAGETIER_CONFIG, or none]")
 @click.option(
     "--fresh",
@@ -50,8 +48,11 @@ class Exit(IntEnum):
 def main(config: Path | None, leftovers: Leftovers, **flags: Any) -> None:
     """Keep KV pages in host memory for the engines of this host.
 
+    Every setting can be given in a TOML file, in a variable over it, and by a flag over both: arena.size is `size` in
+    the table [arena], PAGETIER_ARENA_SIZE and --arena-size. `pagetier doctor` says whether this host is ready for it.
+
     SIGTERM and SIGINT stop it and give the memory back; SIGUSR1 stops it and leaves the pages for the next daemon,
-    as a crash does. Exit codes: 0 stopped; 2 a configuration that can not be used; 4 refused at start.
+    as a crash does.
     """
     try:
         settings = load(config, os.environ, config_flags(flags))
@@ -65,13 +66,20 @@ def main(config: Path | None, leftovers: Leftovers, **flags: Any) -> None:
 
 
 def _serve(settings: Config, leftovers: Leftovers) -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _stop_early)
     segments = open_segments(settings, leftovers)
     try:
         server = Server(settings.socket, settings.access)
-    except SocketError:
+    except BaseException:
         _undo(segments)
         raise
     asyncio.run(run(settings, segments, server))
+
+
+def _stop_early(number: int, frame: FrameType | None) -> NoReturn:
+    """Told to stop before there is an event loop to hear it: what was made so far is removed on the way out."""
+    raise SystemExit(Exit.OK)
 
 
 def _undo(segments: Segments) -> None:

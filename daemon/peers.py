@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 import socket
 import struct
 
@@ -14,25 +13,39 @@ from ..shm.process import Process
 from .options import Access
 
 _UCRED = struct.Struct("iII")
-_SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
+# not in Python's socket module
+_SO_PEERGROUPS = 59
+_SO_PEERPIDFD = 77  # Linux 6.5
+_GROUPS_BYTES = 1024  # the most that Python lets getsockopt return
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A process that connected. pidfd: readable when the process is gone; whoever has the Peer closes it."""
+    """A process that connected, as it was then. pidfd: readable when it is gone; whoever has the Peer closes it."""
 
     process: Process
     uid: int
-    gid: int
+    groups: frozenset[int]
     pidfd: int
+
+
+def name_of(connection: socket.socket) -> str:
+    """The process that connected, for the log."""
+    pid, uid, _ = _credentials(connection)
+    return f"process {pid} of user {uid}"
 
 
 def peer_of(connection: socket.socket) -> Peer:
     """The process that connected. Raises ProcessLookupError if it is gone or can not be seen from here."""
-    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    pid, uid, gid = _credentials(connection)
     if pid <= 0:
         raise ProcessLookupError("its process lives in a PID namespace that can not be seen from here")
     process = Process.of(pid)
-    return Peer(process, uid, gid, _pidfd(connection, process))
+    return Peer(process, uid, _groups(connection) | {gid}, _pidfd(connection, process))
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
 
 
 def _pidfd(connection: socket.socket, process: Process) -> int:
@@ -45,15 +58,15 @@ def _pidfd(connection: socket.socket, process: Process) -> int:
     return descriptor
 
 
+def _groups(connection: socket.socket) -> frozenset[int]:
+    """Supplementary groups; none of a process that has more than 256."""
+    try:
+        packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return frozenset()
+    return frozenset(number for (number,) in struct.iter_unpack("I", packed))
+
+
 def may_attach(peer: Peer, access: Access) -> bool:
     """The daemon's own user, root, and who the configuration names."""
-    if peer.uid in (os.geteuid(), 0, *access.users) or peer.gid in access.groups:
-        return True
-    return bool(access.groups) and not _groups_of(peer).isdisjoint(access.groups)
-
-
-def _groups_of(peer: Peer) -> set[int]:
-    try:
-        return set(os.getgrouplist(pwd.getpwuid(peer.uid).pw_name, peer.gid))
-    except KeyError:
-        return {peer.gid}
+    return peer.uid in (os.geteuid(), 0, *access.users) or not peer.groups.isdisjoint(access.groups)

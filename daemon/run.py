@@ -65,31 +65,37 @@ class _Life:
         self._leaving.set()
 
     async def live(self) -> None:
-        """A fresh arena is populated before anybody is served; an adopted one is warm already."""
+        """Who looks is served at once; engines when the arena is populated, an adopted one being warm already."""
+        service = await self._serve()
         if self._segments.origin is Origin.MADE:
             await self._populate()
-            await self._serve()
+            self._admit(service)
         else:
-            await self._serve()
+            self._admit(service)
             await self._populate()
         await self._leaving.wait()
 
     def end(self) -> None:
         """Leaves in the way that was asked for; what went wrong at start leaves adopted pages where they are."""
+        # the socket first: once the segments are let go of, the next daemon may want its name
+        self._server.stop()
         if self._service is not None:
             self._service.close()
         if self._way is Leave.STOP:
             self._segments.remove()
         else:
             self._segments.release()
-        self._server.stop()
         log.info("stopped: %s", self._way.value)
 
-    async def _serve(self) -> None:
-        if self._leaving.is_set():
-            return
+    async def _serve(self) -> Service:
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         await self._server.start(self._service)
+        return self._service
+
+    def _admit(self, service: Service) -> None:
+        if self._leaving.is_set():
+            return
+        service.admit()
         header = self._segments.owner.header()
         log.info(
             "ready on %s: %s, %d pages in %s of %s, incarnation %d",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 import socket
 import stat
 from pathlib import Path
 
-from .connection import Connection
+from .connection import GREETING_S, Connection
 from .options import Access
 from .service import Service
+
+log = logging.getLogger(__name__)
 
 _BACKLOG = 128
 _PROBE_S = 1.0
@@ -22,25 +24,32 @@ class SocketError(Exception):
 
 
 class Server:
-    """Listens on the control socket from start() to stop()."""
+    """The control socket from the constructor to stop(); it answers from start() on.
 
-    def __init__(self, path: Path, access: Access) -> None:
+    patience: seconds in which a peer must say who it is. Raises SocketError.
+    """
+
+    def __init__(self, path: Path, access: Access, patience: float = GREETING_S) -> None:
         self._path = path
         self._access = access
+        self._patience = patience
         self._listener = _listen(path, access.socket_mode)
-        self._connections: set[asyncio.BaseTransport] = set()
+        self._file = _identity(path)
+        if trouble := locked_out(path.stat(), access):
+            log.warning("%s", trouble)
+        self._server: asyncio.Server | None = None
 
     async def start(self, service: Service) -> None:
         """Begins to answer. Who connected since the constructor has waited in the queue."""
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(service, self._access), sock=self._listener
+            lambda: Connection(service, self._access, self._patience), sock=self._listener, backlog=_BACKLOG
         )
 
     def stop(self) -> None:
-        """Removes the socket and closes all connections."""
-        with contextlib.suppress(FileNotFoundError):
+        """Nobody comes any more. Who is connected stays so until the process ends."""
+        if _identity(self._path) == self._file:
             self._path.unlink()
-        self._server.close()
+        (self._server or self._listener).close()
 
 
 def _listen(path: Path, mode: int) -> socket.socket:
@@ -55,6 +64,28 @@ def _listen(path: Path, mode: int) -> socket.socket:
         listener.close()
         raise SocketError(f"{path}: {error.strerror}") from error
     return listener
+
+
+def locked_out(found: os.stat_result, access: Access) -> str:
+    """Who may attach but can not open the socket that `found` is about, and what to do; "" if nobody."""
+    if found.st_mode & stat.S_IWOTH or not (access.users or access.groups):
+        return ""
+    if found.st_mode & stat.S_IWGRP and not access.users and set(access.groups) == {found.st_gid}:
+        return ""
+    mode = f"{stat.S_IMODE(found.st_mode):04o}"
+    return (
+        f"the socket's mode {mode} keeps out some whom access.users and access.groups name:"
+        f' set access.socket_mode = "0666" (everybody else is refused all the same)'
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """The file at a path, None if there is none; its name may be another daemon's by the time that this one stops."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _make_folder(folder: Path) -> None:
@@ -72,13 +103,15 @@ def _clear(path: Path) -> None:
     """Removes the socket of a dead daemon, and nothing else."""
     try:
         found = path.lstat()
+        if not stat.S_ISSOCK(found.st_mode):
+            raise SocketError(f"{path} exists and is no socket: remove it, or set another socket")
+        if _answers(path):
+            raise SocketError(f"another daemon listens on {path}: stop it, or set another socket")
+        path.unlink(missing_ok=True)
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
-        raise SocketError(f"{path} exists and is no socket: remove it, or set another socket")
-    if _answers(path):
-        raise SocketError(f"another daemon listens on {path}: stop it, or set another socket")
-    path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SocketError(f"{path}: {error.strerror}") from error
 
 
 def _answers(path: Path) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 
-from ..shm._core import PARTS, Owner
+from ..shm._core import PARTS, SLOTS, Owner
 from ..shm.protocol import (
     Attach,
     Check,
@@ -16,41 +16,56 @@ from ..shm.protocol import (
     Refusal,
     Reserve,
     Reserved,
+    Space,
     Welcome,
 )
 from ..shm.segments import Segments
 from .evictor import Evictor
+from .labels import means, printable
 from .options import Config
 from .peers import Peer
 from .reaper import Reaper
 
 log = logging.getLogger(__name__)
 
-_KEY_BYTES = 32
+_KEY_BYTES, _SERIAL_BYTES = 32, 8
+_U8, _U32, _U64 = 1 << 8, 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
 
 
 class Service:
-    """The index's one writer. All calls on the loop's thread; none waits for anybody."""
+    """The index's one writer. All calls on the loop's thread; none waits for anybody.
+
+    Engines may attach from admit() on; who only looks may do so at once.
+    """
 
     def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         self.segments = segments
         self._owner: Owner = segments.owner
         self._config = config
         self._loop = loop
+        self._admits = False
         self._ttl_ns = int(config.store.expiry * 1e9)
         self._reaper = Reaper(self._owner, loop)
         self._evictor = Evictor(self._owner, config.evict, loop)
         self._reaper.watch_adopted()
         self._tidying = loop.call_soon(self._tidy)
 
+    def admit(self) -> None:
+        """The arena is ready for engines."""
+        self._admits = True
+
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """A slot for the peer's session, its old one where it has one."""
-        process = peer.process
-        slot = self._owner.attach(process.pid, peer.uid, process.started, request.token, request.name)
+        if not self._admits:
+            return Refusal("its arena is being populated: come again in a moment")
+        if len(request.holds) % _SERIAL_BYTES:
+            return Refusal(f"{len(request.holds)} bytes are no whole number of serials")
+        process, name = peer.process, printable(request.name)
+        slot = self._owner.attach(process.pid, peer.uid, process.started, request.token % _U64, name)
         if slot < 0:
-            return Refusal(f"all {len(self._owner.takers())} slots are taken by living processes")
+            return Refusal(f"all {SLOTS} slots are taken by living processes: an engine has to go first")
         self._owner.keep_only(slot, request.holds)
         self._reaper.watch(slot, os.dup(peer.pidfd))
         return self._welcome(slot)
@@ -77,7 +92,7 @@ class Service:
 
     def flush(self, request: Flush) -> Flushed:
         """Drops the pages of the namespaces that are meant; those in use are kept and counted."""
-        spaces = [s for s in self._owner.spaces() if _means(request.namespace, s["name"], s["digest"])]
+        spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
         done = [self._owner.flush(space["number"]) for space in spaces]
         dropped, kept = sum(d for d, _ in done), sum(k for _, k in done)
         return Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
@@ -96,7 +111,7 @@ class Service:
 
     def _space(self, request: Reserve) -> int:
         space = request.space
-        return self._owner.space(space.digest, space.name, space.page_tokens, space.window, space.group)
+        return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
     def _why(self, outcomes: bytes) -> str:
         if _REFUSED_SIZE in outcomes:
@@ -122,8 +137,14 @@ def _wrong(request: Reserve) -> str:
         return f"{len(request.sizes)} bytes of sizes for {pages} pages"
     if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
         return f"part {request.part} of {request.parts} makes no sense: at most {PARTS} parts"
-    if len(request.space.digest) != _KEY_BYTES:
-        return f"a namespace's digest has {_KEY_BYTES} bytes, not {len(request.space.digest)}"
+    return _wrong_space(request.space)
+
+
+def _wrong_space(space: Space) -> str:
+    if len(space.digest) != _KEY_BYTES:
+        return f"a namespace's digest has {_KEY_BYTES} bytes, not {len(space.digest)}"
+    if not 0 <= space.page_tokens < _U32 or not 0 <= space.window < _U32 or not 0 <= space.group < _U8:
+        return f"pages of {space.page_tokens} tokens, a window of {space.window}, group {space.group} make no sense"
     return ""
 
 
@@ -131,7 +152,3 @@ def _refused(request: Reserve, reason: str) -> Reserved:
     pages = len(request.keys) // _KEY_BYTES
     none = b"\xff\xff\xff\xff" * pages
     return Reserved(request.number, bytes([_REFUSED_FULL]) * pages, none, bytes(8 * pages), reason)
-
-
-def _means(wanted: str | None, name: str, digest: bytes) -> bool:
-    return wanted is None or name.startswith(wanted) or (len(wanted) >= 8 and digest.hex().startswith(wanted))
