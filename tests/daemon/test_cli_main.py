@@ -1,0 +1,96 @@
+"""The group of commands: found by entry points, listed without being imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pagetier.daemon.cli import GROUP, Commands, main
+from pagetier.daemon.cli.summary import summary_of
+from pagetier.daemon.exits import Exit
+from pagetier.shm.protocol import BUILD
+
+# what none of our own modules needs for a list of commands
+HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "pagetier.shm", "pagetier.client"]
+
+LOADED = f"""
+import json, sys
+from pagetier.daemon.cli import main
+main(["--help"], standalone_mode=False)
+json.dump([name for name in {HEAVY} if name in sys.modules], sys.stderr)
+"""
+
+
+def group_of(**points: str) -> Commands:
+    group = Commands(name="pagetier")
+    group.found = {name: EntryPoint(name, value, GROUP) for name, value in points.items()}
+    return group
+
+
+def test_help_lists_every_command_with_what_it_does() -> None:
+    output = CliRunner().invoke(main, ["--help"], terminal_width=200).output
+    for name, summary in {
+        "stats": "What the cache holds, and how it is used",
+        "flush": "Drop pages; those in use are kept and counted",
+        "doctor": "Check host and daemon: each line is ok or says what to do",
+        "replay": "Replay",
+    }.items():
+        assert any(line.split()[:1] == [name] and summary in line for line in output.splitlines()), output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert json.loads(done.stderr) == []
+
+
+def test_exit_codes_are_documented() -> None:
+    output = CliRunner().invoke(main, ["--help"]).output
+    assert all(f"  {code.value}  {code.meaning}" in output for code in Exit)
+
+
+def test_the_version_names_what_has_to_agree_with_the_daemon() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 0
+    assert BUILD.removeprefix("pagetier ") in result.output
+
+
+def test_a_mistyped_command_is_told_the_nearest() -> None:
+    result = CliRunner().invoke(main, ["stast"])
+    assert result.exit_code == Exit.USAGE
+    assert 'did you mean "stats"?' in result.output
+
+
+def test_a_command_that_can_not_be_imported_is_listed_and_fails_alone() -> None:
+    group = group_of(broken="pagetier.nowhere:broken", stats="pagetier.daemon.cli.stats:stats")
+    listed = CliRunner().invoke(group, ["--help"])
+    assert listed.exit_code == 0
+    assert "broken" in listed.output
+    assert "What the cache holds" in listed.output
+    called = CliRunner().invoke(group, ["broken"])
+    assert called.exit_code == Exit.WRONG
+    assert "can not be loaded" in called.output
+
+
+def test_a_summary_needs_neither_the_module_nor_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_of_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "module.py").write_text('raise RuntimeError\ndef do():\n    """Do it.\n\n    At length.\n    """\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert summary_of("package_of_test.module", "do") == "Do it"
+    assert summary_of("package_of_test.module", "undo") == ""
+    assert summary_of("package_of_test.nowhere", "do") == ""
+    assert summary_of("nowhere_of_test.module", "do") == ""
+    assert summary_of("sys", "do") == ""
+
+
+def test_a_summary_of_broken_source_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_of_test.py").write_text("def do(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert summary_of("broken_of_test", "do") == ""
