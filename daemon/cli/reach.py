@@ -1,0 +1,99 @@
+"""How commands reach the daemon: by its socket, as somebody who only looks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ...shm._core import Observer, ShmError
+from ...shm.link import Link, LinkError
+from ...shm.paths import default_socket
+from ...shm.protocol import BUILD, Answer, Observe, Request
+from ..exits import Exit
+
+_GREETING_S = 5.0
+_ANSWER_S = 60.0
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Answer = TypeVar("_Answer", bound=Answer)
+
+
+class Unreachable(click.ClickException):
+    """There is no daemon that answers."""
+
+    exit_code = Exit.UNREACHABLE
+
+
+class Daemon:
+    """A daemon that answered. `observer` looks into its index."""
+
+    def __init__(self, path: Path, link: Link, observer: Observer) -> None:
+        self.path = path
+        self.observer = observer
+        self._link = link
+
+    def ask(self, request: Request, kind: type[_Answer]) -> _Answer:
+        """Its answer. Raises Unreachable if none of this kind comes."""
+        patience = threading.Timer(_ANSWER_S, self._link.stop)
+        patience.start()
+        try:
+            self._link.send(request, _ANSWER_S)
+            answer = next(self._link.receive(), None)
+        except LinkError as error:
+            raise _unreachable(self.path, str(error)) from error
+        finally:
+            patience.cancel()
+        if not isinstance(answer, kind):
+            raise _unreachable(self.path, "it does not answer")
+        return answer
+
+
+@contextmanager
+def daemon_at(path: Path) -> Iterator[Daemon]:
+    """The daemon that listens there. Raises Unreachable."""
+    link, observer = _connect(path)
+    try:
+        yield Daemon(path, link, observer)
+    finally:
+        link.close()
+
+
+def _connect(path: Path) -> tuple[Link, Observer]:
+    try:
+        link = Link(path, _GREETING_S)
+    except LinkError as error:
+        raise Unreachable(f"no daemon: {error}; start pagetierd, or name its socket with --socket") from error
+    try:
+        return link, _observer(link)
+    except (LinkError, ShmError, OSError) as error:
+        link.close()
+        raise _unreachable(path, str(error)) from error
+
+
+def _observer(link: Link) -> Observer:
+    descriptors = link.greet(Observe(BUILD), _GREETING_S).descriptors
+    try:
+        index, locks = descriptors
+        return Observer(index, locks)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _unreachable(path: Path, why: str) -> Unreachable:
+    return Unreachable(f"the daemon on {path} can not be used: {why}")
+
+
+def socket_option(command: _Command) -> _Command:
+    """Adds --socket, as the parameter `socket`: a Path."""
+    return click.option(
+        "--socket",
+        type=click.Path(path_type=Path),
+        default=default_socket,
+        help="The daemon's control socket. [default: where it is for this user, see $PAGETIER_SOCKET]",
+    )(command)

@@ -1,0 +1,34 @@
+"""`pagetier stats`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from ..stats import Snapshot, take_snapshot
+from .reach import daemon_at, socket_option
+
+
+@click.command()
+@socket_option
+@click.option("--json", "show", flag_value="json", help="One JSON object instead of tables.")
+def stats(socket: Path, show: str | None) -> None:
+    """What the cache holds, and how it is used.
+
+    Counters run since the segments were made, over restarts of the daemon. Exit codes: 0; 3 no daemon.
+    """
+    with daemon_at(socket) as daemon:
+        snapshot = take_snapshot(daemon.observer)
+    if show == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(snapshot), indent=2).decode() + "\n")
+    else:
+        _show_tables(snapshot, socket)
+
+
+def _show_tables(snapshot: Snapshot, socket: Path) -> None:
+    from .tables import show_snapshot
+
+    show_snapshot(snapshot, socket)

@@ -1,0 +1,121 @@
+"""The state of a cache as tables that read well at 80 columns, with colours where there is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..sizes import format_size
+from ..stats import ClientStats, NamespaceStats, Snapshot, Tier
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def show_snapshot(snapshot: Snapshot, socket: Path) -> None:
+    """Prints it on stdout."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(Text(_headline(snapshot, socket)), soft_wrap=True)
+    for table in _tables(snapshot):
+        console.print()
+        console.print(table)
+
+
+def _tables(snapshot: Snapshot) -> Iterator[Table | str]:
+    yield _tiers(snapshot)
+    if snapshot.namespaces:
+        yield _namespaces(snapshot.namespaces)
+    yield _clients(snapshot.clients) if snapshot.clients else "Nobody is attached."
+
+
+def _headline(snapshot: Snapshot, socket: Path) -> str:
+    daemon, stores = snapshot.daemon, snapshot.stores
+    writing = f", {count(stores.writing)} pages being written" if stores.writing else ""
+    refused = f", {count(stores.refused)} pages refused so far" if stores.refused else ""
+    return f"pagetier on {socket}, incarnation {daemon.incarnation}{writing}{refused}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    """The first column is a name, of which nothing is cut off; the others are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for at, column in enumerate((title, *columns)):
+        table.add_column(column, justify="left" if at == 0 else "right", overflow="fold", no_wrap=at > 0)
+    return table
+
+
+def _tiers(snapshot: Snapshot) -> Table:
+    """One column for each tier: there may come more of them, and 80 columns are few."""
+    tiers = {name: getattr(snapshot.tiers, name) for name in snapshot.tiers.__struct_fields__}
+    there = {name: tier for name, tier in tiers.items() if tier.cap}
+    table = _table("Tier", *there)
+    cells = [_tier_cells(tier) for tier in there.values()]
+    for label in _tier_cells(Tier()):
+        table.add_row(label, *(column[label] for column in cells))
+    return table
+
+
+def _tier_cells(tier: Tier) -> dict[str, str]:
+    ratio = tier.hit_ratio
+    return {
+        "pages": f"{tier.pages:,}",
+        "bytes": format_size(tier.bytes),
+        "frames taken": format_size(tier.used),
+        "cap": format_size(tier.cap),
+        "hits": f"{tier.hits:,}",
+        "misses": f"{tier.misses:,}",
+        "hit ratio": "-" if ratio is None else f"{ratio:.1%}",
+        "evictions": f"{tier.evictions:,}",
+        "moved in": format_size(tier.bytes_in),
+        "moved out": format_size(tier.bytes_out),
+    }
+
+
+def _namespaces(namespaces: Sequence[NamespaceStats]) -> Table:
+    table = _table("Namespace", "pages", "bytes", "tokens a page")
+    held = sorted((space for space in namespaces if space.pages), key=lambda space: -space.bytes)
+    for space in held:
+        table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), f"{space.page_tokens:,}")
+    empty = len(namespaces) - len(held)
+    if empty:
+        table.add_row(f"{empty} without pages", "", "", "")
+    return table
+
+
+def _clients(clients: Sequence[ClientStats]) -> Table:
+    table = _table("Client", "slot", "pid", "uid", "age", "pins", "hits", "misses", "loaded", "stored")
+    for client in clients:
+        table.add_row(
+            client.name or "-",
+            str(client.slot),
+            str(client.pid),
+            str(client.uid),
+            age(client.age_seconds),
+            count(client.pins),
+            count(client.hits),
+            count(client.misses),
+            format_size(client.loaded_bytes),
+            format_size(client.stored_bytes),
+        )
+    return table
+
+
+def count(number: int) -> str:
+    """A number in at most six characters: exact below 100,000, then "123k", "1.2M"."""
+    if number < 100_000:
+        return f"{number:,}"
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if number >= factor:
+            return f"{number / factor:.1f}{unit}"
+    return f"{number // 1000}k"
+
+
+def age(seconds: float) -> str:
+    """A time span in its largest unit: "45s", "12m", "3h", "8d"."""
+    for factor, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
+        if seconds >= factor:
+            return f"{seconds / factor:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,210 @@
+"""`pagetier stats` against a real daemon."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from pagetier.daemon.cli import main
+from pagetier.daemon.cli.tables import age, count, show_snapshot
+from pagetier.daemon.exits import Exit
+from pagetier.daemon.stats import ClientStats, NamespaceStats, Snapshot, Tier, Tiers
+from running import RunningDaemon, namespace
+from terminal import pagetier_on_terminal
+
+PAGE = 100_000
+BOLD = re.compile("\x1b\\[[0-9;]*m")
+
+# Others parse these: they are added to, never renamed.
+KEYS = {
+    "": {"daemon", "tiers", "stores", "namespaces", "clients"},
+    "daemon": {
+        *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
+        *("departed", "adopted", "dropped"),
+    },
+    "tiers": {"memory", "disk"},
+    "tiers.memory": {
+        *("cap", "used", "pages", "bytes", "hits", "misses", "evictions", "evicted_bytes", "flushed"),
+        *("bytes_in", "bytes_out"),
+    },
+    "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
+    "namespaces": {"label", "digest", "page_tokens", "pages", "bytes"},
+    "clients": {
+        *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses"),
+        *("loaded_pages", "loaded_bytes", "stored_pages", "stored_bytes", "lost_pages"),
+    },
+}
+
+
+def stats(socket: Path, *more: str) -> Result:
+    return CliRunner().invoke(main, ["stats", "--socket", str(socket), *more])
+
+
+def stats_json(socket: Path) -> dict[str, Any]:
+    result = stats(socket, "--json")
+    assert result.exit_code == 0, result.output
+    told: dict[str, Any] = json.loads(result.stdout)
+    return told
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon() as running:
+        yield running
+
+
+def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        client.store(namespace(lora="keys").keys(range(16)), [bytes(PAGE)])
+        told = stats_json(daemon.socket)
+    assert set(told) == KEYS[""]
+    assert set(told["tiers"]) == KEYS["tiers"]
+    for tier in told["tiers"].values():
+        assert set(tier) == KEYS["tiers.memory"]
+    for name in ("daemon", "stores"):
+        assert set(told[name]) == KEYS[name]
+    for name in ("namespaces", "clients"):
+        assert all(set(item) == KEYS[name] for item in told[name])
+        assert told[name]
+
+
+def test_numbers_are_what_was_done() -> None:
+    pages = np.zeros((10, PAGE), dtype=np.uint8)
+    keys = namespace(lora="numbers").keys(range(160))
+    with RunningDaemon() as daemon, daemon.client(name="engine 7") as client:
+        client.store(keys, pages)
+        client.match(namespace().keys(range(48))).release()
+        with client.match(keys) as match:
+            client.load(match, np.empty_like(pages))
+            told = stats_json(daemon.socket)
+        memory, disk = told["tiers"]["memory"], told["tiers"]["disk"]
+        assert (memory["cap"], memory["used"]) == (16 << 20, 10 * 2 * (64 << 10))
+        assert (memory["pages"], memory["bytes"]) == (10, 10 * PAGE)
+        assert (memory["hits"], memory["evictions"]) == (10, 0)
+        assert memory["misses"] >= 1
+        assert (memory["bytes_in"], memory["bytes_out"]) == (10 * PAGE, 10 * PAGE)
+        assert disk == dict.fromkeys(disk, 0)
+        (space,) = told["namespaces"]
+        assert space["label"] == namespace(lora="numbers").name
+        assert (space["digest"], space["page_tokens"]) == (keys.namespace.digest.hex(), 16)
+        assert (space["pages"], space["bytes"]) == (10, 10 * PAGE)
+        (one,) = told["clients"]
+        assert (one["name"], one["pins"], one["hits"], one["lookups"]) == ("engine 7", 10, 10, 2)
+        assert (one["loaded_pages"], one["stored_bytes"]) == (10, 10 * PAGE)
+        assert 0 <= one["age_seconds"] < 60
+        assert told["stores"]["granted"] == 10
+        assert told["daemon"]["incarnation"] >= 1
+
+
+def test_counters_outlive_client_and_daemon() -> None:
+    keys = namespace().keys(range(32))
+    with RunningDaemon() as daemon:
+        with daemon.client() as client:
+            client.store(keys, np.zeros((2, PAGE), dtype=np.uint8))
+            client.match(keys).release()
+        before = stats_json(daemon.socket)
+        daemon.kill()
+        daemon.start()
+        after = stats_json(daemon.socket)
+    assert after["clients"] == []
+    assert after["tiers"]["memory"]["hits"] == before["tiers"]["memory"]["hits"] == 2
+    assert after["tiers"]["memory"]["pages"] == 2
+    assert after["daemon"]["segments"] == before["daemon"]["segments"]
+    assert after["daemon"]["incarnation"] == before["daemon"]["incarnation"] + 1
+    assert after["daemon"]["adopted"] == 2
+
+
+def test_evictions_are_counted() -> None:
+    with RunningDaemon("1MiB") as daemon, daemon.client() as client:
+        for chain in range(3):
+            client.store(namespace(lora=f"{chain}").keys(range(96)), np.zeros((6, 64 << 10), dtype=np.uint8))
+        memory = stats_json(daemon.socket)["tiers"]["memory"]
+    assert memory["evictions"] >= 2
+    assert memory["evicted_bytes"] == memory["evictions"] * (64 << 10)
+    assert memory["pages"] + memory["evictions"] == 18
+    assert memory["used"] <= memory["cap"]
+
+
+def test_without_a_terminal_the_tables_are_plain(daemon: RunningDaemon) -> None:
+    with daemon.client(name="plain"):
+        output = stats(daemon.socket).stdout
+    assert "\x1b" not in output
+    assert all(word in output for word in ("memory", "hit ratio", "evictions", "Client", "plain"))
+    assert "disk" not in output
+
+
+def test_on_a_terminal_nothing_is_wider_than_it(daemon: RunningDaemon) -> None:
+    with daemon.client(name="an engine with a name as long as it may be"):
+        shown = pagetier_on_terminal(["stats", "--socket", str(daemon.socket)])
+    assert shown.code == 0
+    assert "\x1b" in shown.text
+    lines = [BOLD.sub("", line) for line in shown.lines]
+    assert max(map(len, lines[1:])) <= 80, shown.text
+    assert "hit ratio" in "\n".join(lines)
+
+
+def test_large_numbers_fit_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    show_snapshot(largest(), Path("/run/pagetier/pagetier.sock"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[1:])) <= 80
+    row = next(line for line in lines if " 4194304 " in line)
+    assert "1023.9 GiB" in row
+    assert "99,999" in row
+
+
+def largest() -> Snapshot:
+    many = 1023 * 2**30 + 970 * 2**20
+    tier = Tier(**dict.fromkeys(Tier.__struct_fields__, many))
+    numbers = {name: 99_999 for name, kind in ClientStats.__annotations__.items() if kind in ("int", "float")}
+    numbers |= {"slot": 55, "pid": 4194304, "uid": 65534, "loaded_bytes": many, "stored_bytes": many}
+    snapshot = msgspec.convert(
+        {
+            "daemon": dict.fromkeys(("incarnation", "frame_bytes", "entries", "free_entries", "namespaces"), many)
+            | dict.fromkeys(("departed", "adopted", "dropped"), many)
+            | {"build": "", "segments": ""},
+            "tiers": msgspec.to_builtins(Tiers(memory=tier, disk=tier)),
+            "stores": dict.fromkeys(KEYS["stores"], 99_999),
+            "namespaces": [],
+            "clients": [],
+        },
+        Snapshot,
+    )
+    space = NamespaceStats(label="x" * 55, digest="", page_tokens=many, pages=many, bytes=many)
+    client = ClientStats(name="y" * 31, **{**numbers, "age_seconds": 86400.0 * 999})  # type: ignore[arg-type]
+    return msgspec.structs.replace(snapshot, namespaces=(space,), clients=(client,))
+
+
+def test_no_daemon_is_one_line_and_code_3(tmp_path: Path) -> None:
+    result = stats(tmp_path / "none.sock")
+    assert result.exit_code == Exit.UNREACHABLE
+    assert len(result.output.splitlines()) == 1
+    assert str(tmp_path / "none.sock") in result.output
+    assert "pagetierd" in result.output
+
+
+def test_a_file_in_the_place_of_the_socket_is_code_3(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert stats(tmp_path / "file").exit_code == Exit.UNREACHABLE
+    assert stats(tmp_path / ("long" * 40)).exit_code == Exit.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (99_999, "99,999"), (100_000, "100k"), (999_999, "999k"), (1_200_000, "1.2M"), (10**12, "1.0T")],
+)
+def test_counts_are_short(number: int, text: str) -> None:
+    assert count(number) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (86400 * 8, "8d")])
+def test_ages_are_short(seconds: float, text: str) -> None:
+    assert age(seconds) == text
