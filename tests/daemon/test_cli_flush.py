@@ -1,0 +1,147 @@
+"""`pagetier flush` against a real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagetier.client import Client, Namespace
+from pagetier.daemon.cli import main
+from pagetier.daemon.exits import Exit
+from pagetier.daemon.labels import means, printable
+from running import RunningDaemon, namespace
+from terminal import pagetier_on_terminal
+
+PAGE = 100_000
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon() as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with daemon.client() as attached:
+        yield attached
+    flush(daemon.socket, "--all", "--yes")
+
+
+def flush(socket: Path, *more: str) -> Result:
+    return CliRunner().invoke(main, ["flush", "--socket", str(socket), *more])
+
+
+def fill(client: Client, space: Namespace, pages: int) -> None:
+    keys = space.keys(range(space.page_tokens * pages))
+    assert client.store(keys, [bytes(PAGE)] * pages).stored == pages
+
+
+def pages_of(client: Client, space: Namespace, pages: int) -> int:
+    with client.match(space.keys(range(space.page_tokens * pages))) as match:
+        return len(match)
+
+
+def test_one_namespace_goes_by_its_label(daemon: RunningDaemon, client: Client) -> None:
+    one, other = namespace(lora="one"), namespace(lora="other")
+    fill(client, one, 3)
+    fill(client, other, 2)
+    result = flush(daemon.socket, "--namespace", one.name, "--yes")
+    assert result.exit_code == 0
+    assert "3 pages dropped" in result.output
+    assert other.name not in result.output
+    assert (pages_of(client, one, 3), pages_of(client, other, 2)) == (0, 2)
+
+
+def test_one_namespace_goes_by_its_digest(daemon: RunningDaemon, client: Client) -> None:
+    space = namespace(lora="digest")
+    fill(client, space, 1)
+    assert "1 page dropped" in flush(daemon.socket, "--namespace", space.digest.hex()[:8].upper(), "--yes").output
+    assert pages_of(client, space, 1) == 0
+
+
+def test_a_model_means_all_its_namespaces_and_they_are_named(daemon: RunningDaemon, client: Client) -> None:
+    spaces = [namespace(lora="a"), namespace(lora="b"), namespace(page_tokens=32)]
+    for space in spaces:
+        fill(client, space, 2)
+    result = flush(daemon.socket, "--namespace", "model", "--yes")
+    assert "6 pages dropped" in result.output
+    assert all(space.name in result.output for space in spaces)
+    assert [pages_of(client, space, 2) for space in spaces] == [0, 0, 0]
+
+
+def test_pages_in_use_are_kept_and_counted(daemon: RunningDaemon, client: Client) -> None:
+    space = namespace(lora="in use")
+    fill(client, space, 5)
+    with client.match(space.keys(range(32))) as match:
+        assert len(match) == 2
+        result = flush(daemon.socket, "--namespace", space.name, "--yes")
+        assert "3 pages dropped; 2 pages in use and kept" in result.output
+        assert client.load(match, [bytearray(PAGE)] * 2) == 2
+    assert daemon.findings() == []
+    assert "2 pages dropped" in flush(daemon.socket, "--all", "--yes").output
+
+
+def test_all_means_all(daemon: RunningDaemon, client: Client) -> None:
+    fill(client, namespace(lora="c"), 2)
+    fill(client, namespace(lora="d"), 1)
+    result = flush(daemon.socket, "--all", "--yes")
+    assert "all namespaces: 3 pages" in result.output
+    assert "3 pages dropped" in result.output
+
+
+@pytest.mark.parametrize("text", ["mod", "nowhere", "", "1234567"])
+def test_text_that_matches_nothing_drops_nothing(daemon: RunningDaemon, client: Client, text: str) -> None:
+    space = namespace(lora="kept")
+    fill(client, space, 1)
+    result = flush(daemon.socket, "--namespace", text, "--yes")
+    assert result.exit_code == Exit.WRONG
+    assert space.name in result.output
+    assert pages_of(client, space, 1) == 1
+
+
+def test_without_a_terminal_nothing_goes_without_yes(daemon: RunningDaemon, client: Client) -> None:
+    space = namespace(lora="asked")
+    fill(client, space, 1)
+    result = flush(daemon.socket, "--namespace", space.name)
+    assert result.exit_code == Exit.USAGE
+    assert "--yes" in result.output
+    assert pages_of(client, space, 1) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "--namespace", "model"]])
+def test_what_to_drop_must_be_said_once(tmp_path: Path, arguments: list[str]) -> None:
+    assert flush(tmp_path / "none", *arguments, "--yes").exit_code == Exit.USAGE
+
+
+def test_on_a_terminal_it_asks(daemon: RunningDaemon, client: Client) -> None:
+    space = namespace(lora="terminal")
+    fill(client, space, 1)
+    arguments = ["flush", "--socket", str(daemon.socket), "--namespace", space.name]
+    refused = pagetier_on_terminal(arguments, typed="n\n")
+    assert (refused.code, pages_of(client, space, 1)) == (Exit.WRONG, 1)
+    assert f"{space.name}: 1 page, 97.7 KiB" in refused.text
+    agreed = pagetier_on_terminal(arguments, typed="y\n")
+    assert (agreed.code, pages_of(client, space, 1)) == (Exit.OK, 0)
+    assert "1 page dropped" in agreed.text
+
+
+def test_no_daemon_is_code_3(tmp_path: Path) -> None:
+    assert flush(tmp_path / "none", "--all", "--yes").exit_code == Exit.UNREACHABLE
+
+
+def test_what_a_text_means() -> None:
+    digest = bytes.fromhex("1a2b3c4d" + "00" * 28)
+    label = "Qwen3-0.6B 1a2b3c4d"
+    for text in (None, label, "Qwen3-0.6B", "1a2b3c4d", "1A2B3C4D00", digest.hex()):
+        assert means(text, label, digest)
+    for text in ("Qwen3", "Qwen3-0.6B ", "1a2b3c4", "1a2b3c4e", "", "B 1a2b3c4d"):
+        assert not means(text, label, digest)
+    assert means("no-digest", "no-digest", digest)
+
+
+def test_a_name_can_not_speak_to_a_terminal() -> None:
+    assert printable("a\x1b[31m\nb\0 ü") == "a?[31m?b? ü"
