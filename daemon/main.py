@@ -14,13 +14,14 @@ import click
 
 from ..shm._core import ShmError
 from ..shm.protocol import BUILD
-from ..shm.segments import Geometry, Leftovers, Origin, Segments, Wish, take
+from ..shm.segments import Leftovers, Origin, Segments, Wish, take
 from .config import ConfigError, load
 from .exits import Exit, exit_code_help
-from .fit import Need, fit
+from .fit import fit
 from .flags import ConfigCommand, config_flags, config_options
 from .host import Host
 from .options import Config
+from .plan import geometry_of, need_of
 from .prefault import PrefaultError
 from .run import run
 from .server import Server, SocketError
@@ -92,28 +93,13 @@ def _undo(segments: Segments) -> None:
 
 def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> Segments:
     """The segments that the configuration asks for. Raises ShmError, also where the host has no room for them."""
-    geometry = _geometry(settings)
 
     def check_room() -> None:
-        verdict = fit(Host(), _need(settings, geometry))
+        verdict = fit(Host(), need_of(settings))
         if not verdict.fits:
             raise ShmError(verdict.explain())
 
-    return take(Wish(settings.name, geometry, BUILD, leftovers, check_room))
-
-
-def _need(settings: Config, geometry: Geometry) -> Need:
-    index, locks, arena = geometry.sizes
-    if settings.index.entries:
-        return Need(arena=arena, frame=geometry.frame_bytes, index_fixed=index + locks)
-    return Need(arena=arena, frame=geometry.frame_bytes, index_per_frame=(index + locks) // geometry.frames)
-
-
-def _geometry(settings: Config) -> Geometry:
-    arena, index = settings.arena, settings.index
-    if not arena.frames:
-        raise ShmError(f"an arena of {arena.size} bytes holds no frame of {arena.frame_size}")
-    return Geometry(arena.frame_size, arena.frames, index.entries or arena.frames, index.namespaces)
+    return take(Wish(settings.name, geometry_of(settings), BUILD, leftovers, check_room))
 
 
 def _give_up(code: Exit, error: Exception) -> NoReturn:

@@ -30,8 +30,8 @@ from .settings import (
 )
 
 PREFIX = "PAGETIER_"
-# entries and frames are u32 in the shared index, the last number stands for "none"
-MOST_FRAMES = 2**32 - 2
+# the core takes an index of more pages for a damaged one
+MOST_FRAMES = 1 << 30
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

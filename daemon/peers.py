@@ -15,7 +15,7 @@ from .options import Access
 _UCRED = struct.Struct("iII")
 # not in Python's socket module
 _SO_PEERGROUPS = 59
-_SO_PEERPIDFD = 77  # Linux 6.5
+SO_PEERPIDFD = 77  # Linux 6.5
 _GROUPS_BYTES = 1024  # the most that Python lets getsockopt return
 
 
@@ -51,7 +51,7 @@ def _credentials(connection: socket.socket) -> tuple[int, int, int]:
 def _pidfd(connection: socket.socket, process: Process) -> int:
     """The kernel's own word for the peer, where it gives it: no pid can be reused in between."""
     try:
-        descriptor = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        descriptor = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
         return process.watch()
     fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)

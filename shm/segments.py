@@ -7,6 +7,7 @@ holds the lock on the index file is the daemon: the kernel lets go of it when th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable
@@ -150,10 +151,18 @@ def _make(wish: Wish) -> Owner:
         with opened(name, kind) as descriptor:
             os.ftruncate(descriptor, size)
     owner = _map(name)
-    owner.populate_index()
+    _populate_index(owner)
     owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(_U64), wish.build)
     owner.adopt(0)
     return owner
+
+
+def _populate_index(owner: Owner) -> None:
+    try:
+        owner.populate_index()
+    except OSError as error:
+        too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
+        raise ShmError(f"the memory of the index can not be had: {error.strerror}{too_old}") from error
 
 
 def _adopt(wish: Wish, index: int) -> Owner | None:

@@ -1,0 +1,85 @@
+"""Whether the daemon can be reached and is sound, and what dead ones have left. Nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...shm.files import user_name
+from ...shm.protocol import Check, Findings
+from ...shm.survey import Found, survey
+from ..options import Access
+from ..server import locked_out
+from ..sizes import format_size
+from ..stats import take_snapshot
+from .reach import Daemon
+from .result import Result, ok, problem, warning
+
+
+def check_folder(folder: Path) -> Result:
+    """The socket's folder: who else could put a socket of his own there."""
+    try:
+        found = folder.stat()
+    except OSError as error:
+        return _missing_folder(folder, error)
+    if found.st_uid not in (0, os.geteuid()) and folder.name.startswith("pagetier-"):
+        return problem("folder", f"{folder} belongs to user {user_name(found.st_uid)}: remove it or set another socket")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        return problem("folder", f"others may replace what is in {folder}: chmod go-w {shlex.quote(str(folder))}")
+    return ok("folder", f"{folder} of user {user_name(found.st_uid)}")
+
+
+def _missing_folder(folder: Path, error: OSError) -> Result:
+    there = next(above for above in folder.parents if above.exists())
+    if isinstance(error, FileNotFoundError) and os.access(there, os.W_OK | os.X_OK):
+        return ok("folder", f"{folder} is not there yet: pagetierd makes it")
+    return problem("folder", f"{folder}: {error.strerror}: make it for the daemon's user, or set another socket")
+
+
+def check_socket(path: Path, access: Access) -> Iterator[Result]:
+    """The socket, where there is one: its kind, and who may open it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return
+    whose = f"{path} of user {user_name(found.st_uid)}, mode {stat.S_IMODE(found.st_mode):04o}"
+    if not stat.S_ISSOCK(found.st_mode):
+        yield problem("socket", f"{path} is no socket: remove it, or set another socket")
+    elif not os.access(path, os.W_OK):
+        yield problem("socket", f"{whose}, is closed to this user: see access.users and access.socket_mode")
+    elif trouble := locked_out(found, access):
+        yield warning("socket", trouble)
+    else:
+        yield ok("socket", whose)
+
+
+def check_daemon(daemon: Daemon) -> Iterator[Result]:
+    """A daemon that answers: what it has, and whether its index is sound."""
+    snapshot = take_snapshot(daemon.observer)
+    memory, clients = snapshot.tiers.memory, len(snapshot.clients)
+    has = f"{memory.pages:,} pages in {format_size(memory.used)} of {format_size(memory.cap)}, {clients} clients"
+    yield ok("daemon", f"answers: {snapshot.daemon.build}, {has}")
+    findings = daemon.ask(Check(1), Findings).findings
+    for finding in findings:
+        yield problem("integrity", f"{finding}: pagetierd --fresh drops what is in memory; report it, please")
+    if not findings:
+        yield ok("integrity", "every page, frame and list was walked")
+
+
+def check_leftovers() -> Iterator[Result]:
+    """Segments in /dev/shm without a daemon: memory that nobody uses until one takes them over."""
+    left = [found for found in survey() if not found.lives]
+    for found in left:
+        yield warning("leftovers", _leftover(found))
+    if not left:
+        yield ok("leftovers", "no segments without a daemon")
+
+
+def _leftover(found: Found) -> str:
+    name = shlex.quote(found.name)
+    whose = f"{format_size(found.nbytes)} of user {user_name(found.uid)} in segments {name} without a daemon"
+    whose_turn = "the build that left them" if found.head.why_not else f"pagetierd --name {name}"
+    return f"{whose}: {whose_turn} takes them over, rm /dev/shm/{name}.* drops them"

@@ -1,0 +1,79 @@
+"""`pagetier doctor`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ..config import ConfigError, load
+from ..exits import Exit
+from ..host import Host
+from ..options import Config
+from .daemon_checks import check_daemon, check_folder, check_leftovers, check_socket
+from .host_checks import check_huge_pages, check_kernel, check_locked_memory, check_room, check_shared_memory
+from .reach import Unreachable, daemon_at
+from .result import Level, Result, problem
+
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+_INDENT = 24
+
+
+@click.command()
+@click.option("--socket", type=click.Path(path_type=Path), help="The daemon's control socket. [default: as configured]")
+@click.option("--config", type=click.Path(path_type=Path), help="The daemon's TOML file. [default: $PAGETIER_CONFIG]")
+def doctor(socket: Path | None, config: Path | None) -> None:
+    """Check host and daemon: each line is ok or says what to do.
+
+    Changes nothing. Run it as the daemon's user, with the daemon's configuration. Exit codes: 0 nothing must be done
+    (there may be warnings); 1 something must; 2 a configuration that can not be used.
+    """
+    flags = {"socket": str(socket.absolute()) if socket is not None else None}
+    try:
+        settings = load(config, os.environ, flags)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    levels = [_show(result) for result in _check(settings, Host())]
+    problems, warnings = levels.count(Level.PROBLEM), levels.count(Level.WARNING)
+    click.echo(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
+    sys.exit(Exit.WRONG if problems else Exit.OK)
+
+
+def _check(config: Config, host: Host) -> Iterator[Result]:
+    yield check_shared_memory(host)
+    yield check_huge_pages(config, host)
+    yield check_locked_memory(config, host)
+    yield from check_kernel()
+    yield check_folder(config.socket.parent)
+    yield from check_socket(config.socket, config.access)
+    try:
+        with daemon_at(config.socket) as daemon:
+            yield from check_daemon(daemon)
+    except Unreachable as error:
+        yield problem("daemon", error.message)
+        yield check_room(config, host)
+    yield from check_leftovers()
+
+
+def _show(result: Result) -> Level:
+    level = click.style(f"{result.level.value:<8}", fg=_COLOURS[result.level])
+    click.echo(f"{level} {result.what:<{_INDENT - 10}} {_wrapped(result.text)}")
+    return result.level
+
+
+def _wrapped(text: str) -> str:
+    """One line, but on a terminal, where the rest is indented."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(40, shutil.get_terminal_size().columns - _INDENT)
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return ("\n" + " " * _INDENT).join(lines)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,190 @@
+"""`pagetier doctor`: what is in order, and what to do about what is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagetier.daemon.cli import host_checks, main
+from pagetier.daemon.cli.daemon_checks import check_folder, check_socket
+from pagetier.daemon.cli.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
+from pagetier.daemon.cli.result import Level
+from pagetier.daemon.config import Config
+from pagetier.daemon.exits import Exit
+from pagetier.daemon.host import Host
+from pagetier.daemon.options import Access, Arena
+from running import RunningDaemon, namespace
+from terminal import pagetier_on_terminal
+
+NOT_ROOT = os.geteuid() != 0
+WORLD = Access(users=(65534,))
+
+
+def doctor(*arguments: str, name: str = "pagetier-test-none") -> Result:
+    variables = {variable: None for variable in os.environ if variable.startswith("PAGETIER_")}
+    return CliRunner(env={**variables, "PAGETIER_NAME": name}).invoke(main, ["doctor", *arguments])
+
+
+def lines_of(result: Result) -> dict[str, str]:
+    """The level and the text of each thing that was looked at."""
+    found = re.findall(r"^(ok|warning|problem) +(\S+(?: \S+)?) {2,}(.*)$", result.output, re.MULTILINE)
+    return {what: f"{level}: {text}" for level, what, text in found}
+
+
+def patch(file: Path, offset: int, form: str, number: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(struct.pack(form, number))
+
+
+def test_a_sound_daemon_is_ok() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        client.store(namespace().keys(range(32)), [bytes(1000)] * 2)
+        result = doctor("--socket", str(daemon.socket), name=daemon.name)
+    lines = lines_of(result)
+    assert result.exit_code == Exit.OK, result.output
+    assert "2 pages" in lines["daemon"]
+    assert "1 clients" in lines["daemon"]
+    assert all(lines[what].startswith("ok") for what in ("integrity", "socket", "folder", "/dev/shm", "pidfd"))
+    assert "no problems" in result.output
+
+
+def test_no_daemon_is_a_problem_with_what_to_do(tmp_path: Path) -> None:
+    result = doctor("--socket", str(tmp_path / "none.sock"))
+    assert result.exit_code == Exit.WRONG
+    assert "start pagetierd" in lines_of(result)["daemon"]
+    assert "fits" in lines_of(result)["arena"]
+
+
+def test_an_arena_that_does_not_fit_is_a_problem(tmp_path: Path) -> None:
+    config = tmp_path / "pagetier.toml"
+    config.write_text('[arena]\nsize = "900TiB"\nframe_size = "4MiB"\n')
+    result = doctor("--config", str(config), "--socket", str(tmp_path / "none.sock"))
+    assert re.search(r"^problem.*does not fit.*would fit: arena.size = ", result.output, re.MULTILINE)
+
+
+def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path) -> None:
+    config = tmp_path / "pagetier.toml"
+    config.write_text("[arena]\nsiez = 1\n")
+    result = doctor("--config", str(config))
+    assert result.exit_code == Exit.USAGE
+    assert 'did you mean "size"' in result.output
+    assert doctor("--config", str(tmp_path / "none.toml")).exit_code == Exit.USAGE
+
+
+def test_segments_without_a_daemon_are_told() -> None:
+    with RunningDaemon() as daemon:
+        assert daemon.name not in doctor(name=daemon.name).output.partition("leftovers")[2]
+        daemon.kill()
+        result = doctor("--socket", str(daemon.socket), name=daemon.name)
+        assert f"pagetierd --name {daemon.name} takes them over" in result.output
+        daemon.start()
+
+
+def test_segments_of_another_format_are_told() -> None:
+    with RunningDaemon() as daemon:
+        daemon.kill()
+        patch(Path("/dev/shm") / f"{daemon.name}.index", 8, "<I", 99)
+        output = doctor(name=daemon.name).output
+        assert re.search(rf"warning +leftovers .*{daemon.name} .*: the build that left them takes them over", output)
+        daemon.start("--fresh")
+
+
+def test_a_damaged_index_is_a_problem() -> None:
+    space = namespace()
+    with RunningDaemon() as daemon:
+        with daemon.client() as client:
+            client.store(space.keys(range(16)), [bytes(1000)])
+        index = Path("/dev/shm") / f"{daemon.name}.index"
+        pages = index.read_bytes().index(space.digest) + len(space.digest)
+        patch(index, pages, "<Q", 7)
+        result = doctor("--socket", str(daemon.socket), name=daemon.name)
+        patch(index, pages, "<Q", 1)
+        assert result.exit_code == Exit.WRONG
+        assert "1 pages on its list, 7 in its record" in result.output
+        assert all("--fresh" in line for line in result.output.splitlines() if line.startswith("problem"))
+
+
+def test_long_lines_are_wrapped_on_a_terminal_only(tmp_path: Path) -> None:
+    arguments = ["doctor", "--socket", str(tmp_path / "none.sock")]
+    shown = pagetier_on_terminal(arguments)
+    plain = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in shown.lines]
+    assert shown.code == Exit.WRONG
+    assert "\x1b" in shown.text
+    assert any(line.startswith(" " * 24) for line in plain)
+    assert not any(line.startswith(" ") for line in doctor(*arguments[1:]).output.splitlines())
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert check_folder(tmp_path).level is Level.OK
+    assert "not there yet" in check_folder(tmp_path / "a/b").text
+    tmp_path.chmod(0o777)
+    assert "chmod go-w" in check_folder(tmp_path).text
+    tmp_path.chmod(0o1777)
+    assert check_folder(tmp_path).level is Level.OK
+    assert check_folder(Path("/dev/null/none")).level is Level.PROBLEM
+
+
+@pytest.mark.skipif(NOT_ROOT, reason="only root can give a folder away")
+def test_a_folder_in_tmp_that_somebody_else_made(tmp_path: Path) -> None:
+    folder = tmp_path / "pagetier-0"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    assert check_folder(folder).level is Level.PROBLEM
+
+
+def test_sockets(tmp_path: Path) -> None:
+    assert list(check_socket(tmp_path / "none", Access())) == []
+    (tmp_path / "file").touch()
+    assert [result.level for result in check_socket(tmp_path / "file", Access())] == [Level.PROBLEM]
+    with RunningDaemon() as daemon:
+        assert [result.level for result in check_socket(daemon.socket, Access())] == [Level.OK]
+        (told,) = check_socket(daemon.socket, WORLD)
+        assert told.level is Level.WARNING
+        assert 'access.socket_mode = "0666"' in told.text
+        daemon.socket.chmod(0o666)
+        assert [result.level for result in check_socket(daemon.socket, WORLD)] == [Level.OK]
+
+
+def host_with(root: Path, **files: str) -> Host:
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Host(root)
+
+
+def test_huge_pages(tmp_path: Path) -> None:
+    asks = Config(socket=Path("/x"), arena=Arena(huge_pages="advise"))
+    none = Host(tmp_path)
+    assert check_huge_pages(Config(socket=Path("/x")), none).level is Level.OK
+    assert check_huge_pages(asks, none).level is Level.WARNING
+
+
+def test_locked_memory(tmp_path: Path) -> None:
+    limits = "Max locked memory         {0}              {0}              bytes\n"
+    config = Config(socket=Path("/x"), arena=Arena(size=1 << 30))
+    for told, level in (("unlimited", Level.OK), (str(1 << 30), Level.OK), ("65536", Level.WARNING)):
+        host = host_with(tmp_path, proc__self__limits=limits.format(told))
+        assert check_locked_memory(config, host).level is level
+
+
+def test_shared_memory_that_is_not_there(tmp_path: Path) -> None:
+    assert check_shared_memory(Host(tmp_path)).level is Level.PROBLEM
+    assert check_shared_memory(Host()).level is Level.OK
+
+
+def test_an_old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(host_checks, "_MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr(host_checks, "SO_PEERPIDFD", 9999)
+    levels = {result.what: result.level for result in host_checks.check_kernel()}
+    assert levels == {"pidfd": Level.PROBLEM, "SO_PEERPIDFD": Level.WARNING, "populating": Level.PROBLEM}
