@@ -1,0 +1,112 @@
+"""A trace of prompts: what each of them asks for, as numbers of blocks."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..keys import KEY_BYTES, Namespace
+
+_ID_BYTES = 8
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TraceError(Exception):
+    """The file is no trace; the message says in which line and why."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One request of the Mooncake format: tokens of its prompt, and an id for each block of it.
+
+    An id stands for its block and all before it; the last block may be a partial one.
+    """
+
+    input_length: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
+
+
+class Trace(msgspec.Struct, frozen=True, eq=False):
+    """Requests in their order, full blocks only: request i asks for the blocks numbers[ends[i-1]:ends[i]].
+
+    ids: the trace's own id (i8) of each distinct block, by the block's number. prompt_tokens: of each request.
+    """
+
+    block_tokens: int
+    ids: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.intp]
+    ends: npt.NDArray[np.int64]
+    prompt_tokens: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def blocks(self, request: int) -> npt.NDArray[np.intp]:
+        """Numbers of the blocks that a request asks for, head first."""
+        return self.numbers[self.ends[request - 1] if request else 0 : self.ends[request]]
+
+    def keys(self, namespace: Namespace) -> npt.NDArray[np.uint8]:
+        """The key of each distinct block, by its number: 32 bytes a row."""
+        packed = self.ids.astype("<i8").tobytes()
+        digests = [packed[at : at + _ID_BYTES] for at in range(0, len(packed), _ID_BYTES)]
+        return np.frombuffer(namespace.keys_of(digests).data, dtype=np.uint8).reshape(-1, KEY_BYTES)
+
+    def __repr__(self) -> str:
+        return f"<Trace {len(self)} requests, {len(self.ids)} blocks of {self.block_tokens} tokens>"
+
+
+def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace:
+    """The trace at `path`, a file of JSON lines that may be compressed with gzip; its `first` requests, or all.
+
+    Raises TraceError for what is no trace or has blocks of another size, OSError if it can not be read.
+    """
+    chains: list[list[int]] = []
+    prompts: list[int] = []
+    for where, line in _lines(path):
+        if len(chains) == first:
+            break
+        chains.append(_full_blocks(line, block_tokens, where))
+        prompts.append(line.input_length)
+    flat = np.array([block for chain in chains for block in chain], dtype=np.int64)
+    ids, numbers = np.unique(flat, return_inverse=True)
+    ends = np.cumsum([len(chain) for chain in chains], dtype=np.int64)
+    return Trace(block_tokens, ids, numbers, ends, np.array(prompts, dtype=np.int64))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Line]]:
+    decoder = msgspec.json.Decoder(Line)
+    with _opened(path) as file:
+        try:
+            for number, text in enumerate(file, start=1):
+                where = f"{path}, line {number}"
+                if not text.isspace():
+                    yield where, _decode(decoder, text, where)
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise TraceError(f"{path}: {error}") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]  # a GzipFile is one
+
+
+def _decode(decoder: msgspec.json.Decoder[Line], text: bytes, where: str) -> Line:
+    try:
+        return decoder.decode(text)
+    except msgspec.MsgspecError as error:
+        raise TraceError(f"{where}: no request of a trace: {error}") from error
+
+
+def _full_blocks(line: Line, block_tokens: int, where: str) -> list[int]:
+    full, partial = divmod(line.input_length, block_tokens)
+    if len(line.hash_ids) not in (full, full + bool(partial)):
+        raise TraceError(
+            f"{where}: {line.input_length} tokens in {len(line.hash_ids)} blocks are no blocks of {block_tokens}"
+        )
+    return line.hash_ids[:full]
