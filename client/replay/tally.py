@@ -1,0 +1,106 @@
+"""What a replay counts, and what it reports at the end."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What clients did, in pages but where the name says else; two of them add up.
+
+    asked: full blocks in the prompts. loaded: copied out, the wrong ones among them. load_seconds and
+    store_seconds: spent in Client.match and load, and in Client.store, by all clients together.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    asked: int = 0
+    loaded: int = 0
+    wrong: int = 0
+    stored: int = 0
+    present: int = 0
+    pending: int = 0
+    refused: int = 0
+    load_seconds: float = 0.0
+    store_seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Adds what another counted to this one."""
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a replay; with --json its fields are the keys.
+
+    token_hit_ratio: hit tokens over all prompt tokens, those of partial blocks among them. *_rate: bytes a second of
+    one client while it loads or stores. evictions: by the daemon meanwhile, whoever caused them.
+    """
+
+    requests: int
+    prompt_tokens: int
+    hit_tokens_memory: int
+    hit_tokens_disk: int
+    token_hit_ratio: float
+    wrong_pages: int
+    evictions: int
+    seconds: float
+    clients: int
+    clients_died: int
+    requests_per_second: float
+    page_bytes: int
+    pages_asked: int
+    pages_loaded: int
+    pages_stored: int
+    pages_present: int
+    pages_pending: int
+    pages_refused: int
+    bytes_loaded: int
+    bytes_stored: int
+    load_rate: float
+    store_rate: float
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """How a replay went, before it is put into words. deaths: a sentence for each client that died."""
+
+    tally: Tally
+    seconds: float
+    evictions: int
+    clients: int
+    block_tokens: int
+    page_bytes: int
+    deaths: list[str]
+
+    def report(self) -> Report:
+        """The numbers for people and programs."""
+        tally, page = self.tally, self.page_bytes
+        hits = tally.loaded * self.block_tokens
+        return Report(
+            requests=tally.requests,
+            prompt_tokens=tally.prompt_tokens,
+            hit_tokens_memory=hits,
+            hit_tokens_disk=0,
+            token_hit_ratio=_over(hits, tally.prompt_tokens),
+            wrong_pages=tally.wrong,
+            evictions=self.evictions,
+            seconds=self.seconds,
+            clients=self.clients,
+            clients_died=len(self.deaths),
+            requests_per_second=_over(tally.requests, self.seconds),
+            page_bytes=page,
+            pages_asked=tally.asked,
+            pages_loaded=tally.loaded,
+            pages_stored=tally.stored,
+            pages_present=tally.present,
+            pages_pending=tally.pending,
+            pages_refused=tally.refused,
+            bytes_loaded=tally.loaded * page,
+            bytes_stored=tally.stored * page,
+            load_rate=_over(tally.loaded * page, tally.load_seconds),
+            store_rate=_over(tally.stored * page, tally.store_seconds),
+        )
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
