@@ -1,0 +1,121 @@
+"""A daemon for one replay alone: a capacity that is exactly its arena, and nothing left of it at the end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from ...shm.link import Link, LinkError
+from ...shm.protocol import BUILD, Attach, Detach
+from ...shm.segments import Geometry, Leftovers, Wish, take
+
+_LEAST_FRAME: Final = 4096
+_PAUSE_S: Final = 0.01
+_PROBE_S: Final = 1.0
+_STOP_S: Final = 30.0
+
+# It is a process and no import: clients know the daemon by its socket alone. If this process is killed, the kernel
+# tells it to stop (prctl 1 is PR_SET_PDEATHSIG, signal 15 SIGTERM).
+_START: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from pagetier.daemon.main import main; main()"
+
+
+class DaemonError(Exception):
+    """The daemon did not start. code: its exit code; the message is what it said."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def frame_bytes(page_bytes: int) -> int:
+    """The smallest frame that holds such a page: a power of two."""
+    return max(_LEAST_FRAME, 1 << (page_bytes - 1).bit_length())
+
+
+class OwnDaemon:
+    """A `pagetierd` that evicts only when a page needs the room. As a context manager it serves, and is gone after.
+
+    Args:
+        arena: its size as the daemon's flag takes it.
+        page_bytes: of the pages that will be stored; each takes one frame.
+
+    Raises DaemonError if it does not start.
+    """
+
+    def __init__(self, arena: str, page_bytes: int) -> None:
+        self._name = f"pagetier-replay-{secrets.token_hex(6)}"
+        self._folder = tempfile.TemporaryDirectory(prefix="pagetier-replay-")
+        self.socket = Path(self._folder.name) / "pagetier.sock"
+        self._log = Path(self._folder.name) / "log"
+        self._process = self._launch(
+            f"--name={self._name}",
+            f"--socket={self.socket}",
+            f"--arena-size={arena}",
+            f"--arena-frame-size={frame_bytes(page_bytes)}",
+            "--evict-low=0",
+            "--evict-high=0",
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            while not self._admits():
+                if self._process.poll() is not None:
+                    raise DaemonError(self._log.read_text().strip(), self._process.returncode)
+                time.sleep(_PAUSE_S)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _launch(self, *flags: str) -> subprocess.Popen[bytes]:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
+        command = [sys.executable, "-c", _START, *flags]
+        with self._log.open("wb") as log:
+            # In a session of its own a Ctrl-C does not reach it, and it outlives the clients.
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
+
+    def _admits(self) -> bool:
+        """Whether engines may attach: this one does, and leaves. Who only looks is answered earlier."""
+        try:
+            link = Link(self.socket, _PROBE_S)
+        except LinkError:
+            return False
+        try:
+            for descriptor in link.greet(Attach(BUILD, 0, "pagetier-replay"), _PROBE_S).descriptors:
+                os.close(descriptor)
+            link.send(Detach(), _PROBE_S)
+        except LinkError:
+            return False
+        finally:
+            link.close()
+        return True
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            stopped = self._process.wait(_STOP_S) == 0
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            stopped = False
+        if not stopped:
+            _remove(self._name)
+        self._folder.cleanup()
+
+
+def _remove(name: str) -> None:
+    """Removes what a daemon left that was killed: takes its segments over for the smallest ones, and removes those."""
+    smallest = Geometry(frame_bytes=_LEAST_FRAME, frames=1, entries=1, spaces=1)
+    take(Wish(name, smallest, BUILD, Leftovers.DISCARD)).remove()

@@ -1,0 +1,140 @@
+"""The work of `pagetier replay`: reads the trace, finds or starts the daemon, replays, reports."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from ...shm._core import ShmError
+from ...shm.link import LinkError
+from ...shm.paths import default_socket
+from ..keys import Namespace
+from .own import DaemonError, OwnDaemon
+from .pool import Pool, UnreachableError
+from .show import progress_bar, show
+from .tally import Run
+from .trace import Trace, TraceError, read_trace
+from .watch import Watch
+from .worker import Job
+
+_LAYOUT: Final = "replay pattern 1"
+
+
+class Exit(IntEnum):
+    """What the command ends with, beside the exit codes of a daemon that it starts."""
+
+    OK = 0
+    WRONG = 1
+    USAGE = 2
+    UNREACHABLE = 3
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line. arena: memory of a daemon to start, None to use a running one; requests: None for all."""
+
+    trace: Path
+    clients: int
+    arena: str | None
+    page_bytes: int
+    block_tokens: int
+    requests: int | None
+    socket: Path | None
+    json: bool
+
+
+def main(wanted: Wanted) -> int:
+    """Replays, prints the report, returns the exit code."""
+    try:
+        trace = read_trace(wanted.trace, wanted.block_tokens, wanted.requests)
+    except (TraceError, OSError) as error:
+        return _complain(error, Exit.USAGE)
+    try:
+        run = replay(wanted, trace)
+    except (LinkError, ShmError, UnreachableError) as error:
+        return _complain(f"no daemon to replay against: {error}", Exit.UNREACHABLE)
+    except DaemonError as error:
+        return _complain(error, error.code)
+    return _tell(run, wanted)
+
+
+def replay(wanted: Wanted, trace: Trace) -> Run:
+    """Replays a trace as wanted.
+
+    Raises LinkError, ShmError or UnreachableError where there is no daemon, DaemonError if the own one does not start.
+    """
+    with _stopped_in_order(), _own_daemon(wanted) as daemon:
+        socket = daemon.socket if daemon else wanted.socket or default_socket()
+        watch = Watch(socket)
+        with Pool(job_of(wanted, trace, socket), wanted.clients) as pool, progress_bar(len(trace)) as progress:
+            began = time.monotonic()
+            tally = pool.replay(len(trace), progress)
+            seconds = time.monotonic() - began
+        return Run(
+            tally=tally,
+            seconds=seconds,
+            evictions=watch.evictions(),
+            clients=wanted.clients,
+            block_tokens=trace.block_tokens,
+            page_bytes=wanted.page_bytes,
+            deaths=pool.deaths,
+        )
+
+
+def _own_daemon(wanted: Wanted) -> OwnDaemon | nullcontext[None]:
+    return OwnDaemon(wanted.arena, wanted.page_bytes) if wanted.arena is not None else nullcontext()
+
+
+def job_of(wanted: Wanted, trace: Trace, socket: Path) -> Job:
+    """What the clients are told. Pages of another size or of other blocks are in a namespace of their own."""
+    namespace = Namespace(
+        model=f"replay/{wanted.trace.name.partition('.')[0] or 'trace'}",
+        dtype=f"{wanted.page_bytes} bytes",
+        page_tokens=trace.block_tokens,
+        layout=_LAYOUT,
+    )
+    return Job(socket, trace, namespace, trace.keys(namespace), wanted.page_bytes)
+
+
+def _tell(run: Run, wanted: Wanted) -> int:
+    report = run.report()
+    if wanted.json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        show(report)
+    for death in run.deaths:
+        sys.stderr.write(f"pagetier replay: {death}\n")
+    if report.wrong_pages:
+        sys.stderr.write(f"pagetier replay: {report.wrong_pages} pages held other bytes than were stored\n")
+    return Exit.WRONG if run.deaths or report.wrong_pages else Exit.OK
+
+
+def _complain(error: Exception | str, code: int) -> int:
+    sys.stderr.write(f"pagetier replay: {error}\n")
+    return code
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """A SIGTERM ends this process as Ctrl-C does: with its clients and its daemon."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
