@@ -1,0 +1,164 @@
+/* client.h - one thread of an attached process: matching, checking, asking, writing. */
+#pragma once
+
+#include "world.h"
+
+typedef struct {
+    uint64_t matches, pages, stored, lost, deaths, promises;
+} tally;
+
+typedef struct {
+    world *world;
+    pt_session *session; /* shared by the threads of one process */
+    mailbox *box;
+    bool mortal;         /* may die: the only thread of its process */
+    rng random;
+    tally did;
+    uint8_t memory[PAGE_MAX];
+} client;
+
+/* A prompt's pages. The first `promised` of them are on the list of promises; none of these may be missed. */
+typedef struct {
+    uint32_t count, promised, found;
+    uint32_t ids[PROMPT], cells[PROMPT], entries[PROMPT];
+    uint64_t terms[PROMPT], serials[PROMPT];
+    uint8_t keys[PROMPT * PT_KEY_BYTES];
+} prompt;
+
+static inline void session_begin(pt_session *s, const world *w, uint32_t slot)
+{
+    s->view = world_view(w);
+    s->slot = slot;
+    s->counts = &s->view.counts[slot];
+    pthread_mutex_init(&s->lock, NULL);
+    s->held = calloc(s->view.entry_count, sizeof *s->held);
+}
+
+static inline void session_end(pt_session *s)
+{
+    pthread_mutex_destroy(&s->lock);
+    free(s->held);
+}
+
+/* ---- asking the daemon ---- */
+
+/* False if the daemon died with the answer. */
+static inline bool client_ask(client *c, enum question question)
+{
+    c->box->slot = c->session->slot;
+    c->box->lost = false;
+    atomic_store_explicit(&c->box->question, question, memory_order_release);
+    while (atomic_load_explicit(&c->box->question, memory_order_acquire) != NOTHING)
+        sched_yield();
+    return !c->box->lost;
+}
+
+/* This process is gone, with all that it holds; another one takes its place. */
+static inline void client_die(client *c)
+{
+    client_ask(c, REBORN);
+    session_end(c->session);
+    session_begin(c->session, c->world, c->box->slot);
+    c->did.deaths++;
+}
+
+static inline bool client_reserve(client *c, const uint32_t *ids, uint32_t count, uint32_t part)
+{
+    mailbox *m = c->box;
+    m->count = count;
+    m->request = (pt_request){.slot = c->session->slot, .space = page_space(ids[0]), .part = part, .parts = page_parts(ids[0])};
+    m->request.expires_ns = pt_now_ns() + 300000 * (1 + rng_below(&c->random, 30));
+    for (uint32_t i = 0; i < count; i++) {
+        page_key(ids[i], m->keys + i * PT_KEY_BYTES);
+        m->sizes[i] = page_size(ids[i]);
+    }
+    return client_ask(c, RESERVE);
+}
+
+/* ---- reading ---- */
+
+static inline void prompt_add(prompt *p, uint32_t id)
+{
+    page_key(id, p->keys + p->count * PT_KEY_BYTES);
+    p->ids[p->count++] = id;
+}
+
+static inline void prompt_add_promised(prompt *p, world *w, uint32_t cell)
+{
+    uint64_t term = atomic_load_explicit(&w->kept[cell].term, memory_order_acquire);
+    if (!(term & 1))
+        return;
+    p->cells[p->promised] = cell;
+    p->terms[p->promised++] = term;
+    prompt_add(p, atomic_load_explicit(&w->kept[cell].id, memory_order_relaxed));
+}
+
+/* A miss is wrong if the first page that was not found was promised before the match, and is still after it. */
+static inline void client_match(client *c, prompt *p)
+{
+    p->found = pt_match(c->session, p->keys, p->count, p->entries, p->serials);
+    c->did.matches++;
+    c->did.pages += p->found;
+    if (p->found >= p->promised)
+        return;
+    if (atomic_load_explicit(&c->world->kept[p->cells[p->found]].term, memory_order_acquire) == p->terms[p->found])
+        finding("page %u was missed while it was stored and pinned", p->ids[p->found]);
+}
+
+static inline void client_glance(client *c, const prompt *p)
+{
+    for (uint32_t i = 0; i < p->found; i++) {
+        if (c->session->view.entries[p->entries[i]].serial != p->serials[i])
+            finding("page %u: entry %u was filled again under a pin", p->ids[i], p->entries[i]);
+        page_verify(&c->session->view, p->entries[i], p->ids[i], 8, c->memory);
+    }
+}
+
+static inline void client_verify(client *c, const prompt *p)
+{
+    client_glance(c, p);
+    for (uint32_t i = 0; i < p->found; i++)
+        page_verify(&c->session->view, p->entries[i], p->ids[i], page_size(p->ids[i]), c->memory);
+}
+
+static inline void client_release(client *c, const prompt *p) { pt_release(c->session, p->entries, p->found); }
+
+/* ---- one process hands a match to another ---- */
+
+static inline void client_hand_over(client *c, const prompt *p)
+{
+    handover *h = &c->world->handovers[rng_below(&c->random, HANDOVERS)];
+    if (atomic_exchange_explicit(&h->busy, 1, memory_order_acquire))
+        return;
+    h->count = p->found;
+    memcpy(h->ids, p->ids, sizeof h->ids);
+    memcpy(h->entries, p->entries, sizeof h->entries);
+    memcpy(h->serials, p->serials, sizeof h->serials);
+    atomic_store_explicit(&h->busy, 0, memory_order_release);
+}
+
+static inline void client_take_over(client *c, prompt *p)
+{
+    handover *h = &c->world->handovers[rng_below(&c->random, HANDOVERS)];
+    if (atomic_exchange_explicit(&h->busy, 1, memory_order_acquire))
+        return;
+    memcpy(p->ids, h->ids, sizeof h->ids);
+    memcpy(p->entries, h->entries, sizeof h->entries);
+    memcpy(p->serials, h->serials, sizeof h->serials);
+    p->count = h->count;
+    atomic_store_explicit(&h->busy, 0, memory_order_release);
+    p->found = pt_repin(c->session, p->entries, p->serials, p->count);
+}
+
+/* ---- writing ---- */
+
+/* False if the page was doomed meanwhile: by another writer of it, or as it took longer than till `expires_ns`. */
+static inline bool client_publish(client *c, uint32_t entry, uint32_t id, uint32_t part, uint64_t expires_ns)
+{
+    page_write(&c->session->view, entry, id, part, c->memory);
+    bool stored = pt_part_finish(&c->session->view, entry, part);
+    *(stored ? &c->did.stored : &c->did.lost) += 1;
+    if (!stored && page_parts(id) == 1 && pt_now_ns() < expires_ns)
+        finding("page %u was lost, though it was written in time", id);
+    return stored;
+}

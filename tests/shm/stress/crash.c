@@ -1,0 +1,256 @@
+/* crash.c - real processes over the same shared memory, killed at any instruction: daemons again and again, engines now and
+ * then. After each death of a daemon another one adopts the segments, while the engines go on. Then all is sound, and
+ * every page that was readable is found, with exactly its bytes. Promises are kept to all engines all the time. */
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "daemon.h"
+#include "roles.h"
+
+#define ENGINES 5u
+#define PAGES (IDS + KEPT * KEPT_IDS)
+
+typedef void role_step(client *);
+static role_step *const roles[ENGINES] = {NULL /* the keeper: never killed */, reader_step, reader_and_writer_step, writer_step,
+                                          reader_and_writer_step};
+
+typedef struct {
+    pid_t pid;
+    uint32_t slot;
+} engine;
+
+typedef struct {
+    world *world;
+    rng random;
+    client *clients;       /* of the engines, in shared memory: what they did outlives them */
+    engine engines[ENGINES];
+    pt_session session;    /* our own: we look at what each daemon left */
+    uint8_t memory[PAGE_MAX];
+    uint64_t daemons, dead_engines, survived;
+} supervisor;
+
+static uint32_t id_of(uint32_t number) { return number < IDS ? 1 + number : KEPT_BASE + number - IDS; }
+
+/* ---- processes ---- */
+
+static pid_t fork_mortal(void)
+{
+    pid_t pid = fork();
+    if (pid < 0)
+        finding("fork: %s", strerror(errno));
+    if (!pid)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return pid;
+}
+
+static void kill_now(pid_t pid, const char *who)
+{
+    int status;
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
+        finding("%s ended by itself, status %x", who, (unsigned)status);
+}
+
+_Noreturn static void engine_life(client *c, role_step *step)
+{
+    keeper k = {.client = c};
+    mprotect(c->world->index, c->world->sizes.index, PROT_READ);
+    while (!atomic_load_explicit(&c->world->stop, memory_order_relaxed))
+        if (step)
+            step(c);
+        else
+            keeper_step(&k);
+    keeper_end(&k);
+    _exit(0);
+}
+
+static void engine_start(supervisor *s, uint32_t i)
+{
+    engine *e = &s->engines[i];
+    client *c = &s->clients[i];
+    tally before = c->did;
+    pt_session session;
+    session_begin(&session, s->world, e->slot);
+    *c = (client){.world = s->world, .session = &session, .box = &s->world->boxes[i], .did = before};
+    c->random = rng_stream(s->world->seed, rng_below(&s->random, UINT32_MAX));
+    e->pid = fork_mortal();
+    if (!e->pid)
+        engine_life(c, roles[i]);
+    session_end(&session);
+}
+
+/* A daemon from its birth, which is an adoption too, to its death. It stores pages itself, so these die half written. */
+_Noreturn static void daemon_life(supervisor *s, uint64_t alive)
+{
+    pt_session ghost;
+    service d = {.world = s->world, .owner = world_adopt(s->world, alive)};
+    d.random = rng_stream(s->world->seed, rng_below(&s->random, UINT32_MAX));
+    session_begin(&ghost, s->world, attach_new(&d.owner, s->world));
+    d.ghost = (client){.world = s->world, .session = &ghost, .random = d.random};
+    for (;;)
+        service_step(&d);
+}
+
+/* ---- what has to survive ---- */
+
+static uint64_t engines_alive(const supervisor *s)
+{
+    uint64_t alive = 1ull << s->session.slot;
+    for (uint32_t i = 0; i < ENGINES; i++)
+        alive |= s->engines[i].pid ? 1ull << s->engines[i].slot : 0;
+    return alive;
+}
+
+/* The serials of the pages that are readable, by number; 0 for the others. No daemon lives. */
+static void note_readable(supervisor *s, uint64_t *serials)
+{
+    const pt_view *v = &s->session.view;
+    uint8_t key[PT_KEY_BYTES];
+    for (uint32_t number = 0; number < PAGES; number++) {
+        page_key(id_of(number), key);
+        serials[number] = 0;
+        for (uint32_t entry = 0; entry < v->entry_count; entry++)
+            if (pt_load_state(&v->locks[entry].word) == PT_READABLE && pt_same_key(v->entries[entry].key, key))
+                serials[number] = v->entries[entry].serial;
+    }
+}
+
+static void expect_found(supervisor *s, uint32_t id, uint64_t serial)
+{
+    uint8_t key[PT_KEY_BYTES];
+    uint32_t entry;
+    uint64_t found;
+    page_key(id, key);
+    if (!pt_match(&s->session, key, 1, &entry, &found)) {
+        if (serial)
+            finding("page %u was readable before the adoption and is gone after it", id);
+        return;
+    }
+    page_verify(&s->session.view, entry, id, page_size(id), s->memory);
+    pt_release(&s->session, &entry, 1);
+    if (serial && found != serial)
+        finding("page %u has another serial after the adoption", id);
+    s->survived += serial != 0;
+}
+
+/* Those who wait for an answer have no grants: what is in their name is of the answer that died. */
+static void hang_up(supervisor *s, pt_owner *o)
+{
+    for (uint32_t i = 0; i < ENGINES; i++) {
+        mailbox *m = &s->world->boxes[i];
+        if (atomic_load(&m->question) != RESERVE)
+            continue;
+        pt_let_go_of_parts(o, m->slot, pt_holds_nothing, NULL);
+        m->lost = true;
+        atomic_store_explicit(&m->question, NOTHING, memory_order_release);
+    }
+}
+
+static void adopt_and_look(supervisor *s)
+{
+    uint64_t serials[PAGES];
+    note_readable(s, serials);
+    pt_owner o = world_adopt(s->world, engines_alive(s));
+    expect_sound(&o, "after the adoption");
+    for (uint32_t number = 0; number < PAGES; number++)
+        expect_found(s, id_of(number), serials[number]);
+    hang_up(s, &o);
+    for (uint32_t i = 0; i < ENGINES; i++)
+        if (!s->engines[i].pid)
+            s->engines[i].slot = attach_new(&o, s->world);
+    owner_end(&o);
+    for (uint32_t i = 0; i < ENGINES; i++)
+        if (!s->engines[i].pid)
+            engine_start(s, i);
+}
+
+/* ---- a round: a daemon lives for some milliseconds, an engine may die under it ---- */
+
+static uint32_t kill_engine(supervisor *s)
+{
+    uint32_t i = 1 + rng_below(&s->random, ENGINES - 1);
+    if (!s->engines[i].pid)
+        return s->engines[i].slot;
+    kill_now(s->engines[i].pid, "an engine");
+    s->engines[i].pid = 0;
+    s->dead_engines++;
+    return s->engines[i].slot;
+}
+
+static void tell_of_death(world *w, uint32_t slot)
+{
+    w->boxes[ENGINES].slot = slot;
+    atomic_store_explicit(&w->boxes[ENGINES].question, BURY, memory_order_release);
+}
+
+static void daemon_round(supervisor *s)
+{
+    uint64_t alive = engines_alive(s);
+    pid_t pid = fork_mortal();
+    if (!pid)
+        daemon_life(s, alive);
+    usleep(rng_below(&s->random, 3000));
+    if (rng_one_in(&s->random, 3)) {
+        tell_of_death(s->world, kill_engine(s));
+        usleep(rng_below(&s->random, 1000));
+    }
+    kill_now(pid, "a daemon");
+    s->daemons++;
+    atomic_store(&s->world->boxes[ENGINES].question, NOTHING);
+    if (rng_one_in(&s->random, 3))
+        kill_engine(s);
+}
+
+static void finish(supervisor *s)
+{
+    service last = {.world = s->world, .owner = world_adopt(s->world, engines_alive(s)), .random = s->random};
+    uint32_t living = ENGINES;
+    last.ghost = (client){.world = s->world, .session = &s->session, .random = s->random};
+    atomic_store(&s->world->stop, true);
+    while (living) {
+        int status;
+        service_step(&last);
+        if (waitpid(-1, &status, WNOHANG) <= 0)
+            continue;
+        if (status)
+            finding("an engine ended with status %x", (unsigned)status);
+        living--;
+    }
+    expect_all_returned(&last.owner);
+    owner_end(&last.owner);
+}
+
+static void begin(supervisor *s)
+{
+    pt_owner o = world_adopt(s->world, 0);
+    session_begin(&s->session, s->world, attach_new(&o, s->world));
+    for (uint32_t i = 0; i < ENGINES; i++)
+        s->engines[i].slot = attach_new(&o, s->world);
+    owner_end(&o);
+    for (uint32_t i = 0; i < ENGINES; i++)
+        engine_start(s, i);
+}
+
+int main(int count, char **arguments)
+{
+    (void)count;
+    run r = run_begin("crash", arguments);
+    supervisor s = {.world = world_new(r.seed, ENTRIES, FRAMES), .random = rng_stream(r.seed, 0)};
+    s.clients = shared_memory(pt_round_up(ENGINES * sizeof *s.clients));
+    begin(&s);
+    while (!run_over(&r)) {
+        daemon_round(&s);
+        adopt_and_look(&s);
+    }
+    finish(&s);
+    uint64_t matches = 0;
+    for (uint32_t i = 0; i < ENGINES; i++)
+        matches += s.clients[i].did.matches;
+    run_end(&r, "%lu daemons and %lu engines killed, %lu pages survived, %lu matches,", s.daemons, s.dead_engines, s.survived,
+            matches);
+    session_end(&s.session);
+    return 0;
+}

@@ -1,0 +1,129 @@
+/* daemon.h - the owner's loop: answers, evicts, flushes, reaps, takes over from itself, and looks whether all is sound. */
+#pragma once
+
+#include "client.h"
+
+#define CHECK_EVERY_NS 2000000ull
+#define ADOPT_EVERY_NS 1500000ull
+
+typedef struct {
+    world *world;
+    pt_owner owner;
+    rng random;
+    client ghost; /* a process of its own that stores at full speed, on the daemon's thread */
+    uint64_t next_check, next_adopt;
+    uint64_t adoptions;
+} service;
+
+/* A slot for a process that never was before. */
+static inline uint32_t attach_new(pt_owner *o, world *w)
+{
+    uint32_t number = 1 + atomic_fetch_add(&w->processes, 1);
+    pt_process p = {.pid = number, .started = number, .name = "stress"};
+    uint32_t slot = pt_attach(o, &p, pt_now_ns());
+    if (slot == PT_NONE)
+        finding("no slot is free");
+    return slot;
+}
+
+static inline void service_reserve(service *s, mailbox *m)
+{
+    m->request.now = pt_now_ns();
+    pt_reserve(&s->owner, &m->request, m->keys, m->sizes, m->count, m->answers);
+}
+
+/* Nobody waits any more for an answer to this process. */
+static inline void service_hang_up(service *s, uint32_t slot)
+{
+    for (uint32_t i = 0; i < BOXES; i++) {
+        mailbox *m = &s->world->boxes[i];
+        if (atomic_load(&m->question) == RESERVE && m->slot == slot)
+            atomic_store(&m->question, NOTHING);
+    }
+}
+
+static inline void service_bury(service *s, mailbox *m)
+{
+    service_hang_up(s, m->slot);
+    pt_reap(&s->owner, m->slot, pt_now_ns());
+    expect_sound(&s->owner, "after a death");
+}
+
+static inline void service_rebirth(service *s, mailbox *m)
+{
+    service_bury(s, m);
+    m->slot = attach_new(&s->owner, s->world);
+}
+
+static inline void service_answer_all(service *s)
+{
+    static void (*const answers[])(service *, mailbox *) = {
+        [RESERVE] = service_reserve, [REBORN] = service_rebirth, [BURY] = service_bury};
+    for (uint32_t i = 0; i < BOXES; i++) {
+        mailbox *m = &s->world->boxes[i];
+        uint32_t question = atomic_load_explicit(&m->question, memory_order_acquire);
+        if (question == NOTHING)
+            continue;
+        answers[question](s, m);
+        atomic_store_explicit(&m->question, NOTHING, memory_order_release);
+    }
+}
+
+/* Pages come and go as fast as the machine can. */
+static inline void service_churn(service *s)
+{
+    uint32_t id = page_with_parts(&s->random, 1);
+    uint64_t now = pt_now_ns(), size = page_size(id);
+    pt_request r = {s->ghost.session->slot, page_space(id), 0, 1, now, now + 1000000};
+    pt_answer a;
+    uint8_t key[PT_KEY_BYTES];
+    page_key(id, key);
+    pt_reserve(&s->owner, &r, key, &size, 1, &a);
+    if (a.outcome == PT_GRANTED)
+        client_publish(&s->ghost, a.entry, id, 0, r.expires_ns);
+    if (a.outcome == PT_REFUSED_FULL)
+        sched_yield(); /* all is pinned by threads that wait for this core */
+}
+
+static inline void service_tend(service *s)
+{
+    uint64_t now = pt_now_ns();
+    uint32_t chance = rng_below(&s->random, 256);
+    if (chance < 16)
+        pt_settle_all(&s->owner, now);
+    else if (chance < 48)
+        pt_evict_until(&s->owner, FRAMES / 2, 1 + rng_below(&s->random, 8), now);
+    else if (chance < 49)
+        pt_flush(&s->owner, rng_below(&s->random, SPACES + 1) - 1, now);
+    else
+        service_churn(s);
+}
+
+/* The old daemon is gone, between two requests; another one, or three in a row, take over. */
+static inline void service_take_over(service *s)
+{
+    for (uint32_t n = 1 + 2 * rng_below(&s->random, 2); n; n--) {
+        owner_end(&s->owner);
+        s->owner = world_adopt(s->world, pt_taken_slots(&s->owner.view));
+        s->adoptions++;
+    }
+}
+
+static inline bool service_time_for(uint64_t *next, uint64_t every)
+{
+    uint64_t now = pt_now_ns();
+    if (now < *next)
+        return false;
+    *next = now + every;
+    return true;
+}
+
+static inline void service_step(service *s)
+{
+    service_answer_all(s);
+    service_tend(s);
+    if (service_time_for(&s->next_adopt, ADOPT_EVERY_NS))
+        service_take_over(s);
+    if (service_time_for(&s->next_check, CHECK_EVERY_NS))
+        expect_sound(&s->owner, "between two requests");
+}

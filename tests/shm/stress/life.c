@@ -1,0 +1,299 @@
+/* life.c - the life of a page step by step: every turn that the stress meets by chance, once on purpose. */
+#include "client.h"
+
+#define EXPECT(truth) \
+    do \
+        if (!(truth)) \
+            finding("%s, line %d: not so: %s", __func__, __LINE__, #truth); \
+    while (0)
+
+#define NOON (1ull << 62) /* about when it all happens: no real clock expires anything */
+#define TTL 1000ull
+
+/* Segments of their own, a daemon, and two engines. */
+typedef struct {
+    world *world;
+    pt_owner owner;
+    pt_session one, other;
+    uint64_t now;
+} scene;
+
+static uint32_t attach(pt_owner *o, uint32_t number)
+{
+    return pt_attach(o, &(pt_process){.pid = number, .started = number, .name = "life"}, NOON);
+}
+
+static scene scene_new(uint32_t entries, uint32_t frames)
+{
+    scene s = {.world = world_new(1, entries, frames), .now = NOON};
+    s.owner = world_adopt(s.world, 0);
+    session_begin(&s.one, s.world, attach(&s.owner, 1));
+    session_begin(&s.other, s.world, attach(&s.owner, 2));
+    return s;
+}
+
+static void scene_end(scene *s)
+{
+    expect_all_returned(&s->owner);
+    owner_end(&s->owner);
+    session_end(&s->one);
+    session_end(&s->other);
+    world_end(s->world);
+}
+
+static pt_answer ask(scene *s, const pt_session *who, const char *name, uint64_t size, uint32_t part, uint32_t parts)
+{
+    uint64_t now = s->now += 10;
+    pt_request r = {who->slot, 0, part, parts, now, now + TTL};
+    uint8_t key[PT_KEY_BYTES] = {0};
+    pt_answer a;
+    strncpy((char *)key, name, sizeof key);
+    pt_reserve(&s->owner, &r, key, &size, 1, &a);
+    expect_sound(&s->owner, "after a reservation");
+    return a;
+}
+
+static bool there(pt_session *who, const char *name)
+{
+    uint8_t key[PT_KEY_BYTES] = {0};
+    uint32_t entry;
+    uint64_t serial;
+    strncpy((char *)key, name, sizeof key);
+    if (!pt_match(who, key, 1, &entry, &serial))
+        return false;
+    pt_release(who, &entry, 1);
+    return true;
+}
+
+static void settle(scene *s, uint64_t now)
+{
+    pt_settle_all(&s->owner, now);
+    expect_sound(&s->owner, "after settling");
+}
+
+static bool finish(const scene *s, const pt_answer *a, uint32_t part) { return pt_part_finish(&s->one.view, a->entry, part); }
+
+/* A page of one part, stored in one go. */
+static pt_answer store(scene *s, const char *name)
+{
+    pt_answer a = ask(s, &s->one, name, FRAME, 0, 1);
+    EXPECT(a.outcome == PT_GRANTED && finish(s, &a, 0));
+    return a;
+}
+
+static uint64_t used(const scene *s) { return s->owner.view.header->used_frames; }
+
+/* ---- what happens to one page ---- */
+
+static void a_page_is_stored(void)
+{
+    scene s = scene_new(8, 8);
+    pt_answer a = ask(&s, &s.one, "a", 2 * FRAME + 1, 0, 1);
+    EXPECT(a.outcome == PT_GRANTED && used(&s) == 3 && !there(&s.other, "a"));
+    EXPECT(ask(&s, &s.other, "a", 2 * FRAME + 1, 0, 1).outcome == PT_PENDING);
+    EXPECT(finish(&s, &a, 0) && there(&s.one, "a") && there(&s.other, "a"));
+    EXPECT(ask(&s, &s.other, "a", 2 * FRAME + 1, 0, 1).outcome == PT_PRESENT);
+    scene_end(&s);
+}
+
+static void parts_join(void)
+{
+    scene s = scene_new(8, 8);
+    pt_answer first = ask(&s, &s.one, "a", FRAME, 0, 2);
+    EXPECT(ask(&s, &s.other, "a", FRAME, 1, 3).outcome == PT_PENDING);
+    EXPECT(ask(&s, &s.other, "a", FRAME + 1, 1, 2).outcome == PT_PENDING);
+    EXPECT(ask(&s, &s.other, "a", FRAME, 0, 2).outcome == PT_PENDING);
+    EXPECT(finish(&s, &first, 0) && !there(&s.one, "a"));
+    pt_answer second = ask(&s, &s.other, "a", FRAME, 1, 2);
+    EXPECT(second.outcome == PT_GRANTED && second.entry == first.entry && second.serial == first.serial);
+    EXPECT(finish(&s, &second, 1) && there(&s.one, "a"));
+    scene_end(&s);
+}
+
+static void a_late_writer_publishes_nothing(void)
+{
+    scene s = scene_new(8, 2);
+    pt_answer late = ask(&s, &s.one, "a", FRAME, 0, 1);
+    settle(&s, s.now + TTL);
+    EXPECT(s.owner.view.header->deeds.expired == 0);
+    settle(&s, s.now + TTL + 1);
+    EXPECT(s.owner.view.header->deeds.expired == 1 && used(&s) == 1);
+    pt_answer again = ask(&s, &s.other, "a", FRAME, 0, 1);
+    EXPECT(again.outcome == PT_GRANTED && again.entry != late.entry && again.serial != late.serial);
+    EXPECT(ask(&s, &s.other, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL); /* the late one's frame is still his */
+    EXPECT(!finish(&s, &late, 0) && !there(&s.one, "a"));
+    settle(&s, NOON);
+    EXPECT(used(&s) == 1 && finish(&s, &again, 0) && there(&s.one, "a"));
+    scene_end(&s);
+}
+
+static void an_abandoned_part_dooms_the_page(void)
+{
+    scene s = scene_new(8, 8);
+    pt_answer a = ask(&s, &s.one, "a", FRAME, 0, 2), b = ask(&s, &s.other, "a", FRAME, 1, 2);
+    pt_part_abandon(&s.one.view, a.entry, 0);
+    settle(&s, NOON);
+    EXPECT(used(&s) == 1 && ask(&s, &s.one, "a", FRAME, 0, 2).outcome == PT_GRANTED && used(&s) == 2);
+    EXPECT(!finish(&s, &b, 1) && !there(&s.one, "a"));
+    settle(&s, NOON);
+    EXPECT(used(&s) == 1);
+    pt_reap(&s.owner, s.one.slot, NOON);
+    EXPECT(used(&s) == 0);
+    scene_end(&s);
+}
+
+/* ---- deaths ---- */
+
+static void a_dead_writer_dooms_the_page(void)
+{
+    scene s = scene_new(8, 8);
+    ask(&s, &s.one, "a", FRAME, 0, 2);
+    pt_answer living = ask(&s, &s.other, "a", FRAME, 1, 2);
+    pt_reap(&s.owner, s.one.slot, NOON);
+    expect_sound(&s.owner, "after a death");
+    EXPECT(used(&s) == 1 && !finish(&s, &living, 1));
+    settle(&s, NOON);
+    EXPECT(used(&s) == 0);
+    scene_end(&s);
+}
+
+static void a_writer_that_dies_after_its_bit_has_published(void)
+{
+    scene s = scene_new(8, 8);
+    pt_answer a = ask(&s, &s.one, "a", FRAME, 0, 1);
+    atomic_fetch_or(&s.one.view.locks[a.entry].parts, 1); /* and no further */
+    EXPECT(!there(&s.other, "a"));
+    pt_reap(&s.owner, s.one.slot, NOON);
+    expect_sound(&s.owner, "after a death");
+    EXPECT(there(&s.other, "a"));
+    scene_end(&s);
+}
+
+static void the_dead_let_go_of_pins(void)
+{
+    scene s = scene_new(8, 1);
+    pt_answer a = store(&s, "a");
+    settle(&s, NOON);
+    EXPECT(pt_repin(&s.other, &a.entry, &a.serial, 1) == 1);
+    EXPECT(ask(&s, &s.one, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL);
+    pt_reap(&s.owner, s.other.slot, NOON);
+    EXPECT(ask(&s, &s.one, "b", FRAME, 0, 1).outcome == PT_GRANTED);
+    EXPECT(pt_repin(&s.one, &a.entry, &a.serial, 1) == 0);
+    pt_reap(&s.owner, s.one.slot, NOON);
+    scene_end(&s);
+}
+
+static bool is_held(const void *serial, uint64_t asked) { return *(const uint64_t *)serial == asked; }
+
+static void an_answer_dies_with_the_daemon(void)
+{
+    scene s = scene_new(8, 8);
+    pt_answer held = ask(&s, &s.one, "a", FRAME, 0, 1);
+    ask(&s, &s.one, "b", FRAME, 0, 1);
+    owner_end(&s.owner);
+    s.owner = world_adopt(s.world, pt_taken_slots(&s.one.view));
+    pt_let_go_of_parts(&s.owner, s.one.slot, is_held, &held.serial);
+    settle(&s, NOON);
+    EXPECT(used(&s) == 1 && finish(&s, &held, 0) && there(&s.other, "a"));
+    scene_end(&s);
+}
+
+static void slots_run_out_and_come_back(void)
+{
+    scene s = scene_new(8, 8);
+    for (uint32_t number = 3; number <= PT_SLOTS; number++)
+        EXPECT(attach(&s.owner, number) != PT_NONE);
+    EXPECT(attach(&s.owner, PT_SLOTS + 1) == PT_NONE);
+    EXPECT(attach(&s.owner, 2) == s.other.slot);
+    pt_reap(&s.owner, s.other.slot, NOON);
+    EXPECT(attach(&s.owner, PT_SLOTS + 1) == s.other.slot);
+    scene_end(&s);
+}
+
+/* ---- what leaves ---- */
+
+static void the_tail_of_a_prompt_leaves_first(void)
+{
+    scene s = scene_new(8, 8);
+    pt_request r = {s.one.slot, 0, 0, 1, NOON, NOON + TTL};
+    uint8_t keys[4 * PT_KEY_BYTES];
+    uint64_t sizes[4] = {FRAME, FRAME, FRAME, FRAME}, serials[4];
+    uint32_t entries[4];
+    pt_answer answers[4];
+    for (uint32_t i = 0; i < 4; i++)
+        page_key(1 + i, keys + i * PT_KEY_BYTES);
+    pt_reserve(&s.owner, &r, keys, sizes, 4, answers);
+    for (uint32_t i = 0; i < 4; i++)
+        EXPECT(finish(&s, &answers[i], 0));
+    settle(&s, NOON);
+    for (uint32_t left = 4; left-- > 0;) {
+        EXPECT(pt_evict_one(&s.owner, UINT64_MAX, UINT64_MAX - 2 * PT_TICK_SLACK_NS));
+        EXPECT(pt_match(&s.other, keys, 4, entries, serials) == left);
+        pt_release(&s.other, entries, left);
+    }
+    scene_end(&s);
+}
+
+static void a_tick_from_the_future_keeps_no_page(void)
+{
+    scene s = scene_new(8, 1);
+    pt_answer a = store(&s, "a");
+    atomic_store(&s.one.view.locks[a.entry].tick, UINT64_MAX);
+    settle(&s, NOON - 1);
+    EXPECT(ask(&s, &s.one, "b", FRAME, 0, 1).outcome == PT_GRANTED);
+    pt_reap(&s.owner, s.one.slot, NOON);
+    scene_end(&s);
+}
+
+static void what_is_in_use_stays(void)
+{
+    scene s = scene_new(8, 8);
+    pt_answer pinned = store(&s, "a"), writing = ask(&s, &s.one, "b", FRAME, 0, 1);
+    store(&s, "c");
+    EXPECT(pt_repin(&s.other, &pinned.entry, &pinned.serial, 1) == 1);
+    pt_flushed flushed = pt_flush(&s.owner, PT_NONE, NOON);
+    expect_sound(&s.owner, "after a flush");
+    EXPECT(flushed.dropped == 1 && flushed.kept == 2 && there(&s.one, "a") && !there(&s.one, "c"));
+    EXPECT(finish(&s, &writing, 0) && there(&s.one, "b"));
+    pt_release(&s.other, &pinned.entry, 1);
+    scene_end(&s);
+}
+
+static void sizes_that_fit_nowhere_are_refused(void)
+{
+    scene s = scene_new(8, 2);
+    EXPECT(ask(&s, &s.one, "a", 0, 0, 1).outcome == PT_REFUSED_SIZE);
+    EXPECT(ask(&s, &s.one, "a", 2 * FRAME + 1, 0, 1).outcome == PT_REFUSED_SIZE);
+    EXPECT(ask(&s, &s.one, "a", UINT64_MAX, 0, 1).outcome == PT_REFUSED_SIZE);
+    store(&s, "b");
+    EXPECT(ask(&s, &s.one, "a", 2 * FRAME, 0, 1).outcome == PT_GRANTED); /* b had to leave, if need be */
+    EXPECT(!there(&s.other, "b"));
+    pt_reap(&s.owner, s.one.slot, NOON);
+    scene_end(&s);
+}
+
+int main(int count, char **arguments)
+{
+    static void (*const turns[])(void) = {
+        a_page_is_stored,
+        parts_join,
+        a_late_writer_publishes_nothing,
+        an_abandoned_part_dooms_the_page,
+        a_dead_writer_dooms_the_page,
+        a_writer_that_dies_after_its_bit_has_published,
+        the_dead_let_go_of_pins,
+        an_answer_dies_with_the_daemon,
+        slots_run_out_and_come_back,
+        the_tail_of_a_prompt_leaves_first,
+        a_tick_from_the_future_keeps_no_page,
+        what_is_in_use_stays,
+        sizes_that_fit_nowhere_are_refused,
+    };
+    const uint32_t all = sizeof turns / sizeof turns[0];
+    (void)count;
+    run r = run_begin("life", arguments);
+    for (uint32_t i = 0; i < all; i++)
+        turns[i]();
+    run_end(&r, "%u turns,", all);
+    return 0;
+}

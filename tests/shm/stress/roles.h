@@ -1,0 +1,150 @@
+/* roles.h - what the clients of a stress do all the time: reader, writer, keeper. Each step leaves nothing behind. */
+#pragma once
+
+#include "client.h"
+
+static inline void linger(client *c)
+{
+    uint32_t chance = rng_below(&c->random, 1024);
+    if (chance < 32)
+        sched_yield();
+    else if (chance < 34)
+        usleep(100 * (1 + rng_below(&c->random, 20)));
+}
+
+/* True where a mortal client should die now. */
+static inline bool fate(client *c) { return c->mortal && rng_one_in(&c->random, 4000); }
+
+/* ---- reader ---- */
+
+static inline prompt reader_prompt(client *c)
+{
+    prompt p = {0};
+    for (uint32_t n = rng_below(&c->random, 3); n; n--)
+        prompt_add_promised(&p, c->world, rng_below(&c->random, KEPT));
+    for (uint32_t n = rng_below(&c->random, PROMPT - 2) + !p.count; n; n--)
+        prompt_add(&p, 1 + rng_below(&c->random, IDS));
+    return p;
+}
+
+static inline void reader_step(client *c)
+{
+    prompt p = reader_prompt(c);
+    if (rng_one_in(&c->random, 8)) {
+        p = (prompt){0};
+        client_take_over(c, &p);
+    } else {
+        client_match(c, &p);
+    }
+    client_glance(c, &p);
+    if (fate(c)) {
+        client_die(c);
+        return;
+    }
+    if (p.found && rng_one_in(&c->random, 8))
+        client_hand_over(c, &p);
+    linger(c);
+    client_verify(c, &p);
+    client_release(c, &p);
+}
+
+/* ---- writer ---- */
+
+static inline void writer_answer(client *c, const pt_answer *a, uint32_t id, uint32_t part)
+{
+    if (a->outcome != PT_GRANTED)
+        return;
+    linger(c);
+    if (rng_one_in(&c->random, 32))
+        pt_part_abandon(&c->session->view, a->entry, part);
+    else
+        client_publish(c, a->entry, id, part, c->box->request.expires_ns);
+}
+
+static inline void writer_step(client *c)
+{
+    uint32_t parts = rng_one_in(&c->random, 2) ? 1 : 1 + rng_below(&c->random, 3), part = rng_below(&c->random, parts);
+    uint32_t count = 1 + rng_below(&c->random, BATCH), ids[BATCH];
+    pt_answer answers[BATCH];
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = page_with_parts(&c->random, parts);
+    if (!client_reserve(c, ids, count, part))
+        return;
+    memcpy(answers, c->box->answers, sizeof answers);
+    for (uint32_t i = 0; i < count; i++) {
+        if (fate(c)) {
+            client_die(c);
+            return;
+        }
+        writer_answer(c, &answers[i], ids[i], part);
+    }
+}
+
+static inline void reader_and_writer_step(client *c)
+{
+    if (rng_one_in(&c->random, 2))
+        writer_step(c);
+    else
+        reader_step(c);
+}
+
+/* ---- keeper: stores a page, pins it, and promises that it is there ---- */
+
+typedef struct {
+    client *client;
+    prompt pinned[KEPT];
+} keeper;
+
+static inline bool keeper_store(client *c, uint32_t id)
+{
+    if (!client_reserve(c, &id, 1, 0))
+        return false;
+    const pt_answer *a = &c->box->answers[0];
+    if (a->outcome != PT_GRANTED)
+        return a->outcome == PT_PRESENT;
+    return client_publish(c, a->entry, id, 0, c->box->request.expires_ns);
+}
+
+static inline void keeper_promise(keeper *k, uint32_t cell)
+{
+    client *c = k->client;
+    promise *kept = &c->world->kept[cell];
+    uint32_t id = KEPT_BASE + KEPT_IDS * cell + rng_below(&c->random, KEPT_IDS);
+    prompt p = {0};
+    prompt_add(&p, id);
+    if (!keeper_store(c, id))
+        return;
+    client_match(c, &p);
+    client_verify(c, &p);
+    if (!p.found)
+        return; /* evicted already */
+    k->pinned[cell] = p;
+    atomic_store_explicit(&kept->id, id, memory_order_relaxed);
+    atomic_fetch_add_explicit(&kept->term, 1, memory_order_release);
+    c->did.promises++;
+}
+
+static inline void keeper_end_promise(keeper *k, uint32_t cell)
+{
+    atomic_fetch_add_explicit(&k->client->world->kept[cell].term, 1, memory_order_release);
+    client_verify(k->client, &k->pinned[cell]);
+    client_release(k->client, &k->pinned[cell]);
+    k->pinned[cell].found = 0;
+}
+
+static inline void keeper_step(keeper *k)
+{
+    uint32_t cell = rng_below(&k->client->random, KEPT);
+    if (!k->pinned[cell].found)
+        keeper_promise(k, cell);
+    else if (cell >= FOR_EVER)
+        keeper_end_promise(k, cell);
+    linger(k->client);
+}
+
+static inline void keeper_end(keeper *k)
+{
+    for (uint32_t cell = 0; cell < KEPT; cell++)
+        if (k->pinned[cell].found)
+            keeper_end_promise(k, cell);
+}

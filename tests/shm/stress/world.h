@@ -1,0 +1,141 @@
+/* world.h - the segments, and what the processes of a test need to meet: mailboxes and promises. Nothing here depends on
+ * whether the "processes" are threads or real ones: all of it is shared memory at the same address. */
+#pragma once
+
+#include <sys/mman.h>
+
+#include "lru.h"
+#include "match.h"
+#include "page.h"
+#include "reserve.h"
+
+#define ENTRIES 112u
+#define FRAMES 80u
+#define BOXES 16u
+#define BATCH 8u
+#define FOR_EVER 4u /* of the promises, the ones that are kept to the end */
+#define HANDOVERS 4u
+#define PROMPT 6u
+
+/* How a client asks the daemon; stands for the socket. One question at a time. */
+enum question { NOTHING, RESERVE, REBORN, BURY };
+
+typedef struct {
+    _Atomic uint32_t question; /* NOTHING: the answer is there */
+    bool lost;                 /* the answer died with the daemon */
+    uint32_t slot;             /* the asker's, or that of the dead; after REBORN the new one */
+    uint32_t count;
+    pt_request request;
+    uint8_t keys[BATCH * PT_KEY_BYTES];
+    uint64_t sizes[BATCH];
+    pt_answer answers[BATCH];
+} mailbox;
+
+/* "This page is stored and pinned": while `term` stays at one odd number every match finds it. */
+typedef struct {
+    _Atomic uint64_t term;
+    _Atomic uint32_t id;
+} promise;
+
+/* What one engine process matched, for another one to pin again. */
+typedef struct {
+    _Atomic uint32_t busy;
+    uint32_t count;
+    uint32_t ids[PROMPT], entries[PROMPT];
+    uint64_t serials[PROMPT];
+} handover;
+
+typedef struct {
+    void *index, *locks, *arena;
+    pt_sizes sizes;
+    uint64_t seed;
+    mailbox boxes[BOXES];
+    promise kept[KEPT];
+    handover handovers[HANDOVERS];
+    _Atomic bool stop;
+    _Atomic uint32_t running;
+    _Atomic uint32_t processes; /* that there ever were */
+} world;
+
+/* Between two guard pages. */
+static inline void *shared_memory(uint64_t bytes)
+{
+    uint8_t *memory = mmap(NULL, bytes + 2 * PT_PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory + PT_PAGE, bytes, PROT_READ | PROT_WRITE))
+        finding("no memory");
+    return memory + PT_PAGE;
+}
+
+static inline void shared_memory_end(void *memory, uint64_t bytes) { munmap((uint8_t *)memory - PT_PAGE, bytes + 2 * PT_PAGE); }
+
+static inline pt_view world_view(const world *w) { return pt_view_of(w->index, w->locks, w->arena); }
+
+static inline void world_name_spaces(const world *w)
+{
+    pt_view v = world_view(w);
+    for (uint32_t s = 0; s < SPACES; s++) {
+        v.spaces[s].first = PT_NONE;
+        v.spaces[s].used = 1;
+    }
+}
+
+static inline world *world_new(uint64_t seed, uint32_t entries, uint32_t frames)
+{
+    pt_geometry g = {FRAME, frames, entries, SPACES};
+    pt_header plan = {0};
+    world *w = shared_memory(pt_round_up(sizeof *w));
+    pt_plan(&plan, &g);
+    w->seed = seed;
+    w->sizes = (pt_sizes){plan.index_bytes, plan.locks_bytes, plan.arena_bytes};
+    w->index = shared_memory(plan.index_bytes);
+    w->locks = shared_memory(plan.locks_bytes);
+    w->arena = shared_memory(plan.arena_bytes);
+    pt_format(w->index, w->locks, &g, seed, "stress");
+    if (pt_why_not(w->index, w->locks, w->sizes))
+        finding("fresh segments: %s", pt_why_not(w->index, w->locks, w->sizes));
+    world_name_spaces(w);
+    return w;
+}
+
+static inline void world_end(world *w)
+{
+    shared_memory_end(w->index, w->sizes.index);
+    shared_memory_end(w->locks, w->sizes.locks);
+    shared_memory_end(w->arena, w->sizes.arena);
+    shared_memory_end(w, pt_round_up(sizeof *w));
+}
+
+/* A daemon takes the segments over. `alive`: bits of the slots whose process lives. */
+static inline pt_owner world_adopt(const world *w, uint64_t alive)
+{
+    pt_owner o = {world_view(w), &pt_lru, NULL};
+    o.policy = pt_lru.create(o.view.entry_count);
+    if (!o.policy || !pt_adopt(&o, alive))
+        finding("no memory");
+    return o;
+}
+
+static inline void owner_end(pt_owner *o)
+{
+    o->kind->destroy(o->policy);
+    o->policy = NULL;
+}
+
+/* Everything back where it belongs. The caller guarantees that no process holds anything any more. */
+static inline void expect_all_returned(pt_owner *o)
+{
+    pt_header *h = o->view.header;
+    pt_settle_all(o, UINT64_MAX / 2);
+    if (h->open_entries)
+        finding("at the end: %u reservations are open", h->open_entries);
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+        if (atomic_load(&o->view.locks[entry].word) & PT_PINS)
+            finding("at the end: entry %u is pinned", entry);
+    expect_sound(o, "at the end");
+    pt_flushed flushed = pt_flush(o, PT_NONE, pt_now_ns());
+    expect_sound(o, "after the flush");
+    if (flushed.kept || h->pages || h->bytes || h->used_frames || h->free_frames != h->frames || h->free_entries != h->entries ||
+        o->kind->count(o->policy))
+        finding("after the flush: %u pages kept, %lu pages, %lu bytes, %lu frames used, %u entries free", flushed.kept,
+                (unsigned long)h->pages, (unsigned long)h->bytes, (unsigned long)h->used_frames, h->free_entries);
+}
