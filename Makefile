@@ -51,7 +51,7 @@ core: $(CORE)
 # --- what people run ------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.demo core
-	@$(BIN)/python bench/demo.py
+	@$(BIN)/python bench/demo
 
 test: lint stress pytest
 

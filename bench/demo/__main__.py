@@ -1,0 +1,130 @@
+"""pagetier's main job, shown: a prompt goes to shared host memory and comes back in other processes, exactly.
+
+`make demo` runs it. Exits with 1 if logits were not equal, an expected hit was a miss, or a process failed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from background import Daemon, DemoError, environ, installed, run_engine
+from reading import SHARED_TOKENS, TEXT_BYTES
+from show import Screen, summary_of, table_of
+from wire import Report, Step, Task
+
+INTRO = f"""\
+[bold]pagetier demo[/bold]
+
+Three engines, each a process of its own, read the same text, each with a question
+of its own at the end. The text is the first {TEXT_BYTES:,} bytes of "Special method names"
+in Python's language reference, a byte a token. The model is a Llama with random
+weights: what it answers means nothing, but it computes like any other. Each engine
+reads its prompt with pagetier, then once more without, and compares the logits of
+the two bit by bit.
+"""
+KILLED = "[bold]Kill the daemon[/bold] with SIGKILL, as if it had crashed: the pages stay in shared memory.\n"
+
+
+class Demo:
+    """What happens, in order, with one daemon after the other on the same memory."""
+
+    def __init__(self, screen: Screen, daemon: Daemon, folder: Path) -> None:
+        self._screen = screen
+        self._daemon = daemon
+        self._folder = folder
+
+    def run(self) -> list[Report]:
+        """What each engine did. Raises DemoError if a process fails."""
+        self._start("Start the daemon")
+        first = self._engine(1, "is the first to read the text, and stores its pages.")
+        second = self._engine(2, "has the same text and another question: the text's full pages are in memory by now.")
+        self._daemon.kill()
+        self._screen.say(KILLED)
+        self._start("Start another daemon")
+        third = self._engine(3, "has a third question; it never met the daemon that took the pages in.")
+        return [first, second, third]
+
+    def stats(self) -> None:
+        """What the daemon says of itself. Raises DemoError if it can not be asked."""
+        command = ["pagetier", "stats", "--socket", str(self._daemon.socket)]
+        self._screen.say(f"\n[bold]{shlex.join(command)}[/bold]")
+        sys.stdout.flush()
+        code = subprocess.run([installed(command[0]), *command[1:]], env=environ(), check=False).returncode
+        if code:
+            raise DemoError(f"pagetier stats ended with exit code {code}")
+
+    def _start(self, title: str) -> None:
+        self._screen.say(f"[bold]{title}[/bold]: {shlex.join(self._daemon.command)}")
+        with self._screen.steps() as tell:
+            tell(Step("take the memory and begin to serve"))
+            self._daemon.start()
+        self._screen.say()
+
+    def _engine(self, number: int, what: str) -> Report:
+        self._screen.say(f"[bold]Engine {number}[/bold] {what}")
+        with self._screen.steps() as tell:
+            tell(Step("start Python, import torch and transformers"))
+            report = run_engine(Task(str(self._daemon.socket), number), self._folder, tell)
+        self._screen.say(summary_of(report))
+        return report
+
+
+def wrong(reports: list[Report]) -> Iterator[str]:
+    """What is not as it has to be."""
+    for engine, report in enumerate(reports, 1):
+        expected = SHARED_TOKENS if engine > 1 else 0
+        if report.memory_tokens != expected:
+            yield f"engine {engine} got {report.memory_tokens} tokens from memory, not {expected}"
+        if not report.exact:
+            yield f"engine {engine} has equal logits at {report.positions_equal} of {report.computed_tokens} positions"
+
+
+def show(screen: Screen) -> int:
+    """The whole demo; the exit code."""
+    began = time.monotonic()
+    screen.say(INTRO)
+    with tempfile.TemporaryDirectory(prefix="pagetier-demo-") as folder, Daemon(Path(folder)) as daemon:
+        demo = Demo(screen, daemon, Path(folder))
+        reports = demo.run()
+        screen.show(table_of(reports))
+        demo.stats()
+    found = list(wrong(reports))
+    for line in found:
+        screen.fail(line)
+    if not found:
+        screen.say(f"\nAll logits are equal, bit by bit. It took {time.monotonic() - began:.0f} s in all.")
+    return 1 if found else 0
+
+
+def leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends the demo as an error does, so that it cleans up."""
+    del frame
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+    screen = Screen()
+    try:
+        code = show(screen)
+    except DemoError as error:
+        screen.fail(str(error))
+        code = 1
+    except KeyboardInterrupt:
+        screen.fail("interrupted; everything that the demo started is stopped")
+        code = 128 + signal.SIGINT
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

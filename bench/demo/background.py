@@ -1,0 +1,140 @@
+"""The processes that the demo starts: pagetierd, and engines. None of them outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from wire import Event, Report, Step, Task
+
+ARENA = "256MiB"
+_READY_S = 30.0
+_STOP_S = 10.0
+_ENGINE = Path(__file__).with_name("engine.py")
+# Threads that spin while they wait make every engine several times slower wherever something else wants the cores.
+_ENGINE_ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+class DemoError(Exception):
+    """A process of the demo failed; the message has what it said."""
+
+
+def installed(name: str) -> str:
+    """The path of a command of this Python's environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def environ(more: dict[str, str] | None = None) -> dict[str, str]:
+    """What the processes see: no setting of a pagetier that this host may have."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")} | (more or {})
+
+
+class Daemon:
+    """`pagetierd` with a socket, segments and a log of its own. At the end of the context nothing is left of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"pagetier-demo-{secrets.token_hex(4)}"
+        self.socket = folder / "pagetier.sock"
+        self._log = folder / "pagetierd.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """How it is started."""
+        return ["pagetierd", "--name", self.name, "--socket", str(self.socket), "--arena-size", ARENA]
+
+    def start(self) -> None:
+        """Starts it and waits until it serves. Raises DemoError if it does not."""
+        program, *arguments = self.command
+        with self._log.open("ab") as log:
+            # In a group of its own: Ctrl-C on the terminal is for the demo, which then stops its processes.
+            self._process = subprocess.Popen(
+                [installed(program), *arguments], stdout=log, stderr=log, env=environ(), process_group=0
+            )
+        self._wait_ready(self._process)
+
+    def kill(self) -> None:
+        """SIGKILL: a crash."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
+        ends = time.monotonic() + _READY_S
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > ends:
+                raise DemoError(f"pagetierd does not get ready: {shlex.join(self.command)}\n{self._log.read_text()}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as end, contextlib.suppress(OSError):
+            end.connect(str(self.socket))
+            return True
+        return False
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        for segment in Path("/dev/shm").glob(f"{self.name}.*"):  # of a daemon that was killed
+            segment.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C is not to leave the daemon behind
+        self._stop()
+
+
+def run_engine(task: Task, folder: Path, tell: Callable[[Step], None]) -> Report:
+    """Runs an engine in a fresh Python, and tells its steps. Raises DemoError if it ends without a report."""
+    log = folder / f"engine{task.engine}.log"
+    argument = msgspec.json.encode(task).decode()
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [sys.executable, str(_ENGINE), argument],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environ(_ENGINE_ENVIRON),
+            process_group=0,
+        ) as process,
+    ):
+        try:
+            report = _follow(process, tell)
+        except BaseException:
+            process.kill()
+            raise
+    if report is None or process.returncode:
+        raise DemoError(f"engine {task.engine} failed with exit code {process.returncode}\n{log.read_text()}")
+    return report
+
+
+def _follow(process: subprocess.Popen[bytes], tell: Callable[[Step], None]) -> Report | None:
+    report = None
+    for line in process.stdout or ():
+        event = msgspec.json.decode(line, type=Event)
+        if isinstance(event, Report):
+            report = event
+        else:
+            tell(event)
+    return report

@@ -1,0 +1,104 @@
+"""An engine of the demo, a process of its own: a prompt with pagetier, the same without, and the proof.
+
+The demo starts it with a Task and reads its events from its stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import torch
+from transformers import DynamicCache
+
+import model
+from pagetier.client import Client
+from pagetier.client.engines.transformers import CachedPrompt, PromptCache, namespace_of
+from reading import PAGE_TOKENS, prompt_of
+from wire import Event, Report, Step, Task
+
+WAIT_S = 10.0  # for the daemon, on a busy host
+
+
+class Run(msgspec.Struct, frozen=True, eq=False):
+    """A prompt, read up to its first new token: what was cached of it, the logits of the rest, and how long it took."""
+
+    cached: CachedPrompt
+    logits: torch.Tensor
+    seconds: float
+
+
+def tell(event: Event) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def nothing() -> CachedPrompt:
+    """Where a run without pagetier begins."""
+    return CachedPrompt(0, DynamicCache())
+
+
+def read(prompts: PromptCache, prompt: torch.Tensor, begin: Callable[[], CachedPrompt], what: str) -> Run:
+    tell(Step(what, 0, len(prompt)))
+    began = time.perf_counter()
+    cached = begin()
+    logits = torch.cat(list(told(prompts.prefill(prompt, cached.cache, 0), cached.tokens, len(prompt), what)))
+    int(logits[-1].argmax())  # the first new token
+    return Run(cached, logits, time.perf_counter() - began)
+
+
+def told(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -> Iterator[torch.Tensor]:
+    """The logits of each chunk, as it is computed and told."""
+    tell(Step(what, done, total))
+    for logits in chunks:
+        done += len(logits)
+        tell(Step(what, done, total))
+        yield logits
+
+
+def warm_up(prompts: PromptCache) -> None:
+    """The first chunks of a process are slow, whatever they hold."""
+    for _ in prompts.prefill(torch.zeros(2 * PAGE_TOKENS, dtype=torch.int64), DynamicCache()):
+        pass
+
+
+def equal_positions(run: Run, reference: Run) -> int:
+    """At how many of the computed positions all logits are the same, bit by bit."""
+    pairs = zip(run.logits, reference.logits[run.cached.tokens :], strict=True)
+    return sum(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def work(task: Task, client: Client) -> Report:
+    tell(Step("build the model"))
+    llama = model.build()
+    prompts = PromptCache(client, llama, namespace_of(llama, PAGE_TOKENS, name=model.NAME))
+    warm_up(prompts)
+    client.wait_attached(WAIT_S)
+    prompt = torch.tensor(list(prompt_of(task.engine)))
+    run = read(prompts, prompt, lambda: prompts.load(prompt), "read the prompt, with pagetier")
+    tell(Step("store the new pages"))
+    stored = prompts.store(prompt, run.cached.cache)
+    reference = read(prompts, prompt, nothing, "read it again without, to compare")
+    return Report(
+        parameters=llama.num_parameters(),
+        threads=torch.get_num_threads(),
+        prompt_tokens=len(prompt),
+        memory_tokens=run.cached.tokens,
+        positions_equal=equal_positions(run, reference),
+        pages_stored=stored.stored,
+        page_bytes=prompts.page_bytes,
+        first_token_s=run.seconds,
+        first_token_uncached_s=reference.seconds,
+    )
+
+
+def main() -> None:
+    task = msgspec.json.decode(sys.argv[1], type=Task)
+    with Client(task.socket, deadline=WAIT_S, name=f"demo-engine-{task.engine}") as client:
+        tell(work(task, client))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What the demo and its engines say to each other: a Task as the argument, then events, a line of JSON each."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Task(msgspec.Struct, frozen=True):
+    """For an engine: the daemon's socket, and which engine it is, counted from 1."""
+
+    socket: str
+    engine: int
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """An engine begins with something, or is further with it: `done` of `total` tokens, where there are any."""
+
+    what: str
+    done: int = 0
+    total: int = 0
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """What an engine did. A time to the first token begins with the prompt at hand and the model ready."""
+
+    parameters: int
+    threads: int
+    prompt_tokens: int
+    memory_tokens: int
+    positions_equal: int
+    pages_stored: int
+    page_bytes: int
+    first_token_s: float
+    first_token_uncached_s: float
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that the model had to read."""
+        return self.prompt_tokens - self.memory_tokens
+
+    @property
+    def exact(self) -> bool:
+        """Whether the logits at all computed positions were those of the uncached run."""
+        return self.positions_equal == self.computed_tokens
+
+
+Event = Step | Report
