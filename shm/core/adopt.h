@@ -141,7 +141,7 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
     if (!seen)
         return false;
     pt_forget_derived(o);
-    memset(d.buckets, 0, ((uint64_t)d.mask + 1) * sizeof *d.buckets);
+    pt_dict_clear(d);
     pt_clear_pins(v, ~(alive & pt_taken_slots(v)));
     pt_adopt_entries(o, d, seen);
     for (uint32_t frame = v->frame_count; frame-- > 0;)

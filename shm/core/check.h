@@ -192,7 +192,7 @@ static void pt_check_all(pt_check *c)
 }
 
 /* Writes what is wrong to `found`; false if memory is short. */
-static bool pt_check_integrity(pt_owner *o, pt_findings *found)
+static inline bool pt_check_integrity(pt_owner *o, pt_findings *found)
 {
     pt_view *v = &o->view;
     pt_check c = {o, v, found, calloc(v->frame_count, 1), calloc(v->entry_count, 1)};

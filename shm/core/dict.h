@@ -41,7 +41,7 @@ static inline pt_bucket *pt_buckets_now(const pt_view *v)
 /* How many buckets a search for a key with this home has to look at. */
 static inline uint32_t pt_reach(pt_bucket *home)
 {
-    return atomic_load_explicit(&home->displaced, memory_order_relaxed) ? PT_WINDOW : 1;
+    return atomic_load_explicit(&home->displaced, memory_order_acquire) ? PT_WINDOW : 1;
 }
 
 /* ---- the writer's side: the daemon alone ---- */
@@ -65,6 +65,18 @@ static inline pt_a64 *pt_dict_room(pt_dict d, uint32_t home, uint32_t *distance)
                 return &b->slots[i];
     }
     return NULL;
+}
+
+/* For a dictionary that is not in force. Release: a reader that slept over a whole adoption and still looks here sees with
+ * the first empty slot that another dictionary was put in force, and does not believe its miss. */
+static inline void pt_dict_clear(pt_dict d)
+{
+    for (uint64_t at = 0; at <= d.mask; at++) {
+        atomic_store_explicit(&d.buckets[at].version, 0, memory_order_release);
+        atomic_store_explicit(&d.buckets[at].displaced, 0, memory_order_release);
+        for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++)
+            atomic_store_explicit(&d.buckets[at].slots[i], 0, memory_order_release);
+    }
 }
 
 /* False if the whole window is full. The caller guarantees that the key is not there. */

@@ -5,20 +5,6 @@
 
 enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };
 
-#define PT_TICK_SLACK_NS 1000000000ull
-
-/* A tick from the far future would keep its page for ever: it counts as now. (The near future is the head of a long
- * prompt, whose pages are one tick apart.) */
-static inline uint64_t pt_true_tick(pt_owner *o, uint32_t entry, uint64_t now)
-{
-    pt_a64 *tick = &o->view.locks[entry].tick;
-    uint64_t seen = atomic_load_explicit(tick, memory_order_relaxed);
-    if (seen <= now + PT_TICK_SLACK_NS)
-        return seen;
-    atomic_store_explicit(tick, now, memory_order_relaxed);
-    return now;
-}
-
 static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
 {
     if (!pt_retire(&o->view.locks[entry].word, PT_FREE))

@@ -132,10 +132,12 @@ typedef struct {
     uint64_t frame_bytes;
     uint32_t frames, entries, buckets, spaces;
     uint64_t at_slots, at_spaces, at_buckets[2], at_entries, at_frames;
-    pt_a64 incarnation; /* goes up whenever a daemon takes the segments over */
-    pt_a64 dictionary;  /* its lowest bit says which of the two dictionaries is in force */
-    pt_a32 closed;      /* the daemon stopped on purpose: let go of the memory */
-    uint32_t free_entry, free_frame, open_first, open_last; /* heads of lists */
+    /* a cache line that readers read all the time and that the daemon hardly ever writes */
+    _Alignas(64) pt_a64 incarnation; /* goes up whenever a daemon takes the segments over */
+    pt_a64 dictionary;               /* its lowest bit says which of the two dictionaries is in force */
+    pt_a32 closed;                   /* the daemon stopped on purpose: let go of the memory */
+    /* and those that it writes with every request */
+    _Alignas(64) uint32_t free_entry, free_frame, open_first, open_last; /* heads of lists */
     uint32_t free_entries, free_frames, open_entries;
     uint64_t next_serial;
     uint64_t pages, bytes, used_frames; /* readable, writing and doomed */

@@ -69,6 +69,20 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
         o->view.header->deeds.expired++;
 }
 
+#define PT_TICK_SLACK_NS 1000000000ull
+
+/* A tick from the far future would keep its page for ever: it counts as now. (The near future is the head of a long
+ * prompt, whose pages are one tick apart.) */
+static inline uint64_t pt_true_tick(pt_owner *o, uint32_t entry, uint64_t now)
+{
+    pt_a64 *tick = &o->view.locks[entry].tick;
+    uint64_t seen = atomic_load_explicit(tick, memory_order_relaxed);
+    if (seen <= now + PT_TICK_SLACK_NS)
+        return seen;
+    atomic_store_explicit(tick, now, memory_order_relaxed);
+    return now;
+}
+
 /* Moves an open entry on if its writers have: to the policy, to the doomed, to the free. True if it left the list. */
 static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
 {
@@ -84,7 +98,7 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
         return false;
     pt_open_remove(&o->view, entry);
     if (state == PT_READABLE) {
-        o->kind->add(o->policy, entry, atomic_load_explicit(&lock->tick, memory_order_relaxed));
+        o->kind->add(o->policy, entry, pt_true_tick(o, entry, now));
     } else {
         pt_change(&lock->word, state, PT_FREE);
         pt_reclaim(o, entry);
