@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -23,7 +22,7 @@ from .host import Host
 from .options import Config
 from .plan import geometry_of, need_of
 from .prefault import PrefaultError
-from .run import run
+from .run import SIGNALS, run
 from .server import Server, SocketError
 from .version import version_option
 
@@ -67,20 +66,18 @@ def main(config: Path | None, leftovers: Leftovers, **flags: Any) -> None:
 
 
 def _serve(settings: Config, leftovers: Leftovers) -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop_early)
-    segments = open_segments(settings, leftovers)
+    # A signal that comes while things are made waits until there is somebody to tidy them up.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        server = Server(settings.socket, settings.access)
-    except BaseException:
-        _undo(segments)
-        raise
-    asyncio.run(run(settings, segments, server))
-
-
-def _stop_early(number: int, frame: FrameType | None) -> NoReturn:
-    """Told to stop before there is an event loop to hear it: what was made so far is removed on the way out."""
-    raise SystemExit(Exit.OK)
+        segments = open_segments(settings, leftovers)
+        try:
+            server = Server(settings.socket, settings.access)
+        except BaseException:
+            _undo(segments)
+            raise
+        asyncio.run(run(settings, segments, server))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _undo(segments: Segments) -> None:

@@ -29,7 +29,7 @@ class Leave(Enum):
     HAND_OVER = "the pages stay for the next daemon"
 
 
-_SIGNALS = {
+SIGNALS = {
     signal.SIGTERM: Leave.STOP,
     signal.SIGINT: Leave.STOP,
     signal.SIGUSR1: Leave.HAND_OVER,
@@ -37,11 +37,12 @@ _SIGNALS = {
 
 
 async def run(config: Config, segments: Segments, server: Server) -> None:
-    """Serves until a signal. Raises PrefaultError if the arena can not be populated."""
+    """Serves until a signal, which may be blocked before. Raises PrefaultError if the arena can not be populated."""
     life = _Life(config, segments, server)
     loop = asyncio.get_running_loop()
-    for number, way in _SIGNALS.items():
+    for number, way in SIGNALS.items():
         loop.add_signal_handler(number, life.leave, way)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         await life.live()
     finally:

@@ -93,6 +93,8 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         owner = folder.stat().st_uid
+    except FileExistsError as error:
+        raise SocketError(f"{folder} is no folder: set another socket") from error
     except OSError as error:
         raise SocketError(f"{folder}: {error.strerror}") from error
     if folder.name == f"pagetier-{os.geteuid()}" and owner != os.geteuid():
