@@ -1,0 +1,188 @@
+"""The daemon's life: who is served when, and in which order it lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagetier.daemon import run as daemon_run
+from pagetier.daemon.options import Access, Arena, Config
+from pagetier.daemon.prefault import Prefaulted, PrefaultError
+from pagetier.daemon.server import Server
+from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Observe, Refusal, Welcome
+from pagetier.shm.segments import Origin, Segments, Wish, take
+from serving import SMALL, WAIT_S, Peer
+from starting import shared_memory
+
+Scenario = Callable[[Config], Coroutine[Any, Any, None]]
+
+
+class SlowPrefault:
+    """Takes the place of prefault(), and takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+        self.error: PrefaultError | None = None
+
+    def __call__(self, populate: object, total: int, *, stop: threading.Event, **_: object) -> Prefaulted:
+        self.began.set()
+        while not self.may_end.wait(0.01) and not stop.is_set():
+            pass
+        if self.error is not None:
+            raise self.error
+        return Prefaulted(nbytes=total, wanted=total, seconds=0.1, threads=1)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowPrefault:
+    prefault = SlowPrefault()
+    monkeypatch.setattr(daemon_run, "prefault", prefault)
+    return prefault
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    name = f"pagetier-test-{secrets.token_hex(6)}"
+    arena = Arena(size=SMALL.frames * SMALL.frame_bytes, frame_size=SMALL.frame_bytes)
+    return Config(name=name, socket=tmp_path / "pagetier.sock", arena=arena)
+
+
+def live(config: Config, scenario: Scenario) -> None:
+    """Runs a daemon in this process, and the scenario beside it, which tells it to stop."""
+
+    async def both() -> None:
+        segments = take(Wish(config.name, SMALL, BUILD))
+        server = Server(config.socket, Access())
+        telling = asyncio.create_task(scenario(config))
+        try:
+            await daemon_run.run(config, segments, server)
+        finally:
+            await telling
+
+    asyncio.run(both())
+
+
+def leave_segments(config: Config) -> None:
+    segments = take(Wish(config.name, SMALL, BUILD))
+    assert segments.origin is Origin.MADE
+    segments.release()
+
+
+def remove_segments(config: Config) -> Segments:
+    segments = take(Wish(config.name, SMALL, BUILD))
+    segments.remove()
+    return segments
+
+
+def tell(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def attached(config: Config) -> Welcome | Refusal:
+    with Peer(config.socket) as peer:
+        answer = peer.ask(Attach(BUILD, 1, "engine"))
+        assert isinstance(answer, Welcome | Refusal)
+        return answer
+
+
+def looked(config: Config) -> bool:
+    with Peer(config.socket) as peer:
+        return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
+
+
+def test_while_a_fresh_arena_is_populated_engines_wait_and_others_look(config: Config, slow: SlowPrefault) -> None:
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        assert await asyncio.to_thread(looked, config)
+        refusal = await asyncio.to_thread(attached, config)
+        assert isinstance(refusal, Refusal)
+        assert "being populated" in refusal.reason
+        slow.may_end.set()
+        while not isinstance(await asyncio.to_thread(attached, config), Welcome):
+            await asyncio.sleep(0.01)
+        tell(signal.SIGTERM)
+
+    live(config, scenario)
+    assert shared_memory(config.name) == []
+    assert not config.socket.exists()
+
+
+def test_warm_pages_are_served_while_the_rest_is_populated(config: Config, slow: SlowPrefault) -> None:
+    leave_segments(config)
+
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        assert isinstance(await asyncio.to_thread(attached, config), Welcome)
+        slow.may_end.set()
+        tell(signal.SIGTERM)
+
+    live(config, scenario)
+    assert shared_memory(config.name) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_it_is_populated(config: Config, slow: SlowPrefault, number: signal.Signals) -> None:
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        tell(number)
+
+    live(config, scenario)
+    assert shared_memory(config.name) == []
+    assert not config.socket.exists()
+
+
+def test_memory_that_runs_out_ends_a_fresh_daemon(config: Config, slow: SlowPrefault) -> None:
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        slow.error = PrefaultError(12, 0, 1 << 20)
+        slow.may_end.set()
+
+    with pytest.raises(PrefaultError, match="memory ran out"):
+        live(config, scenario)
+    assert shared_memory(config.name) == []
+    assert not config.socket.exists()
+
+
+def test_memory_that_runs_out_leaves_warm_pages_for_the_next(config: Config, slow: SlowPrefault) -> None:
+    leave_segments(config)
+
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        slow.error = PrefaultError(12, 0, 1 << 20)
+        slow.may_end.set()
+
+    with pytest.raises(PrefaultError):
+        live(config, scenario)
+    assert len(shared_memory(config.name)) == 3
+    assert remove_segments(config).origin is Origin.ADOPTED
+
+
+def test_a_hand_over_leaves_segments_and_no_socket(config: Config, slow: SlowPrefault) -> None:
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        slow.may_end.set()
+        tell(signal.SIGUSR1)
+
+    live(config, scenario)
+    assert not config.socket.exists()
+    assert remove_segments(config).origin is Origin.ADOPTED
+
+
+def test_a_socket_that_another_daemon_has_put_there_stays(config: Config, slow: SlowPrefault) -> None:
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        config.socket.unlink()
+        config.socket.touch()
+        tell(signal.SIGTERM)
+
+    live(config, scenario)
+    assert config.socket.exists()

@@ -1,0 +1,404 @@
+"""The control socket's manners: whatever a peer does, the others are served and it is told what is wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagetier.client import Client
+from pagetier.daemon.options import Access
+from pagetier.daemon.peers import may_attach, peer_of
+from pagetier.shm.protocol import (
+    BUILD,
+    MESSAGE_LIMIT,
+    Attach,
+    Check,
+    Detach,
+    Findings,
+    Flush,
+    Flushed,
+    Observe,
+    Refusal,
+    Reserve,
+    Reserved,
+    Space,
+    Welcome,
+)
+from running import RunningDaemon, namespace
+from serving import Peer, message, serving
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+PATIENCE_S = 0.3
+SPACE = Space(b"d" * 32, "space", 16)
+SLOTS = 56
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    with serving(tmp_path, PATIENCE_S) as socket:
+        yield socket
+
+
+def attach(token: int = 1, name: str = "peer", holds: bytes = b"") -> Attach:
+    return Attach(BUILD, token, name, holds)
+
+
+def reserve(number: int = 1, **fields: Any) -> Reserve:
+    """Room for one page of 4096 bytes, if `fields` do not say otherwise."""
+    request = {"space": SPACE, "part": 0, "parts": 1, "keys": os.urandom(32), "sizes": struct.pack("<Q", 4096)}
+    return Reserve(number, **{**request, **fields})
+
+
+def still_serves(path: Path) -> bool:
+    with Peer(path) as peer:
+        return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
+
+
+# --- nonsense --------------------------------------------------------------------------------------------------------
+
+
+def test_garbage_is_refused_and_nobody_else_suffers(path: Path) -> None:
+    with Peer(path) as good:
+        assert isinstance(good.ask(attach()), Welcome)
+        for seed in range(50):
+            with Peer(path) as bad:
+                bad.send(random.Random(seed).randbytes(200))
+        assert isinstance(good.ask(reserve()), Reserved)
+        good.send(Detach())
+    assert still_serves(path)
+
+
+def test_garbage_in_a_well_formed_message_is_told(path: Path) -> None:
+    for nonsense in (b"\xc1", b"", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", os.urandom(64)):
+        with Peer(path) as peer:
+            answer = peer.ask(struct.pack("<I", len(nonsense)) + nonsense)
+            assert isinstance(answer, Refusal)
+            assert BUILD in answer.reason
+            assert peer.answer() is None
+
+
+def test_a_huge_length_is_refused_before_its_bytes_come(path: Path) -> None:
+    with Peer(path) as peer:
+        answer = peer.ask(struct.pack("<I", MESSAGE_LIMIT + 1))
+        assert isinstance(answer, Refusal)
+        assert str(MESSAGE_LIMIT) in answer.reason
+        assert peer.answer() is None
+
+
+def test_nonsense_after_the_greeting_ends_the_connection(path: Path) -> None:
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(Observe(BUILD)), Welcome)
+        assert peer.ask(message("no such request", 1)) is None
+    assert still_serves(path)
+
+
+def test_messages_in_pieces_are_put_together(path: Path) -> None:
+    with Peer(path) as peer:
+        for byte in message("attach", BUILD, 7, "slow"):
+            peer.send(bytes([byte]))
+        assert isinstance(peer.answer(), Welcome)
+        many = [reserve(number) for number in range(20)]
+        peer.send(*many)
+        answers = [peer.answer() for _ in many]
+        assert [answer.number for answer in answers if isinstance(answer, Reserved)] == list(range(20))
+        peer.send(Detach())
+
+
+# --- who does not say who it is --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [b"", b"\x40", struct.pack("<I", 64), message("attach", BUILD, 1, "x")[:-1]])
+def test_who_never_says_who_it_is_is_cut_off(path: Path, said: bytes) -> None:
+    with Peer(path) as peer:
+        began = time.monotonic()
+        assert peer.ask(said) is None
+        assert PATIENCE_S * 0.9 <= time.monotonic() - began < PATIENCE_S + 5
+
+
+def test_who_has_said_so_may_be_silent(path: Path) -> None:
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(Observe(BUILD)), Welcome)
+        time.sleep(2 * PATIENCE_S)
+        assert peer.ask(Check(3)) == Findings(3, [])
+
+
+def test_nothing_is_answered_before_the_greeting(path: Path) -> None:
+    for request in (Check(1), Flush(1, None), reserve(), Detach()):
+        with Peer(path) as peer:
+            assert isinstance(peer.ask(request), Refusal)
+            assert peer.answer() is None
+
+
+def test_who_only_looks_can_not_store(path: Path) -> None:
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(Observe(BUILD)), Welcome)
+        assert peer.ask(reserve()) is None
+
+
+def test_nobody_greets_twice(path: Path) -> None:
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(attach(1)), Welcome)
+        assert peer.ask(attach(2)) is None
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(Attach("another build", 1, ""), attach()), Refusal)
+        assert peer.answer() is None
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [Attach("pagetier protocol 9 format 9", 1, "new"), Observe("pagetier 9")])
+def test_another_build_is_refused_with_both_versions(path: Path, request_: Attach | Observe) -> None:
+    with Peer(path) as peer:
+        answer = peer.ask(request_)
+        assert isinstance(answer, Refusal)
+        assert repr(BUILD) in answer.reason
+        assert repr(request_.build) in answer.reason
+        assert peer.answer() is None
+
+
+def test_a_greeting_with_more_to_say_is_refused_by_its_build(path: Path) -> None:
+    with Peer(path) as peer:
+        answer = peer.ask(message("attach", "pagetier protocol 2 format 1", 1, "name", b"", {"gpu": 3}))
+        assert isinstance(answer, Refusal)
+        assert "protocol 2" in answer.reason
+
+
+def test_a_client_of_another_build_goes_on_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagetier.client.membership.BUILD", "pagetier protocol 9 format 9")
+    client = Client(path)
+    assert not client.wait_attached(0.3)
+    with client.match(namespace().keys(range(16))) as match:
+        assert len(match) == 0
+    client.close()
+
+
+# --- requests that make no sense -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"keys": b"x" * 33}, "33 bytes are no whole number of keys"),
+        ({"sizes": b"x" * 7}, "7 bytes of sizes for 1 pages"),
+        ({"parts": 0}, "part 0 of 0"),
+        ({"part": 2, "parts": 2}, "part 2 of 2"),
+        ({"part": -1}, "part -1 of 1"),
+        ({"parts": 1 << 40}, "at most 32 parts"),
+        ({"space": Space(b"short", "s", 16)}, "a namespace's digest has 32 bytes, not 5"),
+        ({"space": Space(b"d" * 32, "s", -1)}, "pages of -1 tokens"),
+        ({"space": Space(b"d" * 32, "s", 16, 1 << 20)}, "group 1048576"),
+        ({"sizes": bytes(8)}, "empty or larger than the arena"),
+        ({"sizes": struct.pack("<Q", 1 << 63)}, "empty or larger than the arena"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_in_words(path: Path, fields: dict[str, Any], told: str) -> None:
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(attach()), Welcome)
+        answer = peer.ask(reserve(5, **fields))
+        assert isinstance(answer, Reserved)
+        assert answer.number == 5
+        assert told in answer.reason
+        assert isinstance(peer.ask(reserve(6)), Reserved)
+        peer.send(Detach())
+
+
+def test_names_are_kept_from_speaking_to_terminals(path: Path) -> None:
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(attach(name="a\0b\x1b[2J" + "é" * 100)), Welcome)
+        peer.send(reserve(space=Space(b"n" * 32, "x\0\x1by", 16)))
+        assert isinstance(peer.answer(), Reserved)
+        assert peer.ask(Flush(1, "x??y")) == Flushed(1, 0, 1, ["x??y"])
+        peer.send(Detach())
+
+
+def test_strange_numbers_in_a_greeting(path: Path) -> None:
+    for token in (-1, 0, (1 << 64) - 1):
+        with Peer(path) as peer:
+            assert isinstance(peer.ask(attach(token)), Welcome)
+            peer.send(Detach())
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(attach(holds=b"seven..")), Refusal)
+
+
+def test_a_full_table_of_namespaces_is_told(path: Path) -> None:
+    with Peer(path) as peer:
+        assert isinstance(peer.ask(attach()), Welcome)
+        reasons = []
+        for number in range(5):
+            answer = peer.ask(reserve(number, space=Space(bytes([number]) * 32, f"s{number}", 16)))
+            assert isinstance(answer, Reserved)
+            reasons.append(answer.reason)
+        assert reasons[:4] == [""] * 4
+        assert "the table of namespaces is full" in reasons[4]
+        peer.send(Detach())
+
+
+# --- peers that go away, or do not listen ----------------------------------------------------------------------------
+
+
+def test_peers_that_do_not_wait_for_their_answer(path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(100):
+        with Peer(path) as peer:
+            peer.send(attach())
+        with Peer(path) as peer:
+            peer.send(attach(), reserve())
+    assert still_serves(path)
+    time.sleep(0.1)
+    # the slot of this process, which lives, keeps one descriptor
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+
+
+def test_who_reads_no_answers_gets_no_more(path: Path) -> None:
+    with Peer(path) as deaf:
+        assert isinstance(deaf.ask(Observe(BUILD)), Welcome)
+        deaf.socket.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            for _ in range(100):
+                deaf.send(*[Flush(1, "none")] * 10_000)
+        assert still_serves(path)
+
+
+def test_a_removed_segment_is_a_refusal_in_words() -> None:
+    with RunningDaemon() as daemon:
+        index = Path("/dev/shm") / f"{daemon.name}.index"
+        aside = index.with_suffix(".aside")
+        index.rename(aside)
+        with Peer(daemon.socket) as peer:
+            answer = peer.ask(Observe(BUILD))
+        assert isinstance(answer, Refusal)
+        assert answer.reason == f"somebody has removed {index}: restart the daemon"
+        aside.rename(index)
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+CROWD = """
+import os, sys, time
+from pathlib import Path
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Attach
+
+def attach():
+    try:
+        return f"slot {Link(Path(sys.argv[1]), 10.0).greet(Attach(BUILD, 1, 'crowd'), 10.0).welcome.slot}"
+    except LinkError as error:
+        return error
+
+for number in range(int(sys.argv[2])):
+    if not os.fork():
+        os.write(1, f"{os.getpid()} {attach()}\\n".encode())
+        time.sleep(60)
+        os._exit(0)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def crowd(path: Path, size: int) -> Iterator[dict[int, str]]:
+    """Processes that attach and stay; what each was told, by its pid."""
+    command = [sys.executable, "-c", CROWD, str(path), str(size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        try:
+            lines = [parent.stdout.readline().rstrip().partition(" ") for _ in range(size)]
+            yield {int(pid): text for pid, _, text in lines}
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_more_processes_than_slots() -> None:
+    with RunningDaemon() as daemon, crowd(daemon.socket, SLOTS + 1) as told:
+        attached = [pid for pid, text in told.items() if text.startswith("slot")]
+        (refusal,) = (text for text in told.values() if not text.startswith("slot"))
+        assert len(attached) == SLOTS
+        assert f"all {SLOTS} slots are taken by living processes" in refusal
+        os.kill(attached[0], signal.SIGKILL)
+        began = time.monotonic()
+        with daemon.client():
+            assert time.monotonic() - began < 1.0
+
+
+def test_slots_of_a_crowd_that_dies_are_free_at_once() -> None:
+    with RunningDaemon() as daemon:
+        with crowd(daemon.socket, SLOTS) as told:
+            assert sorted(told.values()) == sorted(f"slot {number}" for number in range(SLOTS))
+        with crowd(daemon.socket, SLOTS) as told:
+            assert all(text.startswith("slot") for text in told.values())
+
+
+# --- who may ---------------------------------------------------------------------------------------------------------
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Attach, Observe
+os.setgroups([int(number) for number in sys.argv[2:]])
+os.setgid(65534)
+os.setuid(65534)
+for request in (Attach(BUILD, 1, "nobody"), Observe(BUILD)):
+    try:
+        print("slot", Link(Path(sys.argv[1]), 5.0).greet(request, 5.0).welcome.slot)
+    except LinkError as error:
+        print(error)
+"""
+
+
+def as_nobody(daemon: RunningDaemon, *groups: int) -> list[str]:
+    Path(daemon.folder.name).chmod(0o755)
+    command = [sys.executable, "-c", AS_NOBODY, str(daemon.socket), *map(str, groups)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@as_root
+def test_a_stranger_can_not_open_the_socket() -> None:
+    with RunningDaemon() as daemon:
+        assert all("Permission denied" in line for line in as_nobody(daemon))
+
+
+@as_root
+def test_a_stranger_who_can_open_the_socket_is_refused() -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666") as daemon:
+        lines = as_nobody(daemon)
+        assert len(lines) == 2
+        assert all("user 65534 may not attach: see access.users and access.groups" in line for line in lines)
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("access", "groups"),
+    [(("--access-users", "nobody"), ()), (("--access-groups", "65534"), ()), (("--access-groups", "4711"), (1, 4711))],
+)
+def test_who_is_named_may_attach(access: tuple[str, ...], groups: tuple[int, ...]) -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
+        assert as_nobody(daemon, *groups) == ["slot 0", "slot -1"]
+
+
+@as_root
+def test_a_mode_that_keeps_out_who_is_named_is_told() -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-users", "nobody") as daemon:
+        assert 'set access.socket_mode = "0666"' in daemon.log.read_text()
+
+
+def test_peers_are_who_the_kernel_says(path: Path) -> None:
+    with Peer(path) as peer:
+        server = peer_of(peer.socket)
+        os.close(server.pidfd)
+        assert server.process.pid == os.getpid()
+        assert server.uid == os.geteuid()
+        assert os.getegid() in server.groups
+        assert set(os.getgroups()) <= server.groups
+        assert may_attach(server, Access())

@@ -1,0 +1,106 @@
+"""A server in this process, with limits of a test's own, and peers that speak to it byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pagetier.daemon.options import Access, Config
+from pagetier.daemon.server import Server
+from pagetier.daemon.service import Service
+from pagetier.shm.protocol import BUILD, Answer, Request, Unpacker, pack, read_answer
+from pagetier.shm.segments import Geometry, Segments, Wish, take
+
+WAIT_S = 10.0
+SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
+
+
+@contextmanager
+def serving(folder: Path, patience: float = 5.0, access: Access | None = None) -> Iterator[Path]:
+    """Serves small segments until the end of the block, which must find them sound. Gives the socket's path."""
+    path = folder / "pagetier.sock"
+    segments = take(Wish(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
+    server = Server(path, access or Access(), patience)
+    ready, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    live = _serve(segments, Config(socket=path), server, ready, stop)
+    thread = threading.Thread(target=loop.run_until_complete, args=(live,))
+    thread.start()
+    assert ready.wait(WAIT_S)
+    try:
+        yield path
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(WAIT_S)
+        loop.close()
+        findings = segments.owner.check_integrity()
+        segments.remove()
+    assert findings == []
+
+
+async def _serve(
+    segments: Segments, config: Config, server: Server, ready: threading.Event, stop: asyncio.Event
+) -> None:
+    service = Service(segments, config, asyncio.get_running_loop())
+    service.admit()
+    await server.start(service)
+    ready.set()
+    await stop.wait()
+    server.stop()
+    service.close()
+
+
+class Peer:
+    """One end of a connection that says what it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.connect(os.fspath(path))
+        self.socket.settimeout(WAIT_S)
+        self._unpacker = Unpacker()
+
+    def send(self, *messages: Request | bytes) -> None:
+        """Whole messages, or bytes as they are, in one piece."""
+        self.socket.sendall(b"".join(m if isinstance(m, bytes) else pack(m) for m in messages))
+
+    def answer(self) -> Answer | None:
+        """The next answer; None when the server has closed the connection. Descriptors are closed."""
+        data = b""
+        while True:
+            for body in self._unpacker.feed(data):
+                return read_answer(body)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 3)
+            except ConnectionResetError:
+                return None
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not data:
+                return None
+
+    def ask(self, *messages: Request | bytes) -> Answer | None:
+        """Sends, and the next answer."""
+        self.send(*messages)
+        return self.answer()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+def message(*fields: Any) -> bytes:
+    """Anything as a message with its length."""
+    body = msgspec.msgpack.encode(fields)
+    return struct.pack("<I", len(body)) + body

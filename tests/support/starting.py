@@ -1,0 +1,67 @@
+"""Daemons that are expected not to start, and proof that nothing was lost over it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pagetier.client import Client
+from pagetier.client.keys import Keys
+from running import START_S, RunningDaemon, namespace
+
+MAIN = "from pagetier.daemon.main import main; main()"
+# everything that is imported late, while everybody's files can still be read
+AS_NOBODY = f"import asyncio, concurrent.futures.thread, os; {MAIN.replace('main()', 'os.setgroups([])')}; "
+AS_NOBODY += "os.setgid(65534); os.setuid(65534); main()"
+PAGES, PAGE_BYTES = 3, 100_000
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A daemon that has ended: its exit code and what it wrote."""
+
+    code: int
+    text: str
+
+
+def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = ()) -> Ended:
+    """Runs a daemon to its end, which is expected soon. before: a command that runs it."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}
+    command = [*before, sys.executable, "-c", code, *arguments]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, timeout=START_S, check=False
+    )
+    return Ended(done.returncode, done.stdout.decode())
+
+
+def pages() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Pages with bytes of their own, the same each time."""
+    return np.random.default_rng(7).integers(0, 256, (PAGES, PAGE_BYTES), dtype=np.uint8)
+
+
+def keys() -> Keys:
+    """Their keys."""
+    return namespace().keys(range(16 * PAGES))
+
+
+def fill(daemon: RunningDaemon) -> None:
+    """Stores them."""
+    with daemon.client() as client:
+        assert client.store(keys(), pages()).stored == PAGES
+
+
+def still_holds(client: Client) -> bool:
+    """Whether they are all there, byte by byte."""
+    into = np.zeros_like(pages())
+    with client.match(keys()) as match:
+        return client.load(match, into) == PAGES and bool(np.array_equal(into, pages()))
+
+
+def shared_memory(name: str) -> list[str]:
+    """The segments under a name."""
+    return sorted(path.name for path in Path("/dev/shm").glob(f"{name}.*"))
