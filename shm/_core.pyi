@@ -91,6 +91,8 @@ class Session:
         """Lets go of a part of granted pages without finishing it: they will never be readable."""
     def populate(self, offset: int, length: int, /) -> None:
         """Maps a piece of the arena ahead of its use."""
+    def populate_index(self) -> None:
+        """Maps index and lock words ahead of the first match."""
     def retire(self) -> bool:
         """Ends the handle and all its pins; False, and nothing done, while another thread copies or matches."""
 

@@ -11,6 +11,7 @@
 #include "../core/adopt.h"
 
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -61,8 +62,8 @@ static void unmap_segment(mapping *m)
 /* Random access to a big table: fewer, larger pages where the host allows them. Only advice, so errors do not matter. */
 static void advise_table(const mapping *m) { madvise(m->address, m->bytes, MADV_HUGEPAGE); }
 
-/* Populates [offset, offset + length) of a mapping; None, or an OSError where memory is short. */
-static PyObject *populate_range(const mapping *m, unsigned long long offset, unsigned long long length)
+/* Populates [offset, offset + length) of a mapping (MADV_POPULATE_*); None, or an OSError where memory is short. */
+static PyObject *populate_range(const mapping *m, int how, unsigned long long offset, unsigned long long length)
 {
     int failed;
     if (offset > m->bytes || length > m->bytes - offset) {
@@ -70,7 +71,7 @@ static PyObject *populate_range(const mapping *m, unsigned long long offset, uns
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    failed = madvise((uint8_t *)m->address + offset, length, MADV_POPULATE_WRITE);
+    failed = madvise((uint8_t *)m->address + offset, length, how);
     Py_END_ALLOW_THREADS
     if (failed)
         return PyErr_SetFromErrno(PyExc_OSError);

@@ -120,16 +120,16 @@ static PyObject *owner_populate(Owner *self, PyObject *args)
     unsigned long long offset, length;
     if (!PyArg_ParseTuple(args, "KK", &offset, &length))
         return NULL;
-    return populate_range(&self->arena, offset, length);
+    return populate_range(&self->arena, MADV_POPULATE_WRITE, offset, length);
 }
 
 /* populate_index(): allocates index and lock words. */
 static PyObject *owner_populate_index(Owner *self, PyObject *unused)
 {
     (void)unused;
-    PyObject *done = populate_range(&self->index, 0, self->index.bytes);
+    PyObject *done = populate_range(&self->index, MADV_POPULATE_WRITE, 0, self->index.bytes);
     Py_XDECREF(done);
-    return done ? populate_range(&self->locks, 0, self->locks.bytes) : NULL;
+    return done ? populate_range(&self->locks, MADV_POPULATE_WRITE, 0, self->locks.bytes) : NULL;
 }
 
 /* arena_address(): where the arena is mapped, for advice about its pages. */

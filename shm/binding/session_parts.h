@@ -65,9 +65,23 @@ static PyObject *session_populate(Session *self, PyObject *args)
     if (!handle_usable(self))
         Py_RETURN_NONE;
     self->busy++;
-    PyObject *done = populate_range(&self->arena, offset, length);
+    PyObject *done = populate_range(&self->arena, MADV_POPULATE_WRITE, offset, length);
     self->busy--;
     return done;
+}
+
+/* populate_index(): maps index and lock words ahead of the first match. */
+static PyObject *session_populate_index(Session *self, PyObject *unused)
+{
+    (void)unused;
+    if (!handle_usable(self))
+        Py_RETURN_NONE;
+    self->busy++;
+    PyObject *index = populate_range(&self->index, MADV_POPULATE_READ, 0, self->index.bytes);
+    PyObject *locks = index ? populate_range(&self->locks, MADV_POPULATE_WRITE, 0, self->locks.bytes) : NULL;
+    self->busy--;
+    Py_XDECREF(index);
+    return locks;
 }
 
 static PyObject *session_usable(Session *self, void *unused)
@@ -102,6 +116,7 @@ static PyMethodDef session_methods[] = {
     {"copy_in", (PyCFunction)session_copy_in, METH_VARARGS, NULL},
     {"publish", (PyCFunction)session_publish, METH_VARARGS, NULL},
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
+    {"populate_index", (PyCFunction)session_populate_index, METH_NOARGS, NULL},
     {"retire", (PyCFunction)session_retire, METH_NOARGS, NULL},
     {"populate", (PyCFunction)session_populate, METH_VARARGS, NULL},
     {0},
