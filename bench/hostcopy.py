@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+
 from measure import Result, at_least, main, median_times
 from pagetier.client import Client, Keys, Namespace
 from stage import Stage, settle
