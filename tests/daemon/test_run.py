@@ -19,7 +19,7 @@ from pagetier.daemon.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server import Server
 from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Observe, Refusal, Welcome
 from pagetier.shm.segments import Origin, Segments, Wish, take
-from serving import SMALL, WAIT_S, Peer
+from serving import SMALL, WAIT_S, Peer, see_peers_off
 from starting import shared_memory
 
 Scenario = Callable[[Config], Coroutine[Any, Any, None]]
@@ -67,6 +67,7 @@ def live(config: Config, scenario: Scenario) -> None:
             await daemon_run.run(config, segments, server)
         finally:
             await telling
+            await see_peers_off()
 
     asyncio.run(both())
 

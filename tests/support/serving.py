@@ -56,8 +56,15 @@ async def _serve(
     await server.start(service)
     ready.set()
     await stop.wait()
+    await see_peers_off()
     server.stop()
     service.close()
+
+
+async def see_peers_off() -> None:
+    """Lets the loop notice that peers have closed their ends, and close its own."""
+    for _ in range(50):
+        await asyncio.sleep(0)
 
 
 class Peer:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pagetier.client import Client
 from pagetier.client.keys import Keys
+from pagetier.daemon.exits import Exit
 from running import START_S, RunningDaemon, namespace
 
 MAIN = "from pagetier.daemon.main import main; main()"
@@ -65,3 +66,18 @@ def still_holds(client: Client) -> bool:
 def shared_memory(name: str) -> list[str]:
     """The segments under a name."""
     return sorted(path.name for path in Path("/dev/shm").glob(f"{name}.*"))
+
+
+def arguments(daemon: RunningDaemon, **other: str) -> list[str]:
+    """The flags of such a daemon, some of them changed."""
+    given = {"name": daemon.name, "socket": str(daemon.socket), "arena_size": "16MiB", "arena_frame_size": "64KiB"}
+    return [word for key, value in (given | other).items() for word in (f"--{key.replace('_', '-')}", value)]
+
+
+def refused(*arguments: str, code: str = MAIN) -> str:
+    """Runs a daemon that must be refused in one sentence, and gives what it wrote."""
+    ended = pagetierd(*arguments, code=code)
+    assert ended.code == Exit.REFUSED, ended.text
+    assert ended.text.splitlines()[-1].startswith("pagetierd: ")
+    assert "Traceback" not in ended.text
+    return ended.text

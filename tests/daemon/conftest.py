@@ -1,0 +1,36 @@
+"""Names and daemons for tests of refused starts, which must leave nothing and lose nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from running import RunningDaemon
+from starting import fill, shared_memory, still_holds
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A name for segments of which none may be left."""
+    name = f"pagetier-test-{secrets.token_hex(6)}"
+    yield name
+    left = shared_memory(name)
+    for file in left:
+        (Path("/dev/shm") / file).unlink()
+    assert left == []
+
+
+@pytest.fixture
+def left() -> Iterator[RunningDaemon]:
+    """A daemon that died and left pages; at the end the next one must still find them."""
+    with RunningDaemon() as daemon:
+        fill(daemon)
+        daemon.kill()
+        yield daemon
+        if daemon.process is not None and daemon.process.poll() is not None:
+            daemon.start()
+        with daemon.client() as client:
+            assert still_holds(client), daemon.log.read_text()

@@ -1,0 +1,195 @@
+"""Who is at the other end: peers that vanish or do not listen, more of them than slots, and strangers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pagetier.daemon.options import Access
+from pagetier.daemon.peers import may_attach, peer_of
+from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Flush, Observe, Refusal, Reserve, Space, Welcome
+from running import RunningDaemon
+from serving import Peer, serving
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+SLOTS = 56
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    with serving(tmp_path) as socket:
+        yield socket
+
+
+def serves(path: Path) -> bool:
+    with Peer(path) as peer:
+        return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
+
+
+# --- peers that go away, or do not listen ----------------------------------------------------------------------------
+
+
+def test_peers_that_do_not_wait_for_their_answer(path: Path) -> None:
+    reserve = Reserve(1, Space(b"d" * 32, "space", 16), 0, 1, bytes(32), struct.pack("<Q", 4096))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(100):
+        with Peer(path) as peer:
+            peer.send(Attach(BUILD, 1, "hasty"))
+        with Peer(path) as peer:
+            peer.send(Attach(BUILD, 1, "hasty"), reserve)
+    assert serves(path)
+    time.sleep(0.1)
+    # the slot of this process, which lives, keeps one descriptor
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+
+
+def test_who_reads_no_answers_gets_no_more(path: Path) -> None:
+    with Peer(path) as deaf:
+        assert isinstance(deaf.ask(Observe(BUILD)), Welcome)
+        deaf.socket.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            for _ in range(100):
+                deaf.send(*[Flush(1, "none")] * 10_000)
+        assert serves(path)
+
+
+def test_a_removed_segment_is_a_refusal_in_words() -> None:
+    with RunningDaemon() as daemon:
+        index = Path("/dev/shm") / f"{daemon.name}.index"
+        aside = index.with_suffix(".aside")
+        index.rename(aside)
+        with Peer(daemon.socket) as peer:
+            answer = peer.ask(Observe(BUILD))
+        assert isinstance(answer, Refusal)
+        assert answer.reason == f"somebody has removed {index}: restart the daemon"
+        aside.rename(index)
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+CROWD = """
+import os, sys, time
+from pathlib import Path
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Attach
+
+def attach():
+    try:
+        return f"slot {Link(Path(sys.argv[1]), 10.0).greet(Attach(BUILD, 1, 'crowd'), 10.0).welcome.slot}"
+    except LinkError as error:
+        return error
+
+for number in range(int(sys.argv[2])):
+    if not os.fork():
+        os.write(1, f"{os.getpid()} {attach()}\\n".encode())
+        time.sleep(60)
+        os._exit(0)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def crowd(path: Path, size: int) -> Iterator[dict[int, str]]:
+    """Processes that attach and stay; what each was told, by its pid."""
+    command = [sys.executable, "-c", CROWD, str(path), str(size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        try:
+            lines = [parent.stdout.readline().rstrip().partition(" ") for _ in range(size)]
+            yield {int(pid): text for pid, _, text in lines}
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_more_processes_than_slots() -> None:
+    with RunningDaemon() as daemon, crowd(daemon.socket, SLOTS + 1) as told:
+        attached = [pid for pid, text in told.items() if text.startswith("slot")]
+        (refusal,) = (text for text in told.values() if not text.startswith("slot"))
+        assert len(attached) == SLOTS
+        assert f"all {SLOTS} slots are taken by living processes" in refusal
+        os.kill(attached[0], signal.SIGKILL)
+        began = time.monotonic()
+        with daemon.client():
+            assert time.monotonic() - began < 1.0
+
+
+def test_slots_of_a_crowd_that_dies_are_free_at_once() -> None:
+    with RunningDaemon() as daemon:
+        with crowd(daemon.socket, SLOTS) as told:
+            assert sorted(told.values()) == sorted(f"slot {number}" for number in range(SLOTS))
+        with crowd(daemon.socket, SLOTS) as told:
+            assert all(text.startswith("slot") for text in told.values())
+
+
+# --- who may ---------------------------------------------------------------------------------------------------------
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Attach, Observe
+os.setgroups([int(number) for number in sys.argv[2:]])
+os.setgid(65534)
+os.setuid(65534)
+for request in (Attach(BUILD, 1, "nobody"), Observe(BUILD)):
+    try:
+        print("slot", Link(Path(sys.argv[1]), 5.0).greet(request, 5.0).welcome.slot)
+    except LinkError as error:
+        print(error)
+"""
+
+
+def as_nobody(daemon: RunningDaemon, *groups: int) -> list[str]:
+    Path(daemon.folder.name).chmod(0o755)
+    command = [sys.executable, "-c", AS_NOBODY, str(daemon.socket), *map(str, groups)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@as_root
+def test_a_stranger_can_not_open_the_socket() -> None:
+    with RunningDaemon() as daemon:
+        assert all("Permission denied" in line for line in as_nobody(daemon))
+
+
+@as_root
+def test_a_stranger_who_can_open_the_socket_is_refused() -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666") as daemon:
+        lines = as_nobody(daemon)
+        assert len(lines) == 2
+        assert all("user 65534 may not attach: see access.users and access.groups" in line for line in lines)
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("access", "groups"),
+    [(("--access-users", "nobody"), ()), (("--access-groups", "65534"), ()), (("--access-groups", "4711"), (1, 4711))],
+)
+def test_who_is_named_may_attach(access: tuple[str, ...], groups: tuple[int, ...]) -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
+        assert as_nobody(daemon, *groups) == ["slot 0", "slot -1"]
+
+
+@as_root
+def test_a_mode_that_keeps_out_who_is_named_is_told() -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-users", "nobody") as daemon:
+        assert 'set access.socket_mode = "0666"' in daemon.log.read_text()
+
+
+def test_peers_are_who_the_kernel_says(path: Path) -> None:
+    with Peer(path) as peer:
+        server = peer_of(peer.socket)
+        os.close(server.pidfd)
+        assert server.process.pid == os.getpid()
+        assert server.uid == os.geteuid()
+        assert os.getegid() in server.groups
+        assert set(os.getgroups()) <= server.groups
+        assert may_attach(server, Access())
