@@ -1,0 +1,202 @@
+"""Daemons and engines die at any instruction; the next daemon comes up with all that was whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from chance import chance
+from dying import deaths, kill, spawn
+from memory import attach
+from numbered import GEOMETRY, frames_of, held, holds, key_of, leave_pages, reserve, session_of, store, write
+from pagetier.shm._core import Owner, Pins
+from pagetier.shm.process import Process
+from pagetier.shm.segments import Origin, Segments, Wish, take
+
+
+def left(wish: Wish) -> list[Path]:
+    return sorted(Path("/dev/shm").glob(f"{wish.name}.*"))
+
+
+def sound(segments: Segments) -> bool:
+    return segments.owner.check_integrity() == []
+
+
+def test_death_while_segments_are_made(wish: Wish) -> None:
+    for step in deaths(lambda: take(wish)):
+        segments = take(wish)
+        assert sound(segments), f"died at step {step}"
+        assert segments.owner.free_frames == GEOMETRY.frames
+        segments.remove()
+        assert left(wish) == []
+    take(wish).remove()
+
+
+def test_death_while_segments_are_adopted(wish: Wish) -> None:
+    leave_pages(wish, 5)
+    for step in deaths(lambda: take(wish)):
+        segments = take(wish)
+        assert segments.origin is Origin.ADOPTED
+        assert sound(segments), f"died at step {step}"
+        assert held(segments, range(6)) == list(range(5))
+        segments.release()
+    take(wish).remove()
+
+
+def test_death_while_segments_are_removed(wish: Wish) -> None:
+    def prepare() -> None:
+        if not left(wish):
+            leave_pages(wish, 2)
+
+    seen = set()
+    for step in deaths(lambda: take(wish).remove(), prepare):
+        segments = take(wish)
+        seen.add(segments.origin)
+        assert sound(segments), f"died at step {step}"
+        assert held(segments, range(3)) == ([0, 1] if segments.origin is Origin.ADOPTED else [])
+        segments.remove()
+    assert seen == set(Origin)
+
+
+def test_daemons_killed_at_random_while_they_store(wish: Wish) -> None:
+    random = chance()
+    segments = take(wish)
+    known: set[int] = set()
+    for _ in range(25):
+        segments.release()
+        seed = int(random.integers(1 << 32))
+        child = spawn(lambda seed=seed: store_for_ever(wish, seed))  # type: ignore[misc]
+        time.sleep(float(random.uniform(0.002, 0.03)))
+        kill(child)
+        segments = take(wish)
+        assert segments.origin is Origin.ADOPTED
+        assert sound(segments)
+        assert segments.owner.takers() == []
+        assert segments.owner.open_entries == 0
+        found = held(segments, range(200))
+        assert len(found) == segments.owner.header()["pages"]
+        known |= set(found)
+    assert len(known) > 50, "hardly anything was stored"
+    segments.remove()
+
+
+def store_for_ever(wish: Wish, seed: int) -> None:
+    """A daemon and an engine in one: stores, gives up, leaves open, evicts."""
+    random = np.random.default_rng(seed)
+    owner = (segments := take(wish)).owner
+    session = session_of(segments.descriptors(), attach(owner, seed))
+    while True:
+        numbers = random.integers(0, 200, 4).tolist()
+        match random.integers(0, 6):
+            case 0:
+                reserve(owner, session.slot, numbers[:1])
+            case 1:
+                owner.keep_only(session.slot, b"")
+            case 2:
+                owner.evict(int(random.integers(0, 20)), 5)
+            case _:
+                store(owner, session, numbers)
+
+
+class Granted(msgspec.Struct):
+    """What a daemon tells a process: its slot, and where its pages are."""
+
+    slot: int
+    entries: bytes
+    serials: bytes
+
+    def entry(self, page: int) -> bytes:
+        return self.entries[4 * page : 4 * page + 4]
+
+    def serial(self, page: int) -> bytes:
+        return self.serials[8 * page : 8 * page + 8]
+
+
+def serve(wish: Wish, pid: int, tell: int) -> None:
+    """A daemon that grants pages 0, 1 and 2 to a process, 3 to itself, and says so."""
+    owner = take(wish).owner
+    process = Process.of(pid)
+    slot = owner.attach(pid, os.getuid(), process.started, 1, "test")
+    _, entries, serials = reserve(owner, slot, [0, 1, 2])
+    reserve(owner, attach(owner, 2), [3])
+    os.write(tell, msgspec.msgpack.encode(Granted(slot, entries, serials)))
+    signal.pause()
+
+
+@pytest.fixture
+def granted(wish: Wish) -> Granted:
+    """From a daemon that was killed since."""
+    me = os.getpid()
+    hear, tell = os.pipe()
+    child = spawn(lambda: serve(wish, me, tell))
+    told = msgspec.msgpack.decode(os.read(hear, 1000), type=Granted)
+    kill(child)
+    os.close(hear)
+    os.close(tell)
+    return told
+
+
+def descriptors(wish: Wish) -> list[int]:
+    return [os.open(f"/dev/shm/{wish.name}.{kind}", os.O_RDWR) for kind in ("index", "locks", "arena")]
+
+
+def test_a_living_process_goes_on_while_daemons_die(wish: Wish, granted: Granted) -> None:
+    """What it has pinned stays, what it was granted it can finish, what the dead had is free."""
+    session = session_of(descriptors(wish), granted.slot)
+    for page in (0, 1):
+        write(session, granted.entry(page), page)
+    assert session.publish(granted.entry(0), granted.serial(0), 0) == b"\1"
+    pins = session.match(Pins, None, key_of(0) + key_of(1))
+    assert len(pins) == 1
+
+    segments = take(wish)
+    owner: Owner = segments.owner
+    assert [taker["pid"] for taker in owner.takers()] == [os.getpid()]
+    assert owner.evict(GEOMETRY.frames, 100) == 0, "the only page is pinned"
+    assert holds(session, 0)
+    assert session.publish(granted.entry(1), granted.serial(1), 0) == b"\1"
+    assert holds(session, 1)
+    session.abandon(granted.entry(2), granted.serial(2), 0)
+    pins.release()
+    assert owner.settle() == 0
+    assert sound(segments)
+    assert owner.header()["used_frames"] == frames_of([0, 1])
+    segments.remove()
+
+
+def test_what_a_living_process_does_not_know_of_comes_back(wish: Wish, granted: Granted) -> None:
+    """The answer to its request was lost with the daemon."""
+    session = session_of(descriptors(wish), granted.slot)
+    segments = take(wish)
+    assert segments.owner.header()["used_frames"] == frames_of([0, 1, 2])
+    segments.owner.keep_only(granted.slot, granted.serial(1))
+    assert segments.owner.header()["used_frames"] == frames_of([1])
+    write(session, granted.entry(1), 1)
+    assert session.publish(granted.entries, granted.serials, 0) == b"\0\1\0"
+    assert [number for number in range(4) if holds(session, number)] == [1]
+    segments.remove()
+
+
+def test_the_order_of_eviction_outlives_a_daemon(wish: Wish) -> None:
+    """The oldest leave first, whichever daemon it was that they were stored or used under."""
+    segments = take(wish)
+    session = session_of(segments.descriptors(), attach(segments.owner, 1))
+    for number in range(100):
+        store(segments.owner, session, [number])
+    there = [number for number in range(100) if holds(session, number)]
+    assert there == list(range(there[0], 100))
+    assert holds(session, there[0]), "the oldest is the youngest now"
+    segments.release()
+    segments = take(wish)
+    store(segments.owner, session, list(range(100, 106)))
+    still = [number for number in there if holds(session, number)]
+    assert still[0] == there[0]
+    assert len(there) > len(still) > 2
+    assert still[1:] == there[-len(still) + 1 :]
+    segments.remove()

@@ -1,0 +1,254 @@
+"""Segments are made, found, locked and removed; what can not be used is refused, and nothing is lost over it."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dying import in_child
+from memory import attach
+from numbered import FRAME, GEOMETRY, held, leave_pages, session_of
+from pagetier.shm._core import FORMAT, Observer, Owner, Session, ShmError
+from pagetier.shm.segments import Leftovers, Origin, Segments, Wish, take
+
+KINDS = ("index", "locks", "arena")
+SHM = Path("/dev/shm")
+
+
+def files(wish: Wish) -> list[Path]:
+    return sorted(SHM.glob(f"{wish.name}.*"))
+
+
+def path_of(wish: Wish, kind: str) -> Path:
+    return SHM / f"{wish.name}.{kind}"
+
+
+def sound(segments: Segments) -> bool:
+    return segments.owner.check_integrity() == []
+
+
+def fresh(wish: Wish) -> Wish:
+    return msgspec.structs.replace(wish, leftovers=Leftovers.DISCARD)
+
+
+def test_made_used_released_adopted_removed(wish: Wish) -> None:
+    segments = take(wish)
+    assert segments.origin is Origin.MADE
+    assert sound(segments)
+    assert [path.stat().st_size for path in (path_of(wish, kind) for kind in KINDS)] == list(GEOMETRY.sizes)
+    assert {path.stat().st_mode & 0o777 for path in files(wish)} == {0o600}
+    incarnation = segments.owner.header()["incarnation"]
+    segments.release()
+    assert len(files(wish)) == 3
+
+    segments = take(wish)
+    assert segments.origin is Origin.ADOPTED
+    assert segments.owner.header()["incarnation"] == incarnation + 1
+    segments.remove()
+    assert files(wish) == []
+
+
+def test_pages_outlive_the_daemon(wish: Wish) -> None:
+    leave_pages(wish, 8)
+    segments = take(wish)
+    assert held(segments, range(10)) == list(range(8))
+    segments.remove()
+
+
+def test_who_stops_tells_the_others(wish: Wish) -> None:
+    segments = take(wish)
+    session = session_of(segments.descriptors(), attach(segments.owner, 1))
+    assert not session.closed
+    segments.remove()
+    assert session.closed
+    assert session.usable, "what is pinned stays readable"
+
+
+def test_a_second_daemon_is_refused_while_the_first_lives(wish: Wish) -> None:
+    first = take(wish)
+    for _ in range(2):
+        with pytest.raises(ShmError, match=f"another daemon lives on segments '{wish.name}'"):
+            take(wish)
+        with pytest.raises(ShmError, match="another daemon lives"):
+            take(fresh(wish))
+    assert in_child(lambda: take(wish)) == 1
+    assert sound(first) and len(files(wish)) == 3
+    first.release()
+    take(wish).remove()
+
+
+def test_the_lock_goes_with_its_process_not_with_its_clients(wish: Wish) -> None:
+    """Clients have mappings made of descriptors of their own: they keep the memory, never the lock."""
+    first = take(wish)
+    session = session_of(first.descriptors(), attach(first.owner, 1))
+    owner = first.owner
+    first.release()
+    second = take(wish)
+    assert session.usable and owner.header()["incarnation"] == second.owner.header()["incarnation"]
+    second.remove()
+
+
+def test_read_only_descriptors_can_not_be_written_to(wish: Wish) -> None:
+    segments = take(wish)
+    index, locks = segments.read_only_descriptors()
+    observer = Observer(index, locks)
+    assert observer.header()["frames"] == GEOMETRY.frames
+    with pytest.raises(PermissionError):
+        Owner(index, locks, locks)
+    with pytest.raises(PermissionError):
+        Session(index, locks, locks, 0)
+    for descriptor in (index, locks):
+        os.close(descriptor)
+    segments.remove()
+
+
+def test_a_client_can_not_write_to_the_index(wish: Wish) -> None:
+    segments = take(wish)
+    index, locks, arena = segments.descriptors()
+    with pytest.raises(PermissionError):
+        Owner(index, locks, arena)
+    for descriptor in (index, locks, arena):
+        os.close(descriptor)
+    segments.remove()
+
+
+@pytest.mark.parametrize("field", GEOMETRY.__struct_fields__)
+def test_another_geometry_is_refused_and_nothing_is_lost(wish: Wish, field: str) -> None:
+    leave_pages(wish, 3)
+    other = msgspec.structs.replace(GEOMETRY, **{field: 2 * getattr(GEOMETRY, field)})
+    asked = msgspec.structs.replace(wish, geometry=other)
+    with pytest.raises(ShmError, match=re.escape(f"still warm, with {GEOMETRY}; the configuration asks for {other}")):
+        take(asked)
+    segments = take(wish)
+    assert held(segments, range(3)) == [0, 1, 2]
+    segments.release()
+
+    segments = take(fresh(asked))
+    assert segments.origin is Origin.MADE
+    assert segments.owner.header()[field] == getattr(other, field)
+    segments.remove()
+
+
+def test_another_format_is_refused_with_both_named_and_nothing_is_lost(wish: Wish) -> None:
+    leave_pages(wish, 3)
+    with path_of(wish, "index").open("r+b") as index:
+        index.seek(8)
+        index.write(struct.pack("<I", FORMAT + 1))
+    before = path_of(wish, "index").read_bytes()
+    with pytest.raises(ShmError, match=f"format {FORMAT + 1} .*this build reads format {FORMAT}.*--fresh"):
+        take(wish)
+    assert path_of(wish, "index").read_bytes() == before
+    segments = take(fresh(wish))
+    assert segments.origin is Origin.MADE
+    segments.remove()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", [-FRAME, FRAME])
+def test_a_segment_of_another_size_is_refused(wish: Wish, kind: str, change: int) -> None:
+    leave_pages(wish, 3)
+    path = path_of(wish, kind)
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(ShmError, match=r"shorter or longer.*--fresh"):
+        take(wish)
+    take(fresh(wish)).remove()
+
+
+def test_segments_of_two_makings_do_not_mix(wish: Wish) -> None:
+    leave_pages(wish, 3)
+    locks = path_of(wish, "locks").read_bytes()
+    take(fresh(wish)).release()
+    path_of(wish, "locks").write_bytes(locks)
+    with pytest.raises(ShmError, match="belong to another index"):
+        take(wish)
+    take(fresh(wish)).remove()
+
+
+@pytest.mark.parametrize("leftovers", Leftovers)
+@pytest.mark.parametrize(
+    "there",
+    [
+        {"index": 0},
+        {"index": 0, "locks": 0, "arena": 0},
+        {"index": GEOMETRY.sizes[0], "locks": GEOMETRY.sizes[1], "arena": GEOMETRY.sizes[2]},
+        {"index": GEOMETRY.sizes[0], "locks": GEOMETRY.sizes[1]},
+        {"index": GEOMETRY.sizes[0], "arena": GEOMETRY.sizes[2]},
+        {"index": GEOMETRY.sizes[0], "locks": 0, "arena": 0},
+        {"index": 10, "locks": 10, "arena": 10},
+        {"locks": GEOMETRY.sizes[1]},
+        {"arena": 1},
+    ],
+    ids=str,
+)
+def test_what_was_never_finished_is_made_anew(wish: Wish, there: dict[str, int], leftovers: Leftovers) -> None:
+    for kind, size in there.items():
+        path_of(wish, kind).touch()
+        os.truncate(path_of(wish, kind), size)
+    segments = take(msgspec.structs.replace(wish, leftovers=leftovers))
+    assert segments.origin is Origin.MADE
+    assert sound(segments)
+    segments.remove()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_being_removed_is_made_anew(wish: Wish, kind: str) -> None:
+    leave_pages(wish, 3)
+    segments = take(wish)
+    segments.owner.close()
+    segments.release()
+    path_of(wish, kind).unlink()
+    segments = take(wish)
+    assert segments.origin is Origin.MADE
+    segments.remove()
+
+
+def test_too_little_room_makes_nothing(wish: Wish) -> None:
+    def check_room() -> None:
+        raise ShmError("no room")
+
+    with pytest.raises(ShmError, match="no room"):
+        take(msgspec.structs.replace(wish, check_room=check_room))
+    assert files(wish) == []
+    leave_pages(wish, 3)
+    segments = take(msgspec.structs.replace(wish, check_room=check_room))
+    assert held(segments, range(3)) == [0, 1, 2]
+    segments.remove()
+
+
+@pytest.mark.parametrize("spare", range(1, 5))
+def test_a_shortage_of_descriptors_loses_no_page(wish: Wish, spare: int) -> None:
+    """An error of the moment is no reason to drop what is warm."""
+    leave_pages(wish, 3)
+
+    def starve() -> None:
+        highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+        for descriptor in range(highest):
+            try:
+                os.fstat(descriptor)
+            except OSError:
+                os.dup2(0, descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare, highest + spare))
+        take(wish)
+
+    assert in_child(starve) == 1
+    segments = take(wish)
+    assert segments.origin is Origin.ADOPTED
+    assert held(segments, range(3)) == [0, 1, 2]
+    segments.remove()
+
+
+def test_all_slots_taken(wish: Wish) -> None:
+    segments = take(wish)
+    slots = [attach(segments.owner, token) for token in range(56)]
+    assert sorted(slots) == list(range(56))
+    assert attach(segments.owner, 56) == -1
+    assert attach(segments.owner, 7) == slots[7], "who has one keeps it"
+    segments.owner.reap(slots[30])
+    assert attach(segments.owner, 56) == 30
+    segments.remove()

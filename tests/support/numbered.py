@@ -1,0 +1,93 @@
+"""Pages that follow from their number, stored and looked up through the core."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from hashlib import sha256
+
+import numpy as np
+
+from memory import DAY_NS, attach
+from pagetier.shm._core import Owner, Pins, Session
+from pagetier.shm.segments import Geometry, Segments, Wish, take
+
+FRAME = 4096
+GEOMETRY = Geometry(frame_bytes=FRAME, frames=64, entries=48, spaces=4)
+
+
+def key_of(number: int) -> bytes:
+    return sha256(number.to_bytes(8, "little")).digest()
+
+
+def content_of(number: int) -> bytes:
+    random = np.random.default_rng(number)
+    return random.bytes(int(random.integers(1, 4 * FRAME)))
+
+
+def frames_of(numbers: list[int]) -> int:
+    return sum(-(-len(content_of(number)) // FRAME) for number in numbers)
+
+
+def session_of(descriptors: list[int], slot: int) -> Session:
+    """A session of these descriptors, which it closes."""
+    try:
+        index, locks, arena = descriptors
+        return Session(index, locks, arena, slot)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def reserve(owner: Owner, slot: int, numbers: list[int]) -> tuple[bytes, bytes, bytes]:
+    keys = b"".join(map(key_of, numbers))
+    sizes = np.array([len(content_of(number)) for number in numbers], np.uint64)
+    return owner.reserve(slot, owner.space(bytes(32), "test", 16, 0, 0), 0, 1, DAY_NS, keys, sizes)
+
+
+def write(session: Session, entry: bytes, number: int) -> None:
+    content = np.frombuffer(content_of(number), np.uint8)
+    assert session.copy_in(entry, _u64(content.ctypes.data), _u64(len(content)), 0, 1) == 1
+
+
+def store(owner: Owner, session: Session, numbers: list[int]) -> None:
+    """Those that are not there."""
+    outcomes, entries, serials = reserve(owner, session.slot, numbers)
+    for at, outcome in enumerate(outcomes):
+        if outcome == 0:
+            entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
+            write(session, entry, numbers[at])
+            session.publish(entry, serial, 0)
+
+
+def holds(session: Session, number: int) -> bool:
+    """Whether the page is there; if so, its bytes are right."""
+    with session.match(Pins, None, key_of(number)) as pins:
+        if not len(pins):
+            return False
+        into = np.zeros(len(content_of(number)), np.uint8)
+        assert session.copy_out(pins, 0, _u64(into.ctypes.data), _u64(len(into)), 1) == 1
+        assert into.tobytes() == content_of(number), f"page {number} has other bytes"
+        return True
+
+
+def held(segments: Segments, numbers: range) -> list[int]:
+    """Which of these pages the segments hold, all of them checked."""
+    slot = attach(segments.owner, secrets.randbits(63))
+    session = session_of(segments.descriptors(), slot)
+    found = [number for number in numbers if holds(session, number)]
+    assert session.retire()
+    segments.owner.reap(slot)
+    return found
+
+
+def leave_pages(wish: Wish, count: int) -> None:
+    """As after a crash: segments with pages 0 to count - 1, and nobody on them."""
+    segments = take(wish)
+    session = session_of(segments.descriptors(), attach(segments.owner, 1))
+    store(segments.owner, session, list(range(count)))
+    segments.release()
+
+
+def _u64(number: int) -> bytes:
+    return number.to_bytes(8, "little")
