@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,9 +22,10 @@ from .keys import Keys, Namespace
 from .match import Handover, Match
 from .membership import Membership
 from .requests import Promise
-from .store import WHOLE, Part, Reservation, StoreResult
+from .store import WHOLE, Answered, Part, Reservation, StoreResult
 
 _COPY_THREADS = 4
+_LONGEST_S = 1e6
 
 
 class Client:
@@ -50,9 +52,10 @@ class Client:
     ) -> None:
         self.deadline = deadline
         self._socket = Path(socket) if socket is not None else None
-        self._name = name or Path(sys.argv[0] or sys.executable).name
+        self._name = _printable(name or _program())
         self._threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
+        self._members: dict[int, Membership] = {}
         self._member = self._join()
 
     @property
@@ -85,18 +88,19 @@ class Client:
         Fewer than asked for is a miss from there on, also where a buffer has another size than its page.
 
         Args:
-            match: of this client, held.
+            match: held, of a client of this process that is not closed.
             into: one writable buffer in C order for all pages, or a sequence of buffers, one a page. Buffers are
                 numpy arrays, torch CPU tensors, bytearrays and the like.
             first: the first page to copy, counted from the head of the match.
 
         Raises TypeError or ValueError for buffers that can not be written to.
         """
-        session = self._member.session
+        session = match.session
         sizes = match.page_sizes[first:]
-        if session is None or not len(sizes):
+        count = _room(into, int(sizes[0])) if len(sizes) else 0
+        if session is None or not count:
             return 0
-        memory = _as_far_as(pages_of(into, page_count(into, int(sizes[0])), Access.WRITE), sizes)
+        memory = _as_far_as(pages_of(into, count, Access.WRITE), sizes)
         return session.copy_out(match, first, memory.addresses, memory.sizes, self._threads)
 
     def store(self, keys: Keys, pages: HostBuffers, part: Part = WHOLE, deadline: float | None = None) -> StoreResult:
@@ -108,7 +112,9 @@ class Client:
             pages: host memory for each key, in the same forms as for load(). With parts each is `part.count` times
                 smaller than its page.
             part: which share of every page this writer fills.
-            deadline: seconds to wait for the daemon; 0 stores nothing but says what is there.
+            deadline: seconds to wait for the daemon; with 0 or less everything is refused.
+
+        Raises TypeError or ValueError for what is no page for each key.
         """
         memory = pages_of(pages, len(keys), Access.READ)
         with self.reserve(keys, memory.sizes * part.count, part, deadline) as reservation:
@@ -122,10 +128,16 @@ class Client:
         part: Part = WHOLE,
         deadline: float | None = None,
     ) -> Reservation:
-        """Room for pages of `sizes` bytes: the first half of store(), for who writes the pages bit by bit."""
-        deadline = self.deadline if deadline is None else deadline
-        ends = time.monotonic() + deadline
-        promise = self.reserve_soon(keys, sizes, part, deadline)
+        """Room for pages of `sizes` bytes: the first half of store(), for who writes the pages bit by bit.
+
+        Raises ValueError where the number of sizes is another than that of the keys, or one is below 0.
+        """
+        patience = self._patience(deadline)
+        ends = time.monotonic() + patience
+        if not patience:
+            _sizes(sizes, len(keys))
+            return Reservation(None, set(), Answered.refused(len(keys), "no time was given to ask"), part)
+        promise = self.reserve_soon(keys, sizes, part, patience)
         return promise.wait(ends - time.monotonic())
 
     def reserve_soon(
@@ -144,25 +156,39 @@ class Client:
         def request(number: int) -> Reserve:
             return Reserve(number, space, part.index, part.count, keys.data, packed)
 
-        promise = Promise(member.requests, attachment.session if attachment else None, part, len(keys))
-        return member.requests.ask(attachment, request, promise, self.deadline if deadline is None else deadline)
+        promise = Promise(member.requests, attachment, part, len(keys))
+        return member.requests.ask(attachment, request, promise, self._patience(deadline))
 
     def close(self) -> None:
-        """Lets go of everything; matches that are still held can not be loaded any more. May be called again."""
+        """Lets go of everything; matches that are still held can not be loaded any more. May be called again.
+
+        A client that is dropped is closed, too. Waits for copies that go on, at most the client's deadline: after that
+        the rest is done when they end.
+        """
         self._closed = True
         if not self._member.foreign:
-            self._member.stop(self.deadline)
+            self._member.stop(self._patience(None))
+
+    def _patience(self, deadline: float | None) -> float:
+        """Seconds to wait, in the range that locks and sockets take."""
+        return min(max(0.0, self.deadline if deadline is None else deadline), _LONGEST_S)
 
     def _join(self) -> Membership:
+        """The membership of this process; threads that come here at once get the same one."""
         socket = self._socket
-        member = Membership(lambda: socket or default_socket(), self._name)
-        member.start()
+        fresh = Membership(lambda: socket or default_socket(), self._name)
+        member = self._members.setdefault(os.getpid(), fresh)
+        if member is fresh:
+            weakref.finalize(self, member.drop).atexit = False
+            member.start()
         return member
 
     def _mine(self) -> Membership:
         """This process's membership: a forked child gets one of its own."""
-        if self._member.foreign and not self._closed:
+        member = self._member
+        if member.foreign and not self._closed:
             self._member = self._join()
+            member.disown()
         return self._member
 
     def __enter__(self) -> Self:
@@ -186,11 +212,23 @@ def _space_of(namespace: Namespace) -> Space:
 
 
 def _sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int) -> bytes:
-    """Raises ValueError where the number of sizes is another than that of the pages."""
-    array = np.full(count, sizes, dtype="<u8") if isinstance(sizes, int) else np.asarray(sizes, dtype="<u8")
-    if len(array) != count:
-        raise ValueError(f"{len(array)} sizes for {count} pages")
-    return array.tobytes()
+    """Raises ValueError where the number of sizes is another than that of the pages, or one is below 0."""
+    try:
+        given = np.asarray(sizes, dtype="<u8")
+    except OverflowError as error:
+        raise ValueError("a page's size is a number of bytes below 2**64") from error
+    if given.ndim and given.shape != (count,):
+        raise ValueError(f"{len(given)} sizes for {count} pages")
+    return np.broadcast_to(given, count).tobytes()
+
+
+def _room(into: HostBuffers, page_bytes: int) -> int:
+    """How many pages the buffers hold; none where one buffer is meant for pages of another size."""
+    try:
+        return page_count(into, page_bytes)
+    except ValueError:
+        pages_of(into, 1, Access.WRITE)  # raises if it is the buffer itself that is wrong
+        return 0
 
 
 def _as_far_as(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:
@@ -199,3 +237,12 @@ def _as_far_as(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:
     other = np.flatnonzero(memory.sizes[:count] != sizes[:count])
     count = int(other[0]) if len(other) else count
     return HostPages(memory.addresses[:count], memory.sizes[:count], memory.owners)
+
+
+def _program() -> str:
+    return Path((sys.argv or [""])[0] or sys.executable).name
+
+
+def _printable(name: str) -> str:
+    """The name of a program may hold anything, also what has no UTF-8."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from ..shm._core import Session, ShmError
-from ..shm.link import Greeting, Link, LinkError
+from ..shm.link import Greeting, Link, LinkError, RefusedError
 from ..shm.protocol import BUILD, Answer, Attach, Detach, Reserved
 from .keeper import Keeper
 from .requests import Attachment, Requests
@@ -20,7 +22,9 @@ log = logging.getLogger("pagetier.client")
 
 _TOKEN_BITS = 63
 _CHUNK = 64 << 20
+_RETIRE_S = 5.0
 _RETIRE_PAUSE_S = 0.001
+_GOODBYE_S = 0.5
 
 
 class Membership:
@@ -35,6 +39,7 @@ class Membership:
         self.attachment: Attachment | None = None
         self.requests = Requests()
         self.attached = threading.Event()
+        self._held: set[int] = set()
         self._pid = os.getpid()
         self._name = name
         self._token = secrets.randbits(_TOKEN_BITS)
@@ -50,31 +55,32 @@ class Membership:
         self._keeper.start()
 
     def stop(self, deadline: float) -> None:
-        """Lets go of everything: pins, memory, slot. Where a copy goes on for longer, its process's end does it."""
-        session, self.session = self.session, None
-        attachment, self.attachment = self.attachment, None
-        retired = session is None or _retire(session, time.monotonic() + deadline)
-        if attachment is not None and retired:
-            _say_goodbye(attachment.link, deadline)
-        self._keeper.stop()
+        """Lets go of everything: pins, memory, slot. What takes longer than `deadline` seconds goes on by itself."""
+        self._keeper.stop(deadline)
+
+    def drop(self) -> None:
+        """What stop() does, for a client that is gone: waits for nothing, and does nothing in a forked child."""
+        if not self.foreign:
+            self._keeper.stop_soon()
+
+    def disown(self) -> None:
+        """For a forked child: closes what it inherited, its parent goes on."""
+        self._keeper.disown()
 
     def greeting(self) -> Attach:
         """The same token each time, so that the daemon gives back the same slot."""
-        return Attach(BUILD, self._token, self._name, self.requests.held())
+        return Attach(BUILD, self._token, self._name, np.array(list(self._held), dtype="<u8").tobytes())
 
     def take_up(self, link: Link, greeting: Greeting) -> None:
         """The daemon has answered: the old session goes on if it is about the same segments."""
         try:
-            if self.session is None or self.session.segments_id != greeting.welcome.segments_id:
-                self.session = _session(greeting)
-                if greeting.welcome.populated:
-                    threading.Thread(target=_populate, args=(self.session,), daemon=True).start()
+            session = self._session_for(greeting)
         except ShmError as error:
-            raise LinkError(str(error)) from error
+            raise RefusedError(str(error)) from error
         finally:
             for descriptor in greeting.descriptors:
                 os.close(descriptor)
-        self.attachment = Attachment(link, self.session)
+        self.attachment = Attachment(link, session, self._held)
         self.attached.set()
 
     def answered(self, answer: Answer) -> None:
@@ -87,16 +93,44 @@ class Membership:
         self.attached.clear()
         self.attachment = None
         self.requests.lost()
-        if self.session is not None and self.session.closed:
+        session = self.session
+        if session is not None and session.closed:
             self.session = None
 
+    def leave(self, link: Link | None) -> None:
+        """Lets go of everything. Where a copy goes on for too long, its process's end does it."""
+        session, self.session = self.session, None
+        self.attachment = None
+        if session is not None and _retire(session) and link is not None:
+            _say_goodbye(link)
 
-def _session(greeting: Greeting) -> Session:
-    index, locks, arena = greeting.descriptors
-    return Session(index, locks, arena, greeting.welcome.slot)
+    def _session_for(self, greeting: Greeting) -> Session:
+        old, welcome = self.session, greeting.welcome
+        if old is not None and (old.segments_id, old.slot) == (welcome.segments_id, welcome.slot):
+            return old
+        index, locks, arena = greeting.descriptors
+        session = Session(index, locks, arena, welcome.slot)
+        self._held = set()  # serials of other segments mean nothing here
+        self.session = session
+        if welcome.populated:
+            threading.Thread(target=self._populate, args=(session,), name="pagetier-populate", daemon=True).start()
+        return session
+
+    def _populate(self, session: Session) -> None:
+        """Maps the whole arena ahead of its use, so that no copy has to wait for page faults."""
+        for offset in range(0, session.arena_bytes, _CHUNK):
+            if self.session is not session:
+                return
+            try:
+                session.populate(offset, min(_CHUNK, session.arena_bytes - offset))
+            except (OSError, ValueError) as error:
+                log.debug("the arena is mapped as it is used: %s", error)
+                return
 
 
-def _retire(session: Session, ends: float) -> bool:
+def _retire(session: Session) -> bool:
+    """Ends the session once no thread copies or matches any more; False if that takes too long."""
+    ends = time.monotonic() + _RETIRE_S
     while not session.retire():
         if time.monotonic() > ends:
             return False
@@ -104,18 +138,8 @@ def _retire(session: Session, ends: float) -> bool:
     return True
 
 
-def _say_goodbye(link: Link, deadline: float) -> None:
+def _say_goodbye(link: Link) -> None:
     try:
-        link.send(Detach(), deadline)
+        link.send(Detach(), _GOODBYE_S)
     except LinkError as error:
         log.debug("not said goodbye: %s", error)
-
-
-def _populate(session: Session) -> None:
-    """Maps the whole arena ahead of its use, so that no copy has to wait for page faults."""
-    for offset in range(0, session.arena_bytes, _CHUNK):
-        try:
-            session.populate(offset, min(_CHUNK, session.arena_bytes - offset))
-        except (OSError, ValueError) as error:
-            log.debug("the arena is mapped as it is used: %s", error)
-            return

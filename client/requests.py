@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
 from ..shm._core import Session
 from ..shm.link import Link, LinkError
 from ..shm.protocol import Reserve, Reserved
 from .store import Answered, Part, Reservation
 
-_SERIAL = np.dtype("<u8")
+log = logging.getLogger("pagetier.client")
+
+_SILENT_S = 0.5  # from when on a late answer is worth a line in the log
 
 
 class Attachment(msgspec.Struct, frozen=True, eq=False):
-    """A link, and the session whose memory it is about."""
+    """A link, the session whose memory it is about, and the serials of the pages that are granted to that session.
+
+    held is shared by all who write or let go of such pages. It is only changed by single calls of its methods, which
+    other threads see whole: no lock is needed, and a forked child can not inherit one that is taken.
+    """
 
     link: Link
     session: Session
+    held: set[int]
 
 
 class Promise:
     """Room that was asked for. Collect it with wait(), or cancel(); who drops it cancels.
 
-    Made by Client.reserve_soon. From any thread.
+    Made by Client.reserve_soon. From any thread; in a forked child it is refused.
     """
 
-    def __init__(self, requests: Requests, session: Session | None, part: Part, pages: int) -> None:
-        self._requests = requests
-        self._answer: Answered | None = None
-        self._collected = False
-        self._done = threading.Event()
-        self.session = session
+    def __init__(self, requests: Requests, attachment: Attachment | None, part: Part, pages: int) -> None:
         self.part = part
         self.pages = pages
+        self._requests = requests
+        self._session = attachment.session if attachment else None
+        self._held = attachment.held if attachment else set()
+        self._answer: Answered | None = None
+        self._collected = False
+        self._overdue = False
+        self._done = threading.Event()
 
     @property
     def ready(self) -> bool:
@@ -46,12 +57,16 @@ class Promise:
 
     def wait(self, deadline: float) -> Reservation:
         """The reservation, once; after `deadline` seconds without an answer every page of it is refused."""
-        self._done.wait(max(0.0, deadline))
-        return self._requests.collect(self)
+        if not self._requests.foreign:
+            self._done.wait(max(0.0, deadline))
+        return self._collect(deadline)
 
     def cancel(self) -> None:
         """Gives up what was or will be granted. Does nothing after wait()."""
-        self._requests.collect(self).abandon()
+        self._collect(0.0).abandon()
+
+    def _collect(self, waited: float) -> Reservation:
+        return Reservation(self._session, self._held, self._requests.collect(self, waited), self.part)
 
     def __del__(self) -> None:
         self.cancel()
@@ -62,43 +77,54 @@ class Promise:
 
 
 class Requests:
-    """The requests of one client, and which of its granted pages are still being written."""
+    """The requests of one client in one process."""
 
     def __init__(self) -> None:
-        # Reentrant, as the end of a dropped Promise or Reservation may come at any point of the same thread.
+        # Reentrant, as the end of a dropped Promise may come at any point of the same thread.
         self._guard = threading.RLock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Promise] = {}
-        self._held: set[int] = set()
         self._overdue = 0
+        self._silent_since = 0.0
+        self._told = False
+        self._pid = os.getpid()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether these are the parent's, seen from a forked child: no lock of theirs may be taken there."""
+        return self._pid != os.getpid()
 
     def ask(
         self, to: Attachment | None, request: Callable[[int], Reserve], promise: Promise, deadline: float
     ) -> Promise:
         """Sends without waiting for the answer. Never raises: what can not be sent is refused."""
-        with self._guard:
-            if to is None or self._overdue:
-                return self._refuse(promise, "the daemon does not answer" if to else "no daemon is attached")
-            number = next(self._numbers)
-            self._waiting[number] = promise
+        if to is None:
+            return _refuse(promise, "no daemon is attached")
+        number = next(self._numbers)
+        if not self._expect(number, promise):
+            return _refuse(promise, "the daemon does not answer")
         try:
             to.link.send(request(number), deadline)
         except LinkError as error:
-            to.link.stop()
             with self._guard:
                 self._waiting.pop(number, None)
-                self._refuse(promise, str(error))
+            _refuse(promise, str(error))
         return promise
 
-    def collect(self, promise: Promise) -> Reservation:
-        """What was answered by now, for the first who asks; the pages of an answer that comes later are given up."""
+    def collect(self, promise: Promise, waited: float) -> Answered:
+        """What was answered by now, for the first who asks; the pages of an answer that comes later are given up.
+
+        waited: seconds that the daemon was given. Where some were not enough, it is asked no more until it answers:
+        one caller waits for a daemon that hangs, not all.
+        """
+        if self.foreign:
+            return Answered.refused(promise.pages, "it was asked for in another process")
         with self._guard:
             answer, promise._answer = promise._answer, None
-            if answer is None:
-                answer = Answered.refused(promise.pages, "the daemon did not answer in time")
-                self._overdue += not promise._collected
+            if answer is None and waited > 0 and not promise._collected:
+                self._miss(promise, waited)
             promise._collected = True
-        return Reservation(promise.session, answer, promise.part, self.let_go)
+        return answer or Answered.refused(promise.pages, "the daemon did not answer in time")
 
     def answered(self, answer: Reserved) -> None:
         """An answer came in."""
@@ -107,33 +133,52 @@ class Requests:
             promise = self._waiting.pop(answer.number, None)
             if promise is None:
                 return
-            self._held.update(told.granted_serials)
+            promise._held.update(told.granted_serials)
             promise._answer = told
-            if promise._collected:
-                self._overdue -= 1
-                promise.cancel()
-            promise._done.set()
+            collected = promise._collected
+            self._overdue -= promise._overdue
+            self._tell_end_of_silence()
+        if collected:
+            promise.cancel()
+        promise._done.set()
 
     def lost(self) -> None:
-        """The link is gone: no answer comes any more."""
+        """The link is closed: no answer comes any more."""
         with self._guard:
-            for promise in self._waiting.values():
-                if not promise._collected:
-                    self._refuse(promise, "the daemon is gone")
-            self._waiting.clear()
+            waiting, self._waiting = self._waiting, {}
             self._overdue = 0
+            self._told = False
+        for promise in waiting.values():
+            _refuse(promise, "the daemon is gone")
 
-    def let_go(self, serials: Iterable[int]) -> None:
-        """These pages are not being written any more."""
+    def _expect(self, number: int, promise: Promise) -> bool:
+        """False while the daemon owes an answer that somebody waited for in vain."""
         with self._guard:
-            self._held.difference_update(serials)
+            if not self._overdue:
+                self._waiting[number] = promise
+            else:
+                self._tell_silence()
+            return not self._overdue
 
-    def held(self) -> bytes:
-        """Serials (u64) of the pages that are being written."""
-        with self._guard:
-            return np.array(sorted(self._held), dtype=_SERIAL).tobytes()
+    def _miss(self, promise: Promise, waited: float) -> None:
+        if not self._overdue:
+            self._silent_since = time.monotonic() - waited
+        promise._overdue = True
+        self._overdue += 1
+        self._tell_silence()
 
-    def _refuse(self, promise: Promise, reason: str) -> Promise:
-        promise._answer = Answered.refused(promise.pages, reason)
-        promise._done.set()
-        return promise
+    def _tell_silence(self) -> None:
+        if not self._told and time.monotonic() - self._silent_since > _SILENT_S:
+            self._told = True
+            log.warning("the daemon does not answer; stores are refused until it does")
+
+    def _tell_end_of_silence(self) -> None:
+        if self._told and not self._overdue:
+            self._told = False
+            log.info("the daemon answers again")
+
+
+def _refuse(promise: Promise, reason: str) -> Promise:
+    promise._answer = Answered.refused(promise.pages, reason)
+    promise._done.set()
+    return promise

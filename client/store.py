@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from types import TracebackType
 from typing import Self
@@ -111,71 +110,81 @@ class Reservation:
     """Room for pages: written to, then published or abandoned. A context manager abandons what was not published.
 
     Pages are counted from 0 in the order of the keys. May be used by several threads, one page by one at a time.
+
+    granted: the pages that there is room for, those to write.
     """
 
-    def __init__(
-        self, session: Session | None, answered: Answered, part: Part, settled: Callable[[list[int]], None]
-    ) -> None:
-        self._session = session
-        self._part = part
-        self._settled = settled
+    def __init__(self, session: Session | None, held: set[int], answered: Answered, part: Part) -> None:
         codes = np.frombuffer(answered.outcomes, dtype=np.uint8)
         self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == _GRANTED)
+        self._open = self.granted if session is not None else self.granted[:0]
+        self._session = session
+        self._held = held
+        self._part = part
         self._codes = bytearray(answered.outcomes.translate(_OUTCOMES_FROM_INDEX))
         self._entries = np.frombuffer(answered.entries, dtype=np.uint32)
         self._serials = np.frombuffer(answered.serials, dtype=np.uint64)
         self._reason = answered.reason
-        self._open = len(self.granted) > 0
 
     def write(self, page: int, buffer: HostBuffer, offset: int = 0) -> None:
         """Copies a buffer into a granted page, from byte `offset` of the page on.
 
-        Raises ValueError if the page was not granted or the bytes do not fit into it.
+        After the client was closed it copies nothing, and publish() says so. Raises ValueError if the page was not
+        granted, or is not open any more, or the bytes do not fit into it; TypeError for what is no buffer.
         """
-        if not self._open or page not in self.granted:
+        if page not in self._open:
             raise ValueError(f"page {page} is not granted")
         memory = pages_of(buffer, 1, Access.READ)
-        if self._copy(np.array([page]), memory, offset, 1) != 1:
+        written = offset >= 0 and self._copy(np.array([page]), memory, offset, 1) == 1
+        if not written and self._usable:
             raise ValueError(f"{memory.nbytes} bytes from {offset} on do not fit into page {page}")
 
     def write_all(self, pages: HostPages, threads: int) -> None:
         """Copies the memory of all pages into those that were granted, each at this writer's part."""
-        offsets = pages.sizes[self.granted] * self._part.index
-        for offset in np.unique(offsets):
-            which = self.granted[offsets == offset]
+        offsets = pages.sizes[self._open] * self._part.index
+        for offset, which in [(offset, self._open[offsets == offset]) for offset in np.unique(offsets)]:
             memory = HostPages(pages.addresses[which], pages.sizes[which], pages.owners)
-            self._copy(which, memory, int(offset), threads)
+            copied = self._copy(which, memory, int(offset), threads)
+            self._give_up(which[copied:])
 
     def publish(self) -> StoreResult:
         """Finishes this writer's part of every granted page. A page that was doomed meanwhile is refused."""
-        if self._open and self._session is not None:
-            self._open = False
-            serials = self._serials[self.granted]
-            stored = self._session.publish(self._entries[self.granted], serials, self._part.index)
-            self._note(stored, serials)
+        pages, self._open = self._open, self._open[:0]
+        if self._session is not None and len(pages):
+            serials = self._serials[pages]
+            stored = self._session.publish(self._entries[pages], serials, self._part.index)
+            self._held.difference_update(serials.tolist())
+            self._refuse(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
 
     def abandon(self) -> None:
         """Gives the granted pages up: they are never readable, and their room comes back."""
-        if self._open and self._session is not None:
-            self._open = False
-            serials = self._serials[self.granted]
-            self._session.abandon(self._entries[self.granted], serials, self._part.index)
-            self._note(bytes(len(serials)), serials)
+        self._give_up(self._open)
+
+    @property
+    def _usable(self) -> bool:
+        return self._session is not None and self._session.usable
 
     def _copy(self, which: npt.NDArray[np.intp], memory: HostPages, offset: int, threads: int) -> int:
+        """How many of these pages were copied, from the first on."""
         if self._session is None:
             return 0
         entries = self._entries[which]
         return self._session.copy_in(entries, memory.addresses, memory.sizes, offset, threads)
 
-    def _note(self, stored: bytes, serials: npt.NDArray[np.uint64]) -> None:
-        lost = self.granted[np.frombuffer(stored, dtype=np.uint8) == 0]
-        for page in lost:
+    def _give_up(self, pages: npt.NDArray[np.intp]) -> None:
+        if self._session is not None and len(pages):
+            self._open = np.setdiff1d(self._open, pages, assume_unique=True)
+            serials = self._serials[pages]
+            self._session.abandon(self._entries[pages], serials, self._part.index)
+            self._held.difference_update(serials.tolist())
+            self._refuse(pages)
+
+    def _refuse(self, pages: npt.NDArray[np.intp]) -> None:
+        for page in pages:
             self._codes[page] = Outcome.REFUSED
-        if len(lost) and not self._reason:
+        if len(pages) and not self._reason:
             self._reason = "some pages were given up before they were whole"
-        self._settled(serials.tolist())
 
     def __del__(self) -> None:
         self.abandon()
@@ -192,5 +201,5 @@ class Reservation:
         self.abandon()
 
     def __repr__(self) -> str:
-        state = "open" if self._open else "closed"
+        state = "open" if len(self._open) else "closed"
         return f"<Reservation {len(self.granted)} of {len(self)} pages granted, {state}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -33,6 +34,10 @@ class LinkError(Exception):
     """There is no daemon to talk to, or no more; the message says why."""
 
 
+class RefusedError(LinkError):
+    """There is a daemon, and it will not have us, or what it offers is of no use; the message says why."""
+
+
 class Greeting(msgspec.Struct, frozen=True):
     """What the daemon answered, and the segments' descriptors, which the receiver closes."""
 
@@ -41,13 +46,21 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Link:
-    """A connected socket. Raises LinkError where the daemon is gone, does not answer in time or talks nonsense."""
+    """A connected socket. Raises LinkError where the daemon is gone, does not answer in time or talks nonsense.
+
+    One thread greets, receives and closes; any thread sends and stops, also after close().
+    """
 
     def __init__(self, path: Path, deadline: float) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sending = threading.Lock()
         self._unpacker = Unpacker()
+        self._sending = threading.Lock()
+        # Reentrant: stop() may be called while this thread collects garbage.
+        self._waking = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._incoming = select.poll()
+        self._incoming.register(self._wake, select.POLLIN)
+        self._incoming.register(self._socket, select.POLLIN)
         try:
             self._socket.settimeout(deadline)
             self._socket.connect(os.fspath(path))
@@ -57,21 +70,26 @@ class Link:
         self._socket.settimeout(0)
 
     def greet(self, request: Attach | Observe, deadline: float) -> Greeting:
-        """Says who we are. Raises LinkError also if the daemon refuses."""
+        """Says who we are. Raises LinkError also after stop(), RefusedError if the daemon refuses."""
         ends = time.monotonic() + deadline
         self.send(request, deadline)
-        if not self._wait(select.POLLIN, ends):
+        if not self._comes(max(0.0, ends - time.monotonic())):
             raise LinkError("the daemon does not answer")
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, _DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
-            raise LinkError(str(error)) from error
-        return _greeting(list(self._read(data)), tuple(descriptors))
+            raise LinkError(f"the daemon is gone: {error.strerror}") from error
+        try:
+            return Greeting(_welcome(list(self._read(data)), request, len(descriptors)), tuple(descriptors))
+        except LinkError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
 
     def send(self, request: Request, deadline: float) -> None:
-        """Sends all of a request, or raises LinkError; then the link is of no use any more."""
+        """Sends all of a request, or raises LinkError. When only half of it could be sent, the link stops."""
         ends = time.monotonic() + deadline
-        if not self._sending.acquire(timeout=deadline):
+        if not self._sending.acquire(timeout=max(0.0, deadline)):
             raise LinkError("the daemon takes no requests")
         try:
             self._send_all(memoryview(pack(request)), ends)
@@ -79,42 +97,61 @@ class Link:
             self._sending.release()
 
     def receive(self) -> Iterator[Answer]:
-        """Answers as they come, until stop() is called. On one thread only."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
-            if self._wake in ready:
-                return
+        """Answers as they come, until stop() is called."""
+        while self._comes(None):
             yield from self._read(self._receive_some())
 
     def stop(self) -> None:
-        """Ends receive(). From any thread."""
-        os.eventfd_write(self._wake, 1)
+        """Ends receive() and greet()."""
+        with self._waking:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """The caller guarantees that no other thread uses the link."""
+        """Ends the connection. Who is sending meanwhile gets LinkError."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        with self._sending:
+            self._socket.close()
+        with self._waking:
+            wake, self._wake = self._wake, -1
+            if wake >= 0:
+                os.close(wake)
+
+    def disown(self) -> None:
+        """For a forked child: closes what it inherited; its parent's connection goes on."""
         self._socket.close()
-        if self._wake >= 0:
-            os.close(self._wake)
-        self._wake = -1
+        wake, self._wake = self._wake, -1
+        if wake >= 0:
+            os.close(wake)
 
     def _send_all(self, data: memoryview, ends: float) -> None:
-        while data:
-            if not self._wait(select.POLLOUT, ends):
-                raise LinkError("the daemon takes no requests")
-            try:
-                data = data[self._socket.send(data) :]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise LinkError(f"the daemon is gone: {error.strerror}") from error
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += self._send_some(data[sent:], ends)
+        finally:
+            if 0 < sent < len(data):
+                self.stop()
 
-    def _wait(self, event: int, ends: float) -> bool:
+    def _send_some(self, data: memoryview, ends: float) -> int:
+        if self._socket.fileno() < 0:
+            raise LinkError("the daemon is gone")
         poll = select.poll()
-        poll.register(self._socket, event)
-        return bool(poll.poll(max(0.0, ends - time.monotonic()) * 1000))
+        poll.register(self._socket, select.POLLOUT)
+        if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
+            raise LinkError("the daemon takes no requests")
+        try:
+            return self._socket.send(data, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise LinkError(f"the daemon is gone: {error.strerror}") from error
+
+    def _comes(self, timeout: float | None) -> bool:
+        """Whether there is something to read; False after stop(), or when the time is over."""
+        ready = {descriptor for descriptor, _ in self._incoming.poll(None if timeout is None else timeout * 1000)}
+        return bool(ready) and self._wake not in ready
 
     def _receive_some(self) -> bytes:
         try:
@@ -133,11 +170,15 @@ class Link:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
 
 
-def _greeting(answers: list[Answer], descriptors: tuple[int, ...]) -> Greeting:
-    if len(answers) == 1 and isinstance(answers[0], Welcome):
-        return Greeting(answers[0], descriptors)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    if len(answers) == 1 and isinstance(answers[0], Refusal):
-        raise LinkError(f"the daemon refuses: {answers[0].reason}")
-    raise LinkError("the daemon is gone" if not answers else "not a pagetier daemon, or another version")
+def _welcome(answers: list[Answer], request: Attach | Observe, descriptors: int) -> Welcome:
+    """The one answer to a greeting. Raises LinkError if it is another, or came without all descriptors."""
+    if not answers:
+        raise LinkError("the daemon is gone")
+    answer = answers[0]
+    if isinstance(answer, Refusal):
+        raise RefusedError(f"the daemon refuses: {answer.reason}")
+    if len(answers) > 1 or not isinstance(answer, Welcome):
+        raise RefusedError("not a pagetier daemon, or another version")
+    if descriptors != (_DESCRIPTORS if isinstance(request, Attach) else _DESCRIPTORS - 1):
+        raise LinkError(f"{descriptors} descriptors came: are too many files open?")
+    return answer

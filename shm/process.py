@@ -24,18 +24,21 @@ class Process(msgspec.Struct, frozen=True):
     def of(cls, pid: int) -> Process:
         """The process that has this pid now. Raises ProcessLookupError if there is none that we can see."""
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            stat = Path(f"/proc/{pid}/stat").read_bytes()  # the command in it may be no text
         except OSError as error:
             raise ProcessLookupError(f"no process {pid} can be seen from here") from error
-        return cls(pid, int(stat.rpartition(")")[2].split()[_STARTED_FIELD]))
+        return cls(pid, int(stat.rpartition(b")")[2].split()[_STARTED_FIELD]))
 
     def watch(self) -> int:
         """A descriptor that becomes readable when the process is gone. Raises ProcessLookupError if it is."""
         descriptor = os.pidfd_open(self.pid)
-        if Process.of(self.pid) == self and not _readable(descriptor):
-            return descriptor
-        os.close(descriptor)
-        raise ProcessLookupError(f"process {self.pid} is gone")
+        try:
+            if Process.of(self.pid) != self or _readable(descriptor):
+                raise ProcessLookupError(f"process {self.pid} is gone")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def lives(self) -> bool:
         """Whether the process is still there, with all of its threads or some."""
