@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..shm.link import Greeting, Link, LinkError, RefusedError
-from ..shm.protocol import Answer, Attach
+from ..shm.protocol import Attach
 
 log = logging.getLogger("pagetier.client")
 
@@ -30,8 +30,8 @@ class Listener(Protocol):
     def take_up(self, link: Link, greeting: Greeting) -> None:
         """The link is up. Closes the descriptors. Raises RefusedError if the segments are of no use."""
 
-    def answered(self, answer: Answer) -> None:
-        """The daemon answered a request."""
+    def pump(self, link: Link) -> None:
+        """There is something to read that nobody waits for. Raises LinkError at the end of the link."""
 
     def lost(self) -> None:
         """The link is closed; what was asked over it is not answered any more."""
@@ -111,8 +111,8 @@ class Keeper:
 
     def _listen(self, link: Link) -> None:
         try:
-            for answer in link.receive():
-                self._listener.answered(answer)
+            while link.watch():
+                self._listener.pump(link)
         except LinkError as error:
             self._tell("away", f"{error}; stores are refused until it is back")
         if self._leaving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..shm._core import Session, ShmError
 from ..shm.link import Greeting, Link, LinkError, RefusedError
-from ..shm.protocol import BUILD, Answer, Attach, Detach, Reserved
+from ..shm.protocol import BUILD, Attach, Detach
 from .keeper import Keeper
 from .requests import Attachment, Requests
 
@@ -83,10 +84,9 @@ class Membership:
         self.attachment = Attachment(link, session, self._held)
         self.attached.set()
 
-    def answered(self, answer: Answer) -> None:
-        """An answer came in."""
-        if isinstance(answer, Reserved):
-            self.requests.answered(answer)
+    def pump(self, link: Link) -> None:
+        """Reads what nobody waits for."""
+        self.requests.pump(link)
 
     def lost(self) -> None:
         """The link is gone. A daemon that stopped on purpose wants its memory back."""
@@ -117,7 +117,9 @@ class Membership:
         return session
 
     def _populate(self, session: Session) -> None:
-        """Maps the whole arena ahead of its use, so that no copy has to wait for page faults."""
+        """Maps all memory ahead of its use, so that no match and no copy has to wait for page faults."""
+        with contextlib.suppress(OSError):
+            session.populate_index()
         for offset in range(0, session.arena_bytes, _CHUNK):
             if self.session is not session:
                 return

@@ -48,7 +48,8 @@ class Greeting(msgspec.Struct, frozen=True):
 class Link:
     """A connected socket. Raises LinkError where the daemon is gone, does not answer in time or talks nonsense.
 
-    One thread greets, receives and closes; any thread sends and stops, also after close().
+    One thread greets, watches and closes; any thread sends, reads and stops, also after close(). Who waits for an
+    answer reads it himself: an answer that is read by another thread comes later by that thread's waking.
     """
 
     def __init__(self, path: Path, deadline: float) -> None:
@@ -58,9 +59,9 @@ class Link:
         self._waking = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._incoming = select.poll()
-        self._incoming.register(self._wake, select.POLLIN)
-        self._incoming.register(self._socket, select.POLLIN)
+        self._reading = threading.Lock()
+        self._stopped = False
+        self._watched = select.POLLRDHUP
         try:
             self._socket.settimeout(deadline)
             self._socket.connect(os.fspath(path))
@@ -73,7 +74,7 @@ class Link:
         """Says who we are. Raises LinkError also after stop(), RefusedError if the daemon refuses."""
         ends = time.monotonic() + deadline
         self.send(request, deadline)
-        if not self._comes(max(0.0, ends - time.monotonic())):
+        if not self._comes(max(0.0, ends - time.monotonic()), self._wake):
             raise LinkError("the daemon does not answer")
         try:
             data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
@@ -96,13 +97,52 @@ class Link:
         finally:
             self._sending.release()
 
-    def receive(self) -> Iterator[Answer]:
-        """Answers as they come, until stop() is called."""
-        while self._comes(None):
-            yield from self._read(self._receive_some())
+    def read(self, deadline: float) -> list[Answer]:
+        """The answers that come next; none if none comes in time, or while another thread reads."""
+        if not self._reading.acquire(blocking=False):
+            return []
+        try:
+            return list(self._read(self._receive_some())) if self._comes(deadline) else []
+        finally:
+            self._reading.release()
+
+    def ask(self, request: Request, deadline: float) -> Answer:
+        """Sends a request and waits for its answer. For who has the link to himself."""
+        ends = time.monotonic() + deadline
+        self.send(request, deadline)
+        while (left := ends - time.monotonic()) > 0:
+            for answer in self.read(left):
+                return answer
+        raise LinkError("the daemon does not answer")
+
+    def watch(self) -> bool:
+        """Waits until there is something to read that nobody waits for, or nothing more; False after stop()."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        while not self._stopped:
+            poll.register(self._socket, self._watched)
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            elif ready:
+                return True
+        return False
+
+    def expect_stray(self) -> None:
+        """From now on watch() returns for answers, too: somebody will not read his own."""
+        self._watched = select.POLLRDHUP | select.POLLIN
+        self._stir()
+
+    def expect_no_stray(self) -> None:
+        """Everybody reads his own answers again."""
+        self._watched = select.POLLRDHUP
 
     def stop(self) -> None:
-        """Ends receive() and greet()."""
+        """Ends watch() and greet()."""
+        self._stopped = True
+        self._stir()
+
+    def _stir(self) -> None:
         with self._waking:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
@@ -111,7 +151,7 @@ class Link:
         """Ends the connection. Who is sending meanwhile gets LinkError."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        with self._sending:
+        with self._sending, self._reading:
             self._socket.close()
         with self._waking:
             wake, self._wake = self._wake, -1
@@ -148,10 +188,16 @@ class Link:
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
 
-    def _comes(self, timeout: float | None) -> bool:
-        """Whether there is something to read; False after stop(), or when the time is over."""
-        ready = {descriptor for descriptor, _ in self._incoming.poll(None if timeout is None else timeout * 1000)}
-        return bool(ready) and self._wake not in ready
+    def _comes(self, timeout: float, unless: int = -1) -> bool:
+        """Whether there is something to read before the time is over, or before descriptor `unless` is readable."""
+        if self._socket.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if unless >= 0:
+            poll.register(unless, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
+        return bool(ready) and unless not in ready
 
     def _receive_some(self) -> bytes:
         try:

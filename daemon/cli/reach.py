@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,15 +38,10 @@ class Daemon:
 
     def ask(self, request: Request, kind: type[_Answer]) -> _Answer:
         """Its answer. Raises Unreachable if none of this kind comes."""
-        patience = threading.Timer(_ANSWER_S, self._link.stop)
-        patience.start()
         try:
-            self._link.send(request, _ANSWER_S)
-            answer = next(self._link.receive(), None)
+            answer = self._link.ask(request, _ANSWER_S)
         except LinkError as error:
             raise _unreachable(self.path, str(error)) from error
-        finally:
-            patience.cancel()
         if not isinstance(answer, kind):
             raise _unreachable(self.path, "it does not answer")
         return answer

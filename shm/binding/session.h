@@ -198,7 +198,8 @@ static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *t
     return PyLong_FromUnsignedLong(count);
 }
 
-/* copy_out(pins, first, addresses, sizes, threads): pages from `first` on to plain memory; returns how many. */
+/* copy_out(pins, first, addresses, sizes, threads): pages from `first` on to plain memory; returns how many. None are
+ * if another thread let go of the pins meanwhile: then nobody knows what was copied. */
 static PyObject *session_copy_out(Session *self, PyObject *args)
 {
     Pins *pins;
@@ -216,6 +217,8 @@ static PyObject *session_copy_out(Session *self, PyObject *args)
     else
         done = jobs_run(self, pins->entries + first, to, 0, PT_OUT_OF_ARENA, threads);
     arrays_close(to, 2);
+    if (done && !pins->held)
+        Py_SETREF(done, PyLong_FromLong(0));
     return done;
 }
 

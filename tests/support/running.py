@@ -87,8 +87,7 @@ class RunningDaemon:
         greeting = link.greet(Observe(BUILD), START_S)
         for descriptor in greeting.descriptors:
             os.close(descriptor)
-        link.send(Check(1), START_S)
-        answer = next(link.receive())
+        answer = link.ask(Check(1), START_S)
         link.close()
         assert isinstance(answer, Findings)
         return answer.findings
