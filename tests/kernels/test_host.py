@@ -220,8 +220,6 @@ _NO_MEMORY: list[Any] = [None, 7, "text", {b"a"}, {0: b"a"}, iter([b"a"]), objec
 
 
 @pytest.mark.parametrize("buffer", _NO_MEMORY, ids=lambda buffer: type(buffer).__name__)
-    "buffer", [None, 7, "text", {b"a"}, {0: b"a"}, iter([b"a"]), object()], ids=lambda buffer: type(buffer).__name__
-)
 def test_what_is_no_memory(buffer: Any) -> None:
     with pytest.raises(TypeError):
         pages_of(buffer, 1, Access.READ)
