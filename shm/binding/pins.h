@@ -10,7 +10,8 @@ typedef struct {
     Session *session;
     PyObject *context; /* what was asked for, kept for the caller */
     unsigned int asked, count;
-    bool held;
+    bool held, due;   /* due: let go of, but not yet unpinned */
+    uint32_t copying; /* calls that copy these pages without the GIL; guarded by it */
     uint64_t *serials; /* and behind them the entries, in one block */
     uint32_t *entries;
 } Pins;
@@ -57,11 +58,21 @@ static PyObject *pins_miss(PyObject *module, PyObject *args)
     return (PyObject *)pins;
 }
 
+/* Unpins what was let go of, as soon as no thread copies it any more. */
+static void pins_drop(Pins *self)
+{
+    if (!self->due || self->copying)
+        return;
+    self->due = false;
+    if (handle_usable(self->session))
+        pt_release(&self->session->shared, self->entries, self->count);
+}
+
 static void pins_let_go(Pins *self)
 {
-    if (self->held && handle_usable(self->session))
-        pt_release(&self->session->shared, self->entries, self->count);
+    self->due |= self->held;
     self->held = false;
+    pins_drop(self);
 }
 
 static void pins_dealloc(Pins *self)

@@ -162,14 +162,16 @@ static PyObject *session_repin(Session *self, PyObject *args)
     return (PyObject *)pins;
 }
 
-/* Fills `jobs` from the arrays, stops at the first that does not fit its page; returns how many it filled. */
-static uint32_t jobs_fill(const pt_view *v, const uint32_t *entries, const array *to, uint64_t offset, pt_job *jobs)
+/* Fills `jobs` from the arrays, stops at the first that does not fit its page; returns how many it filled. What is
+ * copied out are whole pages. */
+static uint32_t jobs_fill(const pt_view *v, const uint32_t *entries, const array *to, uint64_t offset,
+                          enum pt_direction way, pt_job *jobs)
 {
     uint32_t i = 0;
     for (; i < to[0].count; i++) {
         uint64_t address = ((uint64_t *)to[0].view.buf)[i], bytes = ((uint64_t *)to[1].view.buf)[i];
         jobs[i] = (pt_job){entries[i], (uint8_t *)(uintptr_t)address, offset, bytes};
-        if (!pt_job_fits(v, &jobs[i]))
+        if (!(way == PT_OUT_OF_ARENA ? pt_job_is_whole(v, &jobs[i]) : pt_job_fits(v, &jobs[i])))
             break;
     }
     return i;
@@ -182,7 +184,7 @@ static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *t
     pt_job *jobs = malloc((size_t)to[0].count * sizeof *jobs + 1);
     if (!jobs)
         return PyErr_NoMemory();
-    uint32_t count = jobs_fill(&self->shared.view, entries, to, offset, jobs);
+    uint32_t count = jobs_fill(&self->shared.view, entries, to, offset, way, jobs);
     self->busy++;
     Py_BEGIN_ALLOW_THREADS
     pt_copy(&self->shared.view, jobs, count, way, threads);
@@ -198,8 +200,7 @@ static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *t
     return PyLong_FromUnsignedLong(count);
 }
 
-/* copy_out(pins, first, addresses, sizes, threads): pages from `first` on to plain memory; returns how many. None are
- * if another thread let go of the pins meanwhile: then nobody knows what was copied. */
+/* copy_out(pins, first, addresses, sizes, threads): pages from `first` on to plain memory; returns how many. */
 static PyObject *session_copy_out(Session *self, PyObject *args)
 {
     Pins *pins;
@@ -212,13 +213,14 @@ static PyObject *session_copy_out(Session *self, PyObject *args)
         return PyLong_FromLong(0);
     if (!arrays_open((array_wanted[]){{addresses, 8, "addresses"}, {sizes, 8, "sizes"}}, 2, to))
         return NULL;
+    pins->copying++;
     if (first > pins->count || to[0].count > pins->count - first)
         PyErr_Format(PyExc_ValueError, "%zd pages from page %u on, but %u are pinned", to[0].count, first, pins->count);
     else
         done = jobs_run(self, pins->entries + first, to, 0, PT_OUT_OF_ARENA, threads);
+    pins->copying--;
+    pins_drop(pins);
     arrays_close(to, 2);
-    if (done && !pins->held)
-        Py_SETREF(done, PyLong_FromLong(0));
     return done;
 }
 

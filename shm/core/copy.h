@@ -39,6 +39,12 @@ static inline bool pt_job_fits(const pt_view *v, const pt_job *job)
     return job->bytes <= size && job->offset <= size - job->bytes;
 }
 
+/* True if the job is about the whole page. The caller has the entry pinned. */
+static inline bool pt_job_is_whole(const pt_view *v, const pt_job *job)
+{
+    return pt_job_fits(v, job) && job->bytes == v->entries[job->entry].size;
+}
+
 /* Copies bytes [from, to) of a page; memory is where its byte `offset` lies. The caller guarantees pt_chain_holds. */
 static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_direction way, uint64_t from, uint64_t to)
 {
