@@ -15,6 +15,7 @@ from dying import in_child
 from memory import attach
 from numbered import FRAME, GEOMETRY, held, leave_pages, session_of
 from pagetier.shm._core import FORMAT, Observer, Owner, Session, ShmError
+from pagetier.shm.files import lock
 from pagetier.shm.segments import Leftovers, Origin, Segments, Wish, take
 
 KINDS = ("index", "locks", "arena")
@@ -81,6 +82,24 @@ def test_a_second_daemon_is_refused_while_the_first_lives(wish: Wish) -> None:
     assert sound(first) and len(files(wish)) == 3
     first.release()
     take(wish).remove()
+
+
+def test_a_second_daemon_is_refused_by_the_newest_of_its_name(wish: Wish, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that it waited for removed its segments, and a third daemon was faster in making new ones."""
+    first = take(wish)
+    others: list[Segments] = []
+
+    def lock_late(name: str, index: int) -> None:
+        monkeypatch.undo()
+        first.remove()
+        others.append(take(wish))
+        lock(name, index)
+
+    monkeypatch.setattr("pagetier.shm.segments.lock", lock_late)
+    with pytest.raises(ShmError, match="another daemon lives"):
+        take(wish)
+    assert sound(others[0]) and len(files(wish)) == 3
+    others[0].remove()
 
 
 def test_the_lock_goes_with_its_process_not_with_its_clients(wish: Wish) -> None:
@@ -196,13 +215,14 @@ def test_what_was_never_finished_is_made_anew(wish: Wish, there: dict[str, int],
     segments.remove()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_being_removed_is_made_anew(wish: Wish, kind: str) -> None:
+@pytest.mark.parametrize("gone", [(), ("arena",), ("arena", "locks"), ("index",)], ids=str)
+def test_what_was_being_removed_is_made_anew(wish: Wish, gone: tuple[str, ...]) -> None:
     leave_pages(wish, 3)
     segments = take(wish)
     segments.owner.close()
     segments.release()
-    path_of(wish, kind).unlink()
+    for kind in gone:
+        path_of(wish, kind).unlink()
     segments = take(wish)
     assert segments.origin is Origin.MADE
     segments.remove()
