@@ -137,7 +137,7 @@ class Client:
         if not patience:
             _sizes(sizes, len(keys))
             return Reservation(None, set(), Answered.refused(len(keys), "no time was given to ask"), part)
-        promise = self.reserve_soon(keys, sizes, part, patience)
+        promise = self._ask(keys, sizes, part, patience)
         return promise.wait(ends - time.monotonic())
 
     def reserve_soon(
@@ -148,16 +148,9 @@ class Client:
         deadline: float | None = None,
     ) -> Promise:
         """Asks for room and does not wait for the answer: for a forward pass. `deadline` is for the sending alone."""
-        member = self._mine()
-        attachment = member.attachment
-        packed = _sizes(sizes, len(keys))
-        space = _space_of(keys.namespace)
-
-        def request(number: int) -> Reserve:
-            return Reserve(number, space, part.index, part.count, keys.data, packed)
-
-        promise = Promise(member.requests, attachment, part, len(keys))
-        return member.requests.ask(attachment, request, promise, self._patience(deadline))
+        promise = self._ask(keys, sizes, part, self._patience(deadline))
+        self._member.requests.leave(promise)
+        return promise
 
     def close(self) -> None:
         """Lets go of everything; matches that are still held can not be loaded any more. May be called again.
@@ -168,6 +161,20 @@ class Client:
         self._closed = True
         if not self._member.foreign:
             self._member.stop(self._patience(None))
+
+    def _ask(
+        self, keys: Keys, sizes: int | Sequence[int] | npt.NDArray[np.uint64], part: Part, patience: float
+    ) -> Promise:
+        member = self._mine()
+        attachment = member.attachment
+        packed = _sizes(sizes, len(keys))
+        space = _space_of(keys.namespace)
+
+        def request(number: int) -> Reserve:
+            return Reserve(number, space, part.index, part.count, keys.data, packed)
+
+        promise = Promise(member.requests, attachment, part, len(keys))
+        return member.requests.ask(attachment, request, promise, patience)
 
     def _patience(self, deadline: float | None) -> float:
         """Seconds to wait, in the range that locks and sockets take."""

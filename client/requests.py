@@ -1,6 +1,7 @@
 """Requests for room on their way: sent over a link, answered to who waits for them, given up at a deadline.
 
-Who waits reads the link himself, for all who wait; the keeper reads only what was given up.
+Who waits reads the link himself, for all who wait. The keeper reads where there are strays: requests that nobody
+waits for, not yet or not any more.
 """
 
 from __future__ import annotations
@@ -52,19 +53,18 @@ class Promise:
         self._answer: Answered | None = None
         self._done = False
         self._collected = False
+        self._stray = False
         self._overdue = False
 
     @property
     def ready(self) -> bool:
         """Whether wait() returns at once."""
-        if not self._done and not self._requests.foreign:
-            self._requests.wait(self, self._link, 0.0)
         return self._done
 
     def wait(self, deadline: float) -> Reservation:
         """The reservation, once; after `deadline` seconds without an answer every page of it is refused."""
         if not self._requests.foreign:
-            self._requests.wait(self, self._link, deadline)
+            self._requests.wait(self, deadline)
         return self._collect(deadline)
 
     def cancel(self) -> None:
@@ -119,24 +119,36 @@ class Requests:
             _refuse(promise, str(error))
         return promise
 
-    def wait(self, promise: Promise, link: Link | None, deadline: float) -> None:
+    def leave(self, promise: Promise) -> None:
+        """Nobody waits for this answer, not yet or not any more: the keeper reads it."""
+        with self._guard:
+            if promise._link is None or promise._done or promise._stray:
+                return
+            promise._stray = True
+            self._strays += 1
+            promise._link.expect_stray()
+
+    def wait(self, promise: Promise, deadline: float) -> None:
         """Until the promise is answered, or `deadline` seconds. One of those who wait reads, for all of them."""
         ends = time.monotonic() + deadline
-        left = max(0.0, deadline)
+        link = promise._link
         with self._guard:
-            while not promise._done:
+            while not promise._done and (left := ends - time.monotonic()) > 0:
                 if self._reading or link is None:
                     self._guard.wait(left)
-                elif not self._read(link, left):
+                    continue
+                try:
+                    self._read(link, left)
+                except LinkError:
                     link = None  # the keeper sees the end, too, and refuses what is open
-                left = ends - time.monotonic()
-                if left <= 0:
-                    return
+        self._tell()
 
     def pump(self, link: Link) -> None:
         """Reads what is there, unless somebody else does. For the keeper. Raises LinkError at the end of the link."""
-        for answer in link.read(0.0):
-            self._take(answer)
+        with self._guard:
+            if not self._reading:
+                self._read(link, 0.0)
+        self._tell()
 
     def collect(self, promise: Promise, waited: float) -> Answered:
         """What was answered by now, for the first who asks; the pages of an answer that comes later are given up.
@@ -149,43 +161,11 @@ class Requests:
         with self._guard:
             answer, promise._answer = promise._answer, None
             if answer is None and not promise._collected:
-                self._begin_stray(promise, waited)
+                self.leave(promise)
+                self._miss(promise, waited)
             promise._collected = True
+        self._tell()
         return answer or Answered.refused(promise.pages, "the daemon did not answer in time")
-
-    def _read(self, link: Link, seconds: float) -> bool:
-        """Reads once, without the guard; False at the end of the link. The caller has the guard, once."""
-        self._reading = True
-        self._guard.release()
-        answers: list[Answer] | None = None
-        try:
-            answers = link.read(seconds)
-        except LinkError:
-            pass
-        finally:
-            self._guard.acquire()
-            self._reading = False
-        for answer in answers or ():
-            self._take(answer)
-        self._guard.notify_all()
-        return answers is not None
-
-    def _take(self, answer: Answer) -> None:
-        """An answer came in."""
-        if not isinstance(answer, Reserved):
-            return
-        told = Answered(answer.outcomes, answer.entries, answer.serials, answer.reason)
-        with self._guard:
-            promise = self._waiting.pop(answer.number, None)
-            if promise is None:
-                return
-            promise._held.update(told.granted_serials)
-            promise._answer = told
-            promise._done = True
-            self._overdue -= promise._overdue
-            self._tell_end_of_silence()
-            if promise._collected:
-                self._end_stray(promise)
 
     def lost(self) -> None:
         """The link is closed: no answer comes any more."""
@@ -202,39 +182,57 @@ class Requests:
         with self._guard:
             if not self._overdue:
                 self._waiting[number] = promise
-            else:
-                self._tell_silence()
-            return not self._overdue
+                return True
+        self._tell()
+        return False
 
-    def _begin_stray(self, promise: Promise, waited: float) -> None:
-        """Nobody waits for this answer any more: the keeper will read it, and give up what was granted."""
-        self._strays += 1
-        if promise._link is not None:
-            promise._link.expect_stray()
-        if waited > 0:
-            self._miss(promise, waited)
+    def _read(self, link: Link, seconds: float) -> None:
+        """Reads once, without the guard, which the caller has, once. Raises LinkError at the end of the link."""
+        answers: list[Answer] = []
+        self._reading = True
+        self._guard.release()
+        try:
+            answers = link.read(seconds)
+        finally:
+            self._guard.acquire()
+            self._reading = False
+            for answer in answers:
+                self._take(answer)
+            self._guard.notify_all()
 
-    def _end_stray(self, promise: Promise) -> None:
-        self._strays -= 1
-        if not self._strays and promise._link is not None:
+    def _take(self, answer: Answer) -> None:
+        """An answer came in. The caller has the guard."""
+        promise = self._waiting.pop(answer.number, None) if isinstance(answer, Reserved) else None
+        if promise is None or not isinstance(answer, Reserved):
+            return
+        told = Answered(answer.outcomes, answer.entries, answer.serials, answer.reason)
+        promise._held.update(told.granted_serials)
+        promise._answer = told
+        promise._done = True
+        self._overdue -= promise._overdue
+        self._strays -= promise._stray
+        if promise._stray and not self._strays and promise._link is not None:
             promise._link.expect_no_stray()
-        promise.cancel()
+        if promise._collected:
+            promise.cancel()
 
     def _miss(self, promise: Promise, waited: float) -> None:
-        if not self._overdue:
-            self._silent_since = time.monotonic() - waited
-        promise._overdue = True
-        self._overdue += 1
-        self._tell_silence()
+        if waited > 0:
+            self._silent_since = self._silent_since if self._overdue else time.monotonic() - waited
+            promise._overdue = True
+            self._overdue += 1
 
-    def _tell_silence(self) -> None:
-        if not self._told and time.monotonic() - self._silent_since > _SILENT_S:
-            self._told = True
+    def _tell(self) -> None:
+        """One line when the daemon has been silent for a while, one when it speaks again. The caller may not have the
+        guard: who writes a log may have to wait for one that waits for the guard."""
+        if not self._overdue and not self._told:
+            return
+        with self._guard:
+            silent = self._overdue > 0 and (self._told or time.monotonic() - self._silent_since > _SILENT_S)
+            news, self._told = silent != self._told, silent
+        if news and silent:
             log.warning("the daemon does not answer; stores are refused until it does")
-
-    def _tell_end_of_silence(self) -> None:
-        if self._told and not self._overdue:
-            self._told = False
+        elif news:
             log.info("the daemon answers again")
 
 

@@ -1,21 +1,193 @@
-"""The client against a real daemon: what is stored comes back, in this process and in others."""
+"""The client against a real daemon: what is stored comes back, in this process and in others, or is a miss."""
 
 from __future__ import annotations
 
-import numpy as np
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
+import pytest
+
+from elsewhere import elsewhere, load_handovers, write_part
+from pagetier.client import Client, Handover, Keys, Outcome, Part
 from running import RunningDaemon, namespace
 
 PAGE = 100_000
+SPACE = namespace()
 
 
-def test_what_is_stored_is_loaded() -> None:
-    pages = np.random.default_rng(1).integers(0, 256, (10, PAGE), dtype=np.uint8)
-    keys = namespace().keys(range(160))
-    with RunningDaemon() as daemon, daemon.client() as client:
-        assert client.store(keys, pages).stored == 10
+def some_pages(count: int, seed: int, nbytes: int = PAGE) -> Any:
+    """Pages of random bytes."""
+    return np.random.default_rng(seed).integers(0, 256, (count, nbytes), dtype=np.uint8)
+
+
+def some_keys(count: int, seed: int = 0) -> Keys:
+    """The keys of a prompt of so many pages."""
+    return SPACE.keys(range(seed * 100_000, seed * 100_000 + 16 * count))
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    """A daemon of the test's own."""
+    with RunningDaemon() as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    """Attached to it."""
+    with daemon.client() as attached:
+        yield attached
+
+
+@pytest.mark.parametrize("form", [bytes, bytearray, list, np.asarray], ids=lambda form: form.__name__)
+def test_what_is_stored_is_loaded(client: Client, form: Any) -> None:
+    pages, keys = some_pages(10, 1), some_keys(10)
+    given = [page.tobytes() for page in pages] if form is list else form(pages)
+    assert client.store(keys, given).outcomes == [Outcome.STORED] * 10
+    assert client.store(keys, given).outcomes == [Outcome.PRESENT] * 10
+    into = np.zeros_like(pages)
+    with client.match(keys) as match:
+        assert len(match) == 10
+        assert client.load(match, into) == 10
+        assert client.load(match, into[4:6], first=4) == 2
+    assert np.array_equal(into, pages)
+    assert client.load(match, into) == 0, "it was let go of"
+
+
+def test_a_match_ends_at_the_first_page_that_is_not_there(client: Client) -> None:
+    keys = some_keys(10)
+    client.store(keys[:4], some_pages(4, 2))
+    client.reserve(keys[6:8], PAGE).publish()
+    with client.match(keys) as match:
+        assert len(match) == 4
+
+
+def test_buffers_of_another_size_than_the_page_are_a_miss(client: Client) -> None:
+    keys = some_keys(3)
+    client.store(keys, some_pages(3, 3))
+    with client.match(keys) as match:
+        assert client.load(match, [bytearray(PAGE), bytearray(PAGE - 1), bytearray(PAGE)]) == 1
+        assert client.load(match, [bytearray(PAGE + 1)]) == 0
+        assert client.load(match, []) == 0
+
+
+def test_bad_input_is_told_and_costs_nothing(client: Client) -> None:
+    keys = some_keys(3)
+    with pytest.raises(ValueError, match=r"2 buffers|number"):
+        client.store(keys, [b"x", b"y"])
+    with pytest.raises(TypeError):
+        client.store(keys, ["x", "y", "z"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="sizes"):
+        client.reserve(keys, [1, 2])
+    with pytest.raises(ValueError, match="part"):
+        Part(3, 3)
+    with pytest.raises(ValueError, match="keys have 32 bytes"):
+        Keys(SPACE, bytes(33))
+    refused = client.store(keys[:1], np.zeros(17 << 20, np.uint8))
+    assert refused.refused == 1 and "larger than the arena" in refused.reason
+    assert client.store(some_keys(0), []).outcomes == []
+    assert client.store(keys, some_pages(3, 4)).stored == 3
+
+
+def test_more_than_fits_keeps_the_head_and_tells_the_truth(client: Client) -> None:
+    keys = some_keys(300)
+    result = client.reserve(keys, 65536).publish()
+    assert (result.stored, result.refused) == (256, 44)
+    assert result.outcomes[:256] == [Outcome.STORED] * 256
+    with client.match(keys) as match:
+        assert len(match) == 256
+    newer = some_keys(100, seed=1)
+    assert client.reserve(newer, 65536).publish().stored == 100
+    with client.match(newer) as match:
+        assert len(match) == 100
+
+
+def test_pages_in_use_are_not_evicted(client: Client) -> None:
+    keys = some_keys(100)
+    pages = some_pages(100, 5, 65536)
+    client.store(keys, pages)
+    with client.match(keys) as match:
+        assert client.reserve(some_keys(256, seed=1), 65536).publish().stored == 156
         into = np.zeros_like(pages)
+        assert client.load(match, into) == 100
+        assert np.array_equal(into, pages)
+
+
+def test_what_is_not_published_is_never_found(client: Client) -> None:
+    keys = some_keys(4)
+    with client.reserve(keys, PAGE) as reservation:
+        reservation.write(0, some_pages(1, 6))
         with client.match(keys) as match:
-            assert len(match) == 10
-            assert client.load(match, into) == 10
+            assert len(match) == 0
+    with client.match(keys) as match:
+        assert len(match) == 0
+    promise = client.reserve_soon(keys, PAGE)
+    del promise
+    assert client.store(keys, some_pages(4, 7)).refused == 0
+
+
+def test_a_match_is_handed_to_another_process(daemon: RunningDaemon, client: Client) -> None:
+    here = elsewhere(load_handovers, daemon.socket, PAGE)
+    here.recv()
+    keys, pages = some_keys(5), some_pages(5, 8)
+    client.store(keys, pages)
+    with client.match(keys) as match:
+        small = pickle.dumps(match)
+        assert len(small) < 300 and isinstance(pickle.loads(small), Handover)
+        here.send(small)
+        assert here.recv() == (5, 5, pages.tobytes())
+    client.reserve(some_keys(256, seed=1), 65536).publish()
+    here.send(small)
+    assert here.recv() == (0, 0, b""), "evicted in between"
+    here.send(None)
+
+
+def test_a_page_appears_when_all_its_parts_are_there(daemon: RunningDaemon, client: Client) -> None:
+    parts = [Part(index, 4) for index in range(4)]
+    pipes = [elsewhere(write_part, daemon.socket, some_keys(3), PAGE, part) for part in parts]
+    assert [pipe.recv() for pipe in pipes] == [3, 3, 3, 3]
+    for pipe in pipes:
+        assert len(client.match(some_keys(3))) == 0
+        pipe.send(None)
+        assert pipe.recv() == 3
+    into = np.empty((3, 4, PAGE // 4), np.uint8)
+    with client.match(some_keys(3)) as match:
+        assert client.load(match, into.reshape(3, PAGE)) == 3
+    assert (into == np.arange(4, dtype=np.uint8)[None, :, None]).all()
+
+
+def test_threads_share_a_client(client: Client) -> None:
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            which = int(rng.integers(0, 12))
+            keys, pages = some_keys(6, seed=which), some_pages(6, which, 20_000)
+            into = np.zeros_like(pages)
+            with client.match(keys) as match:
+                loaded = client.load(match, into) if len(match) else 0
+                if not np.array_equal(into[:loaded], pages[:loaded]):
+                    wrong.append(f"seed {seed}, prompt {which}")
+            client.store(keys, pages)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_two_clients_of_one_process_do_not_share_pins(daemon: RunningDaemon, client: Client) -> None:
+    keys, pages = some_keys(4), some_pages(4, 9)
+    client.store(keys, pages)
+    with daemon.client() as other, client.match(keys) as match:
+        other.match(keys).release()
+        other.reserve(some_keys(256, seed=1), 65536).publish()
+        into = np.zeros_like(pages)
+        assert client.load(match, into) == 4
         assert np.array_equal(into, pages)

@@ -1,0 +1,170 @@
+"""The client while daemons come and go, and while its own process forks and dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagetier.client import Client, Outcome
+from running import RunningDaemon, namespace
+
+KEYS = namespace().keys(range(160))
+MORE = namespace().keys(range(5000, 5160))
+PAGES = np.random.default_rng(1).integers(0, 256, (10, 100_000), dtype=np.uint8)
+
+
+def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether it becomes true in time."""
+    ends = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def loads_exactly(client: Client) -> bool:
+    """Whether all ten pages are found with their bytes."""
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match:
+        return client.load(match, into) == 10 and np.array_equal(into, PAGES)
+
+
+def test_no_daemon_is_a_miss_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "pagetier.client"), Client(tmp_path / "none.sock") as client:
+        assert not client.wait_attached(0.3)
+        assert len(client.match(KEYS)) == 0
+        result = client.store(KEYS, PAGES)
+        assert result.outcomes == [Outcome.REFUSED] * 10 and result.reason
+    assert len([line for line in caplog.messages if "no daemon" in line]) == 1
+
+
+def test_a_killed_daemon_costs_stores_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with RunningDaemon() as daemon, daemon.client() as client, caplog.at_level(logging.INFO, "pagetier.client"):
+        assert client.store(KEYS, PAGES).stored == 10
+        with client.match(KEYS) as match:
+            daemon.kill()
+            assert loads_exactly(client)
+            assert eventually(lambda: not client.attached)
+            assert client.store(MORE, PAGES).refused == 10
+            daemon.start()
+            assert client.wait_attached(5)
+            assert len(match) == 10 and match.held
+        assert loads_exactly(client)
+        assert client.store(MORE, PAGES).stored == 10
+        assert len([line for line in caplog.messages if "gone" in line]) == 1
+
+
+def test_a_reservation_outlives_the_daemon() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        reservation = client.reserve(KEYS, PAGES.shape[1])
+        daemon.kill()
+        for page in range(10):
+            reservation.write(page, PAGES[page])
+        assert reservation.publish().stored == 10, "publishing asks nobody"
+        assert loads_exactly(client)
+        daemon.start()
+        assert client.wait_attached(5)
+        assert loads_exactly(client)
+
+
+def test_a_stopped_daemon_is_a_deadline_not_a_wait() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        daemon.signal(signal.SIGSTOP)
+        for deadline, most in ((0.3, 0.6), (0.3, 0.3)):
+            began = time.monotonic()
+            assert client.store(MORE, PAGES, deadline=deadline).refused == 10
+            assert time.monotonic() - began < most, "and after the first nobody waits any more"
+            assert loads_exactly(client)
+        daemon.signal(signal.SIGCONT)
+        assert eventually(lambda: client.store(MORE, PAGES).stored == 10)
+        assert daemon.findings() == [], "what was granted too late came back"
+
+
+def test_after_a_stop_the_memory_is_let_go_and_a_new_daemon_is_found() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        assert daemon.stop() == 0
+        assert daemon.leftovers() == []
+        assert eventually(lambda: daemon.name not in Path("/proc/self/maps").read_text())
+        assert len(client.match(KEYS)) == 0
+        daemon.start()
+        assert client.wait_attached(5)
+        assert client.store(KEYS, PAGES).stored == 10
+        assert loads_exactly(client)
+
+
+def test_a_forked_child_misses_and_attaches_anew() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        with client.match(KEYS) as match:
+            child = os.fork()
+            if not child:
+                missed = len(client.match(KEYS)) == 0
+                hits = client.wait_attached(10) and loads_exactly(client)
+                os._exit(0 if missed and hits else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert match.held and loads_exactly(client)
+        assert client.store(MORE, PAGES).stored == 10
+
+
+_HOLDER = """
+import sys, time
+from pagetier.client import Client, Namespace
+space = Namespace(model="test/model", dtype="float32", page_tokens=16)
+client = Client(sys.argv[1])
+assert client.wait_attached(10)
+match = client.match(space.keys(range(160)))
+reservation = client.reserve(space.keys(range(9000, 9160)), 100_000)
+print(len(match), len(reservation.granted), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_client_held_is_back_within_a_second() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        for _ in range(5):
+            holder = subprocess.Popen(
+                [sys.executable, "-c", _HOLDER, daemon.socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert holder.stdout is not None and holder.stdin is not None
+            assert holder.stdout.readline() == b"10 10\n"
+            held = namespace().keys(range(9000, 9160))
+            assert client.store(held, PAGES).pending == 10
+            holder.kill()
+            holder.communicate()
+            began = time.monotonic()
+            assert eventually(lambda: client.reserve(namespace().keys(range(9000, 9160)), 8).granted.size == 10)
+            assert time.monotonic() - began < 1
+            assert daemon.findings() == []
+
+
+def test_a_process_that_just_exits_leaves_nothing() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        client.store(KEYS, PAGES)
+        subprocess.run([sys.executable, "-c", _HOLDER, daemon.socket], input=b"\n", check=True, capture_output=True)
+        assert eventually(lambda: client.reserve(namespace().keys(range(9000, 9160)), 8).granted.size == 10, 1)
+
+
+def test_a_closed_client_is_a_miss() -> None:
+    with RunningDaemon() as daemon:
+        client = daemon.client()
+        client.store(KEYS, PAGES)
+        match = client.match(KEYS)
+        client.close()
+        client.close()
+        assert client.load(match, np.zeros_like(PAGES)) == 0
+        assert len(client.match(KEYS)) == 0
+        assert client.store(MORE, PAGES).refused == 10
+        match.release()

@@ -1,0 +1,48 @@
+"""What tests have another process do: started by spawn, so that it finds these functions by the module's plain name."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pagetier.client import Client, Keys, Part
+
+_SPAWN = get_context("spawn")
+
+
+def elsewhere(work: Callable[..., None], *arguments: Any) -> Connection:
+    """Runs `work(*arguments, pipe)` in a new process; the other end of the pipe. It ends when its process does."""
+    here, there = _SPAWN.Pipe()
+    _SPAWN.Process(target=work, args=(*arguments, there), daemon=True).start()
+    there.close()
+    return here
+
+
+def load_handovers(socket: Path, page_bytes: int, pipe: Connection) -> None:
+    """Adopts and loads each pickled handover that comes; answers with pages adopted, pages loaded, bytes."""
+    with Client(socket) as client:
+        assert client.wait_attached(10)
+        pipe.send(None)
+        while (handover := pipe.recv()) is not None:
+            with client.adopt(pickle.loads(handover)) as match:
+                into = bytearray(page_bytes * len(match))
+                pipe.send((len(match), client.load(match, into) if into else 0, bytes(into)))
+
+
+def write_part(socket: Path, keys: Keys, page_bytes: int, part: Part, pipe: Connection) -> None:
+    """Reserves a part of each page, tells how many were granted, and publishes it when told to."""
+    size = page_bytes // part.count
+    with Client(socket) as client:
+        assert client.wait_attached(10)
+        with client.reserve(keys, page_bytes, part) as reservation:
+            pipe.send(len(reservation.granted))
+            pipe.recv()
+            for page in range(len(keys)):
+                reservation.write(page, np.full(size, part.index, np.uint8), part.index * size)
+            pipe.send(reservation.publish().stored)
