@@ -63,9 +63,12 @@ class Promise:
 
     def wait(self, deadline: float) -> Reservation:
         """The reservation, once; after `deadline` seconds without an answer every page of it is refused."""
-        if not self._requests.foreign:
-            self._requests.wait(self, deadline)
-        return self._collect(deadline)
+        if self._requests.foreign:
+            return self._collect(0.0)
+        self._requests.wait(self, deadline)
+        reservation = self._collect(deadline)
+        self._requests.tell()
+        return reservation
 
     def cancel(self) -> None:
         """Gives up what was or will be granted. Does nothing after wait()."""
@@ -141,14 +144,13 @@ class Requests:
                     self._read(link, left)
                 except LinkError:
                     link = None  # the keeper sees the end, too, and refuses what is open
-        self._tell()
 
     def pump(self, link: Link) -> None:
         """Reads what is there, unless somebody else does. For the keeper. Raises LinkError at the end of the link."""
         with self._guard:
             if not self._reading:
                 self._read(link, 0.0)
-        self._tell()
+        self.tell()
 
     def collect(self, promise: Promise, waited: float) -> Answered:
         """What was answered by now, for the first who asks; the pages of an answer that comes later are given up.
@@ -164,7 +166,6 @@ class Requests:
                 self.leave(promise)
                 self._miss(promise, waited)
             promise._collected = True
-        self._tell()
         return answer or Answered.refused(promise.pages, "the daemon did not answer in time")
 
     def lost(self) -> None:
@@ -177,13 +178,28 @@ class Requests:
                 _refuse(promise, "the daemon is gone")
             self._guard.notify_all()
 
+    def tell(self) -> None:
+        """One line in the log when the daemon has been silent for a while, and one when it speaks again.
+
+        The caller must not have the guard: who writes a log may have to wait for somebody who waits for the guard.
+        """
+        if not self._overdue and not self._told:
+            return
+        with self._guard:
+            silent = self._overdue > 0 and (self._told or time.monotonic() - self._silent_since > _SILENT_S)
+            news, self._told = silent != self._told, silent
+        if news and silent:
+            log.warning("the daemon does not answer; stores are refused until it does")
+        elif news:
+            log.info("the daemon answers again")
+
     def _expect(self, number: int, promise: Promise) -> bool:
         """False while the daemon owes an answer that somebody waited for in vain."""
         with self._guard:
             if not self._overdue:
                 self._waiting[number] = promise
                 return True
-        self._tell()
+        self.tell()
         return False
 
     def _read(self, link: Link, seconds: float) -> None:
@@ -202,9 +218,9 @@ class Requests:
 
     def _take(self, answer: Answer) -> None:
         """An answer came in. The caller has the guard."""
-        promise = self._waiting.pop(answer.number, None) if isinstance(answer, Reserved) else None
-        if promise is None or not isinstance(answer, Reserved):
+        if not isinstance(answer, Reserved) or answer.number not in self._waiting:
             return
+        promise = self._waiting.pop(answer.number)
         told = Answered(answer.outcomes, answer.entries, answer.serials, answer.reason)
         promise._held.update(told.granted_serials)
         promise._answer = told
@@ -221,19 +237,6 @@ class Requests:
             self._silent_since = self._silent_since if self._overdue else time.monotonic() - waited
             promise._overdue = True
             self._overdue += 1
-
-    def _tell(self) -> None:
-        """One line when the daemon has been silent for a while, one when it speaks again. The caller may not have the
-        guard: who writes a log may have to wait for one that waits for the guard."""
-        if not self._overdue and not self._told:
-            return
-        with self._guard:
-            silent = self._overdue > 0 and (self._told or time.monotonic() - self._silent_since > _SILENT_S)
-            news, self._told = silent != self._told, silent
-        if news and silent:
-            log.warning("the daemon does not answer; stores are refused until it does")
-        elif news:
-            log.info("the daemon answers again")
 
 
 def _refuse(promise: Promise, reason: str) -> Promise:
