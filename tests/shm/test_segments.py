@@ -241,7 +241,7 @@ def test_too_little_room_makes_nothing(wish: Wish) -> None:
     segments.remove()
 
 
-@pytest.mark.parametrize("spare", range(1, 5))
+@pytest.mark.parametrize("spare", range(1, 4))
 def test_a_shortage_of_descriptors_loses_no_page(wish: Wish, spare: int) -> None:
     """An error of the moment is no reason to drop what is warm."""
     leave_pages(wish, 3)
