@@ -5,6 +5,32 @@
 
 #include "view.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+
+/* Copies past the caches: whoever reads a page next does so on another core, much later, and memory that is about to be
+ * overwritten whole need not be read first. `to` is 64-byte aligned, as frames are. */
+static inline void pt_copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    uint64_t at = 0;
+    for (; at + 64 <= bytes; at += 64)
+        for (int i = 0; i < 64; i += 16)
+            _mm_stream_si128((__m128i *)(to + at + i), _mm_loadu_si128((const __m128i *)(from + at + i)));
+    memcpy(to + at, from + at, bytes - at);
+    _mm_sfence(); /* before the release that publishes the page */
+}
+#else
+#define pt_copy_past_caches memcpy
+#endif
+
+static inline void pt_copy_into(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    if (bytes >= PT_PAGE && ((uintptr_t)to & 63) == 0)
+        pt_copy_past_caches(to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
 enum pt_direction { PT_OUT_OF_ARENA, PT_INTO_ARENA };
 
 /* One page to copy: `bytes` bytes of it from `offset` on, and where they lie in plain memory. */
@@ -58,7 +84,7 @@ static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_di
         if (way == PT_OUT_OF_ARENA)
             memcpy(job->memory + (from - job->offset), inside, end - from);
         else
-            memcpy(inside, job->memory + (from - job->offset), end - from);
+            pt_copy_into(inside, job->memory + (from - job->offset), end - from);
         from = end;
     }
 }
