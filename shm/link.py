@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,11 +78,11 @@ class Link:
         if not self._comes(max(0.0, ends - time.monotonic()), self._wake):
             raise LinkError("the daemon does not answer")
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors = _receive_descriptors(self._socket)
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
         try:
-            return Greeting(_welcome(list(self._read(data)), request, len(descriptors)), tuple(descriptors))
+            return Greeting(_welcome(list(self._read(data)), request, len(descriptors)), descriptors)
         except LinkError:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -214,6 +215,17 @@ class Link:
                 yield read_answer(body)
         except ProtocolError as error:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
+
+
+def _receive_descriptors(connection: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    """What socket.recv_fds does, but for the flag, which that forgets: no program that is started inherits them."""
+    numbers = array("i")
+    room = socket.CMSG_LEN(_DESCRIPTORS * numbers.itemsize)
+    data, messages, _, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, body in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
+    return data, tuple(numbers)
 
 
 def _welcome(answers: list[Answer], request: Attach | Observe, descriptors: int) -> Welcome:
