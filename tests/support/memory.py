@@ -16,8 +16,8 @@ class Memory:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
-        self._descriptors = [os.memfd_create(f"pagetier-test-{kind}") for kind in ("index", "locks", "arena")]
-        for descriptor, size in zip(self._descriptors, geometry.sizes, strict=True):
+        self.descriptors = [os.memfd_create(f"pagetier-test-{kind}") for kind in ("index", "locks", "arena")]
+        for descriptor, size in zip(self.descriptors, geometry.sizes, strict=True):
             os.ftruncate(descriptor, size)
         g = geometry
         owner = self.owner()
@@ -25,7 +25,7 @@ class Memory:
 
     def owner(self) -> Owner:
         """A daemon's hold on them, not yet adopted."""
-        return Owner(*self._descriptors)
+        return Owner(*self.descriptors)
 
     def adopted(self, alive: int = 0) -> Owner:
         """The same, adopted. The caller drops the owner before."""
@@ -36,12 +36,12 @@ class Memory:
 
     def session(self, slot: int) -> Session:
         """What the process in this slot holds."""
-        index, locks, arena = self._descriptors
+        index, locks, arena = self.descriptors
         return Session(index, locks, arena, slot)
 
     def close(self) -> None:
         """What is mapped goes on."""
-        for descriptor in self._descriptors:
+        for descriptor in self.descriptors:
             os.close(descriptor)
 
 

@@ -1,0 +1,90 @@
+"""Processes are told apart, whatever they call themselves, and watched to their end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dying import kill, spawn
+from pagetier.shm.process import Process
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    pid = spawn(signal.pause)
+    yield pid
+    if Path(f"/proc/{pid}").exists():
+        kill(pid)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def gone(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def test_a_process_is_itself_and_no_other(child: int) -> None:
+    assert Process.of(os.getpid()) == Process.of(os.getpid())
+    assert Process.of(child).pid == child
+    assert Process.of(os.getpid()).lives()
+    assert not Process(child, Process.of(child).started + 1).lives(), "the pid is another's by now"
+
+
+@pytest.mark.parametrize("name", [b"a) b (c", b") 1 2 3", b"\xff\xfe\x80", "ünï".encode()[:-1], b"\n"], ids=repr)
+def test_a_process_may_call_itself_anything(name: bytes) -> None:
+    comm = Path(f"/proc/{os.getpid()}/comm")
+    before, known_as = Process.of(os.getpid()), comm.read_bytes()
+    comm.write_bytes(name)
+    try:
+        assert Process.of(os.getpid()) == before
+        assert before.lives()
+    finally:
+        comm.write_bytes(known_as)
+
+
+def test_a_watch_sees_the_end(child: int) -> None:
+    process = Process.of(child)
+    watch = process.watch()
+    assert not gone(watch)
+    kill(child)
+    assert gone(watch)
+    os.close(watch)
+
+
+def test_who_is_gone_is_not_watched(child: int) -> None:
+    process = Process.of(child)
+    before = open_descriptors()
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert not process.lives(), "dead, though nobody has asked how it ended"
+    os.waitpid(child, 0)
+    for _ in range(2):
+        with pytest.raises(ProcessLookupError):
+            process.watch()
+        with pytest.raises(ProcessLookupError):
+            Process.of(child)
+    assert not process.lives()
+    assert open_descriptors() == before
+
+
+def test_a_watch_that_comes_too_late_leaves_nothing_open(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends between the two steps of watching."""
+    process = Process.of(child)
+    before = open_descriptors()
+
+    def vanish(_: int) -> Process:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(Process, "of", vanish)
+    with pytest.raises(ProcessLookupError):
+        process.watch()
+    assert open_descriptors() == before

@@ -1,0 +1,155 @@
+"""A daemon that answers when and what the test wants it to, over memory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from memory import DAY_NS, Memory, attach
+from pagetier.shm.protocol import (
+    Answer,
+    Attach,
+    Refusal,
+    Request,
+    Reserve,
+    Reserved,
+    Unpacker,
+    Welcome,
+    pack,
+    read_request,
+)
+from pagetier.shm.segments import Geometry
+
+ANSWER_S = 10.0
+GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
+
+
+class Peer:
+    """One connection: what came in, and a way to answer."""
+
+    def __init__(self, daemon: PretendedDaemon, connection: socket.socket) -> None:
+        self.daemon = daemon
+        self.connection = connection
+        self.slot = -1
+        self.over = threading.Event()
+        self._unpacker = Unpacker()
+        self._requests: list[Request] = []
+
+    def next(self) -> Request:
+        """The next request. Raises EOFError at the end."""
+        while not self._requests:
+            data = self.connection.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._requests += map(read_request, self._unpacker.feed(data))
+        return self._requests.pop(0)
+
+    def send(self, *answers: Answer) -> None:
+        """All in one piece."""
+        self.connection.sendall(b"".join(map(pack, answers)))
+
+    def welcome(self, descriptors: int = 3) -> None:
+        """The answer to Attach, with so many descriptors."""
+        request = self.next()
+        if isinstance(request, Attach):
+            self.daemon.greetings.append(request)
+            self.slot = attach(self.daemon.owner, request.token)
+        answer = pack(Welcome(self.slot, 7, populated=False))
+        socket.send_fds(self.connection, [answer], self.daemon.memory.descriptors[:descriptors])
+
+
+class PretendedDaemon:
+    """Serves each connection by `behave(peer)` on a thread, until that returns or the peer is gone.
+
+    By default it attaches everybody, and puts what they ask for into `asked`, to be answered by the test.
+    """
+
+    def __init__(self, behave: Callable[[Peer], None] | None = None) -> None:
+        self.memory = Memory(GEOMETRY)
+        self.owner = self.memory.adopted()
+        self.asked: queue.Queue[tuple[Peer, Reserve]] = queue.Queue()
+        self.greetings: list[Attach] = []
+        self._behave = behave or self.attach_and_listen
+        self._folder = tempfile.TemporaryDirectory(prefix="pagetier-test-")
+        self.socket = Path(self._folder.name) / "pagetier.sock"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.peers: list[Peer] = []
+        self._threads: list[threading.Thread] = []
+
+    def attach_and_listen(self, peer: Peer) -> None:
+        """As a daemon does, but for the answers."""
+        peer.welcome()
+        while True:
+            request = peer.next()
+            if isinstance(request, Reserve):
+                self.asked.put((peer, request))
+
+    def next(self) -> tuple[Peer, Reserve]:
+        """What is asked next."""
+        return self.asked.get(timeout=ANSWER_S)
+
+    def answer_to(self, peer: Peer, request: Reserve) -> Reserved:
+        """The index's own answer."""
+        space = self.owner.space(request.space.digest, request.space.name, request.space.page_tokens, 0, 0)
+        answers = self.owner.reserve(peer.slot, space, request.part, request.parts, DAY_NS, request.keys, request.sizes)
+        return Reserved(request.number, *answers)
+
+    def hang_up(self) -> None:
+        """Closes all connections."""
+        for peer in self.peers:
+            peer.over.set()
+            with contextlib.suppress(OSError):
+                peer.connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.peers.append(Peer(self, connection))
+            self._start(self._serve, self.peers[-1])
+
+    def _serve(self, peer: Peer) -> None:
+        with peer.connection, contextlib.suppress(EOFError, OSError):
+            self._behave(peer)
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def __enter__(self) -> Self:
+        self._listener.bind(os.fspath(self.socket))
+        self._listener.listen()
+        self._start(self._accept)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.hang_up()
+        for thread in self._threads:
+            thread.join(ANSWER_S)
+        self.memory.close()
+        self._folder.cleanup()
+        assert error is not None or not any(thread.is_alive() for thread in self._threads)
+
+
+def refuse(reason: str) -> Callable[[Peer], None]:
+    """A behaviour: nobody may attach."""
+
+    def behave(peer: Peer) -> None:
+        peer.next()
+        peer.send(Refusal(reason))
+
+    return behave
