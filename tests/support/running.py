@@ -9,11 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pagetier.client import Client, Namespace
+from pagetier.shm._core import Observer
 from pagetier.shm.link import Link
 from pagetier.shm.protocol import BUILD, Check, Findings, Observe
 
@@ -83,18 +86,40 @@ class RunningDaemon:
 
     def findings(self) -> list[str]:
         """What check_integrity() says in the living daemon."""
-        link = Link(self.socket, START_S)
-        greeting = link.greet(Observe(BUILD), START_S)
-        for descriptor in greeting.descriptors:
-            os.close(descriptor)
-        answer = link.ask(Check(1), START_S)
-        link.close()
+        with self._looking() as (link, _):
+            answer = link.ask(Check(1), START_S)
         assert isinstance(answer, Findings)
         return answer.findings
+
+    def header(self) -> dict[str, int]:
+        """The numbers in the index's header."""
+        return self._observer().header()
+
+    def slots(self) -> list[dict[str, Any]]:
+        """Who is attached, with pins and counts."""
+        return self._observer().slots()
 
     def leftovers(self) -> list[str]:
         """Shared memory under this daemon's name."""
         return sorted(path.name for path in Path("/dev/shm").glob(f"{self.name}.*"))
+
+    def _observer(self) -> Observer:
+        with self._looking() as (_, (index, locks)):
+            return Observer(index, locks)
+
+    @contextmanager
+    def _looking(self) -> Iterator[tuple[Link, tuple[int, ...]]]:
+        """As somebody who only looks: a link, and descriptors of index and lock words."""
+        link = Link(self.socket, START_S)
+        try:
+            descriptors = link.greet(Observe(BUILD), START_S).descriptors
+            try:
+                yield link, descriptors
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        finally:
+            link.close()
 
     def _serves(self) -> bool:
         """Each life of the daemon says once in the log that it is ready."""
@@ -107,16 +132,29 @@ class RunningDaemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self.process is not None
+        code = 0
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             if error is None:
                 assert self.findings() == []
-            self.stop()
-        left = self.leftovers()
+            code = self.stop()
+        left, told = self.leftovers(), self.log.read_text()
         for name in left:
             (Path("/dev/shm") / name).unlink()
         self.folder.cleanup()
-        assert error is not None or left == [], "shared memory was left"
+        if error is None:
+            assert left == [], "shared memory was left"
+            assert code == 0 and "Traceback" not in told, told
+
+
+def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether it becomes true in time."""
+    ends = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def namespace(page_tokens: int = 16, **fields: str) -> Namespace:
