@@ -8,7 +8,7 @@ from setuptools import Extension, find_packages, setup
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
 PYTHON_ABI = "0x030B0000"  # the stable ABI of CPython 3.11
 
-WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("PAGETIER_WERROR") == "1" else []
+WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("WERROR") == "1" else []
 
 
 def packages_of(room: str) -> list[str]:
