@@ -32,7 +32,8 @@ def load_handovers(socket: Path, page_bytes: int, pipe: Connection) -> None:
         while (handover := pipe.recv()) is not None:
             with client.adopt(pickle.loads(handover)) as match:
                 into = bytearray(page_bytes * len(match))
-                pipe.send((len(match), client.load(match, into) if into else 0, bytes(into)))
+                told = (len(match), client.load(match, into) if into else 0, bytes(into))
+            pipe.send(told)  # after letting go: what is told may be evicted
 
 
 def write_part(socket: Path, keys: Keys, page_bytes: int, part: Part, pipe: Connection) -> None:
