@@ -62,6 +62,7 @@ class Link:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._reading = threading.Lock()
         self._stopped = False
+        self._broken = ""
         self._watched = select.POLLRDHUP
         try:
             self._socket.settimeout(deadline)
@@ -104,6 +105,10 @@ class Link:
             return []
         try:
             return list(self._read(self._receive_some())) if self._comes(deadline) else []
+        except LinkError as error:
+            self._broken = str(error)
+            self._stir()
+            raise
         finally:
             self._reading.release()
 
@@ -117,10 +122,15 @@ class Link:
         raise LinkError("the daemon does not answer")
 
     def watch(self) -> bool:
-        """Waits until there is something to read that nobody waits for, or nothing more; False after stop()."""
+        """Waits until there is something to read that nobody waits for, or nothing more; False after stop().
+
+        Raises LinkError if somebody else has found the link broken.
+        """
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         while not self._stopped:
+            if self._broken:
+                raise LinkError(self._broken)
             poll.register(self._socket, self._watched)
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._wake in ready:
