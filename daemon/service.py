@@ -93,7 +93,7 @@ class Service:
     def flush(self, request: Flush) -> Flushed:
         """Drops the pages of the namespaces that are meant; those in use are kept and counted."""
         spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
-        done = [self._owner.flush(space["number"]) for space in spaces]
+        done = [self._owner.flush(space["number"], 3) for space in spaces]
         dropped, kept = sum(d for d, _ in done), sum(k for _, k in done)
         return Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
 

@@ -1,5 +1,5 @@
 /* _core.c - the one binding of the C core, on CPython's stable ABI. Contracts are in core/ and in _core.pyi. */
-#include "binding/owner_pages.h"
+#include "binding/owner_type.h"
 #include "binding/session_parts.h"
 
 /* plan(frame_bytes, frames, entries, spaces) -> (index, locks, arena): bytes of the segments. */

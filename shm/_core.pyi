@@ -31,6 +31,9 @@ class Pins:
     @property
     def asked(self) -> int: ...
     @property
+    def reach(self) -> int:
+        """Pages of the prefix that are in memory or on disk; those behind the first len() are not pinned."""
+    @property
     def held(self) -> bool: ...
     @property
     def entries(self) -> bytes: ...
@@ -75,7 +78,7 @@ class Session:
     @property
     def slot(self) -> int: ...
     def match(self, kind: type[_P], context: object, keys: Array, /) -> _P:
-        """Pins the longest readable prefix of keys (32 bytes each)."""
+        """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk."""
     def repin(self, kind: type[_P], context: object, entries: Array, serials: Array, /) -> _P:
         """Pins what another process matched, as far as it is still there."""
     def copy_out(self, pins: Pins, first: int, addresses: Array, sizes: Array, threads: int, /) -> int:
@@ -89,6 +92,8 @@ class Session:
         """Finishes a part of granted pages and lets go of them; a u8 each: 1 stored, 0 doomed meanwhile."""
     def abandon(self, entries: Array, serials: Array, part: int, /) -> None:
         """Lets go of a part of granted pages without finishing it: they will never be readable."""
+    def chain(self, entry: int, /) -> bytes:
+        """Numbers of the frames (u32) of a page that the caller has pinned or was granted; b"" if they make no sense."""
     def populate(self, offset: int, length: int, /) -> None:
         """Maps a piece of the arena ahead of its use."""
     def populate_index(self) -> None:
@@ -105,6 +110,8 @@ class Observer:
     def counts(self) -> dict[str, int]: ...
     def slots(self) -> list[dict[str, Any]]: ...
     def spaces(self) -> list[dict[str, Any]]: ...
+    def disk_text(self) -> bytes | None:
+        """What the disk tier says of itself; None while that changes: look again."""
 
 @final
 class Owner:
@@ -148,8 +155,38 @@ class Owner:
         """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open."""
     def evict(self, frames: int, limit: int, /) -> int:
         """Evicts coldest pages until so many frames are free, at most `limit` pages; returns how many."""
-    def flush(self, space: int, /) -> tuple[int, int]:
-        """Drops a namespace's pages, all pages for -1: (dropped, kept because in use)."""
+    def flush(self, space: int, tiers: int, /) -> tuple[int, int]:
+        """Drops a namespace's pages, all pages for -1, out of tiers (1 memory, 2 disk): (dropped, kept because in use)."""
+    def disk_open(self, frames: int, rule: int, /) -> None:
+        """A disk tier with so much room is there, empty until it reports. rule: an enum pt_write_rule (core/owner.h)."""
+    def disk_close(self) -> None:
+        """The disk tier is gone with all that it held."""
+    def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:
+        """What the tier holds (u64, u32, u64). What the index can not have, or has no room for, goes to the drops."""
+    def disk_drops(self) -> bytes:
+        """Keys that are to leave the disk before anything that is ordered after this call is written."""
+    def disk_damaged(self, keys: Array, /) -> None:
+        """Pages that the tier could not read back: they are told to leave it."""
+    def frames_ahead(self, enough: int, /) -> int:
+        """Frames that come free before the first unwritten page has to leave, counted up to about `enough`."""
+    def order_writes(self, frames: int, limit: int, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+        """The coldest unwritten pages, about so many frames and at most `limit` pages; room on disk is made for them.
+
+        (entries u32, serials u64, keys, sizes u64, spaces u32, ticks u64, chains u32). They stay in memory until
+        end_orders().
+        """
+    def end_orders(self, entries: Array, results: Array, /) -> None:
+        """What became of pages that were ordered; results: an enum pt_write_result (core/behind.h) a byte."""
+    def fetch(self, slot: int, ttl_ns: int, keys: Array, /) -> tuple[bytes, bytes, bytes]:
+        """Frames for pages that are on disk, granted to the worker's slot; answers like reserve(), 5: not there."""
+    def sizes(self, entries: Array, /) -> bytes:
+        """Bytes of each page (u64)."""
+    def chains(self, entries: Array, /) -> bytes:
+        """Of each page the run (u32) that it was granted with; 0 where that is not known."""
+    def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
+        """What came of requests for pages on disk, for the statistics."""
+    def tell_disk(self, text: bytes, /) -> None:
+        """What the disk tier says of itself, for Observer.disk_text(); at most 2048 bytes."""
     def check_integrity(self) -> list[str]:
         """What is wrong, a sentence each; empty if all is well."""
     def close(self) -> None:

@@ -63,12 +63,15 @@ static PyObject *describe_counts(pt_counts sum)
 static PyObject *describe_header(const pt_view *v)
 {
     const pt_header *h = v->header;
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", FIELD(magic), FIELD(segments_id), FIELD(incarnation), FIELD(spaces), FIELD(closed),
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", FIELD(magic), FIELD(segments_id), FIELD(incarnation), FIELD(spaces), FIELD(closed),
                          FIELD(index_bytes), FIELD(locks_bytes), FIELD(arena_bytes), FIELD(frame_bytes), FIELD(frames),
                          FIELD(entries), FIELD(free_frames), FIELD(free_entries), FIELD(open_entries), FIELD(pages),
                          FIELD(bytes), FIELD(used_frames), DEED(granted), DEED(present), DEED(pending), DEED(refused),
                          DEED(evicted), DEED(evicted_bytes), DEED(flushed), DEED(doomed), DEED(expired), DEED(deaths),
-                         DEED(adopted), DEED(dropped));
+                         DEED(adopted), DEED(dropped), FIELD(disk_frames), FIELD(disk_used_frames), FIELD(disk_pages),
+                         FIELD(disk_bytes), DEED(disk_written), DEED(disk_written_bytes), DEED(disk_read),
+                         DEED(disk_read_bytes), DEED(disk_missed), DEED(disk_evicted), DEED(disk_evicted_bytes),
+                         DEED(disk_flushed), DEED(disk_lost), DEED(disk_spared), DEED(disk_damaged));
 }
 
 static void count_pins(const pt_view *v, unsigned long long pins[PT_SLOTS])
@@ -119,9 +122,10 @@ static PyObject *describe_space(const pt_view *v, uint32_t number)
     char name[sizeof s->name + 1] = {0};
     memcpy(name, s->name, sizeof s->name);
     PyObject *text = PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
-    return text ? Py_BuildValue("{sIsy#sNsKsKsIsIsI}", "number", number, "digest", (const char *)s->digest,
+    return text ? Py_BuildValue("{sIsy#sNsKsKsKsKsIsIsI}", "number", number, "digest", (const char *)s->digest,
                                 (Py_ssize_t)sizeof s->digest, "name", text, "pages", (unsigned long long)s->pages, "bytes",
-                                (unsigned long long)s->bytes, "page_tokens", s->page_tokens, "window", s->window, "group",
+                                (unsigned long long)s->bytes, "disk_pages", (unsigned long long)s->disk_pages,
+                                "disk_bytes", (unsigned long long)s->disk_bytes, "page_tokens", s->page_tokens, "window", s->window, "group",
                                 (unsigned)s->group)
                 : NULL;
 }
@@ -149,11 +153,28 @@ static PyObject *observer_slots(Observer *self, PyObject *unused)
     return describe_slots(&self->view, pins);
 }
 
+/* disk_text() -> what the disk tier says of itself; None while it changes. */
+static PyObject *observer_disk_text(Observer *self, PyObject *unused)
+{
+    (void)unused;
+    pt_header *h = self->view.header;
+    char text[PT_TEXT_BYTES];
+    uint32_t before = atomic_load_explicit(&h->disk_version, memory_order_acquire), bytes = h->disk_text_bytes;
+    if (before & 1 || bytes > sizeof text)
+        Py_RETURN_NONE;
+    memcpy(text, h->disk_text, bytes);
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(&h->disk_version, memory_order_relaxed) != before)
+        Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize(text, bytes);
+}
+
 static PyMethodDef observer_methods[] = {
     {"header", (PyCFunction)observer_header, METH_NOARGS, NULL},
     {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
     {"slots", (PyCFunction)observer_slots, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
+    {"disk_text", (PyCFunction)observer_disk_text, METH_NOARGS, NULL},
     {0},
 };
 static PyType_Slot observer_slots_table[] = {

@@ -16,9 +16,8 @@ typedef struct {
 
 static void owner_unmap(Owner *self)
 {
-    if (self->shared.policy)
-        self->shared.kind->destroy(self->shared.policy);
-    self->shared.policy = NULL;
+    if (self->shared.kind)
+        pt_owner_end(&self->shared);
     unmap_segment(&self->index);
     unmap_segment(&self->locks);
     unmap_segment(&self->arena);
@@ -93,15 +92,11 @@ static PyObject *owner_takers(Owner *self, PyObject *unused)
 static PyObject *owner_adopt(Owner *self, PyObject *args)
 {
     unsigned long long alive;
-    bool done = false;
+    bool done;
     if (!PyArg_ParseTuple(args, "K", &alive))
         return NULL;
-    self->shared.view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
-    self->shared.kind = &pt_lru;
-    if (!self->shared.policy)
-        self->shared.policy = self->shared.kind->create(self->shared.view.entry_count);
-    if (self->shared.policy)
-        done = pt_adopt(&self->shared, alive);
+    pt_view view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
+    done = pt_owner_begin(&self->shared, view, &pt_lru) && pt_adopt(&self->shared, alive);
     if (!done)
         return PyErr_NoMemory();
     Py_RETURN_NONE;
@@ -109,9 +104,9 @@ static PyObject *owner_adopt(Owner *self, PyObject *args)
 
 static bool owner_ready(Owner *self)
 {
-    if (!self->shared.policy)
+    if (!self->shared.ready)
         PyErr_SetString(PyExc_RuntimeError, "adopt() comes first");
-    return self->shared.policy != NULL;
+    return self->shared.ready != NULL;
 }
 
 /* populate(offset, length): allocates a piece of the arena; OSError where memory is short. From any thread. */

@@ -9,7 +9,7 @@ typedef struct {
     PyObject_HEAD
     Session *session;
     PyObject *context; /* what was asked for, kept for the caller */
-    unsigned int asked, count;
+    unsigned int asked, count, reach;
     bool held, due;   /* due: let go of, but not yet unpinned */
     uint32_t copying; /* calls that copy these pages without the GIL; guarded by it */
     uint64_t *serials; /* and behind them the entries, in one block */
@@ -144,6 +144,7 @@ static PyGetSetDef pins_getset[] = {
 };
 static PyMemberDef pins_members[] = {
     {"asked", T_UINT, offsetof(Pins, asked), READONLY, NULL},
+    {"reach", T_UINT, offsetof(Pins, reach), READONLY, NULL},
     {"held", T_BOOL, offsetof(Pins, held), READONLY, NULL},
     {"session", T_OBJECT, offsetof(Pins, session), READONLY, NULL},
     {"context", T_OBJECT, offsetof(Pins, context), READONLY, NULL},

@@ -107,7 +107,10 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 static void session_search(Session *self, const uint8_t *keys, Pins *pins)
 {
-    pins->count = pt_match(&self->shared, keys, pins->asked, pins->entries, pins->serials);
+    pt_matched to = {pins->entries, pins->serials, 0, 0};
+    pt_match(&self->shared, keys, pins->asked, &to);
+    pins->count = to.count;
+    pins->reach = to.reach;
     pins->held = true;
 }
 
@@ -155,7 +158,7 @@ static PyObject *session_repin(Session *self, PyObject *args)
     if (pins && handle_usable(self)) {
         memcpy(pins->entries, got[0].view.buf, (size_t)got[0].view.len);
         memcpy(pins->serials, got[1].view.buf, (size_t)got[1].view.len);
-        pins->count = pt_repin(&self->shared, pins->entries, pins->serials, pins->asked);
+        pins->count = pins->reach = pt_repin(&self->shared, pins->entries, pins->serials, pins->asked);
         pins->held = true;
     }
     arrays_close(got, 2);

@@ -56,6 +56,24 @@ static PyObject *session_abandon(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* chain(entry) -> numbers of the frames of a page, u32; nothing if they make no sense. The caller has the page pinned or was
+ * granted it. */
+static PyObject *session_chain(Session *self, PyObject *args)
+{
+    unsigned int entry;
+    if (!PyArg_ParseTuple(args, "I", &entry))
+        return NULL;
+    const pt_view *v = &self->shared.view;
+    bool sound = handle_usable(self) && entry < v->entry_count && pt_chain_holds(v, entry);
+    uint32_t count = sound ? v->entries[entry].frame_count : 0;
+    PyObject *frames = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * 4);
+    for (uint32_t i = 0, frame = count ? v->entries[entry].first_frame : PT_NONE; frames && i < count; i++) {
+        memcpy(PyBytes_AsString(frames) + 4 * i, &frame, 4);
+        frame = v->frames[frame].next;
+    }
+    return frames;
+}
+
 /* populate(offset, length): maps a piece of the arena ahead of its use. */
 static PyObject *session_populate(Session *self, PyObject *args)
 {
@@ -116,6 +134,7 @@ static PyMethodDef session_methods[] = {
     {"copy_in", (PyCFunction)session_copy_in, METH_VARARGS, NULL},
     {"publish", (PyCFunction)session_publish, METH_VARARGS, NULL},
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
+    {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},
     {"populate_index", (PyCFunction)session_populate_index, METH_NOARGS, NULL},
     {"retire", (PyCFunction)session_retire, METH_NOARGS, NULL},
     {"populate", (PyCFunction)session_populate, METH_VARARGS, NULL},

@@ -2,14 +2,12 @@
  *
  * Everything but the entries, their lock words and the frames' owners is derived anew: free lists, namespace lists,
  * counts, the policy, and the dictionary, which is built beside the one in force and switched to by one store, so that
- * processes that go on matching never see a hole.
+ * processes that go on matching never see a hole. What is on disk is not believed: its new worker says what it holds.
  */
 #pragma once
 
-#include <stdlib.h>
-
 #include "attach.h"
-#include "evict.h"
+#include "flush.h"
 
 /* Makes fresh segments; all their bytes are zero. The magic comes last: half-made segments are nobody's. */
 static inline void pt_format(void *index, void *locks, const pt_geometry *g, uint64_t id, const char *build)
@@ -33,9 +31,12 @@ static inline void pt_forget_derived(pt_owner *o)
     h->free_entry = h->free_frame = h->open_first = h->open_last = PT_NONE;
     h->free_entries = h->free_frames = h->open_entries = 0;
     h->pages = h->bytes = h->used_frames = 0;
-    for (uint32_t s = 0; s < h->spaces; s++) {
-        o->view.spaces[s].first = PT_NONE;
-        o->view.spaces[s].pages = o->view.spaces[s].bytes = 0;
+    h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
+    h->disk_text_bytes = 0;
+    for (uint32_t i = 0; i < h->spaces; i++) {
+        pt_space *s = &o->view.spaces[i];
+        s->first = PT_NONE;
+        s->pages = s->bytes = s->disk_pages = s->disk_bytes = s->listed = 0;
     }
 }
 
@@ -72,13 +73,17 @@ static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_
     if (state == PT_FREE || state > PT_DOOMED || !pt_sound(v, e) || !pt_claim_chain(v, entry, seen))
         return false;
     v->header->used_frames += e->frame_count;
+    e->marks = 0;
+    atomic_store_explicit(&e->tiers, 0, memory_order_relaxed);
     if (e->serial >= v->header->next_serial)
         v->header->next_serial = e->serial + 1;
     if (state != PT_DOOMED) {
         if (pt_dict_find(v, d, e->key) != PT_NONE || !pt_dict_add(v, d, entry))
             pt_change(&v->locks[entry].word, pt_load_state(&v->locks[entry].word), PT_DOOMED);
-        else
+        else {
             pt_space_add(v, entry);
+            pt_enter_memory(v, e);
+        }
     }
     pt_open_add(v, entry);
     return true;
@@ -100,10 +105,13 @@ static inline void pt_adopt_entries(pt_owner *o, pt_dict d, uint8_t *seen)
             deeds->adopted++;
             continue;
         }
-        deeds->dropped += pt_load_state(&v->locks[entry].word) != PT_FREE;
+        enum pt_state state = pt_load_state(&v->locks[entry].word);
+        deeds->dropped += state != PT_FREE && state != PT_ON_DISK;
         atomic_fetch_and_explicit(&v->locks[entry].word, PT_PINS, memory_order_acq_rel);
         v->entries[entry].first_frame = PT_NONE;
         v->entries[entry].frame_count = 0;
+        v->entries[entry].marks = 0;
+        atomic_store_explicit(&v->entries[entry].tiers, 0, memory_order_relaxed);
         pt_entry_put(v, entry);
     }
 }

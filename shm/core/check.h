@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "adopt.h"
+#include "disk.h"
 
 #define PT_FINDINGS 100u /* no more are written down; all are counted */
 
@@ -28,6 +29,7 @@ typedef struct {
     pt_findings *found;
     uint8_t *frame_seen; /* by a chain or the free list */
     uint8_t *entry_seen; /* bits: PT_SEEN_* */
+    uint64_t disk_frames, ordered_frames;
 } pt_check;
 
 enum { PT_SEEN_FREE = 1, PT_SEEN_OPEN = 2, PT_SEEN_SPACE = 4, PT_SEEN_DICTIONARY = 8 };
@@ -60,19 +62,20 @@ static void pt_check_lists(pt_check *c)
 
 static void pt_check_spaces(pt_check *c)
 {
-    uint64_t pages = 0;
+    uint64_t pages = 0, disk_pages = 0;
     for (uint32_t s = 0; s < c->v->header->spaces; s++) {
         pt_space *space = &c->v->spaces[s];
         if (!space->used)
             continue;
         uint32_t n = pt_check_walk(c, "namespace", space->first, offsetof(pt_entry, space_next), PT_SEEN_SPACE);
-        if (n != space->pages)
-            pt_finding(c->found, "namespace %u: %u pages on its list, %lu in its record", s, n, (unsigned long)space->pages);
-        pages += n;
+        if (n != space->listed)
+            pt_finding(c->found, "namespace %u: %u pages on its list, %lu in its record", s, n, (unsigned long)space->listed);
+        pages += space->pages;
+        disk_pages += space->disk_pages;
     }
-    if (pages != c->v->header->pages)
-        pt_finding(c->found, "namespaces hold %lu pages, the header says %lu", (unsigned long)pages,
-                   (unsigned long)c->v->header->pages);
+    if (pages != c->v->header->pages || disk_pages != c->v->header->disk_pages)
+        pt_finding(c->found, "namespaces hold %lu pages and %lu on disk, the header says %lu and %lu", (unsigned long)pages,
+                   (unsigned long)disk_pages, (unsigned long)c->v->header->pages, (unsigned long)c->v->header->disk_pages);
 }
 
 static void pt_check_bucket(pt_check *c, pt_dict d, uint32_t at, uint32_t *displaced)
@@ -105,6 +108,14 @@ static void pt_check_dictionary(pt_check *c)
     free(displaced);
 }
 
+static uint32_t pt_check_frames_of(pt_check *c, uint32_t entry)
+{
+    const pt_entry *e = &c->v->entries[entry];
+    enum pt_state state = pt_load_state(&c->v->locks[entry].word);
+    bool none = state == PT_ON_DISK || (state == PT_DOOMED && !e->frame_count); /* doomed as the disk was lost */
+    return none ? 0 : pt_frames_for(c->v, e->size);
+}
+
 static void pt_check_chain(pt_check *c, uint32_t entry)
 {
     const pt_entry *e = &c->v->entries[entry];
@@ -118,7 +129,7 @@ static void pt_check_chain(pt_check *c, uint32_t entry)
         if (c->v->frames[frame].owner != entry)
             pt_finding(c->found, "entry %u: frame %u of its chain names %u", entry, frame, c->v->frames[frame].owner);
     }
-    if (n != e->frame_count || n != pt_frames_for(c->v, e->size))
+    if (n != e->frame_count || n != pt_check_frames_of(c, entry))
         pt_finding(c->found, "entry %u: %u frames for %lu bytes, %u in its record", entry, n, (unsigned long)e->size,
                    e->frame_count);
 }
@@ -126,17 +137,35 @@ static void pt_check_chain(pt_check *c, uint32_t entry)
 /* Which lists an entry has to be on, by its state. */
 static uint8_t pt_check_wanted(pt_check *c, uint32_t entry, enum pt_state state)
 {
-    bool listed = c->owner->kind->lists(c->owner->policy, entry);
+    bool settled = pt_list_of(c->owner, entry) || c->v->entries[entry].marks & PT_MARK_ORDERED;
     switch (state) {
     case PT_FREE:
         return PT_SEEN_FREE;
     case PT_DOOMED:
         return PT_SEEN_OPEN;
     case PT_READABLE:
-        return PT_SEEN_SPACE | PT_SEEN_DICTIONARY | (listed ? 0 : PT_SEEN_OPEN);
+        return PT_SEEN_SPACE | PT_SEEN_DICTIONARY | (settled ? 0 : PT_SEEN_OPEN);
+    case PT_ON_DISK:
+        return PT_SEEN_SPACE | PT_SEEN_DICTIONARY;
     default:
         return PT_SEEN_SPACE | PT_SEEN_DICTIONARY | PT_SEEN_OPEN;
     }
+}
+
+/* Whether the flags say what the state does, and whether the list of the disk has what is there. */
+static void pt_check_tiers(pt_check *c, uint32_t entry, enum pt_state state)
+{
+    uint8_t tiers = pt_tiers(&c->v->entries[entry]), marks = c->v->entries[entry].marks;
+    bool in_memory = state == PT_READABLE || state == PT_WRITING, on_disk = tiers & PT_TIER_DISK;
+    if (in_memory != !!(tiers & PT_TIER_MEMORY) || (state == PT_ON_DISK && !on_disk) ||
+        ((state == PT_FREE || state == PT_DOOMED) && tiers))
+        pt_finding(c->found, "entry %u: in state %u it is said to be in tiers %x", entry, (unsigned)state, tiers);
+    if (on_disk != c->owner->kind->lists(c->owner->on_disk, entry))
+        pt_finding(c->found, "entry %u: on disk and on the disk's list are two things", entry);
+    if (marks & PT_MARK_ORDERED && (state != PT_READABLE || on_disk || pt_list_of(c->owner, entry)))
+        pt_finding(c->found, "entry %u: being written out in state %u, tiers %x", entry, (unsigned)state, tiers);
+    c->ordered_frames += marks & PT_MARK_ORDERED ? c->v->entries[entry].frame_count : 0;
+    c->disk_frames += on_disk ? pt_frames_for(c->v, c->v->entries[entry].size) : 0;
 }
 
 static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
@@ -150,7 +179,8 @@ static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
     if (c->entry_seen[entry] != pt_check_wanted(c, entry, state))
         pt_finding(c->found, "entry %u: in state %u it is on lists %x, not %x", entry, (unsigned)state,
                    c->entry_seen[entry], pt_check_wanted(c, entry, state));
-    if (state != PT_READABLE && c->owner->kind->lists(c->owner->policy, entry))
+    pt_check_tiers(c, entry, state);
+    if (state != PT_READABLE && pt_list_of(c->owner, entry))
         pt_finding(c->found, "entry %u: in state %u it could be evicted", entry, (unsigned)state);
     if (state == PT_FREE && c->v->entries[entry].frame_count)
         pt_finding(c->found, "entry %u: free, and has %u frames", entry, c->v->entries[entry].frame_count);
@@ -178,24 +208,39 @@ static void pt_check_frames(pt_check *c)
                    (unsigned long)h->used_frames, h->frames);
 }
 
+static void pt_check_disk(pt_check *c)
+{
+    const pt_header *h = c->v->header;
+    if (c->disk_frames != h->disk_used_frames || c->ordered_frames != c->owner->disk.ordered_frames)
+        pt_finding(c->found, "%lu frames are on disk and %lu on their way, the header says %lu and %lu", (unsigned long)c->disk_frames,
+                   (unsigned long)c->ordered_frames, (unsigned long)h->disk_used_frames,
+                   (unsigned long)c->owner->disk.ordered_frames);
+    if (c->owner->disk.open && h->disk_used_frames + c->owner->disk.ordered_frames > h->disk_frames)
+        pt_finding(c->found, "the disk has room for %lu frames, and is to hold more", (unsigned long)h->disk_frames);
+}
+
 static void pt_check_all(pt_check *c)
 {
-    const char *wrong = c->owner->kind->check(c->owner->policy);
-    if (wrong)
-        pt_finding(c->found, "%s", wrong);
+    pt_policy *lists[] = {c->owner->ready, c->owner->unwritten, c->owner->on_disk};
+    for (int i = 0; i < 3; i++) {
+        const char *wrong = c->owner->kind->check(lists[i]);
+        if (wrong)
+            pt_finding(c->found, "%s", wrong);
+    }
     pt_check_lists(c);
     pt_check_spaces(c);
     pt_check_dictionary(c);
     for (uint32_t entry = 0; entry < c->v->entry_count; entry++)
         pt_check_entry(c, entry, pt_taken_slots(c->v));
     pt_check_frames(c);
+    pt_check_disk(c);
 }
 
 /* Writes what is wrong to `found`; false if memory is short. */
 static inline bool pt_check_integrity(pt_owner *o, pt_findings *found)
 {
     pt_view *v = &o->view;
-    pt_check c = {o, v, found, calloc(v->frame_count, 1), calloc(v->entry_count, 1)};
+    pt_check c = {o, v, found, calloc(v->frame_count, 1), calloc(v->entry_count, 1), 0, 0};
     bool able = c.frame_seen && c.entry_seen;
     found->count = 0;
     if (able)

@@ -67,6 +67,13 @@ static inline pt_a64 *pt_dict_room(pt_dict d, uint32_t home, uint32_t *distance)
     return NULL;
 }
 
+/* Whether a key that is not there can be added. */
+static inline bool pt_dict_has_room(const pt_view *v, pt_dict d, const uint8_t *key)
+{
+    uint32_t distance;
+    return pt_dict_room(d, pt_home(v, key), &distance) != NULL;
+}
+
 /* For a dictionary that is not in force. Release: a reader that slept over a whole adoption and still looks here sees with
  * the first empty slot that another dictionary was put in force, and does not believe its miss. */
 static inline void pt_dict_clear(pt_dict d)

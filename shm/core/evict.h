@@ -1,40 +1,81 @@
-/* evict.h - making room: the coldest page that nobody has pinned leaves. */
+/* evict.h - making room: the coldest page that nobody has pinned leaves the arena, and is found on disk if it is there. */
 #pragma once
 
-#include "owner.h"
+#include "settle.h"
 
 enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };
 
+/* False while somebody has it pinned. The caller guarantees that the page is listed. */
 static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
 {
-    if (!pt_retire(&o->view.locks[entry].word, PT_FREE))
+    pt_entry *e = &o->view.entries[entry];
+    bool stays = pt_tiers(e) & PT_TIER_DISK;
+    if (!pt_retire(&o->view.locks[entry].word, PT_READABLE, stays ? PT_ON_DISK : PT_FREE))
         return false;
-    o->kind->remove(o->policy, entry);
-    pt_unlink(o, entry);
-    pt_reclaim(o, entry);
+    pt_unlist(o, entry);
+    pt_leave_memory(&o->view, e);
+    if (stays) {
+        pt_chain_put(&o->view, e);
+    } else {
+        pt_unlink(o, entry);
+        pt_reclaim(o, entry);
+    }
     return true;
 }
 
-static inline void pt_count_evicted(pt_owner *o, uint64_t bytes)
+static inline void pt_count_evicted(pt_owner *o, uint64_t bytes, bool lost)
 {
-    o->view.header->deeds.evicted++;
-    o->view.header->deeds.evicted_bytes += bytes;
+    pt_deeds *deeds = &o->view.header->deeds;
+    deeds->evicted++;
+    deeds->evicted_bytes += bytes;
+    deeds->disk_lost += lost;
 }
 
-/* Evicts the coldest page if it was last used before `before`, or learns that it is warmer than listed.
+typedef struct {
+    pt_policy *list;
+    uint32_t entry;
+    uint64_t tick;
+} pt_candidate;
+
+static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
+{
+    pt_candidate c = {list, PT_NONE, UINT64_MAX};
+    c.entry = o->kind->coldest(list, &c.tick);
+    return c;
+}
+
+/* The page that should leave next: the coldest. But one that the disk tier is still to have gives way to one that
+ * loses nothing by leaving, if that is at least half as cold. */
+static inline pt_candidate pt_next_to_leave(const pt_owner *o, uint64_t now)
+{
+    pt_candidate ready = pt_coldest_of(o, o->ready), unwritten = pt_coldest_of(o, o->unwritten);
+    if (unwritten.entry == PT_NONE || ready.tick <= unwritten.tick)
+        return ready;
+    if (ready.entry == PT_NONE || ready.tick > now)
+        return unwritten;
+    return now - ready.tick >= (now - unwritten.tick) / 2 ? ready : unwritten;
+}
+
+static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
+{
+    o->view.entries[entry].marks |= PT_MARK_TOUCHED;
+    pt_unlist(o, entry);
+    pt_list(o, entry, tick);
+}
+
+/* Evicts the next page if it was last used before `before`, or learns that it is warmer than listed.
  * A pinned page is in use, so it counts as used now. */
 static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now)
 {
-    uint64_t listed;
-    uint32_t entry = o->kind->coldest(o->policy, &listed);
-    if (entry == PT_NONE || listed >= before)
+    pt_candidate c = pt_next_to_leave(o, now);
+    if (c.entry == PT_NONE || c.tick >= before)
         return PT_NOTHING;
-    uint64_t bytes = o->view.entries[entry].size, tick = pt_true_tick(o, entry, now);
-    if (tick <= listed && pt_drop_page(o, entry)) {
-        pt_count_evicted(o, bytes);
+    uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
+    if (tick <= c.tick && pt_drop_page(o, c.entry)) {
+        pt_count_evicted(o, bytes, c.list == o->unwritten);
         return PT_EVICTED;
     }
-    o->kind->used(o->policy, entry, tick > listed ? tick : now);
+    pt_note_use(o, c.entry, tick > c.tick ? tick : now);
     return PT_WARMER;
 }
 
@@ -55,26 +96,4 @@ static inline uint32_t pt_evict_until(pt_owner *o, uint32_t frames, uint32_t lim
     while (evicted < limit && o->view.header->free_frames < frames && pt_evict_one(o, now, now))
         evicted++;
     return evicted;
-}
-
-/* Drops the pages of one namespace, PT_NONE for all; what is pinned or being written stays and is counted. */
-typedef struct {
-    uint32_t dropped, kept;
-} pt_flushed;
-
-static inline pt_flushed pt_flush(pt_owner *o, uint32_t space, uint64_t now)
-{
-    pt_flushed done = {0, 0};
-    pt_settle_all(o, now);
-    for (uint32_t s = 0; s < o->view.header->spaces; s++) {
-        if (space != PT_NONE && s != space)
-            continue;
-        for (uint32_t entry = o->view.spaces[s].used ? o->view.spaces[s].first : PT_NONE, next; entry != PT_NONE; entry = next) {
-            next = o->view.entries[entry].space_next;
-            bool listed = o->kind->lists(o->policy, entry);
-            *(listed && pt_drop_page(o, entry) ? &done.dropped : &done.kept) += 1;
-        }
-    }
-    o->view.header->deeds.flushed += done.dropped;
-    return done;
 }

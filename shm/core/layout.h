@@ -27,7 +27,7 @@
 #include <string.h>
 
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
-#define PT_FORMAT 1u
+#define PT_FORMAT 2u
 #define PT_PAGE 4096u
 #define PT_SLOTS 56u        /* processes attached at once: pin bits of a lock word */
 #define PT_PARTS 32u        /* parts of a page: half of the part bits, the other half says "let go" */
@@ -37,6 +37,7 @@
 #define PT_NONE 0xffffffffu /* no entry, no frame */
 #define PT_NO_WRITER 0xffu
 #define PT_NAME_BYTES 56u
+#define PT_TEXT_BYTES 2048u
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "64-bit atomics must be lock-free to be shared between processes");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "32-bit atomics must be lock-free to be shared between processes");
@@ -44,6 +45,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the shared format is 
 
 typedef _Atomic uint64_t pt_a64;
 typedef _Atomic uint32_t pt_a32;
+typedef _Atomic uint8_t pt_a8;
 
 /* The record of one page. The first cache line is what a reader needs, the second is the daemon's own. */
 typedef struct {
@@ -54,7 +56,7 @@ typedef struct {
     uint32_t frame_count;
     uint32_t space;        /* index of the page's namespace */
     uint16_t parts;        /* 1..PT_PARTS */
-    uint8_t tiers;         /* PT_TIER_* : where the bytes are */
+    pt_a8 tiers;           /* PT_TIER_* : where the bytes are, or are being written to */
     uint8_t reserved;
     /* second line */
     uint32_t list_prev, list_next;   /* free entries, or open reservations */
@@ -62,13 +64,20 @@ typedef struct {
     uint64_t expires_ns;             /* CLOCK_MONOTONIC: an open reservation is doomed after it */
     uint8_t writers[PT_PARTS];       /* slot of each part's writer, PT_NO_WRITER while nobody was granted it */
     uint8_t on_list;                 /* PT_LIST_* */
-    uint8_t pad[7];
+    uint8_t marks;                   /* PT_MARK_* : for the disk tier */
+    uint8_t pad[2];
+    uint32_t chain;                  /* the run of pages that were granted together; 0: not known */
 } pt_entry;
 _Static_assert(sizeof(pt_entry) == 128, "an entry is two cache lines");
 _Static_assert(offsetof(pt_entry, list_prev) == 64, "what readers need is the first line");
 
 enum { PT_TIER_MEMORY = 1, PT_TIER_DISK = 2 };
 enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
+enum {
+    PT_MARK_TOUCHED = 1, /* used again after it was stored */
+    PT_MARK_ORDERED = 2, /* the disk tier was told to write it, and has not answered */
+    PT_MARK_SPARED = 4,  /* it will not be written: the disk tier could not, or was not allowed to */
+};
 
 /* A slot of the dictionary: entry + 1 (0: empty) in bits 0..31, tag in 32..60, distance from home in 61..63. */
 typedef struct {
@@ -95,10 +104,13 @@ typedef struct {
 } pt_slot;
 _Static_assert(sizeof(pt_slot) == 64, "a slot is one cache line");
 
-/* A namespace: what its pages were computed with. Its pages form a list. */
+/* A namespace: what its pages were computed with. Its pages form a list, whatever tier they are in. */
 typedef struct {
     uint8_t digest[PT_KEY_BYTES];
-    uint64_t pages, bytes;
+    uint64_t pages, bytes;           /* in memory */
+    uint64_t disk_pages, disk_bytes; /* on disk, in memory too or not */
+    uint64_t listed;                 /* length of the list */
+    uint64_t spare[5];
     uint32_t first;       /* entry */
     uint32_t page_tokens;
     uint32_t window;      /* tokens, of a sliding window group; else 0 */
@@ -107,7 +119,7 @@ typedef struct {
     uint8_t pad[10];
     char name[PT_NAME_BYTES];
 } pt_space;
-_Static_assert(sizeof(pt_space) == 128, "a namespace is two cache lines");
+_Static_assert(sizeof(pt_space) == 192, "a namespace is three cache lines");
 
 /* What processes did, counted by themselves; the daemon folds a dead process's into `retired`. */
 typedef struct {
@@ -119,6 +131,10 @@ _Static_assert(sizeof(pt_counts) == 64, "a process's counters are one cache line
 /* What the daemon did. */
 typedef struct {
     uint64_t granted, present, pending, refused, evicted, evicted_bytes, flushed, doomed, expired, deaths, adopted, dropped;
+    /* of the disk tier. disk_missed: pages asked for that were nowhere, or came too late; disk_lost: pages that left the
+     * arena before they could be written; disk_damaged: pages whose bytes were not those that were stored. */
+    uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
+        disk_flushed, disk_lost, disk_spared, disk_damaged;
 } pt_deeds;
 
 /* First page of the index. Offsets are in bytes from the start of the index. */
@@ -141,8 +157,14 @@ typedef struct {
     uint32_t free_entries, free_frames, open_entries;
     uint64_t next_serial;
     uint64_t pages, bytes, used_frames; /* readable, writing and doomed */
+    uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* 0 frames: there is no disk tier now */
     pt_deeds deeds;
     pt_counts retired;
+    /* What the disk tier says of itself, for people. A reader looks at the version before and after: odd, or another
+     * one, means that the text changed meanwhile. */
+    pt_a32 disk_version;
+    uint32_t disk_text_bytes;
+    char disk_text[PT_TEXT_BYTES];
 } pt_header;
 _Static_assert(sizeof(pt_header) <= PT_PAGE, "the header is one page");
 

@@ -61,10 +61,7 @@ static inline void pt_space_add(const pt_view *v, uint32_t entry)
     if (s->first != PT_NONE)
         v->entries[s->first].space_prev = entry;
     s->first = entry;
-    s->pages++;
-    s->bytes += e->size;
-    v->header->pages++;
-    v->header->bytes += e->size;
+    s->listed++;
 }
 
 static inline void pt_space_remove(const pt_view *v, uint32_t entry)
@@ -74,10 +71,51 @@ static inline void pt_space_remove(const pt_view *v, uint32_t entry)
     *(e->space_prev == PT_NONE ? &s->first : &v->entries[e->space_prev].space_next) = e->space_next;
     if (e->space_next != PT_NONE)
         v->entries[e->space_next].space_prev = e->space_prev;
+    s->listed--;
+}
+
+/* ---- what is in which tier: the flag of the entry, and the sums ---- */
+
+static inline void pt_enter_memory(const pt_view *v, pt_entry *e)
+{
+    pt_space *s = &v->spaces[e->space];
+    atomic_fetch_or_explicit(&e->tiers, PT_TIER_MEMORY, memory_order_relaxed);
+    s->pages++;
+    s->bytes += e->size;
+    v->header->pages++;
+    v->header->bytes += e->size;
+}
+
+static inline void pt_leave_memory(const pt_view *v, pt_entry *e)
+{
+    pt_space *s = &v->spaces[e->space];
+    atomic_fetch_and_explicit(&e->tiers, (uint8_t)~PT_TIER_MEMORY, memory_order_relaxed);
     s->pages--;
     s->bytes -= e->size;
     v->header->pages--;
     v->header->bytes -= e->size;
+}
+
+static inline void pt_enter_disk(const pt_view *v, pt_entry *e)
+{
+    pt_space *s = &v->spaces[e->space];
+    atomic_fetch_or_explicit(&e->tiers, PT_TIER_DISK, memory_order_relaxed);
+    s->disk_pages++;
+    s->disk_bytes += e->size;
+    v->header->disk_pages++;
+    v->header->disk_bytes += e->size;
+    v->header->disk_used_frames += pt_frames_for(v, e->size);
+}
+
+static inline void pt_leave_disk(const pt_view *v, pt_entry *e)
+{
+    pt_space *s = &v->spaces[e->space];
+    atomic_fetch_and_explicit(&e->tiers, (uint8_t)~PT_TIER_DISK, memory_order_relaxed);
+    s->disk_pages--;
+    s->disk_bytes -= e->size;
+    v->header->disk_pages--;
+    v->header->disk_bytes -= e->size;
+    v->header->disk_used_frames -= pt_frames_for(v, e->size);
 }
 
 /* ---- frames: chains of entries, and the free ones as a stack ---- */

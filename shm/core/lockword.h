@@ -2,6 +2,8 @@
  *
  * Pin and state are one word so that "is it readable?" and "now it is mine" are one step.  A pin that found the entry
  * readable keeps it readable: the only way out of PT_READABLE is a compare-and-swap of the whole word without pins.
+ * A page that is written to disk stays readable meanwhile; evicted then, it goes to PT_ON_DISK instead of PT_FREE, and from
+ * there through PT_WRITING back to PT_READABLE when it is read in.
  */
 #pragma once
 
@@ -12,7 +14,7 @@ enum pt_state {
     PT_WRITING = 1,  /* granted; frames belong to its writers */
     PT_READABLE = 2, /* whole */
     PT_DOOMED = 3,   /* will never be whole; out of the dictionary, frames wait for their writers to let go */
-    PT_ON_DISK = 4,  /* no frames; the disk tier has it */
+    PT_ON_DISK = 4,  /* no frames; the disk tier has it. Its key is safe to read under a pin, like that of a readable one */
 };
 #define PT_STATE_SHIFT 56
 #define PT_PINS ((1ull << PT_STATE_SHIFT) - 1)
@@ -52,10 +54,11 @@ static inline bool pt_change(pt_a64 *word, enum pt_state from, enum pt_state to)
     return false;
 }
 
-/* The daemon's way out of PT_READABLE: only if nobody holds a pin. Acquire: pairs with pt_unpin. */
-static inline bool pt_retire(pt_a64 *word, enum pt_state to)
+/* The daemon's way out of PT_READABLE, and from PT_ON_DISK to PT_FREE: only if nobody holds a pin. Acquire: pairs with
+ * pt_unpin. */
+static inline bool pt_retire(pt_a64 *word, enum pt_state from, enum pt_state to)
 {
-    uint64_t unpinned = pt_with_state(0, PT_READABLE);
+    uint64_t unpinned = pt_with_state(0, from);
     return atomic_compare_exchange_strong_explicit(word, &unpinned, pt_with_state(0, to), memory_order_acq_rel,
                                                    memory_order_relaxed);
 }

@@ -6,20 +6,35 @@
 
 #define PT_RETRIES 100u /* a miss is always safe to report; a reader never waits for the writer */
 
-static inline bool pt_pin_key(pt_session *s, uint32_t entry, const uint8_t *key)
+/* Where a key was found. A page that is on its way from disk counts as on disk. */
+enum pt_where { PT_NOWHERE, PT_IN_MEMORY, PT_ON_ITS_WAY };
+
+/* Pins the entry if it is the readable page of this key. Of a page on disk the key may be compared, too: the pin keeps the
+ * entry from becoming another's. It is taken back then. */
+static inline enum pt_where pt_pin_key(pt_session *s, uint32_t entry, const uint8_t *key)
 {
-    bool readable = pt_try(s, entry);
-    return pt_keep(s, entry, readable && pt_same_key(s->view.entries[entry].key, key));
+    pt_entry *e = &s->view.entries[entry];
+    enum pt_state state = pt_try(s, entry);
+    bool on_disk = state == PT_ON_DISK || (state == PT_WRITING && pt_tiers(e) & PT_TIER_DISK);
+    bool same = (state == PT_READABLE || on_disk) && pt_same_key(e->key, key);
+    if (pt_keep(s, entry, same && !on_disk))
+        return PT_IN_MEMORY;
+    return same && on_disk ? PT_ON_ITS_WAY : PT_NOWHERE;
 }
 
 static inline bool pt_pin_serial(pt_session *s, uint32_t entry, uint64_t serial)
 {
-    bool readable = pt_try(s, entry);
+    bool readable = pt_try(s, entry) == PT_READABLE;
     return pt_keep(s, entry, readable && s->view.entries[entry].serial == serial);
 }
 
-/* Looks through the window of a key for a page to pin; PT_NONE if it is not there or not readable. */
-static inline uint32_t pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t *key)
+typedef struct {
+    enum pt_where where;
+    uint32_t entry;
+} pt_found;
+
+/* Looks through the window of a key for a page, pins it if it is readable. */
+static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t *key)
 {
     const pt_view *v = &s->view;
     uint32_t home = pt_home(v, key), tag = pt_tag(key), reach = pt_reach(&buckets[home]);
@@ -28,15 +43,18 @@ static inline uint32_t pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
         for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
             uint64_t slot = atomic_load_explicit(&b->slots[i], memory_order_acquire);
             uint32_t entry = pt_slot_entry(slot);
-            if (slot && pt_slot_tag(slot) == tag && entry < v->entry_count && pt_pin_key(s, entry, key))
-                return entry;
+            if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
+                continue;
+            enum pt_where where = pt_pin_key(s, entry, key);
+            if (where != PT_NOWHERE)
+                return (pt_found){where, entry};
         }
     }
-    return PT_NONE;
+    return (pt_found){PT_NOWHERE, PT_NONE};
 }
 
-/* Finds and pins one page; PT_NONE is a miss. The caller holds the lock. */
-static inline uint32_t pt_find(pt_session *s, const uint8_t *key)
+/* Finds one page, and pins it if it is readable. The caller holds the lock. */
+static inline pt_found pt_find(pt_session *s, const uint8_t *key)
 {
     const pt_view *v = &s->view;
     for (uint32_t attempt = 0; attempt < PT_RETRIES; attempt++) {
@@ -44,15 +62,15 @@ static inline uint32_t pt_find(pt_session *s, const uint8_t *key)
         pt_bucket *buckets = v->buckets[dictionary & 1];
         pt_a32 *version = &buckets[pt_home(v, key)].version;
         uint32_t before = atomic_load_explicit(version, memory_order_acquire);
-        uint32_t entry = pt_scan(s, buckets, key);
-        if (entry != PT_NONE)
-            return entry;
+        pt_found found = pt_scan(s, buckets, key);
+        if (found.where != PT_NOWHERE)
+            return found;
         /* The loads of the scan were acquire: these two can not be older than what the scan saw. */
         if (atomic_load_explicit(version, memory_order_relaxed) == before &&
             atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) == dictionary)
-            return PT_NONE;
+            break;
     }
-    return PT_NONE;
+    return (pt_found){PT_NOWHERE, PT_NONE};
 }
 
 /* The entry that a key probably has: a hint for prefetching, believed by nobody. */
@@ -79,31 +97,55 @@ static inline void pt_look_ahead(pt_session *s, pt_bucket *buckets, const uint8_
         pt_prefetch_entry(s, buckets, keys + (at + PT_AHEAD) * (uint64_t)PT_KEY_BYTES);
 }
 
-/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, falling from head to tail.
- * Returns its length; the entries go to `entries`, their serials to `serials`. */
-static inline uint32_t pt_match(pt_session *s, const uint8_t *keys, uint32_t count, uint32_t *entries, uint64_t *serials)
+/* How far a prefix goes on in memory or on disk from page `from` on, which is on disk; nothing of it is pinned. */
+static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t from, uint32_t count, uint64_t now)
+{
+    for (; from < count; from++) {
+        pt_found found = pt_find(s, keys + from * (uint64_t)PT_KEY_BYTES);
+        if (found.where == PT_NOWHERE)
+            break;
+        if (found.where == PT_IN_MEMORY)
+            pt_let_go(s, found.entry);
+        atomic_store_explicit(&s->view.locks[found.entry].tick, now + count - from, memory_order_relaxed);
+    }
+    return from;
+}
+
+/* Where to put what a match found. reach: pages of the prefix that are in memory or on disk. */
+typedef struct {
+    uint32_t *entries;
+    uint64_t *serials;
+    uint32_t count, reach;
+} pt_matched;
+
+/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, falling from head to tail; then
+ * looks how far it goes on with the help of the disk. */
+static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, pt_matched *to)
 {
     const pt_view *v = &s->view;
     pt_bucket *buckets = pt_buckets_now(v);
     uint64_t now = pt_now_ns();
-    uint32_t found = 0;
+    pt_found found = {PT_NOWHERE, PT_NONE};
+    uint32_t at = 0;
     for (uint32_t i = 0; i < 2 * PT_AHEAD && i < count; i++)
         pt_prefetch(&buckets[pt_home(v, keys + i * (uint64_t)PT_KEY_BYTES)]);
     pthread_mutex_lock(&s->lock);
-    for (; found < count; found++) {
-        pt_look_ahead(s, buckets, keys, found, count);
-        uint32_t entry = pt_find(s, keys + found * (uint64_t)PT_KEY_BYTES);
-        if (entry == PT_NONE)
+    for (; at < count; at++) {
+        pt_look_ahead(s, buckets, keys, at, count);
+        found = pt_find(s, keys + at * (uint64_t)PT_KEY_BYTES);
+        if (found.where != PT_IN_MEMORY)
             break;
-        entries[found] = entry;
-        serials[found] = v->entries[entry].serial;
-        atomic_store_explicit(&v->locks[entry].tick, now + count - found, memory_order_relaxed);
+        to->entries[at] = found.entry;
+        to->serials[at] = v->entries[found.entry].serial;
+        atomic_store_explicit(&v->locks[found.entry].tick, now + count - at, memory_order_relaxed);
     }
+    to->count = to->reach = at;
+    if (at < count && found.where == PT_ON_ITS_WAY)
+        to->reach = pt_reach_on(s, keys, at, count, now);
     pthread_mutex_unlock(&s->lock);
     pt_count(&s->counts->lookups, 1);
-    pt_count(&s->counts->hit_pages, found);
-    pt_count(&s->counts->miss_pages, count - found);
-    return found;
+    pt_count(&s->counts->hit_pages, at);
+    pt_count(&s->counts->miss_pages, count - at);
 }
 
 /* Pins what another process matched, by entry and serial; returns the length of the prefix that is still there. */

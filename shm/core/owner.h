@@ -1,20 +1,68 @@
 /* owner.h - the daemon's side: it alone changes entries, dictionary and lists, on one thread.
  *
- * The life of a page:  PT_FREE -> PT_WRITING -> PT_READABLE -> PT_FREE,  or  PT_WRITING -> PT_DOOMED -> PT_FREE.
- * An entry is on the open list from its reservation until all its writers have let go, and with the policy after that.
+ * The life of a page:  PT_FREE -> PT_WRITING -> PT_READABLE -> PT_FREE,  or  PT_WRITING -> PT_DOOMED -> PT_FREE,
+ * and with a disk tier  PT_READABLE -> PT_ON_DISK -> PT_WRITING (it is read in) -> PT_READABLE,  or  PT_ON_DISK -> PT_FREE.
+ * An entry is on the open list from its reservation until all its writers have let go, and with a policy after that.
  */
 #pragma once
+
+#include <stdlib.h>
 
 #include "dict.h"
 #include "lists.h"
 #include "part.h"
 #include "policy.h"
 
+/* Which pages the disk tier is to have. */
+enum pt_write_rule {
+    PT_WRITE_EVICTED, /* those that are about to leave the arena */
+    PT_WRITE_THROUGH, /* all, at once */
+    PT_WRITE_SECOND,  /* those that are about to leave, if they were used again after they were stored */
+};
+
+/* The disk tier as the daemon sees it: who does the work is told what to write and what to drop. */
+typedef struct {
+    bool open; /* a worker has it */
+    enum pt_write_rule rule;
+    uint64_t ordered_frames;      /* room that is promised to pages which are being written */
+    uint8_t *drops;               /* keys whose copies on disk are of no use any more; the worker was not told yet */
+    uint32_t drop_count, drop_room;
+} pt_disk;
+
 typedef struct {
     pt_view view;
     const pt_policy_kind *kind;
-    pt_policy *policy;
+    pt_policy *ready;     /* pages that lose nothing by leaving the arena: they are on disk too, or are not to be */
+    pt_policy *unwritten; /* pages that the disk tier is to have first */
+    pt_policy *on_disk;   /* pages on disk, in the arena too or not */
+    pt_disk disk;
+    uint32_t last_chain;
 } pt_owner;
+
+static inline void pt_owner_end(pt_owner *o)
+{
+    pt_policy **all[] = {&o->ready, &o->unwritten, &o->on_disk};
+    for (int i = 0; i < 3; i++) {
+        if (*all[i])
+            o->kind->destroy(*all[i]);
+        *all[i] = NULL;
+    }
+    free(o->disk.drops);
+    o->disk = (pt_disk){0};
+}
+
+/* False if memory is short; then it is ended already. */
+static inline bool pt_owner_begin(pt_owner *o, pt_view view, const pt_policy_kind *kind)
+{
+    *o = (pt_owner){.view = view, .kind = kind};
+    o->ready = kind->create(view.entry_count);
+    o->unwritten = kind->create(view.entry_count);
+    o->on_disk = kind->create(view.entry_count);
+    if (o->ready && o->unwritten && o->on_disk)
+        return true;
+    pt_owner_end(o);
+    return false;
+}
 
 static inline pt_dict pt_dict_in_force(const pt_view *v)
 {
@@ -30,44 +78,7 @@ static inline uint32_t pt_granted_bits(const pt_entry *e)
     return bits;
 }
 
-/* Gives back all that an entry owns. State first: from here on a reader that still finds the entry misses. */
-static inline void pt_reclaim(pt_owner *o, uint32_t entry)
-{
-    pt_entry *e = &o->view.entries[entry];
-    pt_chain_put(&o->view, e);
-    e->tiers = 0;
-    pt_entry_put(&o->view, entry);
-}
-
-static inline void pt_unlink(pt_owner *o, uint32_t entry)
-{
-    pt_dict_drop(&o->view, pt_dict_in_force(&o->view), entry);
-    pt_space_remove(&o->view, entry);
-}
-
-/* Takes a page that is being written out of sight; its frames stay until its writers have let go. */
-static inline bool pt_doom(pt_owner *o, uint32_t entry)
-{
-    if (!pt_change(&o->view.locks[entry].word, PT_WRITING, PT_DOOMED))
-        return false; /* published in this very moment: then it is whole */
-    pt_unlink(o, entry);
-    o->view.header->deeds.doomed++;
-    return true;
-}
-
-/* What should become of a page that is being written. */
-static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
-{
-    pt_entry *e = &o->view.entries[entry];
-    uint64_t parts = atomic_load_explicit(&o->view.locks[entry].parts, memory_order_acquire);
-    uint32_t done = pt_done_bits(parts), gone = pt_gone_bits(parts), all = pt_all_parts(e);
-    if (gone & ~done)
-        pt_doom(o, entry);
-    else if ((gone & all) == all) /* the last writer died between its bit and the state */
-        pt_change(&o->view.locks[entry].word, PT_WRITING, PT_READABLE);
-    else if (now > e->expires_ns && pt_doom(o, entry))
-        o->view.header->deeds.expired++;
-}
+/* ---- ticks ---- */
 
 #define PT_TICK_SLACK_NS 1000000000ull
 
@@ -83,38 +94,63 @@ static inline uint64_t pt_true_tick(pt_owner *o, uint32_t entry, uint64_t now)
     return now;
 }
 
-/* Moves an open entry on if its writers have: to the policy, to the doomed, to the free. True if it left the list. */
-static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
+static inline void pt_stamp(pt_owner *o, uint32_t entry, uint64_t tick)
 {
-    pt_lock *lock = &o->view.locks[entry];
-    pt_entry *e = &o->view.entries[entry];
-    if (pt_load_state(&lock->word) == PT_WRITING)
-        pt_judge(o, entry, now);
-    uint64_t word = atomic_load_explicit(&lock->word, memory_order_acquire);
-    enum pt_state state = pt_state_of(word);
-    uint32_t granted = pt_granted_bits(e);
-    uint32_t gone = pt_gone_bits(atomic_load_explicit(&lock->parts, memory_order_acquire));
-    if (state == PT_WRITING || (gone & granted) != granted || (state == PT_DOOMED && word & PT_PINS))
+    atomic_store_explicit(&o->view.locks[entry].tick, tick, memory_order_relaxed);
+}
+
+/* ---- the order in which pages leave the arena ---- */
+
+static inline bool pt_wants_writing(const pt_owner *o, pt_entry *e)
+{
+    if (!o->disk.open || pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_SPARED)
         return false;
-    pt_open_remove(&o->view, entry);
-    if (state == PT_READABLE) {
-        o->kind->add(o->policy, entry, pt_true_tick(o, entry, now));
-    } else {
-        pt_change(&lock->word, state, PT_FREE);
-        pt_reclaim(o, entry);
-    }
-    return true;
+    return (o->disk.rule != PT_WRITE_SECOND || e->marks & PT_MARK_TOUCHED) &&
+           pt_frames_for(&o->view, e->size) <= o->view.header->disk_frames;
 }
 
-/* Settles open entries, the oldest first, and gives up after `patience` in a row that are not ready. */
-static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
+static inline void pt_list(pt_owner *o, uint32_t entry, uint64_t tick)
 {
-    pt_header *h = o->view.header;
-    for (uint32_t entry = h->open_first, next; entry != PT_NONE && patience; entry = next) {
-        next = o->view.entries[entry].list_next;
-        if (!pt_settle(o, entry, now))
-            patience--;
-    }
+    o->kind->add(pt_wants_writing(o, &o->view.entries[entry]) ? o->unwritten : o->ready, entry, tick);
 }
 
-static inline void pt_settle_all(pt_owner *o, uint64_t now) { pt_settle_some(o, now, PT_NONE); }
+/* The list that has the entry, NULL if none has. */
+static inline pt_policy *pt_list_of(const pt_owner *o, uint32_t entry)
+{
+    if (o->kind->lists(o->ready, entry))
+        return o->ready;
+    return o->kind->lists(o->unwritten, entry) ? o->unwritten : NULL;
+}
+
+/* False if no list had it. */
+static inline bool pt_unlist(pt_owner *o, uint32_t entry)
+{
+    pt_policy *list = pt_list_of(o, entry);
+    if (list)
+        o->kind->remove(list, entry);
+    return list != NULL;
+}
+
+/* A listed page has become another's to write, or nobody's. */
+static inline void pt_list_anew(pt_owner *o, uint32_t entry, uint64_t now)
+{
+    if (pt_unlist(o, entry))
+        pt_list(o, entry, pt_true_tick(o, entry, now));
+}
+
+/* ---- letting go ---- */
+
+/* Gives back all that an entry owns. State first: from here on a reader that still finds the entry misses. */
+static inline void pt_reclaim(pt_owner *o, uint32_t entry)
+{
+    pt_entry *e = &o->view.entries[entry];
+    pt_chain_put(&o->view, e);
+    e->marks = 0;
+    pt_entry_put(&o->view, entry);
+}
+
+static inline void pt_unlink(pt_owner *o, uint32_t entry)
+{
+    pt_dict_drop(&o->view, pt_dict_in_force(&o->view), entry);
+    pt_space_remove(&o->view, entry);
+}

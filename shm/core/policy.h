@@ -9,6 +9,7 @@
 #include "layout.h"
 
 typedef struct pt_policy pt_policy;
+typedef bool pt_see(void *context, uint32_t entry);
 
 typedef struct {
     const char *name;
@@ -22,6 +23,8 @@ typedef struct {
     void (*used)(pt_policy *, uint32_t entry, uint64_t tick);
     /* The entry that should leave next, PT_NONE if none is listed; its tick as listed goes to *tick. */
     uint32_t (*coldest)(const pt_policy *, uint64_t *tick);
+    /* Shows the entries listed with a tick before `before`, in no order, until `see` returns false. */
+    void (*look)(const pt_policy *, uint64_t before, pt_see *see, void *context);
     bool (*lists)(const pt_policy *, uint32_t entry);
     uint32_t (*count)(const pt_policy *);
     /* What is wrong with the policy's own memory, or NULL. */

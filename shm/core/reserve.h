@@ -3,12 +3,13 @@
 
 #include "evict.h"
 
-enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4 };
+enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4, PT_ABSENT = 5 };
 
 typedef struct {
     uint32_t slot, space;
     uint32_t part, parts;
     uint64_t now, expires_ns;
+    uint32_t chain; /* of what is granted */
 } pt_request;
 
 typedef struct {
@@ -33,13 +34,21 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
     return pt_answer_with(o, PT_GRANTED, entry);
 }
 
-/* True if `frames` frames and an entry are free, if need be after evicting pages older than this batch. */
-static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames)
+/* One thing less in the way of a grant; false if nothing can be moved. */
+static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t frames)
+{
+    if (o->view.header->free_frames >= frames && pt_disk_evict_one(o, r->now))
+        return true; /* it is entries that are short: pages that are on disk alone have some */
+    return pt_evict_one(o, r->now, r->now);
+}
+
+/* True if `frames` frames and so many entries are free, if need be after evicting pages older than this batch. */
+static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     pt_header *h = o->view.header;
     bool settled = false;
-    while (h->free_frames < frames || h->free_entry == PT_NONE) {
-        if (pt_evict_one(o, r->now, r->now))
+    while (h->free_frames < frames || h->free_entries < entries) {
+        if (pt_make_some_room(o, r, frames))
             continue;
         if (settled)
             return false;
@@ -49,42 +58,65 @@ static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frame
     return true;
 }
 
-static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry, const uint8_t *key, uint64_t size)
+/* What is new in each filling of an entry. The caller guarantees that the frames are free. */
+static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
-    memcpy(e->key, key, PT_KEY_BYTES);
     e->serial = o->view.header->next_serial++;
-    e->size = size;
-    e->space = r->space;
     e->parts = (uint16_t)r->parts;
-    e->tiers = PT_TIER_MEMORY;
+    e->marks = 0;
+    e->chain = r->chain;
     e->expires_ns = r->expires_ns;
     memset(e->writers, PT_NO_WRITER, sizeof e->writers);
     e->writers[r->part] = (uint8_t)r->slot;
-    e->frame_count = pt_frames_for(&o->view, size);
+    e->frame_count = pt_frames_for(&o->view, e->size);
     e->first_frame = pt_chain_take(&o->view, entry, e->frame_count);
     atomic_store_explicit(&o->view.locks[entry].parts, 0, memory_order_relaxed);
 }
 
+static inline pt_answer pt_opened(pt_owner *o, uint32_t entry)
+{
+    pt_enter_memory(&o->view, &o->view.entries[entry]);
+    pt_open_add(&o->view, entry);
+    o->view.header->deeds.granted++;
+    return pt_answer_with(o, PT_GRANTED, entry);
+}
+
 static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t size)
 {
-    pt_header *h = o->view.header;
-    if (!size || size > h->arena_bytes)
+    pt_view *v = &o->view;
+    pt_dict d = pt_dict_in_force(v);
+    if (!size || size > v->header->arena_bytes)
         return pt_answer_with(o, PT_REFUSED_SIZE, PT_NONE);
-    if (!pt_make_room(o, r, pt_frames_for(&o->view, size)))
+    if (!pt_make_room(o, r, pt_frames_for(v, size), 1) || !pt_dict_has_room(v, d, key))
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
-    uint32_t entry = pt_entry_take(&o->view);
-    pt_fill(o, r, entry, key, size);
-    pt_change(&o->view.locks[entry].word, PT_FREE, PT_WRITING);
-    if (!pt_dict_add(&o->view, pt_dict_in_force(&o->view), entry)) {
-        pt_change(&o->view.locks[entry].word, PT_WRITING, PT_FREE);
-        pt_reclaim(o, entry);
+    uint32_t entry = pt_entry_take(v);
+    memcpy(v->entries[entry].key, key, PT_KEY_BYTES);
+    v->entries[entry].size = size;
+    v->entries[entry].space = r->space;
+    pt_fill(o, r, entry);
+    pt_change(&v->locks[entry].word, PT_FREE, PT_WRITING);
+    pt_dict_add(v, d, entry);
+    pt_space_add(v, entry);
+    return pt_opened(o, entry);
+}
+
+/* Frames for a page that is on disk alone, to be read or stored again. */
+static inline pt_answer pt_refill(pt_owner *o, const pt_request *r, uint32_t entry)
+{
+    if (!pt_make_room(o, r, pt_frames_for(&o->view, o->view.entries[entry].size), 0))
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
-    }
-    pt_space_add(&o->view, entry);
-    pt_open_add(&o->view, entry);
-    h->deeds.granted++;
-    return pt_answer_with(o, PT_GRANTED, entry);
+    pt_fill(o, r, entry);
+    pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_WRITING);
+    return pt_opened(o, entry);
+}
+
+/* A page that is on disk alone is stored anew: sooner there than it could be read. */
+static inline pt_answer pt_store_again(pt_owner *o, const pt_request *r, uint32_t entry, const uint8_t *key, uint64_t size)
+{
+    if (o->view.entries[entry].size == size)
+        return pt_refill(o, r, entry);
+    return pt_free_on_disk(o, entry) ? pt_grant(o, r, key, size) : pt_answer_with(o, PT_PENDING, entry);
 }
 
 static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t size)
@@ -98,6 +130,8 @@ static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const u
             return pt_answer_with(o, PT_PRESENT, entry);
         case PT_WRITING:
             return pt_join(o, r, entry, size);
+        case PT_ON_DISK:
+            return pt_store_again(o, r, entry, key, size);
         default: /* settled as doomed just now */
             break;
         }
@@ -111,23 +145,24 @@ static inline void pt_tally(pt_deeds *deeds, enum pt_outcome outcome)
     deeds->refused += outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE;
 }
 
-static inline void pt_stamp(pt_owner *o, uint32_t entry, uint64_t tick)
-{
-    atomic_store_explicit(&o->view.locks[entry].tick, tick, memory_order_relaxed);
-}
-
-/* Answers a chain of keys, head first. The recency of what is there or granted falls from head to tail; it is stamped on
- * what is present before anything is evicted, so that a batch never evicts its own prefix. */
-static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
-                              pt_answer *answers)
+/* Stamps what is there, recency falling from head to tail: before anything is evicted, so that a batch never evicts its
+ * own prefix. */
+static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now)
 {
     pt_dict d = pt_dict_in_force(&o->view);
-    pt_settle_some(o, r->now, 64);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t entry = pt_dict_find(&o->view, d, keys + i * (uint64_t)PT_KEY_BYTES);
         if (entry != PT_NONE)
-            pt_stamp(o, entry, r->now + count - i);
+            pt_stamp(o, entry, now + count - i);
     }
+}
+
+/* Answers a chain of keys, head first. The recency of what is there or granted falls from head to tail. */
+static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
+                              pt_answer *answers)
+{
+    pt_settle_some(o, r->now, 64);
+    pt_stamp_all(o, keys, count, r->now);
     for (uint32_t i = 0; i < count; i++) {
         answers[i] = pt_reserve_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, sizes[i]);
         if (answers[i].entry != PT_NONE)

@@ -33,11 +33,11 @@ static inline void pt_count(pt_a64 *counter, uint64_t by)
     atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
 }
 
-/* Pins an entry; true if it is readable, and it stays so while pinned. Its key or serial is compared after this and
- * not before, when the entry could still become another page; then pt_keep. The caller holds the lock. */
-static inline bool pt_try(pt_session *s, uint32_t entry)
+/* Pins an entry; what was readable stays so while pinned. Its key or serial is compared after this and not before,
+ * when the entry could still become another page; then pt_keep. The caller holds the lock. */
+static inline enum pt_state pt_try(pt_session *s, uint32_t entry)
 {
-    return s->held[entry] || pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot)) == PT_READABLE;
+    return s->held[entry] ? PT_READABLE : pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot));
 }
 
 /* Counts the pin of pt_try, or takes it back; true if it was counted. The caller holds the lock since pt_try. */

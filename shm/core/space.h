@@ -12,7 +12,7 @@ static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
         const pt_space *have = &v->spaces[s];
         if (have->used && !memcmp(have->digest, wanted->digest, PT_KEY_BYTES))
             return s;
-        if (!have->used || (!have->pages && spare == PT_NONE))
+        if (!have->used || (!have->listed && spare == PT_NONE))
             spare = s;
         if (!have->used)
             break;

@@ -116,3 +116,5 @@ static inline uint32_t pt_frames_for(const pt_view *v, uint64_t size)
 {
     return (uint32_t)((size + v->frame_bytes - 1) / v->frame_bytes);
 }
+
+static inline uint8_t pt_tiers(pt_entry *e) { return atomic_load_explicit(&e->tiers, memory_order_relaxed); }

@@ -413,7 +413,7 @@ class IndexMachine(RuleBasedStateMachine):
         meant = [page for page in self.model.by_key.values() if space in (page.space, None)]
         free = [page for page in self.evictable() if page in meant]
         number = -1 if space is None else self.table.index(space)
-        assert self.owner.flush(number) == (len(free), len(meant) - len(free))
+        assert self.owner.flush(number, 3) == (len(free), len(meant) - len(free))
         for page in free:
             del self.model.by_key[page.key]
 

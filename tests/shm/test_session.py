@@ -71,7 +71,7 @@ def world() -> Iterator[World]:
 def pinned(world: World) -> int:
     """How many of the three pages can not be evicted."""
     world.owner.settle()
-    return world.owner.flush(-1)[1]
+    return world.owner.flush(-1, 3)[1]
 
 
 def test_a_session_says_where_it_is(world: World) -> None:
@@ -191,7 +191,7 @@ def test_what_has_been_replaced_is_not_pinned_again(world: World) -> None:
     entries, serials = first_of(world)
     assert len(world.session.repin(Pins, None, entries, serials)) == 1
     world.owner.settle()
-    world.owner.flush(-1)
+    world.owner.flush(-1, 3)
     assert len(world.session.repin(Pins, None, entries, serials)) == 0
     world.store(world.session, 0, page(9))
     assert first_of(world)[0] == entries, "the test needs the same entry"
@@ -223,13 +223,13 @@ def test_pins_released_while_a_page_is_copied() -> None:
             threading.Event().wait(float(random.uniform(0.0, 0.01)))
             pins.release()
             assert not pins.held
-            if world.owner.flush(-1) == (1, 0):
+            if world.owner.flush(-1, 3) == (1, 0):
                 world.store(world.session, 1, page(2, size))
             else:
                 kept += 1
         assert copied == [0] or (copied == [1] and (into == 1).all())
         world.owner.settle()
-        assert world.owner.flush(-1) == (1, 0), "the pin ends with the copy"
+        assert world.owner.flush(-1, 3) == (1, 0), "the pin ends with the copy"
     assert kept, "no copy was under way: the test has shown nothing"
     world.memory.close()
 

@@ -1,4 +1,4 @@
-/* owner_pages.h - the rest of the type Owner: pages and processes, after adoption. */
+/* owner_parts.h - the type Owner: pages and processes, after adoption. */
 #pragma once
 
 #include "owner.h"
@@ -29,7 +29,7 @@ static bool request_sound(Owner *self, const pt_request *r)
 /* reserve(slot, space, part, parts, ttl_ns, keys, sizes) -> (outcomes, entries, serials) */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
-    pt_request r = {.now = pt_now_ns()};
+    pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
     unsigned long long ttl;
     PyObject *keys, *sizes, *packed = NULL;
     array in[2];
@@ -40,6 +40,7 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
         return NULL;
     pt_answer *answers = malloc((size_t)in[0].count * sizeof *answers + 1);
     if (answers) {
+        self->shared.last_chain = r.chain;
         pt_reserve(&self->shared, &r, in[0].view.buf, in[1].view.buf, (uint32_t)in[0].count, answers);
         packed = answers_pack(answers, in[0].count);
     } else {
@@ -116,13 +117,14 @@ static PyObject *owner_evict(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLong(pt_evict_until(&self->shared, frames, limit, pt_now_ns()));
 }
 
-/* flush(space) -> (dropped, kept): drops the pages of a namespace, of all where space is -1. */
+/* flush(space, tiers) -> (dropped, kept): drops the pages of a namespace, of all where space is -1, out of tiers. */
 static PyObject *owner_flush(Owner *self, PyObject *args)
 {
     int space;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "i", &space))
+    unsigned int tiers;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "iI", &space, &tiers))
         return NULL;
-    pt_flushed done = pt_flush(&self->shared, space < 0 ? PT_NONE : (uint32_t)space, pt_now_ns());
+    pt_flushed done = pt_flush(&self->shared, space < 0 ? PT_NONE : (uint32_t)space, (uint8_t)tiers, pt_now_ns());
     return Py_BuildValue("(II)", done.dropped, done.kept);
 }
 
@@ -198,41 +200,3 @@ static PyObject *owner_open_entries(Owner *self, void *unused)
     (void)unused;
     return owner_ready(self) ? PyLong_FromUnsignedLong(self->shared.view.header->open_entries) : NULL;
 }
-
-static PyMethodDef owner_methods[] = {
-    {"format", (PyCFunction)owner_format, METH_VARARGS, NULL},
-    {"why_not", (PyCFunction)owner_why_not, METH_NOARGS, NULL},
-    {"takers", (PyCFunction)owner_takers, METH_NOARGS, NULL},
-    {"adopt", (PyCFunction)owner_adopt, METH_VARARGS, NULL},
-    {"populate", (PyCFunction)owner_populate, METH_VARARGS, NULL},
-    {"populate_index", (PyCFunction)owner_populate_index, METH_NOARGS, NULL},
-    {"arena_address", (PyCFunction)owner_arena_address, METH_NOARGS, NULL},
-    {"reserve", (PyCFunction)owner_reserve, METH_VARARGS, NULL},
-    {"attach", (PyCFunction)owner_attach, METH_VARARGS, NULL},
-    {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
-    {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},
-    {"settle", (PyCFunction)owner_settle, METH_NOARGS, NULL},
-    {"evict", (PyCFunction)owner_evict, METH_VARARGS, NULL},
-    {"flush", (PyCFunction)owner_flush, METH_VARARGS, NULL},
-    {"space", (PyCFunction)owner_space, METH_VARARGS, NULL},
-    {"check_integrity", (PyCFunction)owner_check, METH_NOARGS, NULL},
-    {"close", (PyCFunction)owner_close, METH_NOARGS, NULL},
-    {"header", (PyCFunction)owner_header, METH_NOARGS, NULL},
-    {"spaces", (PyCFunction)owner_spaces, METH_NOARGS, NULL},
-    {0},
-};
-static PyGetSetDef owner_getset[] = {
-    {"free_frames", (getter)owner_free_frames, NULL, NULL, NULL},
-    {"open_entries", (getter)owner_open_entries, NULL, NULL, NULL},
-    {0},
-};
-static PyType_Slot owner_slots[] = {
-    {Py_tp_new, owner_new},         {Py_tp_dealloc, owner_dealloc}, {Py_tp_methods, owner_methods},
-    {Py_tp_getset, owner_getset}, {0},
-};
-static PyType_Spec owner_spec = {
-    .name = "pagetier.shm._core.Owner",
-    .basicsize = sizeof(Owner),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = owner_slots,
-};

@@ -1,0 +1,255 @@
+/* owner_disk.h - the type Owner and the disk tier: what it holds, what it is told to write, what is read in. */
+#pragma once
+
+#include "owner_parts.h"
+
+#include "../core/fetch.h"
+
+/* disk_open(frames, rule): a tier with so much room is there, empty until it reports. */
+static PyObject *owner_disk_open(Owner *self, PyObject *args)
+{
+    unsigned long long frames;
+    unsigned int rule;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI", &frames, &rule))
+        return NULL;
+    if (rule > PT_WRITE_SECOND)
+        return PyErr_Format(PyExc_ValueError, "there is no rule %u", rule);
+    pt_disk_open(&self->shared, frames, (enum pt_write_rule)rule, pt_now_ns());
+    Py_RETURN_NONE;
+}
+
+/* disk_close(): the tier is gone with all that it held. */
+static PyObject *owner_disk_close(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    pt_disk_close(&self->shared, pt_now_ns());
+    Py_RETURN_NONE;
+}
+
+static bool space_exists(Owner *self, uint32_t space)
+{
+    const pt_view *v = &self->shared.view;
+    return space < v->header->spaces && v->spaces[space].used;
+}
+
+static void disk_report(Owner *self, const array *of)
+{
+    pt_owner *o = &self->shared;
+    uint64_t now = pt_now_ns();
+    for (Py_ssize_t i = 0; i < of[0].count; i++) {
+        pt_stored page = {(uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, ((uint64_t *)of[1].view.buf)[i],
+                          ((uint32_t *)of[2].view.buf)[i], ((uint64_t *)of[3].view.buf)[i]};
+        bool sound = page.size && page.size <= o->view.header->arena_bytes && space_exists(self, page.space);
+        if (!sound || !pt_disk_report(o, &page, now))
+            pt_drop_later(&o->disk, page.key);
+    }
+    pt_disk_make_room(o, 0, now);
+}
+
+/* disk_report(keys, sizes, spaces, ticks): what the tier holds. What the index can not have goes to the drops. */
+static PyObject *owner_disk_report(Owner *self, PyObject *args)
+{
+    PyObject *keys, *sizes, *spaces, *ticks;
+    array of[4];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOOO", &keys, &sizes, &spaces, &ticks))
+        return NULL;
+    if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}, {spaces, 4, "spaces"}, {ticks, 8, "ticks"}}, 4, of))
+        return NULL;
+    disk_report(self, of);
+    arrays_close(of, 4);
+    Py_RETURN_NONE;
+}
+
+/* disk_drops() -> keys that are to leave the disk, before anything that is ordered after this call. */
+static PyObject *owner_disk_drops(Owner *self, PyObject *unused)
+{
+    pt_disk *d = &self->shared.disk;
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    PyObject *keys = PyBytes_FromStringAndSize((char *)d->drops, (Py_ssize_t)d->drop_count * PT_KEY_BYTES);
+    if (keys)
+        d->drop_count = 0;
+    return keys;
+}
+
+/* disk_damaged(keys): pages that the tier could not read back. */
+static PyObject *owner_disk_damaged(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array keys;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, PT_KEY_BYTES, "keys", &keys))
+        return NULL;
+    for (Py_ssize_t i = 0; i < keys.count; i++)
+        pt_disk_damaged(&self->shared, (uint8_t *)keys.view.buf + i * PT_KEY_BYTES, pt_now_ns());
+    PyBuffer_Release(&keys.view);
+    Py_RETURN_NONE;
+}
+
+/* frames_ahead(enough): frames that come free before the first unwritten page has to leave, counted up to about `enough`. */
+static PyObject *owner_frames_ahead(Owner *self, PyObject *args)
+{
+    unsigned long long enough;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &enough))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(pt_frames_ahead(&self->shared, enough));
+}
+
+static void describe_ordered(const pt_view *v, const uint32_t *entries, uint32_t count, char *fields[7])
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const pt_entry *e = &v->entries[entries[i]];
+        uint64_t tick = atomic_load_explicit(&v->locks[entries[i]].tick, memory_order_relaxed);
+        memcpy(fields[0] + 4 * i, &entries[i], 4);
+        memcpy(fields[1] + 8 * i, &e->serial, 8);
+        memcpy(fields[2] + PT_KEY_BYTES * i, e->key, PT_KEY_BYTES);
+        memcpy(fields[3] + 8 * i, &e->size, 8);
+        memcpy(fields[4] + 4 * i, &e->space, 4);
+        memcpy(fields[5] + 8 * i, &tick, 8);
+        memcpy(fields[6] + 4 * i, &e->chain, 4);
+    }
+}
+
+static PyObject *pack_ordered(const pt_view *v, const uint32_t *entries, uint32_t count)
+{
+    static const Py_ssize_t widths[7] = {4, 8, PT_KEY_BYTES, 8, 4, 8, 4};
+    char *fields[7];
+    PyObject *tuple = PyTuple_New(7);
+    for (int i = 0; tuple && i < 7; i++) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, widths[i] * count);
+        if (!bytes) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        fields[i] = PyBytes_AsString(bytes);
+        PyTuple_SetItem(tuple, i, bytes);
+    }
+    if (tuple)
+        describe_ordered(v, entries, count, fields);
+    return tuple;
+}
+
+/* order_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains) of pages to be written. */
+static PyObject *owner_order_writes(Owner *self, PyObject *args)
+{
+    unsigned long long frames;
+    unsigned int limit;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI", &frames, &limit))
+        return NULL;
+    uint32_t *entries = malloc((size_t)limit * sizeof *entries + 1);
+    if (!entries)
+        return PyErr_NoMemory();
+    uint32_t count = pt_order_writes(&self->shared, frames, limit, pt_now_ns(), entries);
+    PyObject *packed = pack_ordered(&self->shared.view, entries, count);
+    free(entries);
+    return packed;
+}
+
+/* end_orders(entries, results): what became of pages that were ordered, an enum pt_write_result each. */
+static PyObject *owner_end_orders(Owner *self, PyObject *args)
+{
+    PyObject *entries, *results;
+    array of[2];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO", &entries, &results))
+        return NULL;
+    if (!arrays_open((array_wanted[]){{entries, 4, "entries"}, {results, 1, "results"}}, 2, of))
+        return NULL;
+    uint64_t now = pt_now_ns();
+    for (Py_ssize_t i = 0; i < of[0].count; i++)
+        pt_end_order(&self->shared, ((uint32_t *)of[0].view.buf)[i],
+                     (enum pt_write_result)((uint8_t *)of[1].view.buf)[i], now, (uint32_t)i);
+    arrays_close(of, 2);
+    Py_RETURN_NONE;
+}
+
+/* fetch(slot, ttl_ns, keys) -> (outcomes, entries, serials): frames for pages on disk, granted to the worker's slot. */
+static PyObject *owner_fetch(Owner *self, PyObject *args)
+{
+    pt_request r = {.now = pt_now_ns(), .parts = 1};
+    unsigned long long ttl;
+    PyObject *given, *packed = NULL;
+    array keys;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IKO", &r.slot, &ttl, &given))
+        return NULL;
+    r.expires_ns = r.now + ttl;
+    if (r.slot >= PT_SLOTS)
+        return PyErr_Format(PyExc_ValueError, "there is no slot %u", r.slot);
+    if (!array_open(given, PT_KEY_BYTES, "keys", &keys))
+        return NULL;
+    pt_answer *answers = malloc((size_t)keys.count * sizeof *answers + 1);
+    if (answers) {
+        pt_fetch(&self->shared, &r, keys.view.buf, (uint32_t)keys.count, answers);
+        packed = answers_pack(answers, keys.count);
+    } else {
+        PyErr_NoMemory();
+    }
+    free(answers);
+    PyBuffer_Release(&keys.view);
+    return packed;
+}
+
+/* sizes(entries) -> bytes of each page, u64; 0 for what is no entry. */
+static PyObject *owner_sizes(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array entries;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
+        return NULL;
+    PyObject *sizes = PyBytes_FromStringAndSize(NULL, 8 * entries.count);
+    for (Py_ssize_t i = 0; sizes && i < entries.count; i++) {
+        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
+        uint64_t size = entry < self->shared.view.entry_count ? self->shared.view.entries[entry].size : 0;
+        memcpy(PyBytes_AsString(sizes) + 8 * i, &size, 8);
+    }
+    PyBuffer_Release(&entries.view);
+    return sizes;
+}
+
+/* chains(entries) -> u32 each: the run of pages that a page was granted with; 0 where that is not known. */
+static PyObject *owner_chains(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array entries;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
+        return NULL;
+    PyObject *chains = PyBytes_FromStringAndSize(NULL, 4 * entries.count);
+    for (Py_ssize_t i = 0; chains && i < entries.count; i++) {
+        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
+        uint32_t chain = entry < self->shared.view.entry_count ? self->shared.view.entries[entry].chain : 0;
+        memcpy(PyBytes_AsString(chains) + 4 * i, &chain, 4);
+    }
+    PyBuffer_Release(&entries.view);
+    return chains;
+}
+
+/* count_fetched(pages, bytes, missed): what came of requests for pages on disk. */
+static PyObject *owner_count_fetched(Owner *self, PyObject *args)
+{
+    unsigned long long pages, bytes, missed;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KKK", &pages, &bytes, &missed))
+        return NULL;
+    pt_deeds *deeds = &self->shared.view.header->deeds;
+    deeds->disk_read += pages;
+    deeds->disk_read_bytes += bytes;
+    deeds->disk_missed += missed;
+    Py_RETURN_NONE;
+}
+
+/* tell_disk(text): what the disk tier says of itself, for who looks; cut to what there is room for. */
+static PyObject *owner_tell_disk(Owner *self, PyObject *args)
+{
+    const char *text;
+    Py_ssize_t bytes;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "y#", &text, &bytes))
+        return NULL;
+    pt_header *h = self->shared.view.header;
+    if (bytes > (Py_ssize_t)PT_TEXT_BYTES)
+        return PyErr_Format(PyExc_ValueError, "%zd bytes are more than %u", bytes, PT_TEXT_BYTES);
+    atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_acq_rel);
+    memcpy(h->disk_text, text, (size_t)bytes);
+    h->disk_text_bytes = (uint32_t)bytes;
+    atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_release);
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,55 @@
+/* owner_type.h - the type Owner: its table of methods. */
+#pragma once
+
+#include "owner_disk.h"
+
+static PyMethodDef owner_methods[] = {
+    {"format", (PyCFunction)owner_format, METH_VARARGS, NULL},
+    {"why_not", (PyCFunction)owner_why_not, METH_NOARGS, NULL},
+    {"takers", (PyCFunction)owner_takers, METH_NOARGS, NULL},
+    {"adopt", (PyCFunction)owner_adopt, METH_VARARGS, NULL},
+    {"populate", (PyCFunction)owner_populate, METH_VARARGS, NULL},
+    {"populate_index", (PyCFunction)owner_populate_index, METH_NOARGS, NULL},
+    {"arena_address", (PyCFunction)owner_arena_address, METH_NOARGS, NULL},
+    {"reserve", (PyCFunction)owner_reserve, METH_VARARGS, NULL},
+    {"attach", (PyCFunction)owner_attach, METH_VARARGS, NULL},
+    {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
+    {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},
+    {"settle", (PyCFunction)owner_settle, METH_NOARGS, NULL},
+    {"evict", (PyCFunction)owner_evict, METH_VARARGS, NULL},
+    {"flush", (PyCFunction)owner_flush, METH_VARARGS, NULL},
+    {"space", (PyCFunction)owner_space, METH_VARARGS, NULL},
+    {"check_integrity", (PyCFunction)owner_check, METH_NOARGS, NULL},
+    {"disk_open", (PyCFunction)owner_disk_open, METH_VARARGS, NULL},
+    {"disk_close", (PyCFunction)owner_disk_close, METH_NOARGS, NULL},
+    {"disk_report", (PyCFunction)owner_disk_report, METH_VARARGS, NULL},
+    {"disk_drops", (PyCFunction)owner_disk_drops, METH_NOARGS, NULL},
+    {"disk_damaged", (PyCFunction)owner_disk_damaged, METH_VARARGS, NULL},
+    {"frames_ahead", (PyCFunction)owner_frames_ahead, METH_VARARGS, NULL},
+    {"order_writes", (PyCFunction)owner_order_writes, METH_VARARGS, NULL},
+    {"end_orders", (PyCFunction)owner_end_orders, METH_VARARGS, NULL},
+    {"fetch", (PyCFunction)owner_fetch, METH_VARARGS, NULL},
+    {"sizes", (PyCFunction)owner_sizes, METH_VARARGS, NULL},
+    {"chains", (PyCFunction)owner_chains, METH_VARARGS, NULL},
+    {"count_fetched", (PyCFunction)owner_count_fetched, METH_VARARGS, NULL},
+    {"tell_disk", (PyCFunction)owner_tell_disk, METH_VARARGS, NULL},
+    {"close", (PyCFunction)owner_close, METH_NOARGS, NULL},
+    {"header", (PyCFunction)owner_header, METH_NOARGS, NULL},
+    {"spaces", (PyCFunction)owner_spaces, METH_NOARGS, NULL},
+    {0},
+};
+static PyGetSetDef owner_getset[] = {
+    {"free_frames", (getter)owner_free_frames, NULL, NULL, NULL},
+    {"open_entries", (getter)owner_open_entries, NULL, NULL, NULL},
+    {0},
+};
+static PyType_Slot owner_slots[] = {
+    {Py_tp_new, owner_new},         {Py_tp_dealloc, owner_dealloc}, {Py_tp_methods, owner_methods},
+    {Py_tp_getset, owner_getset}, {0},
+};
+static PyType_Spec owner_spec = {
+    .name = "pagetier.shm._core.Owner",
+    .basicsize = sizeof(Owner),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = owner_slots,
+};

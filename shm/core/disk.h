@@ -1,0 +1,78 @@
+/* disk.h - the disk tier comes, says what it holds, and goes. Without it the index is what it is without a disk. */
+#pragma once
+
+#include "behind.h"
+
+/* A tier with room for `frames` frames is there, empty until it reports. */
+static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule rule, uint64_t now)
+{
+    o->view.header->disk_frames = frames;
+    o->disk.open = true;
+    o->disk.rule = rule;
+    o->disk.drop_count = 0;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+        pt_list_anew(o, entry, now);
+}
+
+/* One page that the tier holds; false if the index can not have it: then it has to leave the disk. */
+static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
+{
+    pt_view *v = &o->view;
+    uint32_t entry = pt_dict_find(v, pt_dict_in_force(v), page->key);
+    if (entry == PT_NONE)
+        return pt_make_on_disk(o, page);
+    pt_entry *e = &v->entries[entry];
+    if (e->size != page->size || pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_ORDERED)
+        return false;
+    pt_put_on_disk(o, entry, page->tick);
+    pt_list_anew(o, entry, now);
+    return true;
+}
+
+/* The page of one entry is not on disk any more. What was on disk alone is doomed: that waits for readers that look. */
+static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
+{
+    pt_entry *e = &o->view.entries[entry];
+    e->marks &= (uint8_t)~(PT_MARK_ORDERED | PT_MARK_SPARED);
+    if (pt_tiers(e) & PT_TIER_DISK)
+        pt_take_off_disk(o, entry);
+    pt_unlist(o, entry);
+    switch (pt_load_state(&o->view.locks[entry].word)) {
+    case PT_ON_DISK:
+        memset(e->writers, PT_NO_WRITER, sizeof e->writers);
+        pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_DOOMED);
+        pt_unlink(o, entry);
+        pt_open_add(&o->view, entry);
+        break;
+    case PT_READABLE:
+        if (e->on_list != PT_LIST_OPEN)
+            pt_list(o, entry, pt_true_tick(o, entry, now));
+        break;
+    default:
+        break;
+    }
+}
+
+/* The tier is gone, with all that it held: its worker has died, or was never there. */
+static inline void pt_disk_close(pt_owner *o, uint64_t now)
+{
+    o->disk.open = false;
+    o->disk.drop_count = 0;
+    o->disk.ordered_frames = 0;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+        pt_disk_forget(o, entry, now);
+    o->view.header->disk_frames = 0;
+    pt_settle_all(o, now);
+}
+
+/* A page turned out to be damaged on disk, or not to be there. The caller guarantees that nothing of it in the arena is ever
+ * published. */
+static inline void pt_disk_damaged(pt_owner *o, const uint8_t *key, uint64_t now)
+{
+    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
+    if (entry == PT_NONE || !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK))
+        return;
+    o->view.header->deeds.disk_damaged++;
+    pt_drop_later(&o->disk, key);
+    pt_disk_forget(o, entry, now);
+}

@@ -1,0 +1,39 @@
+/* fetch.h - answering who wants pages from disk in the arena: present, pending, to be read now, or not there. */
+#pragma once
+
+#include "disk.h"
+#include "reserve.h"
+
+static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uint8_t *key)
+{
+    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
+    if (entry != PT_NONE && o->view.entries[entry].on_list == PT_LIST_OPEN)
+        pt_settle(o, entry, r->now);
+    if (entry != PT_NONE)
+        switch (pt_load_state(&o->view.locks[entry].word)) {
+        case PT_READABLE:
+            return pt_answer_with(o, PT_PRESENT, entry);
+        case PT_WRITING:
+            return pt_answer_with(o, PT_PENDING, entry);
+        case PT_ON_DISK:
+            return o->disk.open ? pt_refill(o, r, entry) : pt_answer_with(o, PT_ABSENT, PT_NONE);
+        default: /* settled as doomed just now */
+            break;
+        }
+    return pt_answer_with(o, PT_ABSENT, PT_NONE);
+}
+
+/* Answers a chain of keys, head first: r->slot is the disk worker's, which is granted what it is to read in. After the
+ * first page that can not be had the others are of no use, and are answered like it. */
+static inline void pt_fetch(pt_owner *o, const pt_request *r, const uint8_t *keys, uint32_t count, pt_answer *answers)
+{
+    pt_answer lost = {PT_GRANTED, PT_NONE, 0};
+    pt_stamp_all(o, keys, count, r->now);
+    for (uint32_t i = 0; i < count; i++) {
+        answers[i] = lost.outcome == PT_GRANTED ? pt_fetch_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES) : lost;
+        if (answers[i].outcome == PT_ABSENT || answers[i].outcome == PT_REFUSED_FULL)
+            lost = answers[i];
+        if (answers[i].entry != PT_NONE)
+            pt_stamp(o, answers[i].entry, r->now + count - i);
+    }
+}

@@ -1,0 +1,61 @@
+/* flush.h - pages that are told to go: of one namespace or all, out of one tier or both. */
+#pragma once
+
+#include "evict.h"
+
+typedef struct {
+    uint32_t dropped, kept;
+} pt_flushed;
+
+/* True if the page has left these tiers. What is pinned, being written or being written out stays where it is. */
+static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uint64_t now)
+{
+    pt_entry *e = &o->view.entries[entry];
+    if (pt_load_state(&o->view.locks[entry].word) == PT_ON_DISK)
+        return pt_free_on_disk(o, entry);
+    if (tiers & PT_TIER_DISK && pt_tiers(e) & PT_TIER_DISK) {
+        pt_drop_from_disk(o, entry);
+        pt_list_anew(o, entry, now);
+        o->view.header->deeds.disk_flushed++;
+    }
+    if (!(tiers & PT_TIER_MEMORY))
+        return !(e->marks & PT_MARK_ORDERED);
+    return pt_list_of(o, entry) && pt_drop_page(o, entry);
+}
+
+static inline bool pt_flush_means(pt_owner *o, uint32_t entry, uint8_t tiers)
+{
+    pt_entry *e = &o->view.entries[entry];
+    return (pt_tiers(e) & tiers) || (tiers & PT_TIER_DISK && e->marks & PT_MARK_ORDERED);
+}
+
+static inline pt_flushed pt_flush_space(pt_owner *o, pt_space *space, uint8_t tiers, uint64_t now)
+{
+    pt_flushed done = {0, 0};
+    for (uint32_t entry = space->first, next; entry != PT_NONE; entry = next) {
+        next = o->view.entries[entry].space_next;
+        bool only_disk = !(pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY);
+        if (!pt_flush_means(o, entry, tiers))
+            continue;
+        bool gone = pt_flush_page(o, entry, tiers, now);
+        *(gone ? &done.dropped : &done.kept) += 1;
+        o->view.header->deeds.flushed += gone && tiers & PT_TIER_MEMORY && !only_disk;
+        o->view.header->deeds.disk_flushed += gone && only_disk;
+    }
+    return done;
+}
+
+/* Drops the pages of one namespace, PT_NONE for all, out of `tiers`; what is in use stays and is counted. */
+static inline pt_flushed pt_flush(pt_owner *o, uint32_t space, uint8_t tiers, uint64_t now)
+{
+    pt_flushed all = {0, 0};
+    pt_settle_all(o, now);
+    for (uint32_t s = 0; s < o->view.header->spaces; s++) {
+        if ((space != PT_NONE && s != space) || !o->view.spaces[s].used)
+            continue;
+        pt_flushed done = pt_flush_space(o, &o->view.spaces[s], tiers, now);
+        all.dropped += done.dropped;
+        all.kept += done.kept;
+    }
+    return all;
+}

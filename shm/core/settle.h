@@ -1,0 +1,78 @@
+/* settle.h - what becomes of a page that was being written: to the lists of those that may leave, to the doomed, to the free. */
+#pragma once
+
+#include "ondisk.h"
+
+/* A page of which only the copy in the arena is lost gets an entry of its own again, if there is room for one. */
+static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)
+{
+    const pt_entry *e = &o->view.entries[entry];
+    pt_stored page = {e->key, e->size, e->space, tick};
+    pt_take_off_disk(o, entry);
+    if (!pt_make_on_disk(o, &page))
+        pt_drop_later(&o->disk, e->key);
+}
+
+/* Takes a page that is being written out of sight; its frames stay until its writers have let go. */
+static inline bool pt_doom(pt_owner *o, uint32_t entry)
+{
+    pt_entry *e = &o->view.entries[entry];
+    if (!pt_change(&o->view.locks[entry].word, PT_WRITING, PT_DOOMED))
+        return false; /* published in this very moment: then it is whole */
+    pt_unlink(o, entry);
+    pt_leave_memory(&o->view, e);
+    if (pt_tiers(e) & PT_TIER_DISK)
+        pt_rescue(o, entry, pt_true_tick(o, entry, pt_now_ns()));
+    o->view.header->deeds.doomed++;
+    return true;
+}
+
+/* What should become of a page that is being written. */
+static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
+{
+    pt_entry *e = &o->view.entries[entry];
+    uint64_t parts = atomic_load_explicit(&o->view.locks[entry].parts, memory_order_acquire);
+    uint32_t done = pt_done_bits(parts), gone = pt_gone_bits(parts), all = pt_all_parts(e);
+    if (gone & ~done)
+        pt_doom(o, entry);
+    else if ((gone & all) == all) /* the last writer died between its bit and the state */
+        pt_change(&o->view.locks[entry].word, PT_WRITING, PT_READABLE);
+    else if (now > e->expires_ns && pt_doom(o, entry))
+        o->view.header->deeds.expired++;
+}
+
+/* Moves an open entry on if its writers have: to the policies, to the doomed, to the free. True if it left the list. */
+static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
+{
+    pt_lock *lock = &o->view.locks[entry];
+    pt_entry *e = &o->view.entries[entry];
+    if (pt_load_state(&lock->word) == PT_WRITING)
+        pt_judge(o, entry, now);
+    uint64_t word = atomic_load_explicit(&lock->word, memory_order_acquire);
+    enum pt_state state = pt_state_of(word);
+    uint32_t granted = pt_granted_bits(e);
+    uint32_t gone = pt_gone_bits(atomic_load_explicit(&lock->parts, memory_order_acquire));
+    if (state == PT_WRITING || (gone & granted) != granted || (state == PT_DOOMED && word & PT_PINS))
+        return false;
+    pt_open_remove(&o->view, entry);
+    if (state == PT_READABLE) {
+        pt_list(o, entry, pt_true_tick(o, entry, now));
+    } else {
+        pt_change(&lock->word, state, PT_FREE);
+        pt_reclaim(o, entry);
+    }
+    return true;
+}
+
+/* Settles open entries, the oldest first, and gives up after `patience` in a row that are not ready. */
+static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
+{
+    pt_header *h = o->view.header;
+    for (uint32_t entry = h->open_first, next; entry != PT_NONE && patience; entry = next) {
+        next = o->view.entries[entry].list_next;
+        if (!pt_settle(o, entry, now))
+            patience--;
+    }
+}
+
+static inline void pt_settle_all(pt_owner *o, uint64_t now) { pt_settle_some(o, now, PT_NONE); }
