@@ -14,7 +14,7 @@ import msgspec
 
 from ._core import FORMAT
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 MESSAGE_LIMIT: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -96,11 +96,34 @@ class Reserved(_Message, frozen=True):
     reason: str = ""
 
 
+class Fetch(_Message, frozen=True):
+    """Bring pages of a chain, head first, from disk into memory. keys: 32 bytes each; deadline: seconds."""
+
+    number: int
+    keys: bytes
+    deadline: float
+
+
+class Fetched(_Message, frozen=True):
+    """Answers Fetch when all is in memory or can not be had, at the latest at its deadline; a u8 a page.
+
+    0: it is in memory; 1: not yet, it is on its way; 2: it is not there; 3: there is no room for it in memory.
+    """
+
+    number: int
+    outcomes: bytes
+    reason: str = ""
+
+
 class Flush(_Message, frozen=True):
-    """Drop the pages of the namespace whose label or digest (in hex) begins with this; of all where it is None."""
+    """Drop the pages of the namespace whose label or digest (in hex) begins with this; of all where it is None.
+
+    tier: "memory" or "disk": out of that tier alone.
+    """
 
     number: int
     namespace: str | None
+    tier: str | None = None
 
 
 class Flushed(_Message, frozen=True):
@@ -110,6 +133,22 @@ class Flushed(_Message, frozen=True):
     dropped: int
     kept: int
     namespaces: list[str]
+
+
+class Save(_Message, frozen=True):
+    """Write to disk what is not there yet, and sync. Asked again and again: the daemon writes while somebody asks."""
+
+    number: int
+
+
+class Saved(_Message, frozen=True):
+    """Answers Save at once. pages, bytes: still to write; synced: nothing is, and all is on the device; trouble: why not."""
+
+    number: int
+    pages: int
+    bytes: int
+    synced: bool
+    trouble: str = ""
 
 
 class Check(_Message, frozen=True):
@@ -129,8 +168,8 @@ class Detach(_Message, frozen=True):
     """From an engine that touches nothing any more: its slot may go to another."""
 
 
-Request: TypeAlias = Attach | Observe | Reserve | Flush | Check | Detach
-Answer: TypeAlias = Welcome | Refusal | Reserved | Flushed | Findings
+Request: TypeAlias = Attach | Observe | Reserve | Fetch | Flush | Save | Check | Detach
+Answer: TypeAlias = Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Findings
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
