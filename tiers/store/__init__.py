@@ -1,0 +1,9 @@
+"""The disk tier's store: LMDB behind the interface of a tier.
+
+It does best in a process whose environment sets MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ high: LMDB
+allocates what it writes, frame by frame.
+"""
+
+from .lmdb_tier import LmdbTier
+
+__all__ = ["LmdbTier"]

@@ -1,0 +1,126 @@
+"""One LMDB environment: its databases, its transactions, its namespaces.
+
+A transaction that writes begins and ends in one thread, and the others wait for their turn. Nothing is
+synced by a commit: see soundness.py for what that means after a power loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import lmdb
+import msgspec
+
+from ...shm.protocol import Space
+from . import files, records
+from .places import Reader
+from .records import About
+from .room import Shape
+
+_ABOUT: Final = b"about"
+Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
+
+
+class Environment:
+    """Of one folder, which it makes. Raises lmdb.Error, OSError, msgspec.MsgspecError."""
+
+    def __init__(self, folder: Path, shape: Shape, about: About) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder = folder
+        self.shape = shape
+        self.used = 0  # frames
+        self._spaces: dict[Space, int] = {}
+        self._new_spaces: dict[Space, int] = {}
+        self._one_changes = threading.Lock()
+        with contextlib.ExitStack() as undo:
+            self._env = _open(folder, shape.map_bytes)
+            undo.callback(self._env.close)
+            self._file = os.open(folder / files.DATA, os.O_RDONLY | os.O_CLOEXEC)
+            undo.callback(os.close, self._file)
+            self._open_databases(about)
+            self._undo = undo.pop_all()
+        self.reader = Reader(self._file, shape.frame_bytes, shape.stride)
+
+    def _open_databases(self, about: About) -> None:
+        with self._env.begin(write=True) as txn:
+            self.frames = self._env.open_db(b"frames", txn)
+            self.pages = self._env.open_db(b"pages", txn)
+            self._names = self._env.open_db(b"spaces", txn)
+            self._notes = self._env.open_db(_ABOUT, txn)
+            if txn.get(_ABOUT, db=self._notes) is None:
+                txn.put(_ABOUT, msgspec.msgpack.encode(about), db=self._notes)
+            self.about = msgspec.msgpack.decode(txn.get(_ABOUT, b"", db=self._notes), type=About)
+            self.used = txn.stat(self.frames)["entries"]
+            for number, name in txn.cursor(self._names):
+                self._spaces[msgspec.msgpack.decode(name, type=Space)] = records.unpack_number(number)
+
+    @property
+    def file_bytes(self) -> int:
+        """What its files take by their length."""
+        return sum((self.folder / name).stat().st_size for name in (files.DATA, files.LOCK))
+
+    @property
+    def spaces(self) -> dict[int, Space]:
+        """Its namespaces by their numbers here."""
+        return {number: space for space, number in self._spaces.copy().items()}
+
+    def looking(self) -> Transaction:
+        """A transaction that reads: nothing that it sees is used anew while it is open."""
+        return self._env.begin(buffers=True)
+
+    def listing(self) -> lmdb.Transaction[bytes]:
+        """The same, for what outlives it."""
+        return self._env.begin()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Transaction]:
+        """A transaction that is committed at the end, and leaves no trace where something fails. Raises lmdb.Error."""
+        with self._one_changes:
+            try:
+                with self._env.begin(write=True, buffers=True) as txn:
+                    yield txn
+                    used = txn.stat(self.frames)["entries"]
+                self._spaces |= self._new_spaces
+                self.used = used
+            finally:
+                self._new_spaces = {}
+        files.start_writeback(self._file)
+
+    def number_of(self, txn: Transaction, space: Space) -> int:
+        """The namespace's number here, given to it if it is new."""
+        number = self._spaces.get(space, self._new_spaces.get(space))
+        if number is None:
+            number = max((*self._spaces.values(), *self._new_spaces.values()), default=-1) + 1
+            txn.put(records.pack_number(number), msgspec.msgpack.encode(space), db=self._names)
+            self._new_spaces[space] = number
+        return number
+
+    def age(self) -> None:
+        """Commits as often as it takes until what was freed serves again. Raises lmdb.Error."""
+        for turn in (b"\0", b"\1"):
+            with self.changing() as txn:
+                txn.put(b"turn", turn, db=self._notes)
+
+    def fetch_heads(self, runs: tuple[records.Run, ...]) -> None:
+        """Frees of these frames will touch their first pages: lets the disk begin to read them."""
+        for offset in self.reader.heads(runs):
+            files.fetch_ahead(self._file, offset, records.PAGE)
+
+    def sync(self) -> None:
+        """Brings all that was committed to the disk. Raises lmdb.Error."""
+        self._env.sync(True)  # noqa: FBT003  even though commits do not
+
+    def close(self) -> None:
+        """Twice is fine."""
+        self._undo.close()
+
+
+def _open(folder: Path, map_bytes: int) -> lmdb.Environment:
+    return lmdb.open(
+        str(folder), map_size=map_bytes, sync=False, metasync=False, readahead=False, mode=0o600, max_dbs=4
+    )

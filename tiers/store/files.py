@@ -1,0 +1,121 @@
+"""Files below LMDB: owners, atomic writing, writeback, and what a data file says of its own length."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ..base import TierError
+from .records import PAGE
+
+DATA: Final = "data.mdb"
+LOCK: Final = "lock.mdb"
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+_SYNC_FILE_RANGE_WRITE: Final = 2
+_MAGIC: Final = 0xBEEFC0DE
+_META: Final = struct.Struct("<II8xQ")  # magic, version, address, map size: 16 bytes into each of the first two pages
+_META_AT: Final = 16
+_LAST_PAGE_AT: Final = _META_AT + 24 + 2 * 48
+_U64: Final = struct.Struct("<Q")
+_IO: Final = "/proc/thread-self/io"
+
+
+def own(folder: Path) -> int:
+    """A descriptor: as long as it is open, the folder is this tier's. Raises TierError, OSError."""
+    descriptor = os.open(folder / "owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise TierError(f"{folder} is in use by another daemon") from error
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file holds either what it held or `content`, whatever fails, also after a power loss."""
+    beside = path.with_name(path.name + ".tmp")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    beside.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names made, renamed or removed in it are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """What was written into it is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def start_writeback(descriptor: int) -> None:
+    """Lets the disk begin with what was written. A hint: a file system that does not know it does as it likes."""
+    _libc.sync_file_range(descriptor, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
+def fetch_ahead(descriptor: int, offset: int, length: int) -> None:
+    """Lets the disk begin to read. A hint."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+
+def bytes_written() -> int:
+    """What this thread handed to write() and its kin so far; 0 where the kernel does not count."""
+    try:
+        with open(_IO, "rb", buffering=0) as counters:  # noqa: PTH123  a Path costs more than the reading
+            lines = counters.read().splitlines()
+    except OSError:
+        return 0
+    return next((int(line[7:]) for line in lines if line.startswith(b"wchar: ")), 0)
+
+
+def promised_bytes(data: Path) -> int:
+    """How long the file must be for what its meta pages say; 0 where it has none that are whole."""
+    with data.open("rb") as file:
+        metas = [file.read(PAGE), file.read(PAGE)]
+    return max(map(_promise, metas))
+
+
+def _promise(meta: bytes) -> int:
+    if len(meta) < PAGE or _META.unpack_from(meta, _META_AT)[0] != _MAGIC:
+        return 0
+    last: int = _U64.unpack_from(meta, _LAST_PAGE_AT)[0]
+    return (last + 1) * PAGE
+
+
+def remove_environment(folder: Path) -> None:
+    """Only what is LMDB's: anything else that somebody put there stays, and so does the folder then."""
+    for name in (DATA, LOCK):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def numbered_folders(folder: Path) -> Iterator[Path]:
+    """Environments, and what a compaction left behind."""
+    return (path for path in folder.iterdir() if path.name.removesuffix(".new").isdecimal() and path.is_dir())

@@ -1,0 +1,66 @@
+"""Where a frame lies in the file, and reading it from there straight into the arena."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from .records import PAGE, VALUE_HEAD, Run
+
+_IOVEC: Final = 512  # frames in one call, each with the gap behind it: the kernel takes 1024 pieces
+
+
+def page_after(key: memoryview) -> int:
+    """The file's page where the overflow value of this key begins.
+
+    The caller guarantees that the key is LMDB's own, of a node that was just put or found: a node is its key and,
+    behind it, what it holds; of an overflow value that is the page's number.
+    """
+    address: int = np.frombuffer(key, np.uint8).__array_interface__["data"][0]
+    return ctypes.c_uint64.from_address(address + len(key)).value
+
+
+class Reader:
+    """Reads runs from a data file. The kernel copies, so the interpreter is free meanwhile and no fault is taken."""
+
+    def __init__(self, descriptor: int, frame_bytes: int, stride: int) -> None:
+        self._descriptor = descriptor
+        self._frame_bytes = frame_bytes
+        self._stride = stride * PAGE
+        # Between two frames; what is read into it is nobody's.
+        self._gap = memoryview(bytearray(self._stride - frame_bytes))
+
+    def read(self, runs: Sequence[Run], frames: Sequence[memoryview]) -> bool:
+        """Whether the file had it all. Raises OSError. The caller guarantees that nothing frees the runs meanwhile."""
+        if sum(run.frames for run in runs) != len(frames):
+            return False
+        first = 0
+        for page, count in self._pieces(runs):
+            if not self._read(page, frames[first : first + count]):
+                return False
+            first += count
+        return True
+
+    def _pieces(self, runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
+        """Runs, cut so that one call can take each."""
+        for run in runs:
+            for done in range(0, run.frames, _IOVEC):
+                yield run.page + done * (self._stride // PAGE), min(_IOVEC, run.frames - done)
+
+    def _read(self, page: int, frames: Sequence[memoryview]) -> bool:
+        wanted = self._stride * (len(frames) - 1) + self._frame_bytes
+        pieces: list[memoryview] = []
+        for frame in frames:
+            pieces += (frame, self._gap)
+        pieces.pop()
+        return os.preadv(self._descriptor, pieces, page * PAGE + VALUE_HEAD) == wanted
+
+    def heads(self, runs: Sequence[Run]) -> Iterator[int]:
+        """Offsets of the first page of every frame."""
+        for run in runs:
+            start = run.page * PAGE
+            yield from range(start, start + run.frames * self._stride, self._stride)

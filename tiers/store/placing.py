@@ -1,0 +1,55 @@
+"""Which environment a page goes to: where its key is already, else where most room is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ..base import Outgoing
+from . import reading
+from .environment import Environment
+from .records import Header, frames_of
+
+
+class Share(msgspec.Struct):
+    """What one environment has to do. left: frames that would still fit; pages: by their numbers in the batch."""
+
+    left: int
+    drops: list[bytes]
+    pages: list[int]
+
+
+def share(
+    environments: Sequence[Environment], drops: Sequence[bytes], pages: Sequence[Outgoing], frame_bytes: int
+) -> list[Share]:
+    """Of each environment. Pages that are in none of them find no room."""
+    shares = [Share(one.shape.room - one.used, [], []) for one in environments]
+    homes: dict[bytes, tuple[Share, int]] = {}
+    dropped = set(drops)
+    for environment, its in zip(environments, shares, strict=True):
+        _find_drops(environment, its, list(dict.fromkeys(drops)), frame_bytes)
+        for page, header in zip(pages, reading.headers(environment, [page.key for page in pages]), strict=True):
+            if header is not None:
+                homes[page.key] = (its, 0 if page.key in dropped else _frames(header, frame_bytes))
+    for number, page in enumerate(pages):
+        _place(shares, homes.get(page.key), number, len(page.frames))
+    return shares
+
+
+def _find_drops(environment: Environment, its: Share, drops: Sequence[bytes], frame_bytes: int) -> None:
+    for key, header in zip(drops, reading.headers(environment, drops), strict=True):
+        if header is not None:
+            its.drops.append(key)
+            its.left += _frames(header, frame_bytes)
+
+
+def _place(shares: Sequence[Share], home: tuple[Share, int] | None, number: int, frames: int) -> None:
+    its, freed = home if home is not None else (max(shares, key=lambda one: one.left), 0)
+    if its.left + freed >= frames:
+        its.left += freed - frames
+        its.pages.append(number)
+
+
+def _frames(header: Header, frame_bytes: int) -> int:
+    return frames_of(header.size, frame_bytes)

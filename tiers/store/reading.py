@@ -1,0 +1,108 @@
+"""Reading pages of one environment, and listing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import lmdb
+import msgspec
+import numpy as np
+
+from ...shm.protocol import Space
+from ..base import KEY_BYTES, Held, Incoming, Outcome, ReadResult
+from . import records
+from .environment import Environment, Transaction
+from .records import HEADER_BYTES, Header, RecordError
+
+_BATCH: Final = 65536  # pages listed by one transaction: while one is open, what is freed is not used anew
+NONSENSE: Final = Header(0, 0, 0, b"", ())
+_FIXED: Final = np.dtype(
+    [("format", "u1"), ("codec", "u1"), ("", "<u2"), ("space", "<u4"), ("size", "<u8"), ("stamp", "<u8"), ("", "V16")]
+)
+
+
+class Look(msgspec.Struct, frozen=True):
+    """How a read went. header: of what was found damaged."""
+
+    result: ReadResult
+    header: Header | None = None
+
+
+_ABSENT: Final = Look(ReadResult(Outcome.ABSENT))
+_EXACT: Final = Look(ReadResult(Outcome.EXACT))
+
+
+def read(environment: Environment, page: Incoming) -> Look:
+    """Into the page's frames, and verified there."""
+    try:
+        with environment.looking() as txn:
+            header = header_in(environment, txn, page.key)
+            if header is None or (header.size != page.size and header != NONSENSE):
+                return _ABSENT
+            whole = environment.reader.read(header.runs, page.frames)
+    except (OSError, lmdb.Error) as error:
+        return Look(ReadResult(Outcome.FAILED, str(error)))
+    wrong = _verify(page, header) if whole else "the file does not have all of it"
+    return Look(ReadResult(Outcome.DAMAGED, wrong), header) if wrong else _EXACT
+
+
+def _verify(page: Incoming, header: Header) -> str:
+    exact = records.checksum(page.key, page.size, page.frames) == header.checksum
+    return "" if exact else "the checksum is another"
+
+
+def headers(environment: Environment, keys: Sequence[bytes]) -> list[Header | None]:
+    """Of those that it holds. One that can not be understood is NONSENSE."""
+    with environment.looking() as txn:
+        return [header_in(environment, txn, key) for key in keys]
+
+
+def header_in(environment: Environment, txn: Transaction, key: bytes) -> Header | None:
+    """As the transaction sees it."""
+    value = txn.get(key, db=environment.pages)
+    try:
+        return None if value is None else records.unpack_header(value)
+    except RecordError:
+        return NONSENSE
+
+
+def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[memoryview]]) -> Header | None:
+    """The page as it is, unverified, into what `frames` gives for their number. None where it can not be read."""
+    with environment.looking() as txn:
+        header = header_in(environment, txn, key)
+        if header is None:
+            return None
+        whole = environment.reader.read(header.runs, frames(sum(run.frames for run in header.runs)))
+    return header if whole else None
+
+
+def listed(environment: Environment) -> Iterator[Held]:
+    """All pages, in batches. No transaction is open between them."""
+    after = b""
+    while rows := _rows_after(environment, after):
+        after = rows[-1][0]
+        yield _held(environment.spaces, rows)
+
+
+def _rows_after(environment: Environment, key: bytes) -> list[tuple[bytes, bytes]]:
+    with environment.listing() as txn:
+        cursor = txn.cursor(environment.pages)
+        found = cursor.set_range(key + b"\0")
+        return list(islice(cursor.iternext(), _BATCH)) if found else []
+
+
+def _held(spaces: dict[int, Space], rows: list[tuple[bytes, bytes]]) -> Held:
+    rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= HEADER_BYTES]
+    fixed = np.frombuffer(b"".join([value[:HEADER_BYTES] for _, value in rows]), _FIXED)
+    numbers = np.array(sorted(spaces), np.uint32)
+    good = np.isin(fixed["space"], numbers) & (fixed["format"] == records.FORMAT) & (fixed["codec"] == records.PLAIN)
+    keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")
+    return Held(
+        keys=keys[good].tobytes(),
+        sizes=fixed["size"][good].tobytes(),
+        stamps=fixed["stamp"][good].tobytes(),
+        spaces=np.searchsorted(numbers, fixed["space"][good]).astype("<u4").tobytes(),
+        table=tuple(spaces[number] for number in sorted(spaces)),
+    )

@@ -1,0 +1,129 @@
+"""Whether what a former run left can be trusted.
+
+Commits are not synced. While the host lives, its page cache holds them whatever becomes of processes. After a power
+loss the disk holds some of what was written since the last sync and not the rest; the state file says whether there
+was anything, and then the environments are proven or given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from . import files
+
+_STATE: Final = "state"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+# Offline, by reading: nothing that lies in the file can crash it. A process of its own, which can be ended.
+_PROOF: Final = """
+import sys
+from lmdb.verify import VerifyError, verify
+try:
+    found = verify(sys.argv[1], subdir=False)
+except (VerifyError, OSError) as error:
+    found = [str(error)]
+sys.exit(found[0] if found else 0)
+"""
+
+
+@functools.cache
+def boot_id() -> str:
+    """Changes whenever the host starts."""
+    return _BOOT_ID.read_text().strip()
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in the state file. boot: of the host, when it was written."""
+
+    format: int
+    frame_bytes: int
+    environments: int
+    boot: str
+    clean: bool
+    last_sync: int = 0
+
+
+def read_state(folder: Path) -> State | None:
+    """None where there is none. Raises msgspec.MsgspecError where it can not be understood, OSError."""
+    try:
+        return msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
+    except FileNotFoundError:
+        return None
+
+
+class Journal:
+    """The state file. Everything in it is on the disk when a method returns; they raise OSError where that fails."""
+
+    def __init__(self, folder: Path, state: State) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self.state = state
+
+    def mark_dirty(self) -> None:
+        """Before the first change after a sync. Cheap where it is marked already."""
+        with self._lock:
+            if self.state.clean or self.state.boot != boot_id():
+                self._write(msgspec.structs.replace(self.state, clean=False, boot=boot_id()))
+
+    def mark_synced(self, when: int, *, clean: bool) -> None:
+        """After a sync that began at `when`. clean: nothing was changed since."""
+        with self._lock:
+            self._write(msgspec.structs.replace(self.state, clean=clean, boot=boot_id(), last_sync=when))
+
+    def distrust(self) -> None:
+        """Who opens it next proves it first, as after a power loss."""
+        with self._lock:
+            self._write(msgspec.structs.replace(self.state, clean=False, boot="distrusted"))
+
+    def _write(self, state: State) -> None:
+        files.write_atomically(self._folder / _STATE, msgspec.json.encode(state))
+        self.state = state
+
+
+def shortened(folder: Path) -> str:
+    """Why the environment's file must not be mapped, or "". Touching what is not there would kill the process."""
+    data = folder / files.DATA
+    try:
+        there, promised = data.stat().st_size, files.promised_bytes(data)
+    except FileNotFoundError:
+        return f"{data} is missing"
+    if not promised:
+        return f"{data} has no whole meta page"
+    return f"{data} has {there} bytes of {promised}" if there < promised else ""
+
+
+def prove(folders: Sequence[Path], seconds: float) -> list[str]:
+    """Of each environment why it can not be trusted, or "". All together take no longer than `seconds`."""
+    ends = time.monotonic() + seconds
+    with contextlib.ExitStack() as running:
+        return list(_verdicts([running.enter_context(_proof(folder)) for folder in folders], ends))
+
+
+@contextlib.contextmanager
+def _proof(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _PROOF, str(folder / files.DATA)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _verdicts(proofs: Sequence[subprocess.Popen[str]], ends: float) -> Iterator[str]:
+    for proof in proofs:
+        try:
+            _, said = proof.communicate(timeout=max(0.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            yield "proving it sound takes too long"
+            continue
+        yield "" if proof.returncode == 0 else said.strip().splitlines()[-1] if said.strip() else "the proof died"

@@ -1,0 +1,143 @@
+"""Writing pages into one environment, in transactions small enough. All of it in the environment's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import lmdb
+import msgspec
+
+from ..base import Outgoing, TierError
+from . import files, reading, records
+from .environment import Environment, Transaction
+from .places import page_after
+from .records import Header
+from .turns import Patience, Turns
+
+_DROPS: Final = 8  # transactions' worth of frames dropped in one: little is written for them, and they serve sooner
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What became of an environment's share of a batch. reasons: of each page, "" if it is stored."""
+
+    reasons: tuple[str, ...]
+    undropped: str
+    disk_bytes: int
+
+
+def apply(environment: Environment, drops: Sequence[bytes], pages: Sequence[Outgoing], turns: Turns) -> Applied:
+    """Drops, then stores. Raises TierError if the environment is of no use any more."""
+    before = files.bytes_written()
+    undropped = _drop_all(environment, drops)
+    reasons: list[str] = []
+    for batch in _batches(environment, pages):
+        reasons += _store(environment, batch, turns)
+    return Applied(tuple(reasons), undropped, files.bytes_written() - before)
+
+
+def put(environment: Environment, txn: Transaction, page: Outgoing, header: Header, patience: Patience) -> None:
+    """In place of what the key held. The header's runs are not known yet."""
+    delete(environment, txn, page.key)
+    cursor = txn.cursor(environment.frames)
+    places = []
+    for number, frame in enumerate(page.frames):
+        cursor.put(records.frame_key(page.key, number), frame)
+        places.append(page_after(cursor.key()))
+        patience.give_way()
+    runs = records.runs_of(places, environment.shape.stride)
+    txn.put(page.key, records.pack_header(msgspec.structs.replace(header, runs=runs)), db=environment.pages)
+
+
+def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
+    """Header and frames, however many these are: the header may be damaged. Unknown keys are fine."""
+    if not txn.delete(key, db=environment.pages):
+        return
+    cursor = txn.cursor(environment.frames)
+    more = cursor.set_range(key)
+    while more and cursor.key()[: len(key)] == key:
+        more = cursor.delete() and bool(cursor.key())
+
+
+def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> None:
+    """Drops a page that was found damaged, unless it was replaced since. Raises lmdb.Error."""
+    with environment.changing() as txn:
+        if reading.header_in(environment, txn, key) == damaged:
+            delete(environment, txn, key)
+
+
+def _drop_all(environment: Environment, keys: Sequence[bytes]) -> str:
+    try:
+        for batch in _cut(environment, keys):
+            with environment.changing() as txn:
+                for key in batch:
+                    delete(environment, txn, key)
+    except lmdb.PanicError as error:
+        raise _unusable(environment, error) from error
+    except lmdb.Error as error:
+        return str(error)
+    return ""
+
+
+def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Known keys in batches; the disk begins to read what dropping them will touch."""
+    limit = _DROPS * environment.shape.frames_per_transaction
+    batch: list[bytes] = []
+    frames = 0
+    for key, header in zip(keys, reading.headers(environment, keys), strict=True):
+        if header is None:
+            continue
+        environment.fetch_heads(header.runs)
+        batch.append(key)
+        frames += sum(run.frames for run in header.runs)
+        if frames >= limit:
+            yield batch
+            batch, frames = [], 0
+    if batch:
+        yield batch
+
+
+def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
+    limit = environment.shape.frames_per_transaction
+    batch: list[Outgoing] = []
+    frames = 0
+    for page in pages:
+        if batch and frames + len(page.frames) > limit:
+            yield batch
+            batch, frames = [], 0
+        batch.append(page)
+        frames += len(page.frames)
+    if batch:
+        yield batch
+
+
+def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> list[str]:
+    """Reasons. Where the map is full although there should be room, first what was freed is made to serve."""
+    try:
+        try:
+            _put_all(environment, pages, turns)
+        except lmdb.MapFullError:
+            environment.age()
+            _put_all(environment, pages, turns)
+    except lmdb.MapFullError as error:
+        if len(pages) == 1:
+            return [str(error)]
+        return [reason for page in pages for reason in _store(environment, [page], turns)]
+    except lmdb.PanicError as error:
+        raise _unusable(environment, error) from error
+    except lmdb.Error as error:
+        return [str(error)] * len(pages)
+    return [""] * len(pages)
+
+
+def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> None:
+    sums = [records.checksum(page.key, page.size, page.frames) for page in pages]
+    patience = Patience(turns)
+    with environment.changing() as txn:
+        for page, checksum in zip(pages, sums, strict=True):
+            number = environment.number_of(txn, page.space)
+            put(environment, txn, page, Header(number, page.size, page.stamp, checksum, ()), patience)
+
+
+def _unusable(environment: Environment, error: lmdb.Error) -> TierError:
+    return TierError(f"{environment.folder} can not be written any more ({error}): its disk failed")
