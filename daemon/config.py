@@ -162,6 +162,11 @@ def _check(config: Config, given: _Givens) -> None:
         raise ConfigError(f"{size} has no room for one frame: {frame}")
     if arena.frames > MOST_FRAMES:
         raise ConfigError(f"{size} has more than {MOST_FRAMES} frames: {frame}")
+    disk = config.disk
+    if disk.size and not disk.path:
+        raise ConfigError(f"{told('disk.size', spell_size(disk.size))} needs a folder: set disk.path")
+    if disk.path and not disk.size:
+        raise ConfigError(f"{told('disk.path', str(disk.path))} needs a size: set disk.size")
     if evict.low > evict.high:
         low, high = told("evict.low", str(evict.low)), told("evict.high", str(evict.high))
         raise ConfigError(f"{low} is more than {high}")

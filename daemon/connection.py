@@ -17,12 +17,14 @@ from ..shm.protocol import (
     Attach,
     Check,
     Detach,
+    Fetch,
     Flush,
     Observe,
     ProtocolError,
     Refusal,
     Request,
     Reserve,
+    Save,
     Unpacker,
     Welcome,
     pack,
@@ -96,6 +98,10 @@ class Connection(asyncio.Protocol):
                 self._greet(request)
             case Reserve() if self._slot >= 0:
                 self._send(self._service.reserve(self._slot, request))
+            case Fetch() if self._slot >= 0:
+                self._service.fetch(request, self._send_late)
+            case Save() if self._greeted:
+                self._send(self._service.save(request))
             case Detach() if self._slot >= 0:
                 self._service.detach(self._slot)
                 self._slot = -1
@@ -108,6 +114,11 @@ class Connection(asyncio.Protocol):
 
     def _send(self, answer: Answer) -> None:
         self._transport.write(pack(answer))
+
+    def _send_late(self, answer: Answer) -> None:
+        """By then the peer may be gone."""
+        if not self._transport.is_closing():
+            self._send(answer)
 
     def _greet(self, request: Attach | Observe) -> None:
         connection = self._transport.get_extra_info("socket").dup()

@@ -19,6 +19,7 @@ from .settings import (
     choice_setting,
     count_setting,
     duration_setting,
+    folder_setting,
     frame_setting,
     groups_setting,
     mode_setting,
@@ -71,7 +72,9 @@ class Arena(Section, frozen=True, kw_only=True):
 class Index(Section, frozen=True, kw_only=True):
     """The shared index of pages."""
 
-    entries: Annotated[int, count_setting("Pages that the index holds; 0: one per frame.", 0, MOST_FRAMES)] = 0
+    entries: Annotated[
+        int, count_setting("Pages that the index holds; 0: one per frame of memory and disk.", 0, MOST_FRAMES)
+    ] = 0
     namespaces: Annotated[int, count_setting("Namespaces that the index holds.", 1, 1 << 20)] = 1024
 
 
@@ -86,6 +89,27 @@ class Store(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
     expiry: Annotated[float, duration_setting("How long a living writer may hold a reservation.")] = 60.0
+
+
+class Disk(Section, frozen=True, kw_only=True):
+    """The disk tier: pages outlive memory, the daemon and the host."""
+
+    path: Annotated[Path | None, folder_setting("Folder of the disk tier, made if need be.")] = None
+    size: Annotated[int, size_setting("Bytes that its files may take; 0: no disk tier.")] = 0
+    write: Annotated[
+        Literal["evict", "through", "second"],
+        choice_setting(
+            "Write pages before they leave memory, all at once, or before they leave if they were used again.",
+            "evict",
+            "through",
+            "second",
+        ),
+    ] = "evict"
+    ahead: Annotated[float, share_setting("Share of the arena that is written ahead of its eviction.")] = 0.1
+    budget: Annotated[int, size_setting("Bytes that may be written a day; 0: any number.")] = 0
+    sync: Annotated[float, duration_setting("Longest time from writing a page to its sync.")] = 10.0
+    environments: Annotated[int, count_setting("LMDB environments that share the work.", 1, 64)] = 4
+    stop: Annotated[float, duration_setting("How long a stop may take to write what is unwritten.")] = 30.0
 
 
 class Access(Section, frozen=True, kw_only=True):
@@ -116,13 +140,14 @@ class Config(Section, frozen=True, kw_only=True):
     index: Index = Index()
     evict: Evict = Evict()
     store: Store = Store()
+    disk: Disk = Disk()
     access: Access = Access()
     log: Log = Log()
 
     @property
     def entries(self) -> int:
-        """Pages that the index can hold."""
-        return self.index.entries or self.arena.frames
+        """Pages that the index can hold: a frame each, in memory and on disk, where nothing else is said."""
+        return self.index.entries or min(MOST_FRAMES, self.arena.frames + self.disk.size // self.arena.frame_size)
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ async def run(config: Config, segments: Segments, server: Server) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         await life.live()
+        await life.write_out()
     finally:
         life.end()
 
@@ -75,6 +76,11 @@ class _Life:
             self._admit(service)
             await self._populate()
         await self._leaving.wait()
+
+    async def write_out(self) -> None:
+        """What is in memory alone goes to disk, before a stop gives the memory back."""
+        if self._service is not None and self._way is Leave.STOP:
+            await self._service.disk.stop(self._config.disk.stop)
 
     def end(self) -> None:
         """Leaves in the way that was asked for; what went wrong at start leaves adopted pages where they are."""

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 
 from ..shm._core import PARTS, SLOTS, Owner
 from ..shm.protocol import (
     Attach,
     Check,
+    Fetch,
+    Fetched,
     Findings,
     Flush,
     Flushed,
     Refusal,
     Reserve,
     Reserved,
+    Save,
+    Saved,
     Space,
     Welcome,
 )
 from ..shm.segments import Segments
+from .disk import Disk
 from .evictor import Evictor
 from .labels import means, printable
 from .options import Config
@@ -32,6 +38,7 @@ _KEY_BYTES, _SERIAL_BYTES = 32, 8
 _U8, _U32, _U64 = 1 << 8, 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
+_TIERS = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
 
 
 class Service:
@@ -49,12 +56,14 @@ class Service:
         self._ttl_ns = int(config.store.expiry * 1e9)
         self._reaper = Reaper(self._owner, loop)
         self._evictor = Evictor(self._owner, config.evict, loop)
+        self.disk = Disk(segments, config, loop)
         self._reaper.watch_adopted()
         self._tidying = loop.call_soon(self._tidy)
 
     def admit(self) -> None:
         """The arena is ready for engines."""
         self._admits = True
+        self.disk.start()
 
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """A slot for the peer's session, its old one where it has one."""
@@ -87,13 +96,30 @@ class Service:
         outcomes, entries, serials = self._owner.reserve(
             slot, space, request.part, request.parts, self._ttl_ns, request.keys, request.sizes
         )
+        if self.disk.budgeted:
+            self.disk.granted(outcomes, entries, request.sizes)
         self._evictor.look()
+        self.disk.look()
         return Reserved(request.number, outcomes, entries, serials, self._why(outcomes))
+
+    def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
+        """Brings pages in from disk; reply is called once, at the latest at the request's deadline."""
+        if len(request.keys) % _KEY_BYTES:
+            why = f"{len(request.keys)} bytes are no whole number of keys"
+            reply(Fetched(request.number, b"", why))
+            return
+        self.disk.fetch(request, reply)
+        self._evictor.look()
+
+    def save(self, request: Save) -> Saved:
+        """How far writing everything to disk is; it goes on as long as somebody asks."""
+        return self.disk.save(request.number)
 
     def flush(self, request: Flush) -> Flushed:
         """Drops the pages of the namespaces that are meant; those in use are kept and counted."""
+        tiers = _TIERS.get(request.tier, 0)
         spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
-        done = [self._owner.flush(space["number"], 3) for space in spaces]
+        done = [self._owner.flush(space["number"], tiers) for space in spaces]
         dropped, kept = sum(d for d, _ in done), sum(k for _, k in done)
         return Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
 
@@ -104,6 +130,7 @@ class Service:
     def close(self) -> None:
         """Stops the service; the segments stay as they are."""
         self._tidying.cancel()
+        self.disk.abandon()
         self._reaper.close()
 
     def _welcome(self, slot: int) -> Welcome:
@@ -125,6 +152,7 @@ class Service:
         if self._owner.open_entries:
             self._owner.settle()
             self._evictor.look()
+        self.disk.tidy()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
 
 

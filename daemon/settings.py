@@ -144,6 +144,19 @@ def socket_setting(help: str) -> Setting:
     return Setting(read=read, show=str, metavar="PATH", help=help)
 
 
+def folder_setting(help: str) -> Setting:
+    """An absolute path of a folder; empty: none."""
+
+    def read(raw: object) -> Path | None:
+        if not isinstance(raw, str) or "\0" in raw:
+            raise ValueError(f"{shown(raw)} is not a path")
+        if raw and not raw.startswith("/"):
+            raise ValueError(f"{shown(raw)} is not an absolute path ({Path(raw).absolute()} is)")
+        return Path(raw) if raw else None
+
+    return Setting(read=read, show=lambda path: str(path or ""), metavar="PATH", help=help)
+
+
 def mode_setting(help: str) -> Setting:
     """Permission bits as an octal string. A TOML number is refused: 660 and 0o660 can not be told apart."""
 

@@ -93,7 +93,7 @@ class Session:
     def abandon(self, entries: Array, serials: Array, part: int, /) -> None:
         """Lets go of a part of granted pages without finishing it: they will never be readable."""
     def chain(self, entry: int, /) -> bytes:
-        """Numbers of the frames (u32) of a page that the caller has pinned or was granted; b"" if they make no sense."""
+        """Frames (u32) of a page that the caller has pinned or was granted; b"" if they make no sense."""
     def populate(self, offset: int, length: int, /) -> None:
         """Maps a piece of the arena ahead of its use."""
     def populate_index(self) -> None:
@@ -156,9 +156,13 @@ class Owner:
     def evict(self, frames: int, limit: int, /) -> int:
         """Evicts coldest pages until so many frames are free, at most `limit` pages; returns how many."""
     def flush(self, space: int, tiers: int, /) -> tuple[int, int]:
-        """Drops a namespace's pages, all pages for -1, out of tiers (1 memory, 2 disk): (dropped, kept because in use)."""
+        """Drops a namespace's pages, all pages for -1, out of tiers (1 memory, 2 disk): (dropped, kept as in use)."""
     def disk_open(self, frames: int, rule: int, /) -> None:
-        """A disk tier with so much room is there, empty until it reports. rule: an enum pt_write_rule (core/owner.h)."""
+        """A disk tier with so much room is there, empty until it reports. rule: enum pt_write_rule (core/owner.h)."""
+    def disk_rule(self, rule: int, /) -> None:
+        """Another rule for what is written from now on; pages that were spared are considered again."""
+    def unwritten(self) -> tuple[int, int]:
+        """Pages and bytes that are still to be written by the rule in force. Walks the index: some milliseconds."""
     def disk_close(self) -> None:
         """The disk tier is gone with all that it held."""
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:

@@ -142,7 +142,10 @@ class Save(_Message, frozen=True):
 
 
 class Saved(_Message, frozen=True):
-    """Answers Save at once. pages, bytes: still to write; synced: nothing is, and all is on the device; trouble: why not."""
+    """Answers Save at once. pages, bytes: still to write; synced: nothing is, and all is on the device.
+
+    trouble: why it does not get on, "" if it does.
+    """
 
     number: int
     pages: int
@@ -176,8 +179,8 @@ _requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Req
 _answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
 
 
-def pack(message: Request | Answer) -> bytes:
-    """The message with its length, ready to be sent."""
+def pack(message: msgspec.Struct) -> bytes:
+    """A message with its length, ready to be sent."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 

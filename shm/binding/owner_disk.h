@@ -18,6 +18,28 @@ static PyObject *owner_disk_open(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* disk_rule(rule): another rule for what is written; pages that were spared are considered again. */
+static PyObject *owner_disk_rule(Owner *self, PyObject *args)
+{
+    unsigned int rule;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &rule))
+        return NULL;
+    if (rule > PT_WRITE_SECOND)
+        return PyErr_Format(PyExc_ValueError, "there is no rule %u", rule);
+    pt_disk_set_rule(&self->shared, (enum pt_write_rule)rule, pt_now_ns());
+    Py_RETURN_NONE;
+}
+
+/* unwritten() -> (pages, bytes) that are still to be written by the rule in force. */
+static PyObject *owner_unwritten(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    pt_sum sum = pt_unwritten(&self->shared);
+    return Py_BuildValue("(KK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes);
+}
+
 /* disk_close(): the tier is gone with all that it held. */
 static PyObject *owner_disk_close(Owner *self, PyObject *unused)
 {

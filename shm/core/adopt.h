@@ -74,6 +74,7 @@ static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_
         return false;
     v->header->used_frames += e->frame_count;
     e->marks = 0;
+    e->chain = 0;
     atomic_store_explicit(&e->tiers, 0, memory_order_relaxed);
     if (e->serial >= v->header->next_serial)
         v->header->next_serial = e->serial + 1;

@@ -14,6 +14,34 @@ static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule
         pt_list_anew(o, entry, now);
 }
 
+/* Another rule from now on. Pages that were spared before are considered again. */
+static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64_t now)
+{
+    o->disk.rule = rule;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SPARED;
+        pt_list_anew(o, entry, now);
+    }
+}
+
+typedef struct {
+    uint64_t pages, bytes;
+} pt_sum;
+
+/* The pages that are still to be written, those that are being written among them. */
+static inline pt_sum pt_unwritten(pt_owner *o)
+{
+    pt_sum sum = {0, 0};
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        pt_entry *e = &o->view.entries[entry];
+        if (pt_load_state(&o->view.locks[entry].word) == PT_READABLE && (e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e))) {
+            sum.pages++;
+            sum.bytes += e->size;
+        }
+    }
+    return sum;
+}
+
 /* One page that the tier holds; false if the index can not have it: then it has to leave the disk. */
 static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
 {

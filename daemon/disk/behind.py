@@ -1,0 +1,199 @@
+"""Writing behind: the coldest pages go to disk before they have to leave memory."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from ...shm._core import Owner
+from ...shm.protocol import Space
+from ...tiers.messages import Order, Sync, Synced, Write, Wrote
+from ..options import Disk as DiskOptions
+from .budget import Budget
+
+log = logging.getLogger("pagetierd.disk")
+
+RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
+_BATCH_BYTES: Final = 32 << 20
+_BATCH_PAGES: Final = 2048
+_IN_FLIGHT: Final = 2
+_IDLE_S: Final = 1.0
+# enum pt_write_result in core/behind.h
+_DONE, _SPARED, _AGAIN = 1, 2, 3
+_RESULT_OF_STORED: Final = bytes.maketrans(b"\x02", bytes([_AGAIN]))
+
+
+class _Ordered(msgspec.Struct, frozen=True):
+    """Pages that were chosen, a packed array each."""
+
+    entries: bytes
+    serials: bytes
+    keys: bytes
+    sizes: bytes
+    spaces: bytes
+    ticks: bytes
+    chains: bytes
+
+    def __len__(self) -> int:
+        return len(self.entries) // 4
+
+    def only(self, which: list[int]) -> _Ordered:
+        """Those pages alone, in order."""
+        widths = (4, 8, 32, 8, 4, 8, 4)
+        fields = (getattr(self, name) for name in self.__struct_fields__)
+        return _Ordered(
+            *(b"".join(field[i * n : i * n + n] for i in which) for field, n in zip(fields, widths, strict=True))
+        )
+
+
+class Behind:
+    """Decides what is written and when. On the loop's thread only."""
+
+    def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, send: Callable[[Order], None]) -> None:
+        header = owner.header()
+        self._owner = owner
+        self._options = options
+        self._budget = budget
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._in_flight: dict[int, bytes] = {}
+        self._batch = max(1, _BATCH_BYTES // header["frame_bytes"])
+        self._ahead = max(1, int(header["frames"] * options.ahead))
+        self._offset = time.time_ns() - time.monotonic_ns()
+        self._ready = False
+        self._syncing = False
+        self._unsynced = False
+        self._wrote_at = self._synced_at = time.monotonic()
+        self.all_wanted = False
+        self.trouble = ""
+        self.device_bytes = 0
+
+    def begin(self) -> None:
+        """The worker is ready for orders."""
+        self._ready = True
+        self.trouble = ""
+
+    def lost(self) -> None:
+        """The worker is gone, with all its orders; the index has put them back already."""
+        self._ready = self._syncing = self._unsynced = False
+        self._in_flight.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written or synced, or was not synced."""
+        return bool(self._in_flight) or self._syncing or self._unsynced
+
+    def look(self) -> None:
+        """Orders what it is time to write. Cheap: for after every reservation."""
+        while self._ready and len(self._in_flight) < _IN_FLIGHT and self._due() and self._order():
+            pass
+
+    def tidy(self) -> None:
+        """What is to leave the disk, and what is to be synced; a few times a second."""
+        if not self._ready:
+            return
+        self.look()
+        drops = self._owner.disk_drops()
+        if drops:
+            self._unsynced = True
+            self._put(Write(next(self._numbers), drops), b"")
+        self._sync_if_due()
+
+    def sync_soon(self) -> None:
+        """Syncs as soon as nothing is being written."""
+        if self._ready and self._unsynced and not self._in_flight and not self._syncing:
+            self._sync()
+
+    def wrote(self, report: Wrote) -> None:
+        """The worker has carried out an order."""
+        entries = self._in_flight.pop(report.number, None)
+        if entries is None:
+            return
+        self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
+        self.device_bytes += report.disk_bytes
+        self._wrote_at = time.monotonic()
+        self._tell(report.reason)
+        self.look()
+
+    def synced(self, report: Synced) -> None:
+        """The worker has synced; what was ordered meanwhile may not be among it."""
+        self._syncing = False
+        self._synced_at = time.monotonic()
+        self._tell(report.reason)
+
+    def _due(self) -> bool:
+        if self.all_wanted or self._options.write == "through":
+            return True
+        return self._owner.frames_ahead(self._ahead) < self._ahead
+
+    def _order(self) -> bool:
+        """Orders a batch; False if there was nothing to write."""
+        ordered = _Ordered(*self._owner.order_writes(self._batch, _BATCH_PAGES))
+        admitted = self._admitted(ordered)
+        drops = self._owner.disk_drops()
+        if not len(admitted) and not drops:
+            return len(ordered) > 0
+        self._unsynced = True
+        self._put(self._write(admitted, drops), admitted.entries)
+        return len(ordered) > 0
+
+    def _admitted(self, ordered: _Ordered) -> _Ordered:
+        """What the budget allows; the rest is told to leave memory unwritten."""
+        if not self._budget.per_day or self.all_wanted:
+            return ordered
+        chains, sizes = array("I", ordered.chains), array("Q", ordered.sizes)
+        verdicts = [self._budget.admits(chain, size) for chain, size in zip(chains, sizes, strict=True)]
+        spared = ordered.only([i for i, admitted in enumerate(verdicts) if not admitted])
+        if len(spared):
+            self._owner.end_orders(spared.entries, bytes([_SPARED]) * len(spared))
+        return ordered.only([i for i, admitted in enumerate(verdicts) if admitted])
+
+    def _write(self, pages: _Ordered, drops: bytes) -> Write:
+        numbers = array("I", pages.spaces)
+        used = sorted(set(numbers))
+        place = {number: i for i, number in enumerate(used)}
+        known = {space["number"]: space for space in self._owner.spaces()} if used else {}
+        table = tuple(_space(known[number]) for number in used)
+        return Write(
+            next(self._numbers),
+            drops,
+            pages.entries,
+            pages.serials,
+            pages.keys,
+            pages.sizes,
+            array("Q", [max(0, tick + self._offset) for tick in array("Q", pages.ticks)]).tobytes(),
+            array("I", [place[number] for number in numbers]).tobytes(),
+            table,
+        )
+
+    def _put(self, order: Write, entries: bytes) -> None:
+        self._in_flight[order.number] = entries
+        self._send(order)
+
+    def _sync_if_due(self) -> None:
+        now = time.monotonic()
+        idle = not self._in_flight and now - self._wrote_at > _IDLE_S
+        if self._unsynced and not self._syncing and (idle or now - self._synced_at > self._options.sync):
+            self._sync()
+
+    def _sync(self) -> None:
+        self._syncing, self._unsynced = True, False
+        self._send(Sync(next(self._numbers)))
+
+    def _tell(self, reason: str) -> None:
+        """One line in the log when writing begins to fail, one when it works again."""
+        if reason and not self.trouble:
+            log.warning("the disk tier can not write: %s", reason)
+        elif self.trouble and not reason:
+            log.info("the disk tier writes again")
+        self.trouble = reason
+
+
+def _space(told: dict[str, object]) -> Space:
+    return Space(*(told[name] for name in ("digest", "name", "page_tokens", "group", "window")))  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""Pages that engines ask for from disk: read in, and answered when they are there or the deadline has come."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from array import array
+from collections.abc import Callable
+
+import msgspec
+
+from ...shm._core import Owner
+from ...shm.protocol import Fetch, Fetched
+from ...tiers.messages import HasRead, Order, Read
+
+log = logging.getLogger("pagetierd.disk")
+
+# enum pt_outcome in core/reserve.h
+_GRANTED, _PENDING = 0, 2
+_ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([1, 0, 1, 3, 2]))
+_HERE, _NOT_YET, _ABSENT = 0, 1, 2
+
+
+class _Waiting:
+    """One request that waits for pages."""
+
+    def __init__(self, request: Fetch, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
+        self.number = request.number
+        self.outcomes = bytearray(outcomes)
+        self.open = 0
+        self.reply: Callable[[Fetched], None] | None = reply
+        self.reason = ""
+
+    def end(self) -> None:
+        """Answers with what is so now, once."""
+        reply, self.reply = self.reply, None
+        if reply is not None:
+            reply(Fetched(self.number, bytes(self.outcomes), self.reason))
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """What the worker was told to read."""
+
+    serials: array[int]
+    sizes: array[int]
+
+
+class Fetches:
+    """On the loop's thread only. slot: the worker's, None while there is none."""
+
+    def __init__(
+        self, owner: Owner, ttl_ns: int, send: Callable[[Order], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._owner = owner
+        self._ttl_ns = ttl_ns
+        self._send = send
+        self._loop = loop
+        self._numbers = itertools.count(1)
+        self._jobs: dict[int, _Job] = {}
+        self._reading: dict[int, list[tuple[_Waiting, int]]] = {}
+        self._silenced = ""
+        self.slot: int | None = None
+
+    def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
+        """Calls reply once, maybe at once."""
+        slot = 0 if self.slot is None else self.slot
+        outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys)
+        waiting = _Waiting(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
+        self._read(request.keys, outcomes, entries, serials)
+        for page, serial in enumerate(array("Q", serials)):
+            if outcomes[page] in (_GRANTED, _PENDING) and serial in self._reading:
+                self._reading[serial].append((waiting, page))
+                waiting.open += 1
+        if waiting.open and request.deadline > 0:
+            self._loop.call_later(request.deadline, self._late, waiting)
+        else:
+            self._late(waiting)
+
+    def has_read(self, report: HasRead) -> None:
+        """Some pages have come, or not."""
+        job = self._jobs.get(report.number)
+        if job is None:
+            return
+        if report.damaged:
+            self._owner.disk_damaged(report.damaged)
+        came = 0
+        for page, flag in enumerate(report.read, report.first):
+            came += job.sizes[page] if flag else 0
+            self._told(job.serials[page], _HERE if flag else _ABSENT, report.reason)
+        read = report.read.count(1)
+        self._owner.count_fetched(read, came, len(report.read) - read)
+        self._tell(report.reason)
+        if not any(serial in self._reading for serial in job.serials):
+            del self._jobs[report.number]
+
+    def lost(self) -> None:
+        """The worker is gone: what it was reading does not come."""
+        self.slot = None
+        self._jobs.clear()
+        for serial in list(self._reading):
+            self._told(serial, _ABSENT, "the disk tier is gone")
+
+    def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> None:
+        """Tells the worker to read what it was granted."""
+        granted = [page for page, outcome in enumerate(outcomes) if outcome == _GRANTED]
+        if not granted:
+            return
+        wanted = b"".join(entries[4 * i : 4 * i + 4] for i in granted)
+        numbers = b"".join(serials[8 * i : 8 * i + 8] for i in granted)
+        sizes = self._owner.sizes(wanted)
+        order = Read(next(self._numbers), wanted, numbers, b"".join(keys[32 * i : 32 * i + 32] for i in granted), sizes)
+        job = _Job(array("Q", numbers), array("Q", sizes))
+        self._jobs[order.number] = job
+        self._reading |= {serial: [] for serial in job.serials}
+        self._send(order)
+
+    def _told(self, serial: int, outcome: int, reason: str) -> None:
+        for waiting, page in self._reading.pop(serial, ()):
+            waiting.outcomes[page] = outcome
+            waiting.open -= 1
+            waiting.reason = waiting.reason or (reason if outcome != _HERE else "")
+            if not waiting.open:
+                waiting.end()
+
+    def _late(self, waiting: _Waiting) -> None:
+        if waiting.reply is None:
+            return
+        missed = len(waiting.outcomes) - waiting.outcomes.count(_HERE)
+        if missed:
+            self._owner.count_fetched(0, 0, missed)
+            waiting.reason = waiting.reason or self._why(waiting.outcomes)
+        waiting.end()
+
+    def _why(self, outcomes: bytearray) -> str:
+        if self.slot is None:
+            return "there is no disk tier now"
+        return "not all pages came in time" if _NOT_YET in outcomes else ""
+
+    def _tell(self, reason: str) -> None:
+        if reason and reason != self._silenced:
+            log.warning("the disk tier could not read a page: %s", reason)
+        self._silenced = reason

@@ -1,0 +1,133 @@
+"""A worker is kept running: started, and started again when it has ended, later each time that it does not last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Final, Protocol
+
+from ...shm.segments import Segments
+from ...tiers.messages import Fails, Leave, Order, Report, Serve
+from ..options import Disk as DiskOptions
+from .process import WorkerProcess
+
+log = logging.getLogger("pagetierd.disk")
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 30.0
+LASTING_S: Final = 60.0
+WORKER_NAME: Final = "disk tier"
+
+
+class Watcher(Protocol):
+    """Who is told by the supervisor, on the loop's thread."""
+
+    def started(self, slot: int) -> None:
+        """A worker was given this slot; reports follow."""
+
+    def hear(self, report: Report) -> None:
+        """The worker says something."""
+
+    def ended(self, slot: int, why: str) -> None:
+        """It is gone, and touches nothing any more."""
+
+
+class Supervisor:
+    """Runs from start() to stop(). On the loop's thread only."""
+
+    def __init__(
+        self, segments: Segments, options: DiskOptions, watcher: Watcher, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._segments = segments
+        self._options = options
+        self._watcher = watcher
+        self._loop = loop
+        self._worker: WorkerProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.leaving = False
+        self._why = ""
+        self.restarts = 0
+
+    def start(self) -> None:
+        """Begins to keep a worker running."""
+        self._task = self._loop.create_task(self._keep_running())
+
+    def send(self, order: Order) -> None:
+        """To the worker, if there is one."""
+        if self._worker is not None:
+            self._worker.send(order)
+
+    async def stop(self, deadline: float) -> None:
+        """Tells the worker to leave, and ends it if it has not within `deadline` seconds."""
+        self.leaving = True
+        self.send(Leave())
+        worker, task = self._worker, self._task
+        if worker is not None:
+            await asyncio.wait([worker.ended], timeout=deadline)
+            worker.kill()
+            await worker.ended
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Ends it at once, without a word: the next daemon's worker finds everything."""
+        self.leaving = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._worker is not None:
+            self._worker.kill()
+
+    async def _keep_running(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not self.leaving:
+            began = self._loop.time()
+            try:
+                await self._run_once()
+            except OSError as error:
+                log.warning("the disk tier's worker can not be started: %s", error)
+            if self.leaving:
+                return
+            lasted = self._loop.time() - began > LASTING_S
+            pause = FIRST_PAUSE_S if lasted else min(2 * pause, LONGEST_PAUSE_S)
+            self.restarts += 1
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> None:
+        worker = WorkerProcess(self._loop, self._hear)
+        slot = self._attach(worker)
+        if slot < 0:
+            worker.kill()
+            await worker.ended
+            raise OSError("all slots are taken")
+        self._worker, self._why = worker, ""
+        self._watcher.started(slot)
+        try:
+            await self._serve(worker, slot)
+            await worker.ended
+        finally:
+            self._worker = None
+            if worker.ended.done():
+                self._watcher.ended(slot, self._why or f"its worker {worker.death}")
+
+    def _attach(self, worker: WorkerProcess) -> int:
+        process = worker.process
+        return self._segments.owner.attach(process.pid, os.geteuid(), process.started, 0, WORKER_NAME)
+
+    async def _serve(self, worker: WorkerProcess, slot: int) -> None:
+        descriptors = self._segments.descriptors()
+        order = Serve(slot, str(self._options.path), self._options.size, self._options.environments)
+        try:
+            await worker.serve(order, descriptors)
+        except OSError as error:
+            log.warning("the disk tier's worker can not be told what to serve: %s", error)
+            worker.kill()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _hear(self, report: Report) -> None:
+        if isinstance(report, Fails):
+            self._why = report.reason
+        self._watcher.hear(report)

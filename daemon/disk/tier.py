@@ -1,0 +1,213 @@
+"""The disk tier of one daemon, from start() to stop()."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from ...shm._core import Owner
+from ...shm.protocol import Fetch, Fetched, Saved
+from ...shm.segments import Segments
+from ...tiers.messages import Complete, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
+from ..options import Config
+from ..sizes import format_size
+from .behind import RULES, Behind
+from .budget import Budget
+from .contents import Contents
+from .fetches import Fetches
+from .report import DiskReport, Standing, with_state
+from .supervisor import Supervisor
+
+log = logging.getLogger("pagetierd.disk")
+
+_TELL_EVERY_S: Final = 1.0
+_SAVING_S: Final = 2.0
+_PAUSE_S: Final = 0.02
+
+
+class Disk:
+    """Everything about the disk that the service knows of. On the loop's thread only.
+
+    Where the configuration has no disk all of it does nothing.
+    """
+
+    def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner: Owner = segments.owner
+        self._options = config.disk
+        self._loop = loop
+        self._supervisor = Supervisor(segments, config.disk, self, loop)
+        self._budget = Budget(config.disk.budget)
+        send = self._supervisor.send
+        self._behind = Behind(self._owner, config.disk, self._budget, send)
+        self._fetches = Fetches(self._owner, int(config.store.expiry * 1e9), send, loop)
+        self._contents = Contents(self._owner)
+        self._report = DiskReport()
+        self._told_at = 0.0
+        self._saving_until = 0.0
+        self._began = 0.0
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the configuration asks for a disk."""
+        return self._options.size > 0
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether granted() wants to know."""
+        return self.wanted and self._options.budget > 0
+
+    def start(self) -> None:
+        """Starts the worker, where one is wanted."""
+        if not self.wanted:
+            return
+        self._note(
+            standing=Standing.STARTING,
+            folder=str(self._options.path),
+            write=self._options.write,
+            cap=self._options.size,
+        )
+        self._supervisor.start()
+
+    async def stop(self, deadline: float) -> None:
+        """Writes what is unwritten, syncs and ends the worker: all within about `deadline` seconds."""
+        ends = self._loop.time() + deadline
+        while self._report.standing is Standing.OPEN and self._loop.time() < ends:
+            if self.save(0).synced:
+                break
+            self.tidy()
+            await asyncio.sleep(_PAUSE_S)
+        await self._supervisor.stop(max(_PAUSE_S, ends - self._loop.time()))
+
+    def abandon(self) -> None:
+        """Ends the worker at once: the next daemon starts its own."""
+        self._supervisor.abandon()
+
+    # ---- what the service asks
+
+    def look(self) -> None:
+        """After every reservation."""
+        self._behind.look()
+
+    def tidy(self) -> None:
+        """A few times a second."""
+        if not self.wanted:
+            return
+        self._end_saving_when_due()
+        self._behind.tidy()
+        now = self._loop.time()
+        if now - self._told_at > _TELL_EVERY_S:
+            self._told_at = now
+            self._supervisor.send(Tell())
+            self._note()
+
+    def granted(self, outcomes: bytes, entries: bytes, sizes: bytes) -> None:
+        """What a reservation was answered, where there is a budget."""
+        self._budget.note(outcomes, self._owner.chains(entries), sizes)
+
+    def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
+        """Pages from disk; reply is called once, at the latest at the request's deadline."""
+        self._fetches.ask(request, reply)
+
+    def save(self, number: int) -> Saved:
+        """How far writing everything is. The daemon goes on with it as long as it is asked again."""
+        if self._report.standing is not Standing.OPEN:
+            why = "there is no disk tier: set disk.path and disk.size" if not self.wanted else self._trouble()
+            return Saved(number, 0, 0, synced=False, trouble=why)
+        self._saving_until = self._loop.time() + _SAVING_S
+        if not self._behind.all_wanted:
+            self._behind.all_wanted = True
+            self._owner.disk_rule(RULES["through"])
+        self._behind.look()
+        pages, nbytes = self._owner.unwritten()
+        if not pages:
+            self._behind.sync_soon()
+        return Saved(number, pages, nbytes, synced=not pages and not self._behind.busy, trouble=self._behind.trouble)
+
+    # ---- what the supervisor tells
+
+    def started(self, slot: int) -> None:
+        """A worker is there; what it holds comes next."""
+        self._slot = slot
+        self._began = time.monotonic()
+        self._contents = Contents(self._owner)
+
+    def hear(self, report: Report) -> None:
+        """The worker says something."""
+        match report:
+            case Wrote():
+                self._behind.wrote(report)
+            case HasRead():
+                self._fetches.has_read(report)
+            case Synced():
+                self._behind.synced(report)
+            case Tells():
+                self._report = with_state(self._report, report.state)
+            case _:
+                self._hear_opening(report)
+
+    def _hear_opening(self, report: Report) -> None:
+        match report:
+            case Opened():
+                self._owner.disk_open(report.room, RULES[self._options.write])
+                self._report = with_state(self._report, report.state)
+            case Holds():
+                self._contents.add(report)
+            case Complete():
+                self._telling = self._loop.create_task(self._take_up())
+
+    def ended(self, slot: int, why: str) -> None:
+        """The worker is gone: there is no disk tier until the next one."""
+        if self._telling is not None:
+            self._telling.cancel()
+        self._owner.reap(slot)
+        self._owner.disk_close()
+        self._behind.lost()
+        self._fetches.lost()
+        self._note(standing=Standing.DOWN, trouble=why)
+        if not self._supervisor.leaving:
+            log.warning("no disk tier: %s", why)
+
+    async def _take_up(self) -> None:
+        """The index learns what is on disk; then the work begins."""
+        contents, self._contents = self._contents, Contents(self._owner)
+        await contents.tell()
+        self._fetches.slot = self._slot
+        self._behind.begin()
+        self._note(standing=Standing.OPEN, trouble="")
+        header = self._owner.header()
+        log.info(
+            "disk tier in %s: %d pages, %s of %s, %s; ready after %.2f s",
+            self._options.path,
+            header["disk_pages"],
+            format_size(header["disk_bytes"]),
+            format_size(self._options.size),
+            self._report.opened,
+            time.monotonic() - self._began,
+        )
+
+    def _end_saving_when_due(self) -> None:
+        if self._behind.all_wanted and self._loop.time() > self._saving_until:
+            self._behind.all_wanted = False
+            self._owner.disk_rule(RULES[self._options.write])
+
+    def _trouble(self) -> str:
+        return self._report.trouble or "the disk tier is being opened"
+
+    def _note(self, **news: object) -> None:
+        trouble = news.get("trouble") or self._behind.trouble or self._report.trouble
+        if self._report.standing is Standing.OPEN or "standing" in news:
+            trouble = news.get("trouble") or self._behind.trouble
+        news |= {
+            "trouble": trouble,
+            "budget": self._budget.report(),
+            "device_bytes": self._behind.device_bytes,
+            "restarts": self._supervisor.restarts,
+        }
+        self._report = msgspec.structs.replace(self._report, **news)
+        self._owner.tell_disk(self._report.pack())

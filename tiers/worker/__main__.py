@@ -1,0 +1,78 @@
+"""`python -m pagetier.tiers.worker FD`: what the daemon starts; FD is its end of the socket pair."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+from ...shm._core import ShmError
+from ...shm.protocol import ProtocolError
+from ..base import Tier, TierError
+from ..messages import Fails, Serve
+from .channel import Channel, descriptors_of
+from .memory import Memory
+from .worker import Worker
+
+_PR_SET_NAME: Final = 15
+_PR_SET_PDEATHSIG: Final = 1
+_NICE: Final = 10
+FAILED: Final = 4
+
+log = logging.getLogger("pagetier.tier")
+
+
+def main(descriptor: int) -> int:
+    """Serves a tier until the daemon says so or is gone; the exit code."""
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    _be_a_worker()
+    channel = Channel(socket.socket(fileno=descriptor))
+    try:
+        return _serve(channel)
+    except (TierError, ShmError, ProtocolError, OSError) as error:
+        channel.send(Fails(str(error)))
+        return FAILED
+
+
+def _serve(channel: Channel) -> int:
+    order = channel.receive()
+    if order is None:
+        return 0
+    if not isinstance(order, Serve):
+        raise ProtocolError(f"{type(order).__name__} came before Serve")
+    memory = Memory(descriptors_of(channel), order.slot)
+    tier = open_tier(order, memory.frame_bytes)
+    try:
+        worker = Worker(tier, memory, channel)
+        worker.report()
+        worker.serve()
+    finally:
+        tier.close()
+    return 0
+
+
+def open_tier(order: Serve, frame_bytes: int) -> Tier:
+    """The tier that was asked for. Raises TierError."""
+    # the store's libraries are loaded only where there is a disk
+    from ..store import LmdbTier
+
+    return LmdbTier(Path(order.folder), order.cap, frame_bytes, order.environments)
+
+
+def _be_a_worker() -> None:
+    """Ends with the daemon, is not meant by a Ctrl-C in its terminal, and leaves the processors to the engines."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NAME, b"pagetier-disk")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(_NICE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,66 @@
+"""The worker's end of the socket pair: orders come in, reports go out, from any thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from array import array
+from collections import deque
+from typing import Final
+
+from ...shm.protocol import ProtocolError, Unpacker, pack
+from ..messages import Order, Report, read_order
+
+_CHUNK: Final = 1 << 20
+_DESCRIPTORS: Final = 3
+
+
+class Channel:
+    """A blocking connection to the daemon. One thread receives, any thread sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._unpacker = Unpacker()
+        self._orders: deque[Order] = deque()
+        self.descriptors: list[int] = []
+
+    def receive(self) -> Order | None:
+        """The next order; None when the daemon is gone. Raises ProtocolError for what is no order."""
+        while not self._orders:
+            data = self._receive_some()
+            if not data:
+                return None
+            self._orders.extend(map(read_order, self._unpacker.feed(data)))
+        return self._orders.popleft()
+
+    def send(self, report: Report) -> None:
+        """Sends all of it. Where the daemon is gone it is lost: receive() tells."""
+        with self._sending:
+            try:
+                self._connection.sendall(pack(report))
+            except OSError:
+                return
+
+    def end(self) -> None:
+        """Wakes who receives, as if the daemon were gone."""
+        self._connection.shutdown(socket.SHUT_RD)
+
+    def _receive_some(self) -> bytes:
+        try:
+            room = socket.CMSG_LEN(_DESCRIPTORS * array("i").itemsize)
+            data, messages, _, _ = self._connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return b""
+        for level, kind, body in messages:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.descriptors += array("i", body).tolist()
+        return data
+
+
+def descriptors_of(channel: Channel) -> tuple[int, int, int]:
+    """Those that came with Serve: index, lock words, arena. Raises ProtocolError if they did not all come."""
+    if len(channel.descriptors) != _DESCRIPTORS:
+        raise ProtocolError(f"{len(channel.descriptors)} descriptors came, not {_DESCRIPTORS}")
+    index, locks, arena = channel.descriptors
+    return index, locks, arena

@@ -1,0 +1,67 @@
+"""Orders taken apart: packed arrays become pages, and pages a few at a time become tasks."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+
+from ..base import KEY_BYTES, Incoming, Outgoing
+from ..messages import Read, Write
+from .memory import Memory
+
+_TASK_BYTES = 4 << 20
+_TASK_PAGES = 64
+
+
+class ReadTask(msgspec.Struct, frozen=True):
+    """Some pages of a Read, from page `first` on; one thread's work."""
+
+    number: int
+    first: int
+    entries: array[int]
+    serials: array[int]
+    keys: bytes
+    sizes: array[int]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def incoming(self, page: int, memory: Memory) -> Incoming:
+        """One page, with the frames that were granted for it."""
+        return Incoming(_key(self.keys, page), self.sizes[page], memory.frames(self.entries[page]))
+
+
+def read_tasks(order: Read) -> Iterator[ReadTask]:
+    """Cuts a Read so that several threads share it and the first pages are soon there."""
+    entries, serials, sizes = array("I", order.entries), array("Q", order.serials), array("Q", order.sizes)
+    first = 0
+    while first < len(entries):
+        last, nbytes = first + 1, sizes[first]
+        while last < len(entries) and last - first < _TASK_PAGES and nbytes + sizes[last] <= _TASK_BYTES:
+            nbytes += sizes[last]
+            last += 1
+        keys = order.keys[first * KEY_BYTES : last * KEY_BYTES]
+        yield ReadTask(order.number, first, entries[first:last], serials[first:last], keys, sizes[first:last])
+        first = last
+
+
+def drops_of(order: Write) -> list[bytes]:
+    """The keys of the pages to drop."""
+    return [_key(order.drops, i) for i in range(len(order.drops) // KEY_BYTES)]
+
+
+def outgoing(order: Write, there: list[bool], memory: Memory) -> list[Outgoing]:
+    """The pages to write that are there, from where they lie; the caller has them pinned."""
+    entries, sizes = array("I", order.entries), array("Q", order.sizes)
+    stamps, spaces = array("Q", order.stamps), array("I", order.spaces)
+    return [
+        Outgoing(_key(order.keys, i), order.table[spaces[i]], sizes[i], stamps[i], memory.frames(entries[i]))
+        for i in range(len(entries))
+        if there[i]
+    ]
+
+
+def _key(keys: bytes, number: int) -> bytes:
+    return keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]

@@ -1,0 +1,57 @@
+"""The arena as the worker sees it: pages as the frames that they lie in."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...shm._core import Pins, Session
+
+
+class Memory:
+    """This process's session with the segments. From any thread. Takes the descriptors over."""
+
+    def __init__(self, descriptors: tuple[int, int, int], slot: int) -> None:
+        index, locks, arena = descriptors
+        self._session = Session(index, locks, arena, slot)
+        self._arena = memoryview(mmap.mmap(arena, 0))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.frame_bytes = self._session.frame_bytes
+
+    def frames(self, entry: int) -> list[memoryview]:
+        """The frames of a page that is pinned or was granted; none if the index makes no sense."""
+        size = self.frame_bytes
+        return [self._arena[frame * size : (frame + 1) * size] for frame in array("I", self._session.chain(entry))]
+
+    @contextmanager
+    def pinned(self, entries: bytes, serials: bytes) -> Iterator[list[bool]]:
+        """Pins those pages that are still what they were; says which."""
+        pins = [self._pin(entries[4 * i : 4 * i + 4], serials[8 * i : 8 * i + 8]) for i in range(len(serials) // 8)]
+        try:
+            yield [len(pin) == 1 for pin in pins]
+        finally:
+            for pin in pins:
+                pin.release()
+
+    def publish(self, entry: int, serial: int) -> bool:
+        """The page is read; False if it was given up meanwhile."""
+        return self._session.publish(_u32(entry), _u64(serial), 0) == b"\x01"
+
+    def abandon(self, entry: int, serial: int) -> None:
+        """The page could not be read."""
+        self._session.abandon(_u32(entry), _u64(serial), 0)
+
+    def _pin(self, entry: bytes, serial: bytes) -> Pins:
+        return self._session.repin(Pins, None, entry, serial)
+
+
+def _u32(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+def _u64(value: int) -> bytes:
+    return value.to_bytes(8, "little")

@@ -1,0 +1,117 @@
+"""The worker at work: a thread that receives, one that writes, some that read."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from ..base import Outcome, Tier, TierError
+from ..messages import (
+    Complete,
+    HasRead,
+    Holds,
+    Leave,
+    Opened,
+    Order,
+    Read,
+    Sync,
+    Synced,
+    Tell,
+    Tells,
+    Write,
+    Wrote,
+)
+from .channel import Channel
+from .jobs import ReadTask, drops_of, outgoing, read_tasks
+from .memory import Memory
+
+log = logging.getLogger("pagetier.tier")
+
+READERS: Final = 4
+_STORED, _NOT_STORED, _GONE = 1, 0, 2
+
+
+class Worker:
+    """Serves one open tier until it is told to leave or the daemon is gone."""
+
+    def __init__(self, tier: Tier, memory: Memory, channel: Channel) -> None:
+        self._tier = tier
+        self._memory = memory
+        self._channel = channel
+        self._writes: queue.SimpleQueue[Write | Sync | None] = queue.SimpleQueue()
+        self._readers = ThreadPoolExecutor(READERS, "pagetier-read")
+        self._writer = threading.Thread(target=self._write_all, name="pagetier-write", daemon=True)
+        self._broken = ""
+
+    def report(self) -> None:
+        """Says what the tier holds."""
+        self._channel.send(Opened(self._tier.room, self._tier.state()))
+        for held in self._tier.contents():
+            self._channel.send(Holds(held.keys, held.sizes, held.stamps, held.spaces, held.table))
+        self._channel.send(Complete())
+
+    def serve(self) -> None:
+        """Returns when it is time to leave. Raises TierError if the tier can not go on."""
+        self._writer.start()
+        while (order := self._channel.receive()) is not None and not isinstance(order, Leave):
+            if self._broken:
+                break
+            self._take(order)
+        self._writes.put(None)
+        self._writer.join()
+        self._readers.shutdown()
+        if self._broken:
+            raise TierError(self._broken)
+
+    def _take(self, order: Order) -> None:
+        match order:
+            case Write() | Sync():
+                self._writes.put(order)
+            case Read():
+                for task in read_tasks(order):
+                    self._readers.submit(self._read, task)
+            case Tell():
+                self._channel.send(Tells(self._tier.state()))
+            case _:
+                log.warning("an order that makes no sense here: %s", type(order).__name__)
+
+    def _write_all(self) -> None:
+        while (order := self._writes.get()) is not None:
+            try:
+                self._channel.send(self._write(order) if isinstance(order, Write) else self._sync(order))
+            except TierError as error:
+                self._broken = str(error)
+                self._channel.end()
+                return
+
+    def _write(self, order: Write) -> Wrote:
+        with self._memory.pinned(order.entries, order.serials) as there:
+            pages = outgoing(order, there, self._memory)
+            written = self._tier.write(drops_of(order), pages)
+        stored = iter(written.stored)
+        flags = [(_STORED if next(stored) else _NOT_STORED) if here else _GONE for here in there]
+        reason = next(filter(None, written.reasons), "") or written.undropped
+        return Wrote(order.number, bytes(flags), reason, written.disk_bytes)
+
+    def _sync(self, order: Sync) -> Synced:
+        self._tier.sync()
+        self._channel.send(Tells(self._tier.state()))
+        return Synced(order.number, "")
+
+    def _read(self, task: ReadTask) -> None:
+        """The task of one thread; whatever happens to a page, its part is let go of."""
+        read, damaged, reason = bytearray(len(task)), b"", ""
+        for page in range(len(task)):
+            incoming = task.incoming(page, self._memory)
+            result = self._tier.read(incoming)
+            if result.outcome is Outcome.EXACT:
+                read[page] = self._memory.publish(task.entries[page], task.serials[page])
+                continue
+            reason = reason or result.reason
+            if result.outcome is not Outcome.FAILED:
+                damaged += incoming.key
+            self._memory.abandon(task.entries[page], task.serials[page])
+        self._channel.send(HasRead(task.number, task.first, bytes(read), damaged, reason))
