@@ -25,7 +25,7 @@ from ..shm.protocol import (
     Welcome,
 )
 from ..shm.segments import Segments
-from .disk import Disk
+from .disk.tier import Disk
 from .evictor import Evictor
 from .labels import means, printable
 from .options import Config

@@ -13,8 +13,10 @@ import msgspec
 
 from ..shm._core import Observer
 from ..shm.protocol import BUILD
+from .disk.report import DiskReport, unpack
 
 _NS = 1_000_000_000
+_LOOKS = 1000
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
@@ -54,13 +56,18 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages that were computed alike. digest: hexadecimal; page_tokens: tokens of a page."""
+    """Pages that were computed alike. digest: hexadecimal; page_tokens: tokens of a page.
+
+    pages, bytes: in memory; disk_pages, disk_bytes: on disk, in memory too or not.
+    """
 
     label: str
     digest: str
     page_tokens: int
     pages: int
     bytes: int
+    disk_pages: int = 0
+    disk_bytes: int = 0
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,11 +126,26 @@ class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What the disk tier did, in pages. written, read: moved; lost: left memory before they could be written.
+
+    spared: not written, as the disk could not or the budget did not allow it; damaged: not what was written.
+    """
+
+    written: int
+    read: int
+    lost: int
+    spared: int
+    damaged: int
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """All of it. disk: how the disk tier is."""
 
     daemon: DaemonStats
     tiers: Tiers
+    disk: DiskReport
+    disk_work: DiskWork
     stores: StoreStats
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
@@ -132,9 +154,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 def take_snapshot(observer: Observer) -> Snapshot:
     """Looks once. Costs the observing process some milliseconds for a million pages, and the daemon nothing."""
     header = observer.header()
+    report = _disk_report(observer)
     return Snapshot(
         daemon=_daemon(header),
-        tiers=Tiers(memory=_memory(header, observer.counts())),
+        tiers=Tiers(memory=_memory(header, observer.counts()), disk=_disk(header, report)),
+        disk=report,
+        disk_work=_disk_work(header),
         stores=_pick(StoreStats, header, writing=header["open_entries"]),
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, observer.slots())),
@@ -166,6 +191,35 @@ def _memory(header: dict[str, int], counts: dict[str, int]) -> Tier:
         bytes_in=counts["stored_bytes"],
         bytes_out=counts["loaded_bytes"],
     )
+
+
+def _disk(header: dict[str, int], report: DiskReport) -> Tier:
+    return Tier(
+        cap=report.cap,
+        used=header["disk_used_frames"] * header["frame_bytes"],
+        pages=header["disk_pages"],
+        bytes=header["disk_bytes"],
+        hits=header["disk_read"],
+        misses=header["disk_missed"],
+        evictions=header["disk_evicted"],
+        evicted_bytes=header["disk_evicted_bytes"],
+        flushed=header["disk_flushed"],
+        bytes_in=header["disk_written_bytes"],
+        bytes_out=header["disk_read_bytes"],
+    )
+
+
+def _disk_work(header: dict[str, int]) -> DiskWork:
+    return DiskWork(**{name: header[f"disk_{name}"] for name in DiskWork.__struct_fields__})
+
+
+def _disk_report(observer: Observer) -> DiskReport:
+    """What the disk tier says of itself; it changes about once a second."""
+    for _ in range(_LOOKS):
+        text = observer.disk_text()
+        if text is not None:
+            return unpack(text)
+    return DiskReport()
 
 
 def _namespace(space: dict[str, Any]) -> NamespaceStats:

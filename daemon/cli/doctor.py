@@ -15,7 +15,9 @@ from ..config import ConfigError, load
 from ..exits import Exit
 from ..host import Host
 from ..options import Config
+from ..stats import take_snapshot
 from .daemon_checks import check_daemon, check_folder, check_leftovers, check_socket
+from .disk_checks import check_disk
 from .host_checks import check_huge_pages, check_kernel, check_locked_memory, check_room, check_shared_memory
 from .reach import Unreachable, daemon_at
 from .result import Level, Result, problem
@@ -54,9 +56,11 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
     try:
         with daemon_at(config.socket) as daemon:
             yield from check_daemon(daemon)
+            yield from check_disk(config, host, take_snapshot(daemon.observer))
     except Unreachable as error:
         yield problem("daemon", error.message)
         yield check_room(config, host)
+        yield from check_disk(config, host, None)
     yield from check_leftovers()
 
 

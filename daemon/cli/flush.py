@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -15,6 +15,18 @@ from ..labels import means
 from ..sizes import format_size
 from ..stats import NamespaceStats, take_snapshot
 from .reach import Daemon, daemon_at, socket_option
+from .save import save
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line. tier: None for both."""
+
+    socket: Path
+    namespace: str | None
+    everything: bool
+    tier: str | None
+    to_disk: bool
+    sure: bool
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -32,20 +44,34 @@ class Outcome(msgspec.Struct, frozen=True):
     help="The namespaces with this label, model, or digest (8 or more of its digits), as `pagetier stats` shows them.",
 )
 @click.option("--all", "everything", is_flag=True, help="Every namespace.")
+@click.option("--tier", type=click.Choice(["memory", "disk"]), help="Out of this tier alone. [default: out of both]")
+@click.option("--to-disk", is_flag=True, help="Drop nothing: write to disk what is not there yet, and wait for it.")
 @click.option("--yes", "sure", is_flag=True, help="Do not ask.")
-def flush(socket: Path, namespace: str | None, everything: bool, sure: bool) -> None:  # noqa: FBT001  click's flags
-    """Drop pages; those in use are kept and counted.
+def flush(**options: Any) -> None:
+    """Drop pages, or write all to disk; pages in use are kept and counted.
 
-    Asks first on a terminal. Exit codes: 0; 1 no such namespace, or not confirmed; 2 used wrongly; 3 no daemon.
+    Asks before it drops anything. Exit codes: 0; 1 no such namespace, not confirmed, or not all could be written;
+    2 used wrongly; 3 no daemon.
     """
-    if (namespace is None) is not everything:
-        raise click.UsageError("say either --namespace or --all")
-    with daemon_at(socket) as daemon:
-        chosen = _choose(take_snapshot(daemon.observer).namespaces, namespace)
-        _show_choice(chosen, namespace)
-        if not sure:
+    wanted = Wanted(**options)
+    _check(wanted)
+    with daemon_at(wanted.socket) as daemon:
+        if wanted.to_disk:
+            save(daemon)
+            return
+        chosen = _choose(take_snapshot(daemon.observer).namespaces, wanted.namespace)
+        _show_choice(chosen, wanted)
+        if not wanted.sure:
             _confirm()
-        _show_outcome(_flush(daemon, chosen, namespace))
+        _show_outcome(_flush(daemon, chosen, wanted))
+
+
+def _check(wanted: Wanted) -> None:
+    if wanted.to_disk:
+        if wanted.namespace is not None or wanted.everything or wanted.tier:
+            raise click.UsageError("--to-disk writes everything and drops nothing: say it alone")
+    elif (wanted.namespace is None) is not wanted.everything:
+        raise click.UsageError("say either --namespace or --all")
 
 
 def _choose(known: Sequence[NamespaceStats], wanted: str | None) -> list[NamespaceStats]:
@@ -61,13 +87,23 @@ def _not_found(known: Sequence[NamespaceStats], wanted: str) -> NoReturn:
     raise click.ClickException(f'no namespace has the label, model or digest "{wanted}"; {there}')
 
 
-def _show_choice(chosen: Sequence[NamespaceStats], wanted: str | None) -> None:
-    if wanted is None:
-        pages, nbytes = sum(space.pages for space in chosen), sum(space.bytes for space in chosen)
-        click.echo(f"all namespaces: {_pages(pages)}, {format_size(nbytes)}")
+def _show_choice(chosen: Sequence[NamespaceStats], wanted: Wanted) -> None:
+    if wanted.namespace is None:
+        click.echo(f"all namespaces: {_held(chosen, wanted.tier)}")
         return
     for space in chosen:
-        click.echo(f"{space.label}: {_pages(space.pages)}, {format_size(space.bytes)}")
+        click.echo(f"{space.label}: {_held([space], wanted.tier)}")
+
+
+def _held(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
+    """What these namespaces have in the tiers that are meant."""
+    pages, nbytes = sum(space.pages for space in spaces), sum(space.bytes for space in spaces)
+    on_disk, disk_bytes = sum(space.disk_pages for space in spaces), sum(space.disk_bytes for space in spaces)
+    memory = f"{_pages(pages)}, {format_size(nbytes)}"
+    disk = f"{_pages(on_disk)} on disk, {format_size(disk_bytes)}"
+    if tier == "disk":
+        return disk
+    return memory if tier == "memory" or not on_disk else f"{memory}; {disk}"
 
 
 def _confirm() -> None:
@@ -76,10 +112,10 @@ def _confirm() -> None:
     click.confirm("Drop them?", abort=True)
 
 
-def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: str | None) -> Outcome:
+def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: Wanted) -> Outcome:
     """By digest, so that just what was shown goes; everything by one request, with what came meanwhile."""
-    texts = [None] if wanted is None else [space.digest for space in chosen]
-    answers = [daemon.ask(Flush(number, text), Flushed) for number, text in enumerate(texts)]
+    texts = [None] if wanted.namespace is None else [space.digest for space in chosen]
+    answers = [daemon.ask(Flush(number, text, wanted.tier), Flushed) for number, text in enumerate(texts)]
     return Outcome(sum(answer.dropped for answer in answers), sum(answer.kept for answer in answers))
 
 

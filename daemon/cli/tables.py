@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..disk.report import Standing
 from ..sizes import format_size
 from ..stats import ClientStats, NamespaceStats, Snapshot, Tier
+from .disk_lines import disk_lines
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -27,6 +29,8 @@ def show_snapshot(snapshot: Snapshot, socket: Path) -> None:
 
 def _tables(snapshot: Snapshot) -> Iterator[Table | str]:
     yield _tiers(snapshot)
+    if snapshot.disk.standing is not Standing.NONE:
+        yield "\n".join(disk_lines(snapshot.disk, snapshot.disk_work))
     if snapshot.namespaces:
         yield _namespaces(snapshot.namespaces)
     yield _clients(snapshot.clients) if snapshot.clients else "Nobody is attached."
@@ -75,13 +79,14 @@ def _tier_cells(tier: Tier) -> dict[str, str]:
 
 
 def _namespaces(namespaces: Sequence[NamespaceStats]) -> Table:
-    table = _table("Namespace", "pages", "bytes", "tokens a page")
-    held = sorted((space for space in namespaces if space.pages), key=lambda space: -space.bytes)
+    table = _table("Namespace", "pages", "bytes", "on disk", "tokens a page")
+    held = sorted((s for s in namespaces if s.pages or s.disk_pages), key=lambda space: -space.bytes)
     for space in held:
-        table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), f"{space.page_tokens:,}")
+        on_disk = format_size(space.disk_bytes) if space.disk_pages else "-"
+        table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), on_disk, f"{space.page_tokens:,}")
     empty = len(namespaces) - len(held)
     if empty:
-        table.add_row(f"{empty} without pages", "", "", "")
+        table.add_row(f"{empty} without pages", "", "", "", "")
     return table
 
 

@@ -3,8 +3,3 @@
 The worker moves bytes; what is written, read in and dropped is decided here, against the index. Without a worker there
 is no disk tier, and nothing else changes.
 """
-
-from .report import DiskReport
-from .tier import Disk
-
-__all__ = ["Disk", "DiskReport"]

@@ -1,0 +1,93 @@
+"""Whether the disk tier is well, or could be: folder, room, file system. Nothing is changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..disk.report import DiskReport, Standing
+from ..host import Host
+from ..mounts import read_mounts
+from ..options import Config
+from ..sizes import format_size, spell_size
+from ..stats import Snapshot
+from .result import Result, ok, problem, warning
+
+_NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p")
+_VOLATILE = ("tmpfs", "ramfs")
+_CLOSE = 0.05
+
+
+def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterator[Result]:
+    """The disk tier of the configuration; snapshot: of the daemon, None where none answers."""
+    if config.disk.path is None:
+        yield ok("disk", "no disk tier is asked for: disk.path and disk.size")
+        return
+    yield _folder(config.disk.path)
+    yield _file_system(config.disk.path, host)
+    held = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)
+    yield _room(config, host, held)
+    if snapshot is not None:
+        yield from _standing(snapshot.disk)
+
+
+def _folder(path: Path) -> Result:
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        return problem("disk folder", f"{there} is no folder: set another disk.path")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return problem("disk folder", f"{there} can not be written to by this user: chown it, or set another disk.path")
+    return ok("disk folder", f"{path}{'' if there == path else ' is not there yet: pagetierd makes it'}")
+
+
+def _file_system(path: Path, host: Host) -> Result:
+    there = next(folder for folder in (path, *path.parents) if folder.exists()).resolve()
+    mounts = [mount for mount in read_mounts(host.root / "proc/self/mountinfo") if there.is_relative_to(mount.point)]
+    kind = max(mounts, key=lambda mount: len(str(mount.point))).kind if mounts else "?"
+    if kind in _VOLATILE:
+        return warning("disk system", f"{there} is {kind}: memory, which does not outlive the host")
+    if kind in _NETWORKED:
+        return warning("disk system", f"{there} is {kind}: LMDB's files belong on a local file system")
+    return ok("disk system", f"{there} is {kind}")
+
+
+def _room(config: Config, host: Host, held: int) -> Result:
+    path, size = config.disk.path, config.disk.size
+    assert path is not None
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    told = host.statvfs(there)
+    free = told.f_bavail * told.f_frsize
+    if free + held >= size:
+        return ok(
+            "disk room", f"{format_size(free)} free; of {format_size(size)} {format_size(held)} are taken already"
+        )
+    fits = f'disk.size = "{spell_size((free + held) // 2**20 * 2**20)}" fits'
+    return problem("disk room", f"{format_size(free)} free for {format_size(size - held)} more: {fits}")
+
+
+def _taken(path: Path) -> int:
+    try:
+        return sum(file.stat().st_blocks * 512 for file in path.rglob("data.mdb"))
+    except OSError:
+        return 0
+
+
+def _standing(disk: DiskReport) -> Iterator[Result]:
+    if disk.standing is Standing.DOWN:
+        yield problem("disk tier", f"down: {disk.trouble}")
+    elif disk.trouble:
+        yield problem("disk tier", disk.trouble)
+    elif disk.standing is Standing.NONE:
+        yield problem("disk tier", "the daemon runs without it: it was started with another configuration")
+    else:
+        yield ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}")
+    if disk.damaged:
+        yield warning("disk pages", f"{disk.damaged:,} pages were not what was written: is the device failing?")
+    if disk.note:
+        yield warning("disk files", disk.note)
+    if disk.disk_total and disk.disk_free < _CLOSE * disk.disk_total:
+        yield warning("disk room", f"less than 5 % of the file system is free: {format_size(disk.disk_free)}")
+    if disk.budget is not None and disk.budget.spared_bytes:
+        spared = format_size(disk.budget.spared_bytes)
+        yield warning("disk budget", f"{spared} were not written for want of it: raise disk.budget, or leave it")
