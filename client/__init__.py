@@ -1,9 +1,10 @@
-"""What an engine imports: keys, match, load and store. Attaches to the daemon over its Unix socket."""
+"""What an engine imports: keys, match, load, prefetch and store. Attaches to the daemon over its Unix socket."""
 
 from .client import Client
 from .keys import Keys, Namespace
 from .match import Handover, Match
-from .requests import Promise
+from .prefetch import Prefetch
+from .promise import Promise
 from .store import Outcome, Part, Reservation, StoreResult
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Namespace",
     "Outcome",
     "Part",
+    "Prefetch",
     "Promise",
     "Reservation",
     "StoreResult",

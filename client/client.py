@@ -14,18 +14,20 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.host import Access, HostBuffers, HostPages, page_count, pages_of
+from ..kernels.host import Access, HostBuffers, pages_of
 from ..shm._core import miss
 from ..shm.paths import default_socket
-from ..shm.protocol import Reserve, Space
+from ..shm.protocol import Fetch, Reserve, Space
 from .keys import Keys, Namespace
+from .loading import copy_out, pages_behind
 from .match import Handover, Match
 from .membership import Membership
-from .requests import Promise
+from .prefetch import ANSWER_S, Prefetch
+from .promise import Promise
+from .requests import patience
 from .store import WHOLE, Answered, Part, Reservation, StoreResult
 
 _COPY_THREADS = 4
-_LONGEST_S = 1e6
 
 
 class Client:
@@ -82,26 +84,54 @@ class Client:
             return miss(Match, None, len(handover))
         return session.repin(Match, None, handover.entries, handover.serials)
 
-    def load(self, match: Match, into: HostBuffers, first: int = 0) -> int:
+    def prefetch(self, keys: Keys, deadline: float | None = None) -> Prefetch:
+        """Asks the daemon to bring pages in from disk and does not wait for that: for an engine's scheduler.
+
+        Worth it where a match reaches further than it is pinned. Without a daemon it is done at once.
+
+        Args:
+            keys: the whole chain from the head of the prompt, so that its recency is right; what is in memory already
+                costs a look-up.
+            deadline: seconds that the disk may take.
+        """
+        prefetch = self._fetch(keys, self._patience(deadline), self._patience(None))
+        self._member.requests.leave(prefetch)
+        return prefetch
+
+    def load(self, match: Match, into: HostBuffers, first: int = 0, deadline: float | None = None) -> int:
         """Copies pages of a match, from page `first` on, to host memory; returns how many.
 
-        Fewer than asked for is a miss from there on, also where a buffer has another size than its page.
+        Pages behind the pinned ones that are on disk are brought in, if there is room for them; they are pinned for
+        the copy alone. Fewer than asked for is a miss from there on, also where a buffer has another size than its
+        page.
 
         Args:
             match: held, of a client of this process that is not closed.
             into: one writable buffer in C order for all pages, or a sequence of buffers, one a page. Buffers are
                 numpy arrays, torch CPU tensors, bytearrays and the like.
             first: the first page to copy, counted from the head of the match.
+            deadline: seconds to wait for pages on disk, from when they are asked for; with 0 what has come in while
+                others were copied is copied, too.
 
         Raises TypeError or ValueError for buffers that can not be written to.
         """
-        session = match.session
-        sizes = match.page_sizes[first:]
-        count = _room(into, int(sizes[0])) if len(sizes) else 0
-        if session is None or not count:
-            return 0
-        memory = _as_far_as(pages_of(into, count, Access.WRITE), sizes)
-        return session.copy_out(match, first, memory.addresses, memory.sizes, self._threads)
+        behind = pages_behind(match, into, first)
+        if behind is None:
+            return copy_out(match, into, first, 0, self._threads)
+        seconds = self._patience(deadline)
+        ends = time.monotonic() + seconds
+        # The disk works while memory is copied. It is given a little less time than there is, so that what is not
+        # heard of in time is the daemon's fault.
+        prefetch = self._fetch(behind.rest, seconds - min(ANSWER_S, seconds / 8), seconds)
+        try:
+            done = copy_out(match, into, first, 0, self._threads)
+            if done < len(match) - first:
+                return done
+            prefetch.wait(ends - time.monotonic())
+        finally:
+            self._member.requests.leave(prefetch)
+        with self.match(behind.all) as longer:
+            return done + copy_out(longer, into, first, done, self._threads)
 
     def store(self, keys: Keys, pages: HostBuffers, part: Part = WHOLE, deadline: float | None = None) -> StoreResult:
         """Stores a page for each key, or this writer's part of each.
@@ -132,12 +162,12 @@ class Client:
 
         Raises ValueError where the number of sizes is another than that of the keys, or one is below 0.
         """
-        patience = self._patience(deadline)
-        ends = time.monotonic() + patience
-        if not patience:
+        seconds = self._patience(deadline)
+        ends = time.monotonic() + seconds
+        if not seconds:
             _sizes(sizes, len(keys))
             return Reservation(None, set(), Answered.refused(len(keys), "no time was given to ask"), part)
-        promise = self._ask(keys, sizes, part, patience)
+        promise = self._ask(keys, sizes, part, seconds)
         return promise.wait(ends - time.monotonic())
 
     def reserve_soon(
@@ -163,7 +193,7 @@ class Client:
             self._member.stop(self._patience(None))
 
     def _ask(
-        self, keys: Keys, sizes: int | Sequence[int] | npt.NDArray[np.uint64], part: Part, patience: float
+        self, keys: Keys, sizes: int | Sequence[int] | npt.NDArray[np.uint64], part: Part, seconds: float
     ) -> Promise:
         member = self._mine()
         attachment = member.attachment
@@ -174,11 +204,22 @@ class Client:
             return Reserve(number, space, part.index, part.count, keys.data, packed)
 
         promise = Promise(member.requests, attachment, part, len(keys))
-        return member.requests.ask(attachment, request, promise, patience)
+        member.requests.ask(attachment, request, promise, seconds)
+        return promise
+
+    def _fetch(self, keys: Keys, for_disk: float, for_sending: float) -> Prefetch:
+        member = self._mine()
+        attachment = member.attachment if len(keys) else None
+
+        def request(number: int) -> Fetch:
+            return Fetch(number, keys.data, for_disk)
+
+        prefetch = Prefetch(member.requests, attachment, len(keys), for_disk)
+        member.requests.ask(attachment, request, prefetch, for_sending)
+        return prefetch
 
     def _patience(self, deadline: float | None) -> float:
-        """Seconds to wait, in the range that locks and sockets take."""
-        return min(max(0.0, self.deadline if deadline is None else deadline), _LONGEST_S)
+        return patience(self.deadline if deadline is None else deadline)
 
     def _join(self) -> Membership:
         """The membership of this process; threads that come here at once get the same one."""
@@ -227,23 +268,6 @@ def _sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int) -> b
     if given.ndim and given.shape != (count,):
         raise ValueError(f"{len(given)} sizes for {count} pages")
     return np.broadcast_to(given, count).tobytes()
-
-
-def _room(into: HostBuffers, page_bytes: int) -> int:
-    """How many pages the buffers hold; none where one buffer is meant for pages of another size."""
-    try:
-        return page_count(into, page_bytes)
-    except ValueError:
-        pages_of(into, 1, Access.WRITE)  # raises if it is the buffer itself that is wrong
-        return 0
-
-
-def _as_far_as(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:
-    """The pages from the first on for which there is a buffer of just their size."""
-    count = min(len(memory), len(sizes))
-    other = np.flatnonzero(memory.sizes[:count] != sizes[:count])
-    count = int(other[0]) if len(other) else count
-    return HostPages(memory.addresses[:count], memory.sizes[:count], memory.owners)
 
 
 def _program() -> str:

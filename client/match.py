@@ -32,6 +32,9 @@ class Match(Pins):
     """The longest cached prefix of some keys, pinned: what is in it can be loaded until release() or `with` ends.
 
     len() is the number of pages. Made by Client.match and Client.adopt. Pickling one gives a Handover.
+
+    reach: pages of the prefix if those on disk, or on their way from it, are counted as well; len() or more.
+    Client.load brings those behind the first len() in. In a match that was handed over it is len().
     """
 
     __slots__ = ()
@@ -60,4 +63,5 @@ class Match(Pins):
     def __repr__(self) -> str:
         if not self.held and len(self):
             return f"<Match {len(self)} of {self.asked} pages, let go>"
-        return f"<Match {len(self)} of {self.asked} pages, {int(self.page_sizes.sum()) / 2**20:.1f} MiB>"
+        more = f", {self.reach - len(self)} more on disk" if self.reach > len(self) else ""
+        return f"<Match {len(self)} of {self.asked} pages, {int(self.page_sizes.sum()) / 2**20:.1f} MiB{more}>"

@@ -1,4 +1,4 @@
-"""Requests for room on their way: sent over a link, answered to who waits for them, given up at a deadline.
+"""Requests on their way: sent over a link, answered to who waits for them, given up at a deadline.
 
 Who waits reads the link himself, for all who wait. The keeper reads where there are strays: requests that nobody
 waits for, not yet or not any more.
@@ -11,18 +11,21 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ..shm._core import Session
 from ..shm.link import Link, LinkError
-from ..shm.protocol import Answer, Reserve, Reserved
-from .store import Answered, Part, Reservation
+from ..shm.protocol import Answer, Fetched, Request, Reserved
 
 log = logging.getLogger("pagetier.client")
 
+_LONGEST_S = 1e6
 _SILENT_S = 0.5  # from when on a late answer is worth a line in the log
+_T = TypeVar("_T")
 
 
 class Attachment(msgspec.Struct, frozen=True, eq=False):
@@ -37,20 +40,18 @@ class Attachment(msgspec.Struct, frozen=True, eq=False):
     held: set[int]
 
 
-class Promise:
-    """Room that was asked for. Collect it with wait(), or cancel(); who drops it cancels.
+class Owed(ABC, Generic[_T]):
+    """One answer that the daemon owes. What begins with an underscore is for Requests, under its guard.
 
-    Made by Client.reserve_soon. From any thread; in a forked child it is refused.
+    pages: how many were asked about.
     """
 
-    def __init__(self, requests: Requests, attachment: Attachment | None, part: Part, pages: int) -> None:
-        self.part = part
+    def __init__(self, requests: Requests, attachment: Attachment | None, pages: int) -> None:
         self.pages = pages
         self._requests = requests
         self._link = attachment.link if attachment else None
-        self._session = attachment.session if attachment else None
-        self._held = attachment.held if attachment else set()
-        self._answer: Answered | None = None
+        self._due = float("inf")  # time.monotonic() by which a daemon that is well has answered, wherever it is told to
+        self._answer: _T | None = None
         self._done = False
         self._collected = False
         self._stray = False
@@ -61,28 +62,17 @@ class Promise:
         """Whether wait() returns at once."""
         return self._done
 
-    def wait(self, deadline: float) -> Reservation:
-        """The reservation, once; after `deadline` seconds without an answer every page of it is refused."""
-        if self._requests.foreign:
-            return self._collect(0.0)
-        self._requests.wait(self, deadline)
-        reservation = self._collect(deadline)
-        self._requests.tell()
-        return reservation
+    @abstractmethod
+    def _hopeless(self) -> bool:
+        """Whether the daemon need not be asked, as it owes others their answers."""
 
-    def cancel(self) -> None:
-        """Gives up what was or will be granted. Does nothing after wait()."""
-        self._collect(0.0).abandon()
+    @abstractmethod
+    def _take(self, answer: Answer) -> bool:
+        """Takes what came with its number; False if that is no answer to it."""
 
-    def _collect(self, waited: float) -> Reservation:
-        return Reservation(self._session, self._held, self._requests.collect(self, waited), self.part)
-
-    def __del__(self) -> None:
-        self.cancel()
-
-    def __repr__(self) -> str:
-        state = "collected" if self._collected else "ready" if self.ready else "asked"
-        return f"<Promise of {self.pages} pages, {state}>"
+    @abstractmethod
+    def _fail(self, reason: str) -> None:
+        """No answer will come."""
 
 
 class Requests:
@@ -93,9 +83,10 @@ class Requests:
         self._guard = threading.Condition(threading.RLock())
         self._reading = False
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Promise] = {}
+        self._waiting: dict[int, Owed[Any]] = {}
         self._overdue = 0
         self._strays = 0
+        self._heard = 0.0
         self._silent_since = 0.0
         self._told = False
         self._pid = os.getpid()
@@ -105,45 +96,54 @@ class Requests:
         """Whether these are the parent's, seen from a forked child: no lock of theirs may be taken there."""
         return self._pid != os.getpid()
 
-    def ask(
-        self, to: Attachment | None, request: Callable[[int], Reserve], promise: Promise, deadline: float
-    ) -> Promise:
-        """Sends without waiting for the answer. Never raises: what can not be sent is refused."""
+    @property
+    def owes_at_once(self) -> bool:
+        """Whether somebody waited in vain for what the daemon answers at once, and still does."""
+        return self._overdue > 0
+
+    @property
+    def owes_in_time(self) -> bool:
+        """Whether the daemon let a time pass by which it was to answer, and was not heard of since."""
+        now = time.monotonic()
+        with self._guard:
+            return any(self._heard < owed._due < now for owed in self._waiting.values())
+
+    def ask(self, to: Attachment | None, request: Callable[[int], Request], owed: Owed[_T], deadline: float) -> None:
+        """Sends without waiting for the answer. Never raises: what can not be sent has failed."""
         if to is None:
-            return _refuse(promise, "no daemon is attached")
+            return _fail(owed, "no daemon is attached")
         number = next(self._numbers)
-        if not self._expect(number, promise):
-            return _refuse(promise, "the daemon does not answer")
+        if not self._expect(number, owed):
+            return _fail(owed, "the daemon does not answer")
         try:
             to.link.send(request(number), deadline)
         except LinkError as error:
             with self._guard:
                 self._waiting.pop(number, None)
-            _refuse(promise, str(error))
-        return promise
+            _fail(owed, str(error))
 
-    def leave(self, promise: Promise) -> None:
+    def leave(self, owed: Owed[_T]) -> None:
         """Nobody waits for this answer, not yet or not any more: the keeper reads it."""
         with self._guard:
-            if promise._link is None or promise._done or promise._stray:
+            if owed._link is None or owed._done or owed._stray:
                 return
-            promise._stray = True
+            owed._stray = True
             self._strays += 1
-            promise._link.expect_stray()
+            owed._link.expect_stray()
 
-    def wait(self, promise: Promise, deadline: float) -> None:
-        """Until the promise is answered, or `deadline` seconds. One of those who wait reads, for all of them."""
-        ends = time.monotonic() + deadline
-        link = promise._link
+    def wait(self, owed: Owed[_T], deadline: float) -> None:
+        """Until there is an answer, or `deadline` seconds. One of those who wait reads, for all of them."""
+        ends = time.monotonic() + patience(deadline)
+        link = owed._link
         with self._guard:
-            while not promise._done and (left := ends - time.monotonic()) > 0:
+            while not owed._done and (left := ends - time.monotonic()) > 0:
                 if self._reading or link is None:
                     self._guard.wait(left)
                     continue
                 try:
                     self._read(link, left)
                 except LinkError:
-                    link = None  # the keeper sees the end, too, and refuses what is open
+                    link = None  # the keeper sees the end, too, and fails what is open
 
     def pump(self, link: Link) -> None:
         """Reads what is there, unless somebody else does. For the keeper. Raises LinkError at the end of the link."""
@@ -152,21 +152,19 @@ class Requests:
                 self._read(link, 0.0)
         self.tell()
 
-    def collect(self, promise: Promise, waited: float) -> Answered:
-        """What was answered by now, for the first who asks; the pages of an answer that comes later are given up.
+    def collect(self, owed: Owed[_T], waited: float) -> _T | None:
+        """What was answered by now, for the first who asks; an answer that comes later finds itself collected.
 
-        waited: seconds that the daemon was given. Where some were not enough, it is asked no more until it answers:
-        one caller waits for a daemon that hangs, not all.
+        waited: seconds that the daemon was given to answer at once. Where some were not enough, it is not asked for
+        the like until it answers: one caller waits for a daemon that hangs, not all.
         """
-        if self.foreign:
-            return Answered.refused(promise.pages, "it was asked for in another process")
         with self._guard:
-            answer, promise._answer = promise._answer, None
-            if answer is None and not promise._collected:
-                self.leave(promise)
-                self._miss(promise, waited)
-            promise._collected = True
-        return answer or Answered.refused(promise.pages, "the daemon did not answer in time")
+            answer, owed._answer = owed._answer, None
+            if answer is None and not owed._collected:
+                self.leave(owed)
+                self._miss(owed, waited)
+            owed._collected = True
+        return answer
 
     def lost(self) -> None:
         """The link is closed: no answer comes any more."""
@@ -174,8 +172,8 @@ class Requests:
             waiting, self._waiting = self._waiting, {}
             self._overdue = self._strays = 0
             self._told = False
-            for promise in waiting.values():
-                _refuse(promise, "the daemon is gone")
+            for owed in waiting.values():
+                _fail(owed, "the daemon is gone")
             self._guard.notify_all()
 
     def tell(self) -> None:
@@ -193,11 +191,11 @@ class Requests:
         elif news:
             log.info("the daemon answers again")
 
-    def _expect(self, number: int, promise: Promise) -> bool:
-        """False while the daemon owes an answer that somebody waited for in vain."""
+    def _expect(self, number: int, owed: Owed[_T]) -> bool:
+        """False while asking is hopeless."""
         with self._guard:
-            if not self._overdue:
-                self._waiting[number] = promise
+            if not owed._hopeless():
+                self._waiting[number] = owed
                 return True
         self.tell()
         return False
@@ -218,28 +216,31 @@ class Requests:
 
     def _take(self, answer: Answer) -> None:
         """An answer came in. The caller has the guard."""
-        if not isinstance(answer, Reserved) or answer.number not in self._waiting:
+        self._heard = time.monotonic()
+        if not isinstance(answer, (Reserved, Fetched)):
             return
-        promise = self._waiting.pop(answer.number)
-        told = Answered(answer.outcomes, answer.entries, answer.serials, answer.reason)
-        promise._held.update(told.granted_serials)
-        promise._answer = told
-        promise._done = True
-        self._overdue -= promise._overdue
-        self._strays -= promise._stray
-        if promise._stray and not self._strays and promise._link is not None:
-            promise._link.expect_no_stray()
-        if promise._collected:
-            promise.cancel()
+        owed = self._waiting.get(answer.number)
+        if owed is None or not owed._take(answer):
+            return
+        del self._waiting[answer.number]
+        owed._done = True
+        self._overdue -= owed._overdue
+        self._strays -= owed._stray
+        if owed._stray and not self._strays and owed._link is not None:
+            owed._link.expect_no_stray()
 
-    def _miss(self, promise: Promise, waited: float) -> None:
+    def _miss(self, owed: Owed[_T], waited: float) -> None:
         if waited > 0:
             self._silent_since = self._silent_since if self._overdue else time.monotonic() - waited
-            promise._overdue = True
+            owed._overdue = True
             self._overdue += 1
 
 
-def _refuse(promise: Promise, reason: str) -> Promise:
-    promise._answer = Answered.refused(promise.pages, reason)
-    promise._done = True
-    return promise
+def patience(seconds: float) -> float:
+    """Seconds to wait, in the range that locks and sockets take."""
+    return min(max(0.0, seconds), _LONGEST_S)
+
+
+def _fail(owed: Owed[_T], reason: str) -> None:
+    owed._fail(reason)
+    owed._done = True
