@@ -14,18 +14,18 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     """How it is, where it is, what went wrong."""
     yield f"Disk tier in {disk.folder}: {disk.standing.value}{f', {disk.trouble}' if disk.trouble else ''}"
     if disk.opened:
-        yield f"  found {disk.opened}; {_synced(disk)}; damaged pages dropped: {disk.damaged:,}"
+        yield f"found {disk.opened}; {_synced(disk)}; damaged pages dropped: {disk.damaged:,}"
         yield (
-            f"  files take {format_size(disk.file_bytes)} of {format_size(disk.cap)},"
+            f"files take {format_size(disk.file_bytes)} of {format_size(disk.cap)},"
             f" {format_size(disk.disk_free)} free on the file system; {format_size(disk.device_bytes)} handed to it"
         )
     if disk.note:
-        yield f"  {disk.note}"
+        yield disk.note
     if work.lost or work.spared:
-        yield f"  {work.lost:,} pages left memory before they were written, {work.spared:,} were not to be written"
+        yield f"{work.lost:,} pages left memory before they were written, {work.spared:,} were not to be written"
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
-        yield f"  {left} of {per_day} a day may be written now; {format_size(disk.budget.spared_bytes)} were not"
+        yield f"{left} of {per_day} a day may be written now; {format_size(disk.budget.spared_bytes)} were not"
 
 
 def _synced(disk: DiskReport) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ..disk.report import Standing
 from ..sizes import format_size
-from ..stats import ClientStats, NamespaceStats, Snapshot, Tier
+from ..stats import ClientStats, Snapshot, Tier
 from .disk_lines import disk_lines
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -27,12 +28,13 @@ def show_snapshot(snapshot: Snapshot, socket: Path) -> None:
         console.print(table)
 
 
-def _tables(snapshot: Snapshot) -> Iterator[Table | str]:
+def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
     yield _tiers(snapshot)
-    if snapshot.disk.standing is not Standing.NONE:
-        yield "\n".join(disk_lines(snapshot.disk, snapshot.disk_work))
+    if _has_disk(snapshot):
+        first, *rest = disk_lines(snapshot.disk, snapshot.disk_work)
+        yield Group(first, *(Padding(line, (0, 0, 0, 2), expand=False) for line in rest))
     if snapshot.namespaces:
-        yield _namespaces(snapshot.namespaces)
+        yield _namespaces(snapshot)
     yield _clients(snapshot.clients) if snapshot.clients else "Nobody is attached."
 
 
@@ -78,15 +80,20 @@ def _tier_cells(tier: Tier) -> dict[str, str]:
     }
 
 
-def _namespaces(namespaces: Sequence[NamespaceStats]) -> Table:
-    table = _table("Namespace", "pages", "bytes", "on disk", "tokens a page")
-    held = sorted((s for s in namespaces if s.pages or s.disk_pages), key=lambda space: -space.bytes)
+def _has_disk(snapshot: Snapshot) -> bool:
+    return snapshot.disk.standing is not Standing.NONE
+
+
+def _namespaces(snapshot: Snapshot) -> Table:
+    on_disk = ["on disk"] if _has_disk(snapshot) else []
+    table = _table("Namespace", "pages", "bytes", *on_disk, "tokens a page")
+    held = sorted((s for s in snapshot.namespaces if s.pages or s.disk_pages), key=lambda space: -space.bytes)
     for space in held:
-        on_disk = format_size(space.disk_bytes) if space.disk_pages else "-"
-        table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), on_disk, f"{space.page_tokens:,}")
-    empty = len(namespaces) - len(held)
+        disk_cell = [format_size(space.disk_bytes) if space.disk_pages else "-"] if on_disk else []
+        table.add_row(space.label, f"{space.pages:,}", format_size(space.bytes), *disk_cell, f"{space.page_tokens:,}")
+    empty = len(snapshot.namespaces) - len(held)
     if empty:
-        table.add_row(f"{empty} without pages", "", "", "", "")
+        table.add_row(f"{empty} without pages")
     return table
 
 

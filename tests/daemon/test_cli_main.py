@@ -37,7 +37,7 @@ def test_help_lists_every_command_with_what_it_does() -> None:
     output = CliRunner().invoke(main, ["--help"], terminal_width=200).output
     for name, summary in {
         "stats": "What the cache holds, and how it is used",
-        "flush": "Drop pages; those in use are kept and counted",
+        "flush": "Drop pages, or write all to disk; pages in use are kept and counted",
         "doctor": "Check host and daemon: each line is ok or says what to do",
         "replay": "Replay",
     }.items():

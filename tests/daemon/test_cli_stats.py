@@ -25,7 +25,7 @@ BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 # Others parse these: they are added to, never renamed.
 KEYS = {
-    "": {"daemon", "tiers", "stores", "namespaces", "clients"},
+    "": {"daemon", "tiers", "disk", "disk_work", "stores", "namespaces", "clients"},
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
         *("departed", "adopted", "dropped"),
@@ -35,8 +35,13 @@ KEYS = {
         *("cap", "used", "pages", "bytes", "hits", "misses", "evictions", "evicted_bytes", "flushed"),
         *("bytes_in", "bytes_out"),
     },
+    "disk": {
+        *("standing", "trouble", "folder", "write", "opened", "note", "cap", "file_bytes", "disk_free", "disk_total"),
+        *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget"),
+    },
+    "disk_work": {"written", "read", "lost", "spared", "damaged"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
-    "namespaces": {"label", "digest", "page_tokens", "pages", "bytes"},
+    "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
     "clients": {
         *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses"),
         *("loaded_pages", "loaded_bytes", "stored_pages", "stored_bytes", "lost_pages"),
@@ -69,7 +74,7 @@ def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     assert set(told["tiers"]) == KEYS["tiers"]
     for tier in told["tiers"].values():
         assert set(tier) == KEYS["tiers.memory"]
-    for name in ("daemon", "stores"):
+    for name in ("daemon", "disk", "disk_work", "stores"):
         assert set(told[name]) == KEYS[name]
     for name in ("namespaces", "clients"):
         assert all(set(item) == KEYS[name] for item in told[name])
@@ -172,15 +177,26 @@ def largest() -> Snapshot:
             | dict.fromkeys(("departed", "adopted", "dropped"), many)
             | {"build": "", "segments": ""},
             "tiers": msgspec.to_builtins(Tiers(memory=tier, disk=tier)),
+            "disk": largest_disk(many),
+            "disk_work": dict.fromkeys(KEYS["disk_work"], many),
             "stores": dict.fromkeys(KEYS["stores"], 99_999),
             "namespaces": [],
             "clients": [],
         },
         Snapshot,
     )
-    space = NamespaceStats(label="x" * 55, digest="", page_tokens=many, pages=many, bytes=many)
+    space = NamespaceStats(
+        label="x" * 55, digest="", page_tokens=many, pages=many, bytes=many, disk_pages=many, disk_bytes=many
+    )
     client = ClientStats(name="y" * 31, **{**numbers, "age_seconds": 86400.0 * 999})  # type: ignore[arg-type]
     return msgspec.structs.replace(snapshot, namespaces=(space,), clients=(client,))
+
+
+def largest_disk(many: int) -> dict[str, Any]:
+    texts = {"folder": "/x" * 99, "trouble": "trouble " * 9, "note": "note " * 30, "opened": "as it was left"}
+    numbers = dict.fromkeys(("cap", "file_bytes", "disk_free", "disk_total", "damaged", "device_bytes"), many)
+    budget = dict.fromkeys(("per_day", "left", "spared_bytes"), many)
+    return {"standing": "down", "last_sync": 1.0, "clean": False, "budget": budget, **texts, **numbers}
 
 
 def test_no_daemon_is_one_line_and_code_3(tmp_path: Path) -> None:

@@ -30,11 +30,21 @@ TYPED = {
     "evict.low": ("0.25", 0.25),
     "evict.high": ("0.5", 0.5),
     "store.expiry": ("250ms", 0.25),
+    "disk.path": ("/tmp/x/disk", Path("/tmp/x/disk")),
+    "disk.size": ("3GiB", 3 << 30),
+    "disk.write": ("second", "second"),
+    "disk.ahead": ("0.2", 0.2),
+    "disk.budget": ("1.5T", 3 << 39),
+    "disk.sync": ("1m", 60.0),
+    "disk.environments": ("7", 7),
+    "disk.stop": ("5s", 5.0),
     "access.users": ("root, 1234", (0, 1234)),
     "access.groups": ("root,77", (0, 77)),
     "access.socket_mode": ("0600", 0o600),
     "log.level": ("debug", "debug"),
 }
+# What a setting can not do without; low stays under high.
+NEEDS = {"evict.low": "evict.high", "evict.high": "evict.low", "disk.path": "disk.size", "disk.size": "disk.path"}
 
 
 def value_of(config: Config, path: str) -> object:
@@ -73,11 +83,12 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("path", TYPED)
 def test_each_setting_from_file_variable_and_flag(path: str, file: Path) -> None:
     raw, typed = TYPED[path]
-    more = {"evict.low": "evict.high", "evict.high": "evict.low"}.get(path)  # low stays under high
-    field = next(field for field in fields() if field.path == path)
-    file.write_text(f'{path} = "{raw}"\n' + (f"{more} = {typed}\n" if more else ""))
-    flags = {field.parameter: raw} | ({more.replace(".", "_"): raw} if more else {})
-    env = {field.variable: raw} | ({"PAGETIER_" + more.replace(".", "_").upper(): raw} if more else {})
+    needed = NEEDS.get(path, path)
+    given = {path: raw, needed: raw if path.startswith("evict") else TYPED[needed][0]}
+    named = {field.path: field for field in fields()}
+    file.write_text("".join(f'{name} = "{value}"\n' for name, value in given.items()))
+    flags: dict[str, str | None] = {named[name].parameter: value for name, value in given.items()}
+    env = {named[name].variable: value for name, value in given.items()}
     for config in (load(file, {}, {}), load(None, env, {}), load(None, {}, flags)):
         assert value_of(config, path) == typed
         assert value_of(load(None, {}, {}), path) != typed
@@ -259,6 +270,19 @@ def test_keys_that_do_not_go_together_name_both_and_where_they_came_from(file: P
     assert "evict.low = 0.5 (flag --evict-low)" in message
     assert "evict.high = 0.01 (default)" in message
     assert "frames" in refused(arena_size="16TiB", arena_frame_size="4096")
+
+
+def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
+    file.write_text('disk.path = "/var/cache/x"\n')
+    assert f"disk.path = /var/cache/x ({file}: disk.path) needs a size: set disk.size" in refused(file)
+    assert "disk.size = 1GiB (flag --disk-size) needs a folder: set disk.path" in refused(disk_size="1GiB")
+    assert '"x/y" is not an absolute path' in refused(disk_path="x/y", disk_size="1GiB")
+    assert load(file, {"PAGETIER_DISK_PATH": "", "PAGETIER_DISK_SIZE": "0"}, {}).disk.path is None
+
+
+def test_the_index_has_room_for_memory_and_disk() -> None:
+    flags: dict[str, str | None] = {"arena_size": "1MiB", "arena_frame_size": "64KiB", "disk_path": "/x"}
+    assert load(None, {}, flags | {"disk_size": "64MiB"}).entries == 16 + 1024
 
 
 def test_the_arena_is_rounded_down_to_whole_frames() -> None:
