@@ -33,6 +33,8 @@ static inline void pt_forget_derived(pt_owner *o)
     h->pages = h->bytes = h->used_frames = 0;
     h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
     h->disk_text_bytes = 0;
+    /* even again, if its writer died over it: else nobody would ever believe a text */
+    atomic_fetch_add_explicit(&h->disk_version, h->disk_version & 1 ? 1 : 2, memory_order_release);
     for (uint32_t i = 0; i < h->spaces; i++) {
         pt_space *s = &o->view.spaces[i];
         s->first = PT_NONE;
@@ -90,10 +92,34 @@ static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_
     return true;
 }
 
+static inline void pt_adopt_nothing(pt_owner *o, uint32_t entry)
+{
+    pt_entry *e = &o->view.entries[entry];
+    e->first_frame = PT_NONE;
+    e->frame_count = 0;
+    e->marks = 0;
+    atomic_store_explicit(&e->tiers, 0, memory_order_relaxed);
+}
+
 static inline void pt_prefetch_home(const pt_view *v, pt_dict d, uint32_t entry)
 {
     if (entry < v->entry_count)
         __builtin_prefetch(&d.buckets[pt_home(v, v->entries[entry].key)], 1);
+}
+
+/* Forgets a page that was on disk alone; true if that is what the entry was. A reader may be looking at its key, so it
+ * waits among the doomed. */
+static inline bool pt_adopt_forgotten(pt_owner *o, uint32_t entry)
+{
+    pt_entry *e = &o->view.entries[entry];
+    enum pt_state state = pt_load_state(&o->view.locks[entry].word);
+    if (state != PT_ON_DISK && (state != PT_DOOMED || e->frame_count))
+        return false;
+    pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_DOOMED);
+    memset(e->writers, PT_NO_WRITER, sizeof e->writers);
+    pt_adopt_nothing(o, entry);
+    pt_open_add(&o->view, entry);
+    return true;
 }
 
 static inline void pt_adopt_entries(pt_owner *o, pt_dict d, uint8_t *seen)
@@ -106,13 +132,11 @@ static inline void pt_adopt_entries(pt_owner *o, pt_dict d, uint8_t *seen)
             deeds->adopted++;
             continue;
         }
-        enum pt_state state = pt_load_state(&v->locks[entry].word);
-        deeds->dropped += state != PT_FREE && state != PT_ON_DISK;
+        if (pt_adopt_forgotten(o, entry))
+            continue;
+        deeds->dropped += pt_load_state(&v->locks[entry].word) != PT_FREE;
         atomic_fetch_and_explicit(&v->locks[entry].word, PT_PINS, memory_order_acq_rel);
-        v->entries[entry].first_frame = PT_NONE;
-        v->entries[entry].frame_count = 0;
-        v->entries[entry].marks = 0;
-        atomic_store_explicit(&v->entries[entry].tiers, 0, memory_order_relaxed);
+        pt_adopt_nothing(o, entry);
         pt_entry_put(v, entry);
     }
 }

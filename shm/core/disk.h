@@ -3,60 +3,6 @@
 
 #include "behind.h"
 
-/* A tier with room for `frames` frames is there, empty until it reports. */
-static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule rule, uint64_t now)
-{
-    o->view.header->disk_frames = frames;
-    o->disk.open = true;
-    o->disk.rule = rule;
-    o->disk.drop_count = 0;
-    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
-        pt_list_anew(o, entry, now);
-}
-
-/* Another rule from now on. Pages that were spared before are considered again. */
-static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64_t now)
-{
-    o->disk.rule = rule;
-    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
-        o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SPARED;
-        pt_list_anew(o, entry, now);
-    }
-}
-
-typedef struct {
-    uint64_t pages, bytes;
-} pt_sum;
-
-/* The pages that are still to be written, those that are being written among them. */
-static inline pt_sum pt_unwritten(pt_owner *o)
-{
-    pt_sum sum = {0, 0};
-    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
-        pt_entry *e = &o->view.entries[entry];
-        if (pt_load_state(&o->view.locks[entry].word) == PT_READABLE && (e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e))) {
-            sum.pages++;
-            sum.bytes += e->size;
-        }
-    }
-    return sum;
-}
-
-/* One page that the tier holds; false if the index can not have it: then it has to leave the disk. */
-static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
-{
-    pt_view *v = &o->view;
-    uint32_t entry = pt_dict_find(v, pt_dict_in_force(v), page->key);
-    if (entry == PT_NONE)
-        return pt_make_on_disk(o, page);
-    pt_entry *e = &v->entries[entry];
-    if (e->size != page->size || pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_ORDERED)
-        return false;
-    pt_put_on_disk(o, entry, page->tick);
-    pt_list_anew(o, entry, now);
-    return true;
-}
-
 /* The page of one entry is not on disk any more. What was on disk alone is doomed: that waits for readers that look. */
 static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
 {
@@ -91,6 +37,76 @@ static inline void pt_disk_close(pt_owner *o, uint64_t now)
         pt_disk_forget(o, entry, now);
     o->view.header->disk_frames = 0;
     pt_settle_all(o, now);
+}
+
+/* A tier with room for `frames` frames is there, empty until it reports. Another one that was there is gone. */
+static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule rule, uint64_t now)
+{
+    if (o->disk.open)
+        pt_disk_close(o, now);
+    o->view.header->disk_frames = frames;
+    o->disk.open = true;
+    o->disk.rule = rule;
+    o->disk.drop_count = 0;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+        pt_list_anew(o, entry, now);
+}
+
+/* Another rule from now on. Pages that were spared before are considered again. */
+static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64_t now)
+{
+    o->disk.rule = rule;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SPARED;
+        pt_list_anew(o, entry, now);
+    }
+}
+
+/* The tier turned out to have less room than it said: what is too much leaves it. */
+static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
+{
+    pt_header *h = o->view.header;
+    h->disk_frames -= frames < h->disk_frames ? frames : h->disk_frames;
+    pt_disk_make_room(o, 0, now);
+}
+
+typedef struct {
+    uint64_t pages, bytes;
+} pt_sum;
+
+/* The pages that are still to be written, those that are being written among them. */
+static inline pt_sum pt_unwritten(pt_owner *o)
+{
+    pt_sum sum = {0, 0};
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        pt_entry *e = &o->view.entries[entry];
+        if (pt_load_state(&o->view.locks[entry].word) == PT_READABLE && (e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e))) {
+            sum.pages++;
+            sum.bytes += e->size;
+        }
+    }
+    return sum;
+}
+
+/* One page that the tier holds; false if the index can not have it, or the tier holds too much: then it has to leave the
+ * disk. Its tick may be of another boot: what lies ahead counts as now. */
+static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
+{
+    pt_view *v = &o->view;
+    uint32_t entry = pt_dict_find(v, pt_dict_in_force(v), page->key);
+    uint64_t tick = page->tick < now ? page->tick : now;
+    pt_entry *e = &v->entries[entry];
+    if (entry != PT_NONE && e->size != page->size)
+        return false;
+    if (entry != PT_NONE && (pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_ORDERED))
+        return true; /* known, or about to be: a drop would come after the write */
+    if (!pt_disk_make_room(o, pt_frames_for(v, page->size), now))
+        return false;
+    if (entry == PT_NONE)
+        return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick});
+    pt_put_on_disk(o, entry, tick);
+    pt_list_anew(o, entry, now);
+    return true;
 }
 
 /* A page turned out to be damaged on disk, or not to be there. The caller guarantees that nothing of it in the arena is ever

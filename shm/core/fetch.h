@@ -6,9 +6,7 @@
 
 static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uint8_t *key)
 {
-    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
-    if (entry != PT_NONE && o->view.entries[entry].on_list == PT_LIST_OPEN)
-        pt_settle(o, entry, r->now);
+    uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
         switch (pt_load_state(&o->view.locks[entry].word)) {
         case PT_READABLE:
@@ -17,7 +15,7 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uin
             return pt_answer_with(o, PT_PENDING, entry);
         case PT_ON_DISK:
             return o->disk.open ? pt_refill(o, r, entry) : pt_answer_with(o, PT_ABSENT, PT_NONE);
-        default: /* settled as doomed just now */
+        default: /* nothing else is in the dictionary */
             break;
         }
     return pt_answer_with(o, PT_ABSENT, PT_NONE);

@@ -127,6 +127,8 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
 static inline bool pt_disk_make_room(pt_owner *o, uint32_t frames, uint64_t now)
 {
     const pt_header *h = o->view.header;
+    if (o->disk.ordered_frames + frames > h->disk_frames)
+        return false; /* whatever leaves */
     while (h->disk_used_frames + o->disk.ordered_frames + frames > h->disk_frames)
         if (!pt_disk_evict_one(o, now))
             return false;

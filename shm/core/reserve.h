@@ -121,9 +121,7 @@ static inline pt_answer pt_store_again(pt_owner *o, const pt_request *r, uint32_
 
 static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t size)
 {
-    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
-    if (entry != PT_NONE && o->view.entries[entry].on_list == PT_LIST_OPEN)
-        pt_settle(o, entry, r->now);
+    uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
         switch (pt_load_state(&o->view.locks[entry].word)) {
         case PT_READABLE:
@@ -132,7 +130,7 @@ static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const u
             return pt_join(o, r, entry, size);
         case PT_ON_DISK:
             return pt_store_again(o, r, entry, key, size);
-        default: /* settled as doomed just now */
+        default: /* nothing else is in the dictionary */
             break;
         }
     return pt_grant(o, r, key, size);

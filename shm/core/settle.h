@@ -64,6 +64,17 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     return true;
 }
 
+/* The entry of a key after it was settled, PT_NONE if there is none. If that doomed it, the page may be on disk as
+ * another entry. */
+static inline uint32_t pt_find_settled(pt_owner *o, const uint8_t *key, uint64_t now)
+{
+    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
+    if (entry == PT_NONE || o->view.entries[entry].on_list != PT_LIST_OPEN)
+        return entry;
+    pt_settle(o, entry, now);
+    return pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
+}
+
 /* Settles open entries, the oldest first, and gives up after `patience` in a row that are not ready. */
 static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
 {

@@ -4,7 +4,7 @@
 #include "world.h"
 
 typedef struct {
-    uint64_t matches, pages, stored, lost, deaths, promises;
+    uint64_t matches, pages, stored, fetched, lost, deaths, promises;
 } tally;
 
 typedef struct {
@@ -19,7 +19,7 @@ typedef struct {
 
 /* A prompt's pages. The first `promised` of them are on the list of promises; none of these may be missed. */
 typedef struct {
-    uint32_t count, promised, found;
+    uint32_t count, promised, found, reach;
     uint32_t ids[PROMPT], cells[PROMPT], entries[PROMPT];
     uint64_t terms[PROMPT], serials[PROMPT];
     uint8_t keys[PROMPT * PT_KEY_BYTES];
@@ -75,6 +75,18 @@ static inline bool client_reserve(client *c, const uint32_t *ids, uint32_t count
     return client_ask(c, RESERVE);
 }
 
+/* The asker plays the disk's worker: what is to be read in is granted to himself. */
+static inline bool client_fetch(client *c, const uint32_t *ids, uint32_t count, enum question question)
+{
+    mailbox *m = c->box;
+    m->count = count;
+    m->request = (pt_request){.slot = c->session->slot, .parts = 1};
+    m->request.expires_ns = pt_now_ns() + 300000 * (1 + rng_below(&c->random, 30));
+    for (uint32_t i = 0; i < count; i++)
+        page_key(ids[i], m->keys + i * PT_KEY_BYTES);
+    return client_ask(c, question);
+}
+
 /* ---- reading ---- */
 
 static inline void prompt_add(prompt *p, uint32_t id)
@@ -96,7 +108,12 @@ static inline void prompt_add_promised(prompt *p, world *w, uint32_t cell)
 /* A miss is wrong if the first page that was not found was promised before the match, and is still after it. */
 static inline void client_match(client *c, prompt *p)
 {
-    p->found = pt_match(c->session, p->keys, p->count, p->entries, p->serials);
+    pt_matched to = {p->entries, p->serials, 0, 0};
+    pt_match(c->session, p->keys, p->count, &to);
+    p->found = to.count;
+    p->reach = to.reach;
+    if (p->reach < p->found || p->reach > p->count)
+        finding("of %u pages %u were found, and reached %u", p->count, p->found, p->reach);
     c->did.matches++;
     c->did.pages += p->found;
     if (p->found >= p->promised)
@@ -161,4 +178,13 @@ static inline bool client_publish(client *c, uint32_t entry, uint32_t id, uint32
     if (!stored && page_parts(id) == 1 && pt_now_ns() < expires_ns)
         finding("page %u was lost, though it was written in time", id);
     return stored;
+}
+
+static inline void client_publish_fetched(client *c, uint32_t entry, uint32_t id, uint64_t expires_ns)
+{
+    page_write_whole(&c->session->view, entry, id, c->memory);
+    bool stored = pt_part_finish(&c->session->view, entry, 0);
+    *(stored ? &c->did.fetched : &c->did.lost) += 1;
+    if (!stored && pt_now_ns() < expires_ns)
+        finding("page %u was lost, though it was read in in time", id);
 }

@@ -10,11 +10,10 @@
 #include "roles.h"
 
 #define ENGINES 5u
-#define PAGES (IDS + KEPT * KEPT_IDS)
 
 typedef void role_step(client *);
-static role_step *const roles[ENGINES] = {NULL /* the keeper: never killed */, reader_step, reader_and_writer_step, writer_step,
-                                          reader_and_writer_step};
+static role_step *const roles[ENGINES] = {NULL /* the keeper: never killed */, reader_step, any_step, writer_step,
+                                          any_step};
 
 typedef struct {
     pid_t pid;
@@ -30,8 +29,6 @@ typedef struct {
     uint8_t memory[PAGE_MAX];
     uint64_t daemons, dead_engines, survived;
 } supervisor;
-
-static uint32_t id_of(uint32_t number) { return number < IDS ? 1 + number : KEPT_BASE + number - IDS; }
 
 /* ---- processes ---- */
 
@@ -90,6 +87,7 @@ _Noreturn static void daemon_life(supervisor *s, uint64_t alive)
     d.random = rng_stream(s->world->seed, rng_below(&s->random, UINT32_MAX));
     session_begin(&ghost, s->world, attach_new(&d.owner, s->world));
     d.ghost = (client){.world = s->world, .session = &ghost, .random = d.random};
+    tier_exchange(&d.tier, &d.random);
     for (;;)
         service_step(&d);
 }
@@ -123,8 +121,10 @@ static void expect_found(supervisor *s, uint32_t id, uint64_t serial)
     uint8_t key[PT_KEY_BYTES];
     uint32_t entry;
     uint64_t found;
+    pt_matched to = {&entry, &found, 0, 0};
     page_key(id, key);
-    if (!pt_match(&s->session, key, 1, &entry, &found)) {
+    pt_match(&s->session, key, 1, &to);
+    if (!to.count) {
         if (serial)
             finding("page %u was readable before the adoption and is gone after it", id);
         return;
@@ -141,9 +141,11 @@ static void hang_up(supervisor *s, pt_owner *o)
 {
     for (uint32_t i = 0; i < ENGINES; i++) {
         mailbox *m = &s->world->boxes[i];
-        if (atomic_load(&m->question) != RESERVE)
+        uint32_t question = atomic_load(&m->question);
+        if (question == NOTHING)
             continue;
-        pt_let_go_of_parts(o, m->slot, pt_holds_nothing, NULL);
+        if (question != DAMAGED) /* he who reports a damage may still hold what he is to give up */
+            pt_let_go_of_parts(o, m->slot, pt_holds_nothing, NULL);
         m->lost = true;
         atomic_store_explicit(&m->question, NOTHING, memory_order_release);
     }
@@ -161,7 +163,7 @@ static void adopt_and_look(supervisor *s)
     for (uint32_t i = 0; i < ENGINES; i++)
         if (!s->engines[i].pid)
             s->engines[i].slot = attach_new(&o, s->world);
-    owner_end(&o);
+    pt_owner_end(&o);
     for (uint32_t i = 0; i < ENGINES; i++)
         if (!s->engines[i].pid)
             engine_start(s, i);
@@ -219,8 +221,9 @@ static void finish(supervisor *s)
             finding("an engine ended with status %x", (unsigned)status);
         living--;
     }
+    tier_close(&last.tier, &last.owner);
     expect_all_returned(&last.owner);
-    owner_end(&last.owner);
+    pt_owner_end(&last.owner);
 }
 
 static void begin(supervisor *s)
@@ -229,7 +232,7 @@ static void begin(supervisor *s)
     session_begin(&s->session, s->world, attach_new(&o, s->world));
     for (uint32_t i = 0; i < ENGINES; i++)
         s->engines[i].slot = attach_new(&o, s->world);
-    owner_end(&o);
+    pt_owner_end(&o);
     for (uint32_t i = 0; i < ENGINES; i++)
         engine_start(s, i);
 }

@@ -2,15 +2,17 @@
 #pragma once
 
 #include "client.h"
+#include "tier.h"
 
 #define CHECK_EVERY_NS 2000000ull
-#define ADOPT_EVERY_NS 1500000ull
+#define ADOPT_EVERY_NS 1500000ull /* every other one; the ones between get more, as a disk needs time */
 
 typedef struct {
     world *world;
     pt_owner owner;
     rng random;
     client ghost; /* a process of its own that stores at full speed, on the daemon's thread */
+    tier tier;
     uint64_t next_check, next_adopt;
     uint64_t adoptions;
 } service;
@@ -32,12 +34,26 @@ static inline void service_reserve(service *s, mailbox *m)
     pt_reserve(&s->owner, &m->request, m->keys, m->sizes, m->count, m->answers);
 }
 
+static inline void service_fetch(service *s, mailbox *m)
+{
+    m->request.now = pt_now_ns();
+    pt_fetch(&s->owner, &m->request, m->keys, m->count, m->answers);
+    tier_expect_granted(&s->tier, &s->owner, m->answers, m->count);
+}
+
+static inline void service_damaged(service *s, mailbox *m)
+{
+    for (uint32_t i = 0; i < m->count; i++)
+        pt_disk_damaged(&s->owner, m->keys + i * PT_KEY_BYTES, pt_now_ns());
+}
+
 /* Nobody waits any more for an answer to this process. */
 static inline void service_hang_up(service *s, uint32_t slot)
 {
     for (uint32_t i = 0; i < BOXES; i++) {
         mailbox *m = &s->world->boxes[i];
-        if (atomic_load(&m->question) == RESERVE && m->slot == slot)
+        uint32_t question = atomic_load(&m->question);
+        if (question >= RESERVE && question <= DAMAGED && m->slot == slot)
             atomic_store(&m->question, NOTHING);
     }
 }
@@ -47,6 +63,8 @@ static inline void service_bury(service *s, mailbox *m)
     service_hang_up(s, m->slot);
     pt_reap(&s->owner, m->slot, pt_now_ns());
     expect_sound(&s->owner, "after a death");
+    if (s->owner.disk.open && rng_one_in(&s->random, 2)) /* he was the disk's worker, too */
+        tier_close(&s->tier, &s->owner);
 }
 
 static inline void service_rebirth(service *s, mailbox *m)
@@ -58,7 +76,8 @@ static inline void service_rebirth(service *s, mailbox *m)
 static inline void service_answer_all(service *s)
 {
     static void (*const answers[])(service *, mailbox *) = {
-        [RESERVE] = service_reserve, [REBORN] = service_rebirth, [BURY] = service_bury};
+        [RESERVE] = service_reserve, [FETCH] = service_fetch, [DAMAGED] = service_damaged,
+        [REBORN] = service_rebirth, [BURY] = service_bury};
     for (uint32_t i = 0; i < BOXES; i++) {
         mailbox *m = &s->world->boxes[i];
         uint32_t question = atomic_load_explicit(&m->question, memory_order_acquire);
@@ -74,7 +93,7 @@ static inline void service_churn(service *s)
 {
     uint32_t id = page_with_parts(&s->random, 1);
     uint64_t now = pt_now_ns(), size = page_size(id);
-    pt_request r = {s->ghost.session->slot, page_space(id), 0, 1, now, now + 1000000};
+    pt_request r = {s->ghost.session->slot, page_space(id), 0, 1, now, now + 1000000, 0};
     pt_answer a;
     uint8_t key[PT_KEY_BYTES];
     page_key(id, key);
@@ -94,7 +113,9 @@ static inline void service_tend(service *s)
     else if (chance < 48)
         pt_evict_until(&s->owner, FRAMES / 2, 1 + rng_below(&s->random, 8), now);
     else if (chance < 49)
-        pt_flush(&s->owner, rng_below(&s->random, SPACES + 1) - 1, now);
+        pt_flush(&s->owner, rng_below(&s->random, SPACES + 1) - 1, (uint8_t)rng_below(&s->random, 4), now);
+    else if (chance < 112)
+        tier_tend(&s->tier, &s->owner, &s->random);
     else
         service_churn(s);
 }
@@ -103,7 +124,9 @@ static inline void service_tend(service *s)
 static inline void service_take_over(service *s)
 {
     for (uint32_t n = 1 + 2 * rng_below(&s->random, 2); n; n--) {
-        owner_end(&s->owner);
+        tier_take_drops(&s->tier, &s->owner);
+        s->tier.ordered = 0;
+        pt_owner_end(&s->owner);
         s->owner = world_adopt(s->world, pt_taken_slots(&s->owner.view));
         s->adoptions++;
     }
@@ -118,12 +141,18 @@ static inline bool service_time_for(uint64_t *next, uint64_t every)
     return true;
 }
 
+static inline void service_check(service *s)
+{
+    expect_sound(&s->owner, "between two requests");
+    tier_expect_same(&s->tier, &s->owner);
+}
+
 static inline void service_step(service *s)
 {
     service_answer_all(s);
     service_tend(s);
-    if (service_time_for(&s->next_adopt, ADOPT_EVERY_NS))
+    if (service_time_for(&s->next_adopt, s->adoptions % 2 ? ADOPT_EVERY_NS : 4 * ADOPT_EVERY_NS))
         service_take_over(s);
     if (service_time_for(&s->next_check, CHECK_EVERY_NS))
-        expect_sound(&s->owner, "between two requests");
+        service_check(s);
 }

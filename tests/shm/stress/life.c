@@ -35,7 +35,7 @@ static scene scene_new(uint32_t entries, uint32_t frames)
 static void scene_end(scene *s)
 {
     expect_all_returned(&s->owner);
-    owner_end(&s->owner);
+    pt_owner_end(&s->owner);
     session_end(&s->one);
     session_end(&s->other);
     world_end(s->world);
@@ -44,7 +44,7 @@ static void scene_end(scene *s)
 static pt_answer ask(scene *s, const pt_session *who, const char *name, uint64_t size, uint32_t part, uint32_t parts)
 {
     uint64_t now = s->now += 10;
-    pt_request r = {who->slot, 0, part, parts, now, now + TTL};
+    pt_request r = {who->slot, 0, part, parts, now, now + TTL, 0};
     uint8_t key[PT_KEY_BYTES] = {0};
     pt_answer a;
     strncpy((char *)key, name, sizeof key);
@@ -58,8 +58,10 @@ static bool there(pt_session *who, const char *name)
     uint8_t key[PT_KEY_BYTES] = {0};
     uint32_t entry;
     uint64_t serial;
+    pt_matched to = {&entry, &serial, 0, 0};
     strncpy((char *)key, name, sizeof key);
-    if (!pt_match(who, key, 1, &entry, &serial))
+    pt_match(who, key, 1, &to);
+    if (!to.count)
         return false;
     pt_release(who, &entry, 1);
     return true;
@@ -190,7 +192,7 @@ static void an_answer_dies_with_the_daemon(void)
     scene s = scene_new(8, 8);
     pt_answer held = ask(&s, &s.one, "a", FRAME, 0, 1);
     ask(&s, &s.one, "b", FRAME, 0, 1);
-    owner_end(&s.owner);
+    pt_owner_end(&s.owner);
     s.owner = world_adopt(s.world, pt_taken_slots(&s.one.view));
     pt_let_go_of_parts(&s.owner, s.one.slot, is_held, &held.serial);
     settle(&s, NOON);
@@ -215,7 +217,7 @@ static void slots_run_out_and_come_back(void)
 static void the_tail_of_a_prompt_leaves_first(void)
 {
     scene s = scene_new(8, 8);
-    pt_request r = {s.one.slot, 0, 0, 1, NOON, NOON + TTL};
+    pt_request r = {s.one.slot, 0, 0, 1, NOON, NOON + TTL, 0};
     uint8_t keys[4 * PT_KEY_BYTES];
     uint64_t sizes[4] = {FRAME, FRAME, FRAME, FRAME}, serials[4];
     uint32_t entries[4];
@@ -228,7 +230,9 @@ static void the_tail_of_a_prompt_leaves_first(void)
     settle(&s, NOON);
     for (uint32_t left = 4; left-- > 0;) {
         EXPECT(pt_evict_one(&s.owner, UINT64_MAX, UINT64_MAX - 2 * PT_TICK_SLACK_NS));
-        EXPECT(pt_match(&s.other, keys, 4, entries, serials) == left);
+        pt_matched to = {entries, serials, 0, 0};
+        pt_match(&s.other, keys, 4, &to);
+        EXPECT(to.count == left && to.reach == left);
         pt_release(&s.other, entries, left);
     }
     scene_end(&s);
@@ -251,7 +255,7 @@ static void what_is_in_use_stays(void)
     pt_answer pinned = store(&s, "a"), writing = ask(&s, &s.one, "b", FRAME, 0, 1);
     store(&s, "c");
     EXPECT(pt_repin(&s.other, &pinned.entry, &pinned.serial, 1) == 1);
-    pt_flushed flushed = pt_flush(&s.owner, PT_NONE, NOON);
+    pt_flushed flushed = pt_flush(&s.owner, PT_NONE, 3, NOON);
     expect_sound(&s.owner, "after a flush");
     EXPECT(flushed.dropped == 1 && flushed.kept == 2 && there(&s.one, "a") && !there(&s.one, "c"));
     EXPECT(finish(&s, &writing, 0) && there(&s.one, "b"));

@@ -27,9 +27,11 @@ static inline uint64_t page_chance(uint32_t id, uint32_t salt)
 static inline void page_key(uint32_t id, uint8_t *key)
 {
     uint64_t home = id % CLUSTERS * PT_WINDOW - 3;
-    uint64_t words[4] = {home, page_chance(id, 2) % 5, page_chance(id, 3), page_chance(id, 4)};
+    uint64_t words[4] = {home, page_chance(id, 2) % 5, page_chance(id, 3), id};
     memcpy(key, words, PT_KEY_BYTES);
 }
+
+static inline uint32_t page_id(const uint8_t *key) { return (uint32_t)pt_key_word(key, 3); }
 
 static inline uint64_t page_size(uint32_t id)
 {
@@ -77,13 +79,23 @@ static inline void page_verify(const pt_view *v, uint32_t entry, uint32_t id, ui
     page_expect(memory, id, bytes);
 }
 
-/* Writes a granted part: first bytes that are no page's, so that whoever reads too early sees them. */
-static inline void page_write(const pt_view *v, uint32_t entry, uint32_t id, uint32_t part, uint8_t *memory)
+/* Writes granted bytes: first such that are no page's, so that whoever reads too early sees them. */
+static inline void page_write_range(const pt_view *v, uint32_t entry, uint32_t id, uint64_t from, uint64_t to, uint8_t *memory)
 {
-    uint64_t from = page_part_at(id, part), to = page_part_at(id, part + 1);
     pt_job job = {entry, memory + from, from, to - from};
     memset(memory + from, 0xee, to - from);
     pt_copy(v, &job, 1, PT_INTO_ARENA, 1);
     page_fill(memory, id, from, to);
     pt_copy(v, &job, 1, PT_INTO_ARENA, 1);
+}
+
+static inline void page_write(const pt_view *v, uint32_t entry, uint32_t id, uint32_t part, uint8_t *memory)
+{
+    page_write_range(v, entry, id, page_part_at(id, part), page_part_at(id, part + 1), memory);
+}
+
+/* A page that comes from disk is written by one, in one go. */
+static inline void page_write_whole(const pt_view *v, uint32_t entry, uint32_t id, uint8_t *memory)
+{
+    page_write_range(v, entry, id, 0, page_size(id), memory);
 }

@@ -1,4 +1,4 @@
-/* roles.h - what the clients of a stress do all the time: reader, writer, keeper. Each step leaves nothing behind. */
+/* roles.h - what the clients of a stress do all the time: reader, writer, fetcher, keeper. Each step leaves nothing behind. */
 #pragma once
 
 #include "client.h"
@@ -80,12 +80,55 @@ static inline void writer_step(client *c)
     }
 }
 
-static inline void reader_and_writer_step(client *c)
+/* ---- reader from disk ---- */
+
+/* The bytes on disk turn out to be wrong. It is told before or after the part is given up: both happen. */
+static inline void fetcher_report(client *c, uint32_t entry, uint32_t id)
 {
-    if (rng_one_in(&c->random, 2))
-        writer_step(c);
+    bool first = rng_one_in(&c->random, 2);
+    if (first)
+        pt_part_abandon(&c->session->view, entry, 0);
+    client_fetch(c, &id, 1, DAMAGED);
+    if (!first)
+        pt_part_abandon(&c->session->view, entry, 0);
+}
+
+static inline void fetcher_answer(client *c, const pt_answer *a, uint32_t id, uint64_t expires_ns)
+{
+    if (a->outcome != PT_GRANTED)
+        return;
+    linger(c);
+    if (rng_one_in(&c->random, 16) || c->session->view.entries[a->entry].size != page_size(id))
+        fetcher_report(c, a->entry, id);
+    else if (rng_one_in(&c->random, 16))
+        pt_part_abandon(&c->session->view, a->entry, 0);
     else
-        reader_step(c);
+        client_publish_fetched(c, a->entry, id, expires_ns);
+}
+
+static inline void fetcher_step(client *c)
+{
+    uint32_t count = 1 + rng_below(&c->random, 3), ids[BATCH];
+    pt_answer answers[BATCH];
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = 1 + rng_below(&c->random, IDS);
+    if (!client_fetch(c, ids, count, FETCH))
+        return;
+    uint64_t expires_ns = c->box->request.expires_ns;
+    memcpy(answers, c->box->answers, sizeof answers);
+    for (uint32_t i = 0; i < count; i++) {
+        if (fate(c)) {
+            client_die(c);
+            return;
+        }
+        fetcher_answer(c, &answers[i], ids[i], expires_ns);
+    }
+}
+
+static inline void any_step(client *c)
+{
+    static void (*const steps[])(client *) = {reader_step, writer_step, fetcher_step};
+    steps[rng_below(&c->random, 3)](c);
 }
 
 /* ---- keeper: stores a page, pins it, and promises that it is there ---- */

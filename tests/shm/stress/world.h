@@ -4,10 +4,10 @@
 
 #include <sys/mman.h>
 
+#include "fetch.h"
 #include "lru.h"
 #include "match.h"
 #include "page.h"
-#include "reserve.h"
 
 #define ENTRIES 112u
 #define FRAMES 80u
@@ -18,7 +18,7 @@
 #define PROMPT 6u
 
 /* How a client asks the daemon; stands for the socket. One question at a time. */
-enum question { NOTHING, RESERVE, REBORN, BURY };
+enum question { NOTHING, RESERVE, FETCH, DAMAGED, REBORN, BURY };
 
 typedef struct {
     _Atomic uint32_t question; /* NOTHING: the answer is there */
@@ -108,17 +108,15 @@ static inline void world_end(world *w)
 /* A daemon takes the segments over. `alive`: bits of the slots whose process lives. */
 static inline pt_owner world_adopt(const world *w, uint64_t alive)
 {
-    pt_owner o = {world_view(w), &pt_lru, NULL};
-    o.policy = pt_lru.create(o.view.entry_count);
-    if (!o.policy || !pt_adopt(&o, alive))
+    pt_owner o;
+    if (!pt_owner_begin(&o, world_view(w), &pt_lru) || !pt_adopt(&o, alive))
         finding("no memory");
     return o;
 }
 
-static inline void owner_end(pt_owner *o)
+static inline uint32_t listed(const pt_owner *o)
 {
-    o->kind->destroy(o->policy);
-    o->policy = NULL;
+    return o->kind->count(o->ready) + o->kind->count(o->unwritten) + o->kind->count(o->on_disk);
 }
 
 /* Everything back where it belongs. The caller guarantees that no process holds anything any more. */
@@ -132,10 +130,10 @@ static inline void expect_all_returned(pt_owner *o)
         if (atomic_load(&o->view.locks[entry].word) & PT_PINS)
             finding("at the end: entry %u is pinned", entry);
     expect_sound(o, "at the end");
-    pt_flushed flushed = pt_flush(o, PT_NONE, pt_now_ns());
+    pt_flushed flushed = pt_flush(o, PT_NONE, PT_TIER_MEMORY | PT_TIER_DISK, pt_now_ns());
     expect_sound(o, "after the flush");
     if (flushed.kept || h->pages || h->bytes || h->used_frames || h->free_frames != h->frames || h->free_entries != h->entries ||
-        o->kind->count(o->policy))
+        h->disk_pages || h->disk_used_frames || listed(o))
         finding("after the flush: %u pages kept, %lu pages, %lu bytes, %lu frames used, %u entries free", flushed.kept,
                 (unsigned long)h->pages, (unsigned long)h->bytes, (unsigned long)h->used_frames, h->free_entries);
 }

@@ -1,0 +1,188 @@
+/* tier.h - a disk tier without a disk: of each page, whether it holds it. A page's bytes follow from its id, so whoever
+ * reads it in makes them. It writes late, or not at all; it goes with all that was ordered, and comes back holding
+ * other pages.
+ *
+ * What the index says is on disk and what the tier holds have to be the same, once the drops were taken. */
+#pragma once
+
+#include "world.h"
+
+#define PAGES (IDS + KEPT * KEPT_IDS)
+#define ORDERS 24u
+
+typedef struct {
+    uint32_t entry, id;
+    uint64_t serial;
+} order;
+
+typedef struct {
+    uint64_t bytes[PAGES]; /* of what it holds, by number; 0: not there */
+    order orders[ORDERS];
+    uint32_t ordered;
+    uint64_t opened, written, read;
+    uint8_t memory[PAGE_MAX];
+} tier;
+
+static inline uint32_t id_of(uint32_t number) { return number < IDS ? 1 + number : KEPT_BASE + number - IDS; }
+static inline uint32_t number_of(uint32_t id) { return id < KEPT_BASE ? id - 1 : IDS + id - KEPT_BASE; }
+
+static inline void tier_take_drops(tier *t, pt_owner *o)
+{
+    for (uint32_t i = 0; i < o->disk.drop_count; i++) {
+        uint32_t id = page_id(o->disk.drops + i * PT_KEY_BYTES);
+        if (!t->bytes[number_of(id)])
+            finding("page %u is told to leave the disk, and is not there", id);
+        t->bytes[number_of(id)] = 0;
+    }
+    o->disk.drop_count = 0;
+}
+
+static inline void tier_expect_same(tier *t, pt_owner *o)
+{
+    uint64_t on_disk = 0;
+    tier_take_drops(t, o);
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        pt_entry *e = &o->view.entries[entry];
+        if (pt_tiers(e) & PT_TIER_DISK && t->bytes[number_of(page_id(e->key))] != e->size)
+            finding("page %u is said to be on disk, and is not", page_id(e->key));
+    }
+    for (uint32_t n = 0; n < PAGES; n++)
+        on_disk += t->bytes[n] != 0;
+    if (o->view.header->disk_pages != (o->disk.open ? on_disk : 0))
+        finding("%lu pages are on disk, the index knows of %lu", on_disk, (unsigned long)o->view.header->disk_pages);
+}
+
+/* Other pages than it had, some of another size than the one that is stored under the same key. */
+static inline void tier_exchange(tier *t, rng *r)
+{
+    for (uint32_t n = 0; n < PAGES; n++)
+        t->bytes[n] = rng_one_in(r, 2) ? page_size(id_of(n)) + (rng_one_in(r, 8) ? 8 : 0) : 0;
+}
+
+/* Ticks of another boot, of long ago, and true ones. */
+static inline uint64_t tier_tick(rng *r, uint64_t now)
+{
+    uint32_t kind = rng_below(r, 8);
+    return kind == 0 ? UINT64_MAX - rng_below(r, 8) : kind == 1 ? rng_below(r, 8) : now - rng_below(r, 10000000);
+}
+
+static inline void tier_report(const tier *t, pt_owner *o, rng *r)
+{
+    uint64_t now = pt_now_ns();
+    uint8_t key[PT_KEY_BYTES];
+    for (uint32_t n = rng_below(r, PAGES), left = PAGES; left; left--, n = (n + 1) % PAGES) {
+        pt_stored page = {key, t->bytes[n], page_space(id_of(n)), tier_tick(r, now)};
+        page_key(id_of(n), key);
+        if (!page.size)
+            continue;
+        if (!pt_disk_report(o, &page, now))
+            pt_drop_later(&o->disk, key);
+        else if (rng_one_in(r, 16) && !pt_disk_report(o, &page, now)) /* twice */
+            finding("page %u is on disk, and told to leave it", id_of(n));
+    }
+}
+
+static inline void tier_open(tier *t, pt_owner *o, rng *r)
+{
+    t->ordered = 0;
+    t->opened++;
+    if (rng_one_in(r, 2))
+        tier_exchange(t, r);
+    pt_disk_open(o, rng_below(r, 2 * FRAMES), (enum pt_write_rule)rng_below(r, 3), pt_now_ns());
+    tier_report(t, o, r);
+    expect_sound(o, "after the disk came");
+    tier_expect_same(t, o);
+}
+
+static inline void tier_close(tier *t, pt_owner *o)
+{
+    t->ordered = 0;
+    tier_take_drops(t, o);
+    pt_disk_close(o, pt_now_ns());
+    expect_sound(o, "after the disk went");
+}
+
+/* ---- writing ---- */
+
+static inline void tier_order(tier *t, pt_owner *o, rng *r)
+{
+    uint32_t entries[ORDERS], limit = rng_below(r, ORDERS - t->ordered + 1);
+    if (pt_frames_ahead(o, FRAMES) > 2 * FRAMES)
+        finding("more frames come free than there are");
+    uint32_t count = pt_order_writes(o, 1 + rng_below(r, 20), limit, pt_now_ns(), entries);
+    tier_take_drops(t, o);
+    for (uint32_t i = 0; i < count; i++) {
+        const pt_entry *e = &o->view.entries[entries[i]];
+        t->orders[t->ordered++] = (order){entries[i], page_id(e->key), e->serial};
+        if (t->bytes[number_of(page_id(e->key))])
+            finding("page %u is to be written, and is on disk", page_id(e->key));
+    }
+}
+
+/* The page lies where it lay, as nobody told the tier otherwise. */
+static inline void tier_look(tier *t, pt_owner *o, const order *of)
+{
+    const pt_entry *e = &o->view.entries[of->entry];
+    if (e->serial != of->serial || pt_load_state(&o->view.locks[of->entry].word) != PT_READABLE)
+        finding("page %u left the arena while it was written", of->id);
+    page_verify(&o->view, of->entry, of->id, page_size(of->id), t->memory);
+}
+
+static inline void tier_write(tier *t, pt_owner *o, rng *r)
+{
+    if (!t->ordered)
+        return;
+    uint32_t at = rng_below(r, t->ordered);
+    order of = t->orders[at];
+    enum pt_write_result result = rng_one_in(r, 2) ? PT_WRITE_DONE : (enum pt_write_result)rng_below(r, 4);
+    t->orders[at] = t->orders[--t->ordered];
+    tier_look(t, o, &of);
+    tier_take_drops(t, o);
+    pt_end_order(o, of.entry, result, pt_now_ns(), at);
+    if (result == PT_WRITE_DONE)
+        t->bytes[number_of(of.id)] = page_size(of.id);
+    t->written += result == PT_WRITE_DONE;
+}
+
+/* An answer to what nobody asked: of an order that was forgotten, or of nothing at all. */
+static inline void tier_answer_anything(const tier *t, pt_owner *o, rng *r)
+{
+    uint32_t entry = rng_below(r, 2 * ENTRIES);
+    for (uint32_t i = 0; i < t->ordered; i++)
+        if (t->orders[i].entry == entry)
+            return;
+    pt_end_order(o, entry, PT_WRITE_DONE, pt_now_ns(), 0);
+}
+
+/* ---- reading ---- */
+
+static inline void tier_expect_granted(tier *t, pt_owner *o, const pt_answer *answers, uint32_t count)
+{
+    tier_take_drops(t, o);
+    for (uint32_t i = 0; i < count; i++)
+        if (answers[i].outcome == PT_GRANTED) {
+            const pt_entry *e = &o->view.entries[answers[i].entry];
+            if (t->bytes[number_of(page_id(e->key))] != e->size)
+                finding("page %u is to be read in, and is not on disk", page_id(e->key));
+            t->read++;
+        }
+}
+
+/* ---- by chance ---- */
+
+static inline void tier_tend(tier *t, pt_owner *o, rng *r)
+{
+    uint32_t chance = rng_below(r, 64);
+    if (!o->disk.open) {
+        if (chance < 32)
+            tier_open(t, o, r);
+    } else if (rng_one_in(r, 200)) {
+        tier_close(t, o);
+    } else if (chance < 16) {
+        tier_order(t, o, r);
+    } else if (chance < 60) {
+        tier_write(t, o, r);
+    } else {
+        tier_answer_anything(t, o, r);
+    }
+}
