@@ -42,8 +42,8 @@ def pages_behind(match: Match, into: HostBuffers, first: int) -> Behind | None:
         return None
     sizes = match.page_sizes
     page_bytes = int(sizes[min(first, len(sizes) - 1)]) if len(sizes) else 1
-    wanted = keys[: min(match.reach, first + _room(into, page_bytes))]
-    return Behind(wanted[len(match) :], wanted) if len(wanted) > len(match) else None
+    ends = min(match.reach, first + _room(into, page_bytes))
+    return Behind(keys[len(match) : ends], keys[:ends]) if ends > max(first, len(match)) else None
 
 
 def _room(into: HostBuffers, page_bytes: int) -> int:

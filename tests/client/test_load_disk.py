@@ -1,0 +1,279 @@
+"""Loading what is on disk, from a daemon that reads it in when the test wants it to: exact, in time, and a prefix."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagetier.client import Client, Keys
+from pagetier.shm.protocol import Fetch, Fetched
+from pretended_disk import ON_ITS_WAY, DiskDaemon
+from pretending import Peer
+from running import namespace
+
+PAGE = 5000
+SPACE = namespace()
+LONG_S = 30.0
+
+
+def some_keys(count: int, prompt: int = 0) -> Keys:
+    return SPACE.keys(range(prompt << 20, (prompt << 20) + 16 * count))
+
+
+def some_pages(count: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(1, 256, (count, PAGE), dtype=np.uint8)
+
+
+def full(pages: Any) -> int:
+    """How many pages at the head were filled; behind them nothing may have been written."""
+    filled = pages.any(axis=1)
+    count = int(filled.sum())
+    assert filled[:count].all()
+    return count
+
+
+KEYS, PAGES = some_keys(10), some_pages(10)
+
+
+@pytest.fixture
+def daemon() -> Iterator[DiskDaemon]:
+    with DiskDaemon() as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: DiskDaemon) -> Iterator[Client]:
+    """Its ten pages are on disk, three of them in memory."""
+    with daemon.client(deadline=LONG_S) as attached:
+        assert attached.store(KEYS, PAGES).stored == 10
+        assert daemon.write_out() == 10
+        daemon.bring_in(KEYS[:3])
+        yield attached
+
+
+@contextmanager
+def meanwhile(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iterator[list[Fetch]]:
+    """Lets the next request for pages be answered like this; it is in the list when the block is left."""
+    asked: list[Fetch] = []
+
+    def serve() -> None:
+        peer, request = daemon.next_fetch()
+        asked.append(request)
+        answer(peer, request)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield asked
+    thread.join()
+
+
+def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
+    """Reads so many pages in and says that the others are still to come."""
+
+    def answer(peer: Peer, request: Fetch) -> None:
+        outcomes = daemon.bring_in(request.keys[: 32 * pages])
+        peer.send(Fetched(request.number, outcomes + bytes([ON_ITS_WAY]) * (len(request.keys) // 32 - pages)))
+
+    return answer
+
+
+def test_what_is_pinned_and_what_is_on_disk_is_loaded(daemon: DiskDaemon, client: Client) -> None:
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match:
+        assert (len(match), match.reach) == (3, 10)
+        with meanwhile(daemon, daemon.fulfil) as asked:
+            assert client.load(match, into) == 10
+    assert np.array_equal(into, PAGES)
+    assert asked[0].keys == KEYS[3:].data
+    assert LONG_S - 1 < asked[0].deadline < LONG_S, "the daemon has time to say that the disk was too slow"
+    assert daemon.write_out() == 10, "and no page is pinned any more"
+
+
+def test_all_of_it_is_on_disk(daemon: DiskDaemon, client: Client) -> None:
+    daemon.write_out()
+    for into in (np.zeros_like(PAGES), [bytearray(PAGE) for _ in range(10)]):
+        with client.match(KEYS) as match, meanwhile(daemon, daemon.fulfil):
+            assert (len(match), match.reach) == (0, 10)
+            assert client.load(match, into) == 10
+        assert np.array_equal(np.array([np.frombuffer(page, np.uint8) for page in into]), PAGES)
+        assert daemon.write_out() == 10
+
+
+@pytest.mark.parametrize("first", range(11))
+@pytest.mark.parametrize("form", ["one", "list"])
+def test_from_any_page_on(daemon: DiskDaemon, client: Client, first: int, form: str) -> None:
+    into = np.zeros_like(PAGES[first:])
+    given: Any = into if form == "one" else list(into)
+    with client.match(KEYS) as match:
+        if first == 10:
+            assert client.load(match, given, first) == 0
+            assert client.load(match, bytearray(PAGE), 11) == 0
+            assert daemon.fetches.empty()
+        else:
+            with meanwhile(daemon, daemon.fulfil):
+                assert client.load(match, given, first) == 10 - first
+    assert np.array_equal(into, PAGES[first:])
+
+
+@pytest.mark.parametrize("form", ["one", "list"])
+@pytest.mark.parametrize("room", [0, 2, 3, 5])
+def test_only_what_there_is_room_for_is_asked_for(daemon: DiskDaemon, client: Client, room: int, form: str) -> None:
+    into = np.zeros((room, PAGE), np.uint8)
+    given: Any = into if form == "one" else list(into)
+    with client.match(KEYS) as match:
+        if room <= 3:
+            assert client.load(match, given) == room
+            assert daemon.fetches.empty()
+        else:
+            with meanwhile(daemon, daemon.fulfil) as asked:
+                assert client.load(match, given) == room
+            assert asked[0].keys == KEYS[3:room].data
+    assert np.array_equal(into, PAGES[:room])
+
+
+def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) -> None:
+    with client.match(KEYS) as match:
+        assert client.load(match, bytearray(PAGE * 10 + 1)) == 0
+        assert daemon.fetches.empty()
+        sizes = [PAGE] * 6 + [PAGE - 1] + [PAGE] * 3
+        with meanwhile(daemon, daemon.fulfil):
+            assert client.load(match, [bytearray(size) for size in sizes]) == 6
+        daemon.write_out()
+        assert client.load(match, [bytearray(PAGE), bytearray(PAGE + 1), *([bytearray(PAGE)] * 8)], deadline=1) == 1
+    with pytest.raises(TypeError), client.match(KEYS) as match:
+        client.load(match, bytes(PAGE * 10), deadline=0)
+
+
+def test_a_disk_that_is_late_with_some_gives_a_prefix(daemon: DiskDaemon, client: Client) -> None:
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, meanwhile(daemon, partly(daemon, 4)):
+        assert client.load(match, into) == 7
+    assert full(into) == 7 and np.array_equal(into[:7], PAGES[:7])
+
+
+def test_a_page_that_was_lost_on_disk_ends_it(daemon: DiskDaemon, client: Client) -> None:
+    def answer(peer: Peer, request: Fetch) -> None:
+        daemon.owner.disk_damaged(KEYS[5])
+        daemon.fulfil(peer, request)
+
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, meanwhile(daemon, answer):
+        assert client.load(match, into) == 5
+    assert full(into) == 5 and np.array_equal(into[:5], PAGES[:5])
+
+
+@pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
+def test_what_the_daemon_says_is_not_believed(daemon: DiskDaemon, client: Client, outcomes: bytes) -> None:
+    def answer(peer: Peer, request: Fetch) -> None:
+        peer.send(Fetched(request.number, outcomes, "nonsense"))
+
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, meanwhile(daemon, answer):
+        assert client.load(match, into) == 3
+    assert full(into) == 3 and np.array_equal(into[:3], PAGES[:3])
+
+
+def test_no_answer_is_a_deadline_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match:
+        for least, most in ((0.4, 2.0), (0.0, 0.4)):
+            began = time.monotonic()
+            assert client.load(match, into, deadline=0.4) == 3
+            assert least <= time.monotonic() - began < most
+            time.sleep(0.1)  # more than a daemon that is well takes to say that the disk was too slow
+        assert client.store(some_keys(2, 1), some_pages(2), deadline=10).stored == 2
+        with meanwhile(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
+            assert client.load(match, into) == 10
+    assert np.array_equal(into, PAGES)
+
+
+def test_pages_that_came_without_a_word_are_loaded(daemon: DiskDaemon, client: Client) -> None:
+    def answer(peer: Peer, request: Fetch) -> None:
+        daemon.bring_in(request.keys)
+
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, meanwhile(daemon, answer):
+        assert client.load(match, into, deadline=1) == 10
+    assert np.array_equal(into, PAGES)
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan")])
+def test_who_does_not_wait_gets_what_is_there(daemon: DiskDaemon, client: Client, deadline: float) -> None:
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match:
+        began = time.monotonic()
+        assert client.load(match, into, deadline=deadline) == 3
+        assert time.monotonic() - began < 1
+    peer, request = daemon.next_fetch()
+    assert request.deadline == 0
+    daemon.fulfil(peer, request)
+    with client.match(KEYS) as match:
+        assert client.load(match, into, deadline=deadline) == 10, "they came for the next one"
+    assert np.array_equal(into, PAGES)
+
+
+def test_what_is_handed_over_or_let_go_asks_nobody(daemon: DiskDaemon, client: Client) -> None:
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, client.adopt(pickle.loads(pickle.dumps(match))) as adopted:
+        assert client.load(adopted, into) == 3
+    assert client.load(match, into) == 0
+    assert daemon.fetches.empty()
+
+
+@pytest.mark.parametrize("how", ["close", "hang up"])
+def test_the_daemon_or_the_client_goes_while_it_waits(daemon: DiskDaemon, client: Client, how: str) -> None:
+    def answer(peer: Peer, request: Fetch) -> None:
+        client.close() if how == "close" else daemon.hang_up()
+
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, meanwhile(daemon, answer):
+        began = time.monotonic()
+        assert client.load(match, into) == 3
+        assert time.monotonic() - began < LONG_S / 2
+    assert np.array_equal(into[:3], PAGES[:3])
+
+
+def test_in_a_forked_child_it_is_a_miss_or_exact(daemon: DiskDaemon, client: Client) -> None:
+    with client.match(KEYS) as match:
+        child = os.fork()
+        if not child:
+            os._exit(client.load(match, np.zeros_like(PAGES), deadline=0.1))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with meanwhile(daemon, daemon.fulfil):
+            assert client.load(match, np.zeros_like(PAGES)) == 10
+
+
+def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) -> None:
+    """While pages leave memory and come back."""
+    wrong: list[int] = []
+    loaded: list[int] = []
+
+    def work() -> None:
+        into = np.zeros_like(PAGES)
+        for _ in range(25):
+            into[:] = 0
+            with client.match(KEYS) as match:
+                count = client.load(match, into, deadline=10)
+            loaded.append(count)
+            if full(into) != count or not np.array_equal(into[:count], PAGES[:count]):
+                wrong.append(count)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) or not daemon.fetches.empty():
+        if daemon.fetches.empty():
+            time.sleep(0.001)
+            daemon.write_out()
+        else:
+            daemon.fulfil(*daemon.next_fetch())
+    assert wrong == [] and len(loaded) == 100
+    assert max(loaded) == 10

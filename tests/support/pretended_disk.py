@@ -1,0 +1,87 @@
+"""A pretending daemon with a disk, which reads pages in when the test wants it to."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import numpy as np
+
+from memory import DAY_NS, attach
+from pagetier.client import Client, Keys
+from pagetier.shm._core import Pins
+from pagetier.shm.protocol import Fetch, Fetched, Reserve
+from pretending import ANSWER_S, Peer, PretendedDaemon
+
+IN_MEMORY, ON_ITS_WAY, NOT_THERE = 0, 1, 2
+_ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([0, 0, 1, 3, 2]))
+_KEY_BYTES = 32
+
+
+class DiskDaemon(PretendedDaemon):
+    """Grants room at once, unless it `hangs`. What is asked for from disk goes into `fetches`, for tests to answer."""
+
+    def __init__(self) -> None:
+        super().__init__(self._listen)
+        self.fetches: queue.Queue[tuple[Peer, Fetch]] = queue.Queue()
+        self.hangs = False
+        self._one_by_one = threading.Lock()
+        self._disk: dict[bytes, bytes] = {}
+        self._slot = attach(self.owner, 1)
+        self._worker = self.memory.session(self._slot)
+        self.owner.disk_open(1000, 1)
+
+    def client(self, deadline: float = 1.0) -> Client:
+        """An attached client."""
+        client = Client(self.socket, deadline=deadline)
+        assert client.wait_attached(ANSWER_S)
+        return client
+
+    def next_fetch(self) -> tuple[Peer, Fetch]:
+        """What is asked for next."""
+        return self.fetches.get(timeout=ANSWER_S)
+
+    def write_out(self) -> int:
+        """Writes all pages in memory to disk, and evicts those that nobody has pinned. Returns how many those were."""
+        with self._one_by_one:
+            self.owner.settle()
+            entries, serials, keys, sizes, *_ = self.owner.order_writes(1000, 1000)
+            with self._worker.repin(Pins, None, entries, serials) as pins:
+                pages = [bytearray(size) for size in np.frombuffer(sizes, np.uint64).tolist()]
+                assert self._worker.copy_out(pins, 0, _addresses(pages), sizes, 1) == len(pages)
+            for at, page in enumerate(pages):
+                self._disk[keys[_KEY_BYTES * at : _KEY_BYTES * (at + 1)]] = bytes(page)
+            self.owner.end_orders(entries, b"\1" * len(pages))
+            return self.owner.evict(self.memory.geometry.frames, 1000)
+
+    def bring_in(self, keys: Keys | bytes) -> bytes:
+        """Reads pages in; the answer's outcomes."""
+        data = keys if isinstance(keys, bytes) else keys.data
+        with self._one_by_one:
+            outcomes, entries, serials = self.owner.fetch(self._slot, DAY_NS, data)
+            for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == 0).tolist():
+                page = bytearray(self._disk[data[_KEY_BYTES * at : _KEY_BYTES * (at + 1)]])
+                entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
+                sizes = np.array([len(page)], np.uint64)
+                assert self._worker.copy_in(entry, _addresses([page]), sizes, 0, 1) == 1
+                assert self._worker.publish(entry, serial, 0) == b"\1"
+            self.owner.settle()
+        return outcomes.translate(_ANSWER_OF_OUTCOME)
+
+    def fulfil(self, peer: Peer, request: Fetch) -> None:
+        """Reads in what was asked for, and says so."""
+        peer.send(Fetched(request.number, self.bring_in(request.keys)))
+
+    def _listen(self, peer: Peer) -> None:
+        peer.welcome()
+        while True:
+            request = peer.next()
+            if isinstance(request, Fetch):
+                self.fetches.put((peer, request))
+            elif isinstance(request, Reserve) and not self.hangs:
+                with self._one_by_one:
+                    peer.send(self.answer_to(peer, request))
+
+
+def _addresses(pages: list[bytearray]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array([np.frombuffer(page, np.uint8).ctypes.data for page in pages], np.uint64)
