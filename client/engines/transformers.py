@@ -34,10 +34,15 @@ _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 class CachedPrompt(msgspec.Struct, frozen=True, eq=False):
-    """The beginning of a prompt: `cache` holds its first `tokens` tokens, a multiple of `page_tokens`."""
+    """The beginning of a prompt: `cache` holds its first `tokens` tokens, a multiple of `page_tokens`.
+
+    pages_from_memory, pages_from_disk: where they were when they were asked for.
+    """
 
     tokens: int
     cache: DynamicCache
+    pages_from_memory: int = 0
+    pages_from_disk: int = 0
 
 
 class PageShape(msgspec.Struct, frozen=True):
@@ -77,12 +82,17 @@ class PromptCache:
         """Bytes of a page."""
         return math.prod(self._shape.axes) * int(self._model.dtype.itemsize)
 
-    def load(self, prompt: torch.Tensor) -> CachedPrompt:
-        """What is cached of a prompt, in a cache of its own. The last token is always left to the engine."""
+    def load(self, prompt: torch.Tensor, deadline: float | None = None) -> CachedPrompt:
+        """What is cached of a prompt, in a cache of its own. The last token is always left to the engine.
+
+        deadline: seconds to wait for pages on disk; by default the client's.
+        """
         with self._client.match(self.namespace.keys(prompt[:-1])) as match:
-            pages = torch.empty((len(match), *self._shape.axes), dtype=self._model.dtype)
-            loaded = self._client.load(match, pages)
-        return CachedPrompt(loaded * self._shape.tokens, self._cache_of(pages[:loaded]))
+            pages = torch.empty((match.reach, *self._shape.axes), dtype=self._model.dtype)
+            loaded = self._client.load(match, pages, deadline=deadline)
+            in_memory = min(loaded, len(match))
+        cache = self._cache_of(pages[:loaded])
+        return CachedPrompt(loaded * self._shape.tokens, cache, in_memory, loaded - in_memory)
 
     def prefill(self, prompt: torch.Tensor, cache: DynamicCache, logits_to_keep: int = 1) -> Iterator[torch.Tensor]:
         """Computes the part of a prompt that the cache lacks, and adds it to the cache.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from running import RunningDaemon
+from with_disk import push_out, running_with_disk
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -83,6 +85,24 @@ def test_a_cached_run_gives_exactly_the_logits_of_an_uncached_one(client: Client
     for ours, theirs in zip(cached.cache.layers, cache.layers, strict=True):
         assert torch.equal(ours.keys, theirs.keys)
         assert torch.equal(ours.values, theirs.values)
+
+
+def test_what_left_memory_comes_back_from_disk(tmp_path: Path) -> None:
+    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(deadline=20) as client:
+        prompts = prompts_of(client, model_of())
+        prompt = prompt_of(5 * PAGE + 3, seed=11)
+        expected, _ = uncached(prompts, prompt)
+        stored(prompts, prompt)
+        cached = prompts.load(prompt)
+        assert (cached.tokens, cached.pages_from_memory, cached.pages_from_disk) == (5 * PAGE, 5, 0)
+        push_out(daemon, client, prompts.namespace.keys(prompt))
+        assert prompts.load(prompt, deadline=0).pages_from_memory == 0
+        client.prefetch(prompts.namespace.keys(prompt[: 5 * PAGE])).wait(20)
+        push_out(daemon, client, prompts.namespace.keys(prompt))
+        cached = prompts.load(prompt)
+        assert (cached.tokens, cached.pages_from_memory, cached.pages_from_disk) == (5 * PAGE, 0, 5)
+        (*_, last) = prompts.prefill(prompt, cached.cache, logits_to_keep=0)
+        assert torch.equal(last, expected[-1])
 
 
 def test_another_ending_loads_what_is_shared(client: Client) -> None:

@@ -1,0 +1,146 @@
+"""Loading from a real disk through a real daemon, whose arena is too small for all that is stored."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagetier.client import Client, Keys
+from running import RunningDaemon, eventually, namespace
+from with_disk import FRAMES, is_open, push_out, running_with_disk, stopped_worker, until_written
+
+PAGE = 60_000
+SPACE = namespace()
+LONG_S = 20.0
+
+
+def some_keys(count: int, prompt: int = 0) -> Keys:
+    return SPACE.keys(range(prompt << 20, (prompt << 20) + 16 * count))
+
+
+def some_pages(count: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(1, 256, (count, PAGE), dtype=np.uint8)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
+    with running_with_disk(tmp_path / "disk") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with daemon.client(deadline=LONG_S) as attached:
+        yield attached
+
+
+def loaded(client: Client, keys: Keys, deadline: float = LONG_S) -> Any:
+    """The pages of a prompt that were loaded."""
+    into = np.zeros((len(keys), PAGE), np.uint8)
+    with client.match(keys) as match:
+        count = client.load(match, into, deadline=deadline)
+    assert not into[count:].any()
+    return into[:count]
+
+
+def test_what_left_memory_comes_back_from_disk(daemon: RunningDaemon, client: Client) -> None:
+    keys, pages = some_keys(10), some_pages(10)
+    assert client.store(keys, pages).stored == 10
+    push_out(daemon, client, keys)
+    with client.match(keys) as match:
+        assert (len(match), match.reach) == (0, 10)
+    assert np.array_equal(loaded(client, keys), pages)
+    with client.match(keys) as match:
+        assert len(match) == 10
+    assert daemon.header()["disk_read"] == 10
+
+
+def test_a_scheduler_has_it_fetched(daemon: RunningDaemon, client: Client) -> None:
+    keys, pages = some_keys(10), some_pages(10)
+    assert client.store(keys, pages).stored == 10
+    push_out(daemon, client, keys)
+    prefetch = client.prefetch(keys)
+    assert eventually(lambda: prefetch.ready, LONG_S)
+    assert prefetch.wait(0) == 10
+    assert np.array_equal(loaded(client, keys, deadline=0), pages)
+    assert client.prefetch(some_keys(3, 99)).wait(LONG_S) == 0, "nobody stored those"
+
+
+def test_more_than_memory_holds_gives_a_shorter_prefix(daemon: RunningDaemon, client: Client) -> None:
+    keys, pages = some_keys(40), some_pages(40)
+    for first in range(0, 40, 10):
+        assert client.store(keys[first : first + 10], pages[first : first + 10]).stored == 10
+        until_written(daemon)
+    push_out(daemon, client, keys[:10])
+    with client.match(keys) as match:
+        assert (len(match), match.reach) == (0, 40)
+    got = loaded(client, keys)
+    assert FRAMES / 2 <= len(got) <= FRAMES
+    assert np.array_equal(got, pages[: len(got)])
+    with client.match(keys) as match:
+        assert match.reach == 40, "nothing was lost by trying"
+
+
+def test_many_prompts_by_many_threads(daemon: RunningDaemon, client: Client) -> None:
+    prompts = {prompt: (some_keys(6, prompt), some_pages(6, prompt)) for prompt in range(12)}
+    for keys, pages in prompts.values():
+        assert client.store(keys, pages).stored == 6
+        until_written(daemon)
+    counts: list[int] = []
+    wrong: list[int] = []
+
+    def work(thread: int) -> None:
+        dice = np.random.default_rng(thread)
+        for prompt in dice.integers(0, 12, 40).tolist():
+            keys, pages = prompts[prompt]
+            got = loaded(client, keys)
+            counts.append(len(got))
+            if not np.array_equal(got, pages[: len(got)]):
+                wrong.append(prompt)
+            client.store(keys, pages)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [] and len(counts) == 160
+    assert sum(counts) > 3 * 160, "four prompts of six pages fit into memory now and then"
+
+
+def test_a_disk_that_hangs_costs_a_deadline_and_no_store(daemon: RunningDaemon, client: Client) -> None:
+    keys, pages = some_keys(6), some_pages(6)
+    assert client.store(keys, pages).stored == 6
+    push_out(daemon, client, keys)
+    with stopped_worker(daemon):
+        for _ in range(2):
+            began = time.monotonic()
+            assert len(loaded(client, keys, deadline=0.5)) == 0
+            assert time.monotonic() - began < 2
+            result = client.store(some_keys(2, 7), some_pages(2))
+            assert result.refused == 0
+    assert eventually(lambda: len(loaded(client, keys, deadline=LONG_S)) == 6, LONG_S)
+    assert np.array_equal(loaded(client, keys), pages)
+
+
+def test_the_worker_is_killed_while_pages_come(daemon: RunningDaemon, client: Client) -> None:
+    keys, pages = some_keys(6), some_pages(6)
+    assert client.store(keys, pages).stored == 6
+    push_out(daemon, client, keys)
+    with stopped_worker(daemon) as worker:
+        prefetch = client.prefetch(keys, deadline=LONG_S)
+        os.kill(worker, signal.SIGKILL)
+        began = time.monotonic()
+        assert prefetch.wait(LONG_S) == 0
+        assert time.monotonic() - began < LONG_S / 2
+    assert len(loaded(client, keys, deadline=0)) == 0
+    assert eventually(lambda: is_open(daemon), LONG_S)
+    assert np.array_equal(loaded(client, keys), pages)

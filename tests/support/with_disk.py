@@ -1,0 +1,74 @@
+"""A real daemon with a real disk, and ways to get pages onto it and out of memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pagetier.client import Client, Keys
+from pagetier.shm.protocol import Save, Saved
+from running import RunningDaemon, eventually, namespace
+
+FRAME = 64 << 10
+FRAMES = 16
+_OTHERS = namespace(salt="others")
+_LONG_S = 20.0
+
+
+@contextmanager
+def running_with_disk(folder: Path, *more: str) -> Iterator[RunningDaemon]:
+    """16 frames of memory and a disk that has room for some hundred, to which all pages are written at once."""
+    flags = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through", *more)
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), *flags) as daemon:
+        assert eventually(lambda: is_open(daemon), _LONG_S), daemon.log.read_text()
+        yield daemon
+
+
+def is_open(daemon: RunningDaemon) -> bool:
+    """Whether the disk tier works."""
+    return b'"standing":"open"' in (daemon._observer().disk_text() or b"")
+
+
+def until_written(daemon: RunningDaemon) -> None:
+    """Waits until all pages in memory are on disk, too, and none is being written."""
+
+    def written() -> bool:
+        with daemon._looking() as (link, _):
+            saved = link.ask(Save(1), _LONG_S)
+        return isinstance(saved, Saved) and saved.synced and not daemon.header()["open_entries"]
+
+    assert eventually(written, _LONG_S), daemon.header()
+
+
+def push_out(daemon: RunningDaemon, client: Client, keys: Keys) -> None:
+    """Stores other pages until these are in memory no more."""
+    until_written(daemon)
+    for prompt in range(10):
+        others = _OTHERS.keys(range(prompt << 20, (prompt << 20) + 16 * FRAMES))
+        client.reserve(others, FRAME, deadline=_LONG_S).publish()
+        until_written(daemon)
+        with client.match(keys) as match:
+            if not len(match):
+                return
+    raise AssertionError("the pages stay in memory")
+
+
+@contextmanager
+def stopped_worker(daemon: RunningDaemon) -> Iterator[int]:
+    """The process that reads and writes the disk hangs until the end of the block."""
+    pid = worker_of(daemon)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def worker_of(daemon: RunningDaemon) -> int:
+    """Its process."""
+    pids: list[int] = [slot["pid"] for slot in daemon.slots() if slot["name"] == "disk tier"]
+    return pids[0]
