@@ -15,6 +15,7 @@ import msgspec
 from ..shm.protocol import Space
 
 KEY_BYTES = 32
+NO_ROOM = "there is no room: drop pages first"
 
 
 class TierError(Exception):
@@ -51,8 +52,9 @@ class Incoming(msgspec.Struct, frozen=True):
 class Written(msgspec.Struct, frozen=True):
     """What became of a batch, an element a page.
 
-    stored: whether it is in the tier now; reasons: why not, "" if it is. undropped: why some drops may still be
-    there, "" if all are gone. disk_bytes: what was handed to the file system, trees and free lists included.
+    stored: whether it is in the tier now; reasons: why not, "" if it is; NO_ROOM if something must be dropped
+    first. undropped: why some drops may still be there, "" if all are gone. disk_bytes: what was handed to the
+    file system, trees and free lists included.
     """
 
     stored: tuple[bool, ...]

@@ -21,8 +21,10 @@ from . import files, records
 from .places import Reader
 from .records import About
 from .room import Shape
+from .writeback import Writeback
 
 _ABOUT: Final = b"about"
+_FOR_DROPPING: Final = 1 << 20  # trees are written anew before what they free serves again
 Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 
 
@@ -38,12 +40,13 @@ class Environment:
         self._new_spaces: dict[Space, int] = {}
         self._one_changes = threading.Lock()
         with contextlib.ExitStack() as undo:
-            self._env = _open(folder, shape.map_bytes)
+            self._env = _open(folder, _map_bytes(folder, shape.map_bytes))
             undo.callback(self._env.close)
             self._file = os.open(folder / files.DATA, os.O_RDONLY | os.O_CLOEXEC)
             undo.callback(os.close, self._file)
             self._open_databases(about)
             self._undo = undo.pop_all()
+        self.writeback = Writeback(self._file, shape.stride)
         self.reader = Reader(self._file, shape.frame_bytes, shape.stride)
 
     def _open_databases(self, about: About) -> None:
@@ -87,9 +90,10 @@ class Environment:
                     used = txn.stat(self.frames)["entries"]
                 self._spaces |= self._new_spaces
                 self.used = used
+                self.writeback.committed()
             finally:
                 self._new_spaces = {}
-        files.start_writeback(self._file)
+                self.writeback.aborted()
 
     def number_of(self, txn: Transaction, space: Space) -> int:
         """The namespace's number here, given to it if it is new."""
@@ -118,6 +122,15 @@ class Environment:
     def close(self) -> None:
         """Twice is fine."""
         self._undo.close()
+
+
+def _map_bytes(folder: Path, share: int) -> int:
+    """Its share of the cap; of a file that takes more already, so much that pages can be dropped from it."""
+    try:
+        there = (folder / files.DATA).stat().st_size
+    except FileNotFoundError:
+        return share
+    return share if there <= share else -(-there // records.PAGE) * records.PAGE + _FOR_DROPPING
 
 
 def _open(folder: Path, map_bytes: int) -> lmdb.Environment:

@@ -1,9 +1,9 @@
-"""Files below LMDB: owners, atomic writing, writeback, and what a data file says of its own length."""
+"""Files below LMDB: owners, atomic writing, and what a data file says of its own length."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -17,9 +17,6 @@ from .records import PAGE
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-_SYNC_FILE_RANGE_WRITE: Final = 2
 _MAGIC: Final = 0xBEEFC0DE
 _META: Final = struct.Struct("<II8xQ")  # magic, version, address, map size: 16 bytes into each of the first two pages
 _META_AT: Final = 16
@@ -47,7 +44,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     beside = path.with_name(path.name + ".tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, content)
+        if os.write(descriptor, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -71,11 +69,6 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def start_writeback(descriptor: int) -> None:
-    """Lets the disk begin with what was written. A hint: a file system that does not know it does as it likes."""
-    _libc.sync_file_range(descriptor, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 def fetch_ahead(descriptor: int, offset: int, length: int) -> None:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import lmdb
 
-from ..base import Held, Incoming, Outcome, Outgoing, ReadResult, TierError, TierState, Written
+from ..base import NO_ROOM, Held, Incoming, Outcome, Outgoing, ReadResult, TierError, TierState, Written
 from . import placing, reading, writing
 from .environment import Environment
 from .opening import Options, open_folder, prepare, telling
@@ -24,7 +24,6 @@ from .turns import Turns
 from .writing import Applied
 
 _T = TypeVar("_T")
-_NO_ROOM: Final = "there is no room: drop pages first"
 
 
 class LmdbTier:
@@ -136,13 +135,14 @@ class LmdbTier:
                 self._done += 1
 
     def sync(self) -> None:
-        """All environments at once; the state file is clean then unless something was written meanwhile."""
+        """All environments at once; clean then unless something was written meanwhile, or the state file can not be."""
         when, begun, done = time.time_ns(), self._begun, self._done
         with telling(self._options.folder), ThreadPoolExecutor(len(self._environments)) as threads:
             _results([threads.submit(environment.sync) for environment in self._environments])
             with self._count:
-                unseen = begun != done or self._begun != begun
-                self._journal.mark_synced(when, clean=not unseen)
+                clean = begun == done and self._begun == begun
+                with contextlib.suppress(OSError):  # it stays dirty, which is safe: the disk is full, say
+                    self._journal.mark_synced(when, clean=clean)
 
     def state(self) -> TierState:
         """From the files' lengths and the environments' own counts."""
@@ -176,7 +176,7 @@ def _results(futures: Sequence[Future[_T]]) -> list[_T]:
 
 
 def _joined(shares: Sequence[Share], applied: Sequence[Applied], count: int) -> Written:
-    reasons = [_NO_ROOM] * count
+    reasons = [NO_ROOM] * count
     for share, done in zip(shares, applied, strict=True):
         for at, reason in zip(share.pages, done.reasons, strict=True):
             reasons[at] = reason

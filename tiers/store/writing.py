@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import lmdb
@@ -46,6 +48,7 @@ def put(environment: Environment, txn: Transaction, page: Outgoing, header: Head
         places.append(page_after(cursor.key()))
         patience.give_way()
     runs = records.runs_of(places, environment.shape.stride)
+    environment.writeback.wrote(runs)
     txn.put(page.key, records.pack_header(msgspec.structs.replace(header, runs=runs)), db=environment.pages)
 
 
@@ -67,16 +70,42 @@ def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> Non
 
 
 def _drop_all(environment: Environment, keys: Sequence[bytes]) -> str:
+    reasons = [_drop(environment, batch) for batch in _cut(environment, keys)]
+    return next(filter(None, reasons), "")
+
+
+def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
+    """Why not all are gone. On a full file system few pages can be dropped at once: trees are written anew first."""
+    half = len(keys) // 2
     try:
-        for batch in _cut(environment, keys):
-            with environment.changing() as txn:
-                for key in batch:
-                    delete(environment, txn, key)
-    except lmdb.PanicError as error:
-        raise _unusable(environment, error) from error
+        _twice(environment, partial(_delete_all, environment, keys))
     except lmdb.Error as error:
-        return str(error)
+        return str(error) if not half else _drop(environment, keys[:half]) or _drop(environment, keys[half:])
     return ""
+
+
+def _delete_all(environment: Environment, keys: Sequence[bytes]) -> None:
+    with environment.changing() as txn:
+        for key in keys:
+            delete(environment, txn, key)
+
+
+def _twice(environment: Environment, change: Callable[[], None]) -> None:
+    """Where a map or a file system is full, what was freed last may do: it serves after two more commits.
+
+    Raises lmdb.Error, and TierError if the environment is of no use any more.
+    """
+    try:
+        try:
+            change()
+        except lmdb.PanicError:
+            raise
+        except lmdb.Error:
+            with contextlib.suppress(lmdb.MapFullError, lmdb.DiskError):
+                environment.age()
+            change()
+    except lmdb.PanicError as error:
+        raise TierError(f"{environment.folder} can not be written any more ({error}): its disk failed") from error
 
 
 def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes]]:
@@ -112,19 +141,13 @@ def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[li
 
 
 def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> list[str]:
-    """Reasons. Where the map is full although there should be room, first what was freed is made to serve."""
+    """Reasons. Where the map is full, only of those pages that do not fit."""
     try:
-        try:
-            _put_all(environment, pages, turns)
-        except lmdb.MapFullError:
-            environment.age()
-            _put_all(environment, pages, turns)
+        _twice(environment, partial(_put_all, environment, pages, turns))
     except lmdb.MapFullError as error:
         if len(pages) == 1:
             return [str(error)]
         return [reason for page in pages for reason in _store(environment, [page], turns)]
-    except lmdb.PanicError as error:
-        raise _unusable(environment, error) from error
     except lmdb.Error as error:
         return [str(error)] * len(pages)
     return [""] * len(pages)
@@ -137,7 +160,3 @@ def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) 
         for page, checksum in zip(pages, sums, strict=True):
             number = environment.number_of(txn, page.space)
             put(environment, txn, page, Header(number, page.size, page.stamp, checksum, ()), patience)
-
-
-def _unusable(environment: Environment, error: lmdb.Error) -> TierError:
-    return TierError(f"{environment.folder} can not be written any more ({error}): its disk failed")

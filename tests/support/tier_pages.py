@@ -1,0 +1,73 @@
+"""Pages for tests of tiers: their bytes follow from key and size, so that any process can tell right from wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pagetier.shm.protocol import Space
+from pagetier.tiers.base import Incoming, Outcome, Outgoing, ReadResult, Tier
+from pagetier.tiers.store import LmdbTier
+
+FRAME = 4096
+CAP = 8 << 20
+# Where syncing costs nothing, for tests that sync very often.
+MEMORY = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
+SPACE = Space(b"s" * 32, "space", 16)
+OTHER = Space(b"o" * 32, "other", 64, 1, 512)
+
+
+def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> LmdbTier:
+    """With small frames, for tests that need no big ones."""
+    return LmdbTier(folder, cap, FRAME, environments, **more)
+
+
+def key_of(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+def content_of(key: bytes, size: int, version: int = 0) -> bytes:
+    return hashlib.shake_128(key + b"%d" % version).digest(size)
+
+
+def outgoing(
+    number: int, size: int = 3 * FRAME - 7, *, stamp: int = 0, space: Space = SPACE, version: int = 0
+) -> Outgoing:
+    key = key_of(number)
+    whole = -(-size // FRAME) * FRAME
+    padded = memoryview(content_of(key, size, version).ljust(whole, b"\xee"))
+    frames = [padded[at : at + FRAME] for at in range(0, whole, FRAME)]
+    return Outgoing(key, space, size, stamp, frames)
+
+
+def outgoings(numbers: Iterable[int], size: int = 3 * FRAME - 7) -> list[Outgoing]:
+    return [outgoing(number, size, stamp=number) for number in numbers]
+
+
+def read_bytes(tier: Tier, key: bytes, size: int) -> tuple[ReadResult, bytes]:
+    frames = [memoryview(bytearray(FRAME)) for _ in range(-(-size // FRAME))]
+    result = tier.read(Incoming(key, size, frames))
+    return result, b"".join(frames)[:size]
+
+
+def outcome_of(tier: Tier, page: Outgoing, version: int = 0) -> Outcome:
+    """How reading it goes; what is called exact is."""
+    result, content = read_bytes(tier, page.key, page.size)
+    if result.outcome is Outcome.EXACT:
+        assert content == content_of(page.key, page.size, version), "other bytes were called exact"
+    return result.outcome
+
+
+def outcomes(tier: Tier, pages: Sequence[Outgoing]) -> set[Outcome]:
+    return {outcome_of(tier, page) for page in pages}
+
+
+def keys_in(tier: Tier) -> set[bytes]:
+    found = [held.keys[at : at + 32] for held in tier.contents() for at in range(0, len(held.keys), 32)]
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

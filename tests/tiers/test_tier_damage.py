@@ -1,0 +1,145 @@
+"""Damaged files: exact bytes or a miss, never other bytes.
+
+A damaged tree can crash liblmdb, so a process of its own opens each; that it dies by a signal is accepted, as a
+worker's death is.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagetier.tiers.base import Outcome
+from tier_pages import keys_in, outcome_of, outcomes, outgoings, small_tier
+
+PAGES = outgoings(range(40))
+FLIPS = 60
+_ACCEPTED = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+
+
+def leave(folder: Path) -> None:
+    tier = small_tier(folder, environments=1)
+    assert all(tier.write([], PAGES).stored)
+    tier.close()
+
+
+def tree_pages(data: bytes) -> list[int]:
+    """Offsets of branches and leaves; values were named after what they are not."""
+    places = range(0, len(data), 4096)
+    return [at for at in places if data[at : at + 8] == (at // 4096).to_bytes(8, "little") and data[at + 10] in (1, 2)]
+
+
+def damage(pristine: Path, folder: Path, seed: int) -> None:
+    """One byte is another: anywhere, or, every second time, in a tree or a meta page."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(pristine, folder)
+    path = folder / "0" / "data.mdb"
+    data = bytearray(path.read_bytes())
+    chance = random.Random(seed)
+    places = [0, 4096, *tree_pages(bytes(data))]
+    at = chance.randrange(len(data)) if seed % 2 else chance.choice(places) + chance.randrange(4096)
+    data[at] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def use(folder: Path) -> None:
+    """Everything that a worker does. Raises AssertionError where bytes are wrong that are called exact."""
+    tier = small_tier(folder, environments=1)
+    outcomes(tier, PAGES)
+    keys_in(tier)
+    more = outgoings(range(100, 120))
+    stored = tier.write([page.key for page in PAGES[:5]], more).stored
+    outcomes(tier, [*(page for page, good in zip(more, stored, strict=True) if good), *PAGES])
+    tier.close()
+
+
+def main(pristine: str, folder: str, first: int) -> None:
+    """Of a child: damages and uses until it is through or dies; prints what it has survived."""
+    from pagetier.tiers.base import TierError
+
+    for seed in range(first, FLIPS):
+        damage(Path(pristine), Path(folder), seed)
+        try:
+            use(Path(folder))
+        except TierError as error:
+            print(seed, error, flush=True)  # noqa: T201
+        else:
+            print(seed, flush=True)  # noqa: T201
+
+
+def test_a_flipped_bit_never_gives_other_bytes(in_memory: Path) -> None:
+    leave(in_memory / "pristine")
+    survived, first = 0, 0
+    while first < FLIPS:
+        command = [sys.executable, __file__, str(in_memory / "pristine"), str(in_memory / "copy"), str(first)]
+        child = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=_environment())
+        lines = child.stdout.splitlines()
+        survived += len(lines)
+        first += len(lines) + 1
+        assert child.returncode == 0 or -child.returncode in _ACCEPTED, (first - 1, child.stderr)
+    assert survived > FLIPS // 2
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHONPATH": ":".join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def test_a_damaged_page_is_dropped_and_counted(tmp_path: Path) -> None:
+    leave(tmp_path)
+    path = tmp_path / "0" / "data.mdb"
+    data = bytearray(path.read_bytes())
+    at = data.index(bytes(PAGES[3].frames[1]))
+    data[at + 99] ^= 4
+    path.write_bytes(data)
+    tier = small_tier(tmp_path, environments=1)
+    assert outcome_of(tier, PAGES[3]) is Outcome.DAMAGED
+    assert outcome_of(tier, PAGES[3]) is Outcome.ABSENT
+    assert outcomes(tier, [*PAGES[:3], *PAGES[4:]]) == {Outcome.EXACT}
+    assert tier.state().damaged == 1
+    assert len(keys_in(tier)) == 39
+    tier.write([], [PAGES[3]])
+    assert outcome_of(tier, PAGES[3]) is Outcome.EXACT
+    tier.close()
+
+
+@pytest.mark.parametrize("field", [0, 1, 8, 24])
+def test_a_damaged_header_is_no_page(tmp_path: Path, field: int) -> None:
+    """Its format, its codec, its size, its checksum."""
+    leave(tmp_path)
+    path = tmp_path / "0" / "data.mdb"
+    data = bytearray(path.read_bytes())
+    sizes = PAGES[7].size.to_bytes(8, "little") + PAGES[7].stamp.to_bytes(8, "little")
+    found = [at for at in range(len(data)) if data.startswith(sizes, at) and data[at - 8] == 1]
+    for at in found:
+        data[at - 8 + field] ^= 0x40
+    path.write_bytes(data)
+    tier = small_tier(tmp_path, environments=1)
+    assert outcome_of(tier, PAGES[7]) in (Outcome.DAMAGED, Outcome.ABSENT)
+    assert outcomes(tier, [*PAGES[:7], *PAGES[8:]]) == {Outcome.EXACT}
+    keys_in(tier)
+    tier.close()
+
+
+def test_a_file_cut_while_open_fails_reads_of_values_or_the_process(tmp_path: Path) -> None:
+    """Of the values only: preadv tells, where a mapping would kill."""
+    leave(tmp_path)
+    tier = small_tier(tmp_path, environments=1)
+    data = (tmp_path / "0" / "data.mdb").read_bytes()
+    last_tree = max(tree_pages(data)) + 4096
+    with (tmp_path / "0" / "data.mdb").open("r+b") as file:
+        file.truncate(last_tree)
+    found = [outcome_of(tier, page) for page in PAGES[:1]]
+    assert set(found) <= {Outcome.EXACT, Outcome.DAMAGED, Outcome.ABSENT}
+    with (tmp_path / "0" / "data.mdb").open("r+b") as file:
+        file.truncate(len(data))
+    tier.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

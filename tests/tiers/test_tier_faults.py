@@ -1,0 +1,185 @@
+"""Disks that are full, refuse or fail, and readers beside writers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from pagetier.tiers.base import Outcome, TierError
+from pagetier.tiers.store import LmdbTier, writing
+from pagetier.tiers.store.turns import Patience, Turns
+from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts a small file system of the test's own."""
+    point = tmp_path / "mount"
+    point.mkdir()
+
+    def mount(*options: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tier-test", str(point)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting is not allowed here")
+        return point
+
+    yield mount
+    subprocess.run(["umount", "--lazy", str(point)], capture_output=True, check=False)
+
+
+def test_a_full_file_system_refuses_pages_and_loses_none(tmpfs: Callable[..., Path], tmp_path: Path) -> None:
+    tier = small_tier(tmpfs("size=3m") / "tier", cap=2 * CAP)
+    pages = outgoings(range(400))
+    written = tier.write([], pages)
+    kept = [page for page, stored in zip(pages, written.stored, strict=True) if stored]
+    assert 20 < len(kept) < 300
+    # LMDB calls a write that was cut short an input/output error
+    assert set(written.reasons) <= {"", *(f"mdb_txn_commit: {os.strerror(n)}" for n in (errno.ENOSPC, errno.EIO))}
+    assert keys_in(tier) == {page.key for page in kept}
+    assert outcomes(tier, kept) == {Outcome.EXACT}
+    dropped = [page.key for page in kept[:60]]
+    assert tier.write(dropped, []).undropped == ""
+    assert all(tier.write([], outgoings(range(1000, 1010))).stored)
+    tier.close()
+    tier = small_tier(tmp_path / "mount" / "tier", cap=2 * CAP)
+    assert tier.state().opened == "as it was left"
+    assert outcomes(tier, outgoings(range(1000, 1010))) == {Outcome.EXACT}
+    tier.close()
+
+
+def test_no_room_even_to_begin(tmpfs: Callable[..., Path]) -> None:
+    folder = tmpfs("size=16k") / "tier"
+    with pytest.raises(TierError, match=r"can not be used by the disk tier: .*No space left"):
+        small_tier(folder)
+
+
+def test_a_read_only_file_system(tmpfs: Callable[..., Path]) -> None:
+    folder = tmpfs("size=1m", "ro") / "tier"
+    with pytest.raises(TierError, match="Read-only file system"):
+        small_tier(folder)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_failing_transaction_is_told_page_by_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    tier = small_tier(tmp_path)
+    old = outgoings(range(10))
+    tier.write([], old)
+
+    def fail(*_: Any) -> None:
+        raise lmdb.Error("mdb_txn_commit: it failed", number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "put", fail)
+        written = tier.write([], outgoings(range(100, 110)))
+    assert set(written.stored) == {False}
+    assert all("it failed" in reason for reason in written.reasons)
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "delete", fail)
+        assert "it failed" in tier.write([old[0].key], []).undropped
+    assert keys_in(tier) == {page.key for page in old}
+    assert all(tier.write([], outgoings(range(100, 110))).stored)
+    tier.close()
+
+
+def test_a_broken_environment_ends_the_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = small_tier(tmp_path)
+
+    def fail(*_: Any) -> None:
+        raise lmdb.PanicError("mdb_txn_begin", -30795)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "put", fail)
+        with pytest.raises(TierError, match="its disk failed"):
+            tier.write([], outgoings(range(10)))
+    tier.close()
+
+
+def test_a_state_file_that_can_not_be_written_refuses_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = small_tier(tmp_path)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._journal, "_write", fail)
+        written = tier.write([b"k" * 32], [outgoing(1)])
+    assert written.stored == (False,)
+    assert "No space left" in written.reasons[0]
+    assert written.undropped
+    assert all(tier.write([], [outgoing(1)]).stored)
+    tier.close()
+
+
+def test_a_disk_that_does_not_answer_is_a_miss_and_the_page_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = small_tier(tmp_path)
+    tier.write([], [outgoing(1)])
+
+    def fail(*_: Any) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        for environment in tier._environments:
+            patch.setattr(environment.reader, "read", fail)
+        assert outcome_of(tier, outgoing(1)) is Outcome.FAILED
+    assert outcome_of(tier, outgoing(1)) is Outcome.EXACT
+    assert tier.state().damaged == 0
+    tier.close()
+
+
+def test_readers_beside_a_writer_see_whole_pages(tmp_path: Path) -> None:
+    tier = LmdbTier(tmp_path, CAP, 4096, 2)
+    stays = outgoings(range(40))
+    tier.write([], stays)
+    wrong: list[Outcome] = []
+    seen = 0
+    ends = threading.Event()
+
+    def read() -> None:
+        nonlocal seen
+        while not ends.is_set():
+            wrong.extend(outcomes(tier, stays) - {Outcome.EXACT})
+            changing = outcomes(tier, outgoings(range(100, 160)))
+            wrong.extend(changing - {Outcome.EXACT, Outcome.ABSENT})
+            seen += Outcome.EXACT in changing
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        pages = outgoings(range(100, 160))
+        assert all(tier.write([], pages).stored)
+        tier.write([page.key for page in pages], [])
+    ends.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert seen
+    assert tier.state().damaged == 0
+    tier.close()
+
+
+def test_who_writes_gives_way_but_not_for_ever() -> None:
+    turns = Turns()
+    patience = Patience(turns, 0.05)
+    with turns.reading():
+        began = time.monotonic()
+        for _ in range(100):
+            patience.give_way()
+        assert 0.04 < time.monotonic() - began < 1.0
+    began = time.monotonic()
+    Patience(turns, 5.0).give_way()
+    assert time.monotonic() - began < 1.0

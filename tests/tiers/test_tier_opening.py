@@ -1,0 +1,237 @@
+"""Opening what a former run left: kept where it can be trusted, rebuilt empty with one line where it can not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagetier.tiers.base import Outcome, TierError
+from pagetier.tiers.store import LmdbTier, shrinking
+from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier
+
+PAGES = outgoings(range(60))
+
+
+def leave(folder: Path) -> None:
+    """A tier that holds PAGES and was closed."""
+    tier = small_tier(folder)
+    assert all(tier.write([], PAGES).stored)
+    tier.close()
+
+
+def change_state(folder: Path, **fields: Any) -> None:
+    state = json.loads((folder / "state").read_bytes())
+    (folder / "state").write_text(json.dumps(state | fields))
+
+
+def opened(folder: Path, **more: Any) -> tuple[str, int, int]:
+    """How it was found, how many of PAGES it holds, how many more fit. What it holds is right, and it goes on."""
+    tier = small_tier(folder, **more)
+    held = keys_in(tier)
+    assert outcomes(tier, [page for page in PAGES if page.key in held]) <= {Outcome.EXACT}
+    more_pages = outgoings(range(1000, 1010))
+    assert all(tier.write([], more_pages).stored)
+    assert outcomes(tier, more_pages) == {Outcome.EXACT}
+    how = tier.state().opened
+    tier.close()
+    return how, len(held), tier.room
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    assert opened(tmp_path / "a" / "b" / "tier")[:2] == ("new", 0)
+
+
+def test_what_was_closed_is_there_again(tmp_path: Path) -> None:
+    leave(tmp_path)
+    assert opened(tmp_path)[:2] == ("as it was left", 60)
+
+
+def test_what_a_dead_process_left_is_there_again(tmp_path: Path) -> None:
+    leave(tmp_path)
+    change_state(tmp_path, clean=False)
+    assert opened(tmp_path)[:2] == ("as it was left", 60)
+
+
+def test_a_clean_stop_needs_no_proof_after_a_host_restart(tmp_path: Path) -> None:
+    leave(tmp_path)
+    change_state(tmp_path, boot="another")
+    assert opened(tmp_path)[:2] == ("as it was left", 60)
+
+
+def test_after_an_unclean_host_restart_it_is_proven(tmp_path: Path) -> None:
+    leave(tmp_path)
+    change_state(tmp_path, boot="another", clean=False)
+    how, held, _ = opened(tmp_path)
+    assert how.startswith("after an unclean host restart: proven sound in ")
+    assert held == 60
+    assert opened(tmp_path)[0] == "as it was left"
+
+
+def test_what_can_not_be_proven_in_time_is_rebuilt(tmp_path: Path) -> None:
+    leave(tmp_path)
+    change_state(tmp_path, boot="another", clean=False)
+    assert opened(tmp_path, proof_seconds=0.0)[:2] == ("rebuilt empty: proving it sound takes too long", 0)
+
+
+def test_what_is_proven_wrong_is_rebuilt_and_the_rest_is_kept(tmp_path: Path) -> None:
+    leave(tmp_path)
+    change_state(tmp_path, boot="another", clean=False)
+    with (tmp_path / "0" / "data.mdb").open("r+b") as file:
+        for page in range(2, 60):
+            file.seek(page * 4096 + 10)
+            file.write(b"\xff")
+    how, held, _ = opened(tmp_path)
+    assert how.startswith("rebuilt empty in 1 of 2 parts: ")
+    assert 20 < held < 40
+
+
+@pytest.mark.parametrize("length", [0, 100, 4096, 8192, 50000])
+def test_a_shortened_file_is_never_mapped(tmp_path: Path, length: int) -> None:
+    leave(tmp_path)
+    for number in "01":
+        os.truncate(tmp_path / number / "data.mdb", length)
+    how, held, _ = opened(tmp_path)
+    assert how.startswith("rebuilt empty: ")
+    assert held == 0
+
+
+def _overwrite(folder: Path) -> None:
+    for number in "01":
+        (folder / number / "data.mdb").write_bytes(b"x" * 500_000)
+
+
+def _other_lmdb(folder: Path) -> None:
+    for number in "01":
+        with (folder / number / "data.mdb").open("r+b") as file:
+            for page in (0, 1):
+                file.seek(page * 4096 + 20)
+                file.write(b"\x07")
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda folder: change_state(folder, format=2), "format was 2, is 1"),
+        (lambda folder: change_state(folder, frame_bytes=8192), "frame bytes was 8192, is 4096"),
+        (lambda folder: change_state(folder, environments=4), "environments was 4, is 2"),
+        (lambda folder: (folder / "state").write_bytes(b"\0nonsense"), "its state file can not be understood"),
+        (lambda folder: (folder / "state").unlink(), "its state file is missing"),
+        (_overwrite, "no whole meta page"),
+        (_other_lmdb, "data format v7 is not supported"),
+    ],
+)
+def test_what_is_of_another_kind_is_rebuilt(tmp_path: Path, harm: Callable[[Path], object], why: str) -> None:
+    leave(tmp_path)
+    harm(tmp_path)
+    how, held, _ = opened(tmp_path)
+    assert how.startswith("rebuilt empty: ")
+    assert why in how
+    assert "\n" not in how
+    assert held == 0
+    assert opened(tmp_path)[0] == "as it was left"
+
+
+def test_another_number_of_environments_leaves_none_behind(tmp_path: Path) -> None:
+    leave(tmp_path)
+    tier = small_tier(tmp_path, environments=1)
+    assert "environments was 2, is 1" in tier.state().opened
+    assert not (tmp_path / "1").exists()
+    tier.close()
+
+
+def test_one_missing_environment_costs_only_its_own(tmp_path: Path) -> None:
+    leave(tmp_path)
+    (tmp_path / "1" / "data.mdb").unlink()
+    how, held, _ = opened(tmp_path)
+    assert how.startswith("rebuilt empty in 1 of 2 parts")
+    assert 20 < held < 40
+
+
+def test_two_openers(tmp_path: Path) -> None:
+    tier = small_tier(tmp_path)
+    with pytest.raises(TierError, match="in use by another daemon"):
+        small_tier(tmp_path)
+    tier.close()
+    small_tier(tmp_path).close()
+
+
+def test_a_file_in_the_folder_s_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for folder in (tmp_path / "file", tmp_path / "file" / "tier"):
+        with pytest.raises(TierError, match="is a file"):
+            small_tier(folder)
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").write_bytes(b"")
+    with pytest.raises(TierError, match=r"other things \(photos\)"):
+        small_tier(tmp_path)
+
+
+# A cap that was lowered
+
+
+def filled(folder: Path) -> list[bytes]:
+    """Keys from the coldest to the hottest."""
+    tier = small_tier(folder)
+    pages = outgoings(range(tier.room // 3 - 4))
+    assert all(tier.write([], pages).stored)
+    tier.close()
+    return [page.key for page in pages]
+
+
+def test_a_lowered_cap_drops_the_coldest_and_gives_room_back(tmp_path: Path) -> None:
+    keys = filled(tmp_path)
+    tier = small_tier(tmp_path, cap=CAP // 2)
+    state = tier.state()
+    assert (state.note, state.opened) == ("", "as it was left")
+    assert bytes_in(tmp_path) <= CAP // 2
+    assert 0.8 * tier.room < state.used_frames <= tier.room
+    held = keys_in(tier)
+    assert set(keys[-len(held) // 2 :]) <= held
+    assert not held & set(keys[: len(keys) // 4])
+    assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {Outcome.EXACT}
+    drops = [key for key in keys if key in held][:20]
+    assert all(tier.write(drops, outgoings(range(2000, 2020))).stored)
+    assert bytes_in(tmp_path) <= CAP // 2
+    tier.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state"]
+
+
+def test_where_there_is_no_room_for_writing_anew_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = filled(tmp_path)
+    before = bytes_in(tmp_path)
+    monkeypatch.setattr(shrinking, "_lacking", lambda environment: 12345)
+    tier = small_tier(tmp_path, cap=CAP // 2)
+    assert f"the cap is {CAP // 2}: free " in tier.state().note
+    assert tier.state().used_frames <= tier.room
+    assert bytes_in(tmp_path) <= before + (2 << 20)
+    held = keys_in(tier)
+    assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {Outcome.EXACT}
+    tier.close()
+    monkeypatch.undo()
+    tier = small_tier(tmp_path, cap=CAP // 2)
+    assert tier.state().note == ""
+    assert bytes_in(tmp_path) <= CAP // 2
+    tier.close()
+
+
+def test_a_raised_cap_gives_more_room(tmp_path: Path) -> None:
+    leave(tmp_path)
+    how, held, room = opened(tmp_path, cap=2 * CAP)
+    assert (how, held) == ("as it was left", 60)
+    assert room > 1.8 * opened(tmp_path)[2]
+
+
+def test_a_tier_tells_how_it_stands(tmp_path: Path) -> None:
+    tier = LmdbTier(tmp_path, CAP, FRAME)
+    assert repr(tier) == f"<LmdbTier in {tmp_path}: 0 of {tier.room} frames>"
+    state = tier.state()
+    assert (state.cap_bytes, state.damaged, state.clean) == (CAP, 0, True)
+    assert 0 < state.disk_free <= state.disk_total
+    tier.close()

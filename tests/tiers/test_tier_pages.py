@@ -1,0 +1,153 @@
+"""What a tier holds: written, replaced, dropped, listed, read. On real LMDB."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pagetier.tiers.base import Incoming, Outcome, Tier, TierError
+from pagetier.tiers.null import NullTier
+from pagetier.tiers.store import LmdbTier
+from tier_pages import (
+    CAP,
+    FRAME,
+    OTHER,
+    SPACE,
+    bytes_in,
+    keys_in,
+    outcome_of,
+    outcomes,
+    outgoing,
+    outgoings,
+    small_tier,
+)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[LmdbTier]:
+    tier = small_tier(tmp_path / "tier")
+    yield tier
+    tier.close()
+
+
+@pytest.mark.parametrize("size", [1, FRAME - 1, FRAME, FRAME + 1, 7 * FRAME, 300 * FRAME + 5])
+def test_a_page_of_any_size_comes_back_exactly(tier: LmdbTier, size: int) -> None:
+    page = outgoing(1, size)
+    written = tier.write([], [page])
+    assert (written.stored, written.reasons, written.undropped) == ((True,), ("",), "")
+    assert written.disk_bytes > size
+    assert outcome_of(tier, page) is Outcome.EXACT
+    assert tier.state().used_frames == -(-size // FRAME)
+
+
+def test_what_was_never_written_is_absent_and_so_is_another_size(tier: LmdbTier) -> None:
+    tier.write([], [outgoing(1, 5000)])
+    assert outcome_of(tier, outgoing(2)) is Outcome.ABSENT
+    assert outcome_of(tier, outgoing(1, 5001)) is Outcome.ABSENT
+    assert outcome_of(tier, outgoing(1, 5000)) is Outcome.EXACT
+
+
+def test_a_page_is_replaced_also_by_one_of_another_size(tier: LmdbTier) -> None:
+    tier.write([], [outgoing(1, 5 * FRAME)])
+    tier.write([], [outgoing(1, 2 * FRAME, version=1)])
+    assert outcome_of(tier, outgoing(1, 2 * FRAME), version=1) is Outcome.EXACT
+    assert tier.state().used_frames == 2
+    assert len(keys_in(tier)) == 1
+
+
+def test_drops_come_first_and_unknown_ones_are_fine(tier: LmdbTier) -> None:
+    pages = outgoings(range(10))
+    tier.write([], pages)
+    drops = [page.key for page in [*pages[:6], outgoing(99)]]
+    written = tier.write([*drops, drops[0]], [pages[0], outgoing(50)])
+    assert written.stored == (True, True)
+    assert outcomes(tier, [pages[0], outgoing(50), *pages[6:]]) == {Outcome.EXACT}
+    assert outcomes(tier, pages[1:6]) == {Outcome.ABSENT}
+    assert tier.state().used_frames == 3 * 6
+
+
+def test_contents_tell_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
+    pages = [outgoing(n, 100 + n, stamp=10**18 + n, space=(SPACE, OTHER)[n % 2]) for n in range(50)]
+    tier.write([], pages)
+    found = {}
+    for held in tier.contents():
+        arrays = [
+            struct.unpack(f"<{len(held)}{kind}", packed)
+            for kind, packed in zip("QQI", (held.sizes, held.stamps, held.spaces), strict=True)
+        ]
+        for at, (size, stamp, space) in enumerate(zip(*arrays, strict=True)):
+            found[held.keys[32 * at : 32 * at + 32]] = (size, stamp, held.table[space])
+    assert found == {page.key: (page.size, page.stamp, page.space) for page in pages}
+
+
+def test_contents_go_on_while_pages_come_and_go(tier: LmdbTier) -> None:
+    pages = outgoings(range(60))
+    tier.write([], pages)
+    for _ in tier.contents():
+        tier.write([page.key for page in pages[:30]], [])
+    assert keys_in(tier) == {page.key for page in pages[30:]}
+
+
+def test_the_cap_holds_at_every_moment_and_room_is_honest(tier: LmdbTier, tmp_path: Path) -> None:
+    """Filled to its room, then replaced several times over: nothing that fits by the count is refused."""
+    fitting = tier.room // 3 - 4
+    for first in range(0, 5 * fitting, 20):
+        old = [outgoing(number).key for number in range(max(0, first - fitting), max(0, first + 20 - fitting))]
+        written = tier.write(old, outgoings(range(first, first + 20)))
+        assert set(written.reasons) == {""}
+        assert bytes_in(tmp_path) <= CAP
+    assert tier.state().used_frames > 0.9 * tier.room
+    assert tier.state().file_bytes > 0.8 * CAP
+
+
+def test_more_than_fits_is_refused_page_by_page(tier: LmdbTier) -> None:
+    pages = outgoings(range(tier.room))
+    written = tier.write([], pages)
+    assert set(written.reasons) == {"", "there is no room: drop pages first"}
+    kept = [page for page, stored in zip(pages, written.stored, strict=True) if stored]
+    assert keys_in(tier) == {page.key for page in kept}
+    assert outcomes(tier, kept) == {Outcome.EXACT}
+    assert tier.write([], [outgoing(-1, CAP)]).stored == (False,)
+
+
+def test_where_the_map_is_full_all_the_same_only_that_page_is_refused(tier: LmdbTier) -> None:
+    """As if much more were promised than fits."""
+    for environment in tier._environments:
+        environment.shape = type("Endless", (), {"room": 10**6, "frames_per_transaction": 40, "stride": 2})()
+    pages = outgoings(range(500))
+    written = tier.write([], pages)
+    assert any("MDB_MAP_FULL" in reason for reason in written.reasons)
+    kept = [page for page, stored in zip(pages, written.stored, strict=True) if stored]
+    assert len(kept) > 200
+    assert keys_in(tier) == {page.key for page in kept}
+    assert outcomes(tier, kept) == {Outcome.EXACT}
+    again = tier.write([page.key for page in kept[:100]], outgoings(range(1000, 1050)))
+    assert all(again.stored)
+
+
+def test_a_sync_makes_it_clean_and_a_write_dirty(tier: LmdbTier) -> None:
+    assert tier.state().clean
+    tier.write([], [outgoing(1)])
+    assert not tier.state().clean
+    before = tier.state().last_sync
+    tier.sync()
+    assert tier.state().clean
+    assert tier.state().last_sync > before
+
+
+def test_too_small_a_cap_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TierError, match="too small"):
+        small_tier(tmp_path / "tier", cap=1 << 18)
+
+
+def test_the_tier_of_nothing() -> None:
+    tier: Tier = NullTier()
+    written = tier.write([b"k" * 32], [outgoing(1)])
+    assert written.stored == (False,)
+    assert tier.read(Incoming(b"k" * 32, 1, [memoryview(bytearray(FRAME))])).outcome is Outcome.ABSENT
+    assert (tier.room, list(tier.contents()), tier.state().used_frames) == (0, [], 0)
+    tier.sync()
+    tier.close()

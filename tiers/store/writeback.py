@@ -1,0 +1,56 @@
+"""From the page cache to the disk: early, and then out of the cache.
+
+The kernel begins late by itself, and then writes in bursts that everybody waits for. What was written is not kept in
+the cache either: it was the coldest of the arena, and pages that are free again at once are what the next
+transaction is copied into, which takes half the processor time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from .records import PAGE, Run
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+_WRITE: Final = 2
+_WAIT_AND_WRITE: Final = 1 | _WRITE | 4
+_UNDERWAY: Final = 4  # transactions whose writing nobody waits for
+
+
+class Writeback:
+    """Of one data file. One thread at a time. All hints: a file system that does not know them does as it likes."""
+
+    def __init__(self, descriptor: int, stride: int) -> None:
+        self._descriptor = descriptor
+        self._stride = stride * PAGE
+        self._now: list[Run] = []
+        self._underway: deque[list[Run]] = deque()
+
+    def wrote(self, runs: Sequence[Run]) -> None:
+        """In the transaction that is about to be committed."""
+        self._now += runs
+
+    def committed(self) -> None:
+        """Starts with what was written, and lets go of what was a few transactions ago."""
+        _libc.sync_file_range(self._descriptor, 0, 0, _WRITE)
+        self._underway.append(self._now)
+        self._now = []
+        if len(self._underway) > _UNDERWAY:
+            self._let_go(self._underway.popleft())
+
+    def aborted(self) -> None:
+        """Nothing was written."""
+        self._now = []
+
+    def _let_go(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            start, length = run.page * PAGE, run.frames * self._stride
+            _libc.sync_file_range(self._descriptor, start, length, _WAIT_AND_WRITE)
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_DONTNEED)
