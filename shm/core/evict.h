@@ -89,6 +89,27 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
     return got == PT_EVICTED;
 }
 
+/* An entry comes free: the coldest page on disk that was last used before `now` leaves the disk, and the arena if it is
+ * there too; false if there is none. */
+static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
+{
+    for (;;) {
+        pt_candidate c = pt_coldest_of(o, o->on_disk);
+        if (c.entry == PT_NONE || c.tick >= now)
+            return false;
+        uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
+        bool listed = pt_list_of(o, c.entry);
+        if (tick <= c.tick && (!listed || pt_drop_page(o, c.entry)) && pt_free_on_disk(o, c.entry)) {
+            o->view.header->deeds.disk_evicted++;
+            o->view.header->deeds.disk_evicted_bytes += bytes;
+            if (listed)
+                pt_count_evicted(o, bytes, false);
+            return true;
+        }
+        o->kind->used(o->on_disk, c.entry, tick > c.tick ? tick : now);
+    }
+}
+
 /* Evicts until `frames` are free, at most `limit` pages; returns how many it evicted. */
 static inline uint32_t pt_evict_until(pt_owner *o, uint32_t frames, uint32_t limit, uint64_t now)
 {

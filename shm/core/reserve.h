@@ -37,8 +37,8 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
 /* One thing less in the way of a grant; false if nothing can be moved. */
 static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t frames)
 {
-    if (o->view.header->free_frames >= frames && pt_disk_evict_one(o, r->now))
-        return true; /* it is entries that are short: pages that are on disk alone have some */
+    if (o->view.header->free_frames >= frames && pt_evict_wholly(o, r->now))
+        return true; /* it is entries that are short: to drop what is on disk and in the arena from one of them gives none */
     return pt_evict_one(o, r->now, r->now);
 }
 

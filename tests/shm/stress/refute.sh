@@ -1,4 +1,5 @@
-# usage: sh refute.sh SEED BUILT_MUTANT...   Each mutant must be refuted: its driver ends with a finding, within some tries.
+# usage: FIXED=... sh refute.sh SEED BUILT_MUTANT...  FIXED: what TSan needs in front (see Makefile).
+#   Each mutant must be refuted: its driver ends with a finding, within some tries.
 seed=$1
 shift
 log=build/refute.log
@@ -11,10 +12,10 @@ refute() {
     name=$(dirname "${1#build/mutants/}")
     began=$(milliseconds)
     for try in $(seq $tries); do
-        "$1" $((seed + try)) $seconds >"$log" 2>&1
+        $FIXED "$1" $((seed + try)) $seconds >"$log" 2>&1
         status=$?
         [ $status = 0 ] && continue
-        found=$(grep -m1 FINDING "$log" || echo "it ended with status $status")
+        found=$(grep -m1 "FINDING\|data race" "$log" || echo "it ended with status $status")
         printf 'mutant     %-43s refuted after %5d ms: %.80s\n' "$name" $(($(milliseconds) - began)) "${found#FINDING: }"
         return 0
     done

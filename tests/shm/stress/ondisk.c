@@ -1,0 +1,481 @@
+/* ondisk.c - the life of a page on disk, turn by turn: written, evicted, found, read in, dropped, lost. */
+#include "scene.h"
+
+#define MOST 8u
+
+static void key_of(char name, uint8_t *key)
+{
+    memset(key, 0, PT_KEY_BYTES);
+    key[0] = (uint8_t)name;
+}
+
+static scene disk_scene(uint32_t entries, uint32_t frames, uint64_t room, enum pt_write_rule rule)
+{
+    scene s = scene_new(entries, frames);
+    pt_disk_open(&s.owner, room, rule, s.now);
+    return s;
+}
+
+static uint64_t later(scene *s) { return s->now += 10; }
+
+static void disk_scene_end(scene *s)
+{
+    pt_disk_close(&s->owner, later(s));
+    expect_sound(&s->owner, "after the disk went");
+    scene_end(s);
+}
+
+static pt_answer fetch(scene *s, char name)
+{
+    uint8_t key[PT_KEY_BYTES];
+    pt_answer a;
+    pt_request r = {s->one.slot, 0, 0, 1, later(s), s->now + TTL, 0};
+    key_of(name, key);
+    pt_fetch(&s->owner, &r, key, 1, &a);
+    expect_sound(&s->owner, "after a fetch");
+    return a;
+}
+
+static bool report(scene *s, char name, uint64_t size, uint64_t tick)
+{
+    uint8_t key[PT_KEY_BYTES];
+    key_of(name, key);
+    bool taken = pt_disk_report(&s->owner, &(pt_stored){key, size, 0, tick}, later(s));
+    expect_sound(&s->owner, "after a report");
+    return taken;
+}
+
+static void damaged(scene *s, char name)
+{
+    uint8_t key[PT_KEY_BYTES];
+    key_of(name, key);
+    pt_disk_damaged(&s->owner, key, later(s));
+    expect_sound(&s->owner, "after a damage");
+}
+
+/* How far a match of pages with one letter each gets, and how far it reaches. It leaves their recency as it was. */
+static pt_matched look(scene *s, const char *names)
+{
+    uint32_t entries[MOST], count = (uint32_t)strlen(names);
+    uint64_t serials[MOST];
+    uint8_t keys[MOST * PT_KEY_BYTES];
+    pt_matched to = {entries, serials, 0, 0};
+    for (uint32_t i = 0; i < count; i++)
+        key_of(names[i], keys + i * PT_KEY_BYTES);
+    pt_match(&s->other, keys, count, &to);
+    pt_release(&s->other, entries, to.count);
+    for (uint32_t entry = 0; entry < s->owner.view.entry_count; entry++)
+        if (atomic_load(&s->owner.view.locks[entry].tick) < NOON)
+            pt_stamp(&s->owner, entry, s->now);
+    return to;
+}
+
+static bool in_memory(scene *s, const char *name) { return look(s, name).count == 1; }
+static bool on_disk_alone(scene *s, const char *name) { return !look(s, name).count && look(s, name).reach == 1; }
+static bool nowhere(scene *s, const char *name) { return look(s, name).reach == 0; }
+
+static uint32_t order(scene *s, uint32_t limit, uint32_t *entries)
+{
+    settle(s, later(s));
+    uint32_t count = pt_order_writes(&s->owner, UINT64_MAX, limit, later(s), entries);
+    expect_sound(&s->owner, "after an order");
+    return count;
+}
+
+static void end_order(scene *s, uint32_t entry, enum pt_write_result result)
+{
+    pt_end_order(&s->owner, entry, result, later(s), 0);
+    expect_sound(&s->owner, "after a write");
+}
+
+static pt_answer store_written(scene *s, const char *name)
+{
+    uint32_t entry;
+    pt_answer a = store(s, name);
+    EXPECT(order(s, 1, &entry) == 1 && entry == a.entry);
+    end_order(s, entry, PT_WRITE_DONE);
+    return a;
+}
+
+static bool evict(scene *s)
+{
+    uint64_t now = later(s);
+    bool done = pt_evict_one(&s->owner, now, now);
+    expect_sound(&s->owner, "after an eviction");
+    return done;
+}
+
+/* Whether exactly these keys are told to leave the disk; it forgets them. */
+static bool dropped(scene *s, const char *names)
+{
+    pt_disk *d = &s->owner.disk;
+    bool same = d->drop_count == strlen(names);
+    for (uint32_t i = 0; same && i < d->drop_count; i++)
+        same = d->drops[i * PT_KEY_BYTES] == (uint8_t)names[i];
+    d->drop_count = 0;
+    return same;
+}
+
+static pt_flushed flush(scene *s, uint8_t tiers)
+{
+    pt_flushed flushed = pt_flush(&s->owner, PT_NONE, tiers, later(s));
+    expect_sound(&s->owner, "after a flush");
+    return flushed;
+}
+
+static uint64_t on_disk_frames(const scene *s) { return s->owner.view.header->disk_used_frames; }
+static enum pt_state state_of(const scene *s, uint32_t entry) { return pt_load_state(&s->one.view.locks[entry].word); }
+
+/* ---- there and back ---- */
+
+static void an_evicted_page_is_found_on_disk(void)
+{
+    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
+    pt_answer a = store_written(&s, "a");
+    EXPECT(in_memory(&s, "a") && evict(&s) && used(&s) == 0);
+    EXPECT(state_of(&s, a.entry) == PT_ON_DISK && on_disk_alone(&s, "a"));
+    store(&s, "b");
+    EXPECT(look(&s, "ba").count == 1 && look(&s, "ba").reach == 2);
+    EXPECT(look(&s, "ab").count == 0 && look(&s, "ab").reach == 2); /* goes on over what is in memory */
+    EXPECT(look(&s, "acb").reach == 1);
+    EXPECT(dropped(&s, ""));
+    disk_scene_end(&s);
+}
+
+static void it_is_read_in(void)
+{
+    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
+    pt_answer before = store_written(&s, "a");
+    EXPECT(fetch(&s, 'a').outcome == PT_PRESENT && evict(&s));
+    pt_answer a = fetch(&s, 'a');
+    EXPECT(a.outcome == PT_GRANTED && a.entry == before.entry && a.serial != before.serial && used(&s) == 1);
+    EXPECT(on_disk_alone(&s, "a") && fetch(&s, 'a').outcome == PT_PENDING);
+    EXPECT(ask(&s, &s.other, "a", FRAME, 0, 1).outcome == PT_PENDING);
+    EXPECT(finish(&s, &a, 0) && in_memory(&s, "a"));
+    settle(&s, later(&s));
+    EXPECT(evict(&s) && on_disk_alone(&s, "a")); /* need not be written again */
+    EXPECT(fetch(&s, 'x').outcome == PT_ABSENT);
+    disk_scene_end(&s);
+}
+
+static void it_is_stored_again(void)
+{
+    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    EXPECT(evict(&s));
+    pt_answer first = ask(&s, &s.one, "a", FRAME, 0, 2), second = ask(&s, &s.other, "a", FRAME, 1, 2);
+    EXPECT(first.outcome == PT_GRANTED && second.outcome == PT_GRANTED && on_disk_alone(&s, "a"));
+    EXPECT(finish(&s, &first, 0) && finish(&s, &second, 1) && in_memory(&s, "a"));
+    EXPECT(on_disk_frames(&s) == 1 && dropped(&s, ""));
+    disk_scene_end(&s);
+}
+
+static void a_refill_that_is_given_up_leaves_the_copy(void)
+{
+    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    EXPECT(evict(&s));
+    pt_answer a = fetch(&s, 'a');
+    pt_part_abandon(&s.one.view, a.entry, 0);
+    pt_answer again = fetch(&s, 'a'); /* at once: nobody has settled the first one */
+    EXPECT(again.outcome == PT_GRANTED && again.entry != a.entry && on_disk_frames(&s) == 1);
+    pt_part_abandon(&s.one.view, again.entry, 0);
+    pt_answer stored = ask(&s, &s.other, "a", FRAME, 0, 1);
+    EXPECT(stored.outcome == PT_GRANTED && s.owner.view.header->disk_pages == 1 && used(&s) == 1);
+    pt_reap(&s.owner, s.other.slot, later(&s));
+    expect_sound(&s.owner, "after a death");
+    EXPECT(on_disk_alone(&s, "a") && used(&s) == 0 && dropped(&s, ""));
+    disk_scene_end(&s);
+}
+
+static void without_an_entry_for_it_the_copy_goes(void)
+{
+    scene s = disk_scene(1, 4, 4, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    EXPECT(evict(&s));
+    pt_answer a = fetch(&s, 'a');
+    pt_part_abandon(&s.one.view, a.entry, 0);
+    settle(&s, later(&s));
+    EXPECT(nowhere(&s, "a") && dropped(&s, "a") && on_disk_frames(&s) == 0);
+    disk_scene_end(&s);
+}
+
+static void a_page_of_another_size_replaces_it(void)
+{
+    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
+    pt_answer a = store_written(&s, "a");
+    EXPECT(evict(&s));
+    EXPECT(pt_try(&s.other, a.entry) == PT_ON_DISK); /* somebody looks */
+    EXPECT(ask(&s, &s.one, "a", 2 * FRAME, 0, 1).outcome == PT_PENDING && dropped(&s, ""));
+    pt_keep(&s.other, a.entry, false);
+    pt_answer other = ask(&s, &s.one, "a", 2 * FRAME, 0, 1);
+    EXPECT(other.outcome == PT_GRANTED && dropped(&s, "a") && on_disk_frames(&s) == 0);
+    EXPECT(nowhere(&s, "a") && finish(&s, &other, 0) && in_memory(&s, "a"));
+    EXPECT(!report(&s, 'a', FRAME, NOON)); /* nor is it taken back */
+    disk_scene_end(&s);
+}
+
+/* ---- being written ---- */
+
+static void what_is_being_written_stays(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 1, 4, PT_WRITE_EVICTED);
+    store(&s, "a");
+    EXPECT(order(&s, 1, &entry) == 1 && order(&s, 1, &entry) == 0);
+    EXPECT(!evict(&s) && flush(&s, PT_TIER_MEMORY | PT_TIER_DISK).kept == 1 && flush(&s, PT_TIER_DISK).kept == 1);
+    EXPECT(ask(&s, &s.one, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL && in_memory(&s, "a"));
+    EXPECT(report(&s, 'a', FRAME, NOON) && dropped(&s, "")); /* a drop would come after the write */
+    end_order(&s, entry, PT_WRITE_DONE);
+    end_order(&s, entry, PT_WRITE_DONE);
+    end_order(&s, 8, PT_WRITE_DONE);
+    EXPECT(s.owner.view.header->deeds.disk_written == 1 && evict(&s) && on_disk_alone(&s, "a"));
+    disk_scene_end(&s);
+}
+
+static void a_page_leaves_the_disk_and_is_told_to(void)
+{
+    scene s = disk_scene(8, 4, 1, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    EXPECT(evict(&s));
+    store_written(&s, "b");
+    EXPECT(dropped(&s, "a") && nowhere(&s, "a") && in_memory(&s, "b"));
+    EXPECT(flush(&s, PT_TIER_DISK).dropped == 1 && dropped(&s, "b") && in_memory(&s, "b"));
+    EXPECT(flush(&s, PT_TIER_DISK).dropped == 0 && flush(&s, PT_TIER_MEMORY).dropped == 1 && nowhere(&s, "b"));
+    disk_scene_end(&s);
+}
+
+static void what_could_not_be_written_is_not_tried_again(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
+    store(&s, "a");
+    EXPECT(order(&s, 1, &entry) == 1);
+    end_order(&s, entry, PT_WRITE_AGAIN);
+    EXPECT(order(&s, 1, &entry) == 1);
+    end_order(&s, entry, PT_WRITE_FAILED);
+    EXPECT(order(&s, 1, &entry) == 0 && pt_unwritten(&s.owner).pages == 0);
+    pt_disk_set_rule(&s.owner, PT_WRITE_THROUGH, later(&s));
+    EXPECT(pt_unwritten(&s.owner).pages == 1 && order(&s, 1, &entry) == 1);
+    end_order(&s, entry, PT_WRITE_SPARED);
+    EXPECT(evict(&s) && nowhere(&s, "a"));
+    EXPECT(s.owner.view.header->deeds.disk_lost == 0 && s.owner.view.header->deeds.disk_spared == 2);
+    disk_scene_end(&s);
+}
+
+static void there_is_no_room_beside_what_is_being_written(void)
+{
+    uint32_t entries[2];
+    scene s = disk_scene(8, 8, 3, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    pt_answer b = ask(&s, &s.one, "b", 2 * FRAME, 0, 1), c = ask(&s, &s.one, "c", 2 * FRAME, 0, 1);
+    EXPECT(finish(&s, &b, 0) && finish(&s, &c, 0));
+    EXPECT(order(&s, 2, entries) == 1 && entries[0] == b.entry);
+    EXPECT(dropped(&s, "") && on_disk_frames(&s) == 1); /* a would have gone for nothing */
+    end_order(&s, b.entry, PT_WRITE_DONE);
+    EXPECT(order(&s, 1, entries) == 1 && entries[0] == c.entry && dropped(&s, "ab") && on_disk_frames(&s) == 0);
+    disk_scene_end(&s);
+}
+
+/* ---- what leaves first ---- */
+
+static void only_what_was_used_twice_is_written(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 4, 4, PT_WRITE_SECOND);
+    pt_answer a = store(&s, "a");
+    settle(&s, later(&s));
+    pt_answer b = store(&s, "b");
+    EXPECT(order(&s, 1, &entry) == 0);
+    pt_stamp(&s.owner, a.entry, later(&s));
+    EXPECT(evict(&s) && nowhere(&s, "b") && in_memory(&s, "a") && b.entry != a.entry);
+    EXPECT(order(&s, 1, &entry) == 1 && entry == a.entry);
+    disk_scene_end(&s);
+}
+
+static void what_loses_nothing_goes_before_what_is_unwritten(void)
+{
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    uint64_t noon = s.now;
+    pt_answer ready = store_written(&s, "a"), unwritten = store(&s, "b");
+    settle(&s, later(&s));
+    pt_stamp(&s.owner, unwritten.entry, noon);
+    pt_stamp(&s.owner, ready.entry, noon + 100);
+    pt_disk_set_rule(&s.owner, PT_WRITE_EVICTED, noon + 1000); /* lists them anew */
+    EXPECT(pt_next_to_leave(&s.owner, noon + 197).entry == unwritten.entry);
+    EXPECT(pt_next_to_leave(&s.owner, noon + 200).entry == ready.entry);
+    EXPECT(pt_next_to_leave(&s.owner, noon + 50).entry == unwritten.entry); /* and nothing overflows */
+    disk_scene_end(&s);
+}
+
+static void frames_that_come_free_are_counted_ahead(void)
+{
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    EXPECT(pt_frames_ahead(&s.owner, 100) == 100); /* nothing is unwritten */
+    store_written(&s, "a");
+    store_written(&s, "b");
+    pt_answer c = store(&s, "c");
+    settle(&s, later(&s));
+    EXPECT(pt_frames_ahead(&s.owner, 100) == 5 + 2 && pt_frames_ahead(&s.owner, 5) == 5);
+    pt_stamp(&s.owner, c.entry, NOON);
+    pt_disk_set_rule(&s.owner, PT_WRITE_EVICTED, later(&s));
+    EXPECT(pt_frames_ahead(&s.owner, 100) == 5); /* c is the coldest of all */
+    pt_disk_close(&s.owner, later(&s));
+    EXPECT(pt_frames_ahead(&s.owner, 100) == 100);
+    disk_scene_end(&s);
+}
+
+static void entries_come_from_pages_on_disk(void)
+{
+    scene s = disk_scene(3, 8, 8, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    EXPECT(evict(&s));
+    pt_answer b = store_written(&s, "b"), c = store_written(&s, "c");
+    EXPECT(ask(&s, &s.one, "d", FRAME, 0, 1).outcome == PT_GRANTED && dropped(&s, "a"));
+    EXPECT(state_of(&s, b.entry) == PT_READABLE && state_of(&s, c.entry) == PT_READABLE);
+    EXPECT(ask(&s, &s.one, "e", FRAME, 0, 1).outcome == PT_GRANTED);
+    EXPECT(dropped(&s, "b") && nowhere(&s, "b") && on_disk_frames(&s) == 1); /* wholly: c keeps its copy */
+    pt_reap(&s.owner, s.one.slot, later(&s));
+    disk_scene_end(&s);
+}
+
+/* ---- readers that look ---- */
+
+static void no_entry_is_freed_under_a_look(void)
+{
+    scene s = disk_scene(2, 4, 4, PT_WRITE_EVICTED);
+    pt_answer a = store_written(&s, "a");
+    EXPECT(evict(&s) && pt_try(&s.other, a.entry) == PT_ON_DISK);
+    EXPECT(flush(&s, PT_TIER_DISK).kept == 1 && !pt_disk_evict_one(&s.owner, later(&s)) && dropped(&s, ""));
+    pt_disk_close(&s.owner, later(&s));
+    expect_sound(&s.owner, "after the disk went");
+    EXPECT(state_of(&s, a.entry) == PT_DOOMED && nowhere(&s, "a"));
+    store(&s, "b");
+    EXPECT(ask(&s, &s.one, "c", FRAME, 0, 1).outcome == PT_GRANTED && in_memory(&s, "c") == false && nowhere(&s, "b"));
+    pt_keep(&s.other, a.entry, false);
+    settle(&s, later(&s));
+    EXPECT(state_of(&s, a.entry) == PT_FREE);
+    pt_reap(&s.owner, s.one.slot, later(&s));
+    disk_scene_end(&s);
+}
+
+static void adopt(scene *s)
+{
+    pt_owner_end(&s->owner);
+    s->owner = world_adopt(s->world, pt_taken_slots(&s->one.view));
+    expect_sound(&s->owner, "after the adoption");
+}
+
+static void nor_by_a_new_daemon(void)
+{
+    scene s = disk_scene(2, 4, 4, PT_WRITE_EVICTED);
+    pt_answer a = store_written(&s, "a");
+    EXPECT(evict(&s) && pt_try(&s.other, a.entry) == PT_ON_DISK);
+    for (int daemons = 0; daemons < 3; daemons++) {
+        adopt(&s);
+        EXPECT(state_of(&s, a.entry) == PT_DOOMED && s.owner.view.header->free_entries == 1);
+    }
+    pt_keep(&s.other, a.entry, false);
+    settle(&s, later(&s));
+    EXPECT(state_of(&s, a.entry) == PT_FREE && s.owner.view.header->deeds.dropped == 0);
+    disk_scene_end(&s);
+}
+
+/* ---- it comes, and goes ---- */
+
+static void a_report_is_believed_with_care(void)
+{
+    scene s = disk_scene(8, 8, 3, PT_WRITE_EVICTED);
+    store(&s, "m");
+    EXPECT(report(&s, 'm', FRAME, NOON) && report(&s, 'm', FRAME, NOON) && on_disk_frames(&s) == 1 && dropped(&s, ""));
+    EXPECT(report(&s, 'a', FRAME, UINT64_MAX)); /* of another boot: it counts as now, and not for ever */
+    EXPECT(report(&s, 'b', FRAME, s.now + 1000) && on_disk_frames(&s) == 3);
+    EXPECT(!report(&s, 'x', 4 * FRAME, NOON) && on_disk_frames(&s) == 3 && dropped(&s, ""));
+    EXPECT(report(&s, 'c', FRAME, s.now) && dropped(&s, "m") && report(&s, 'd', FRAME, s.now) && dropped(&s, "a"));
+    EXPECT(in_memory(&s, "m") && look(&s, "bcd").reach == 3);
+    disk_scene_end(&s);
+}
+
+static void the_disk_goes_with_all_it_had(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    EXPECT(evict(&s));
+    store_written(&s, "b");
+    store(&s, "c");
+    EXPECT(order(&s, 1, &entry) == 1);
+    EXPECT(report(&s, 'd', FRAME, NOON));
+    pt_answer d = fetch(&s, 'd');
+    pt_disk_open(&s.owner, 4, PT_WRITE_EVICTED, later(&s)); /* another one, though nobody has closed the first */
+    expect_sound(&s.owner, "after another disk came");
+    EXPECT(nowhere(&s, "a") && in_memory(&s, "b") && in_memory(&s, "c") && nowhere(&s, "d") && on_disk_frames(&s) == 0);
+    EXPECT(fetch(&s, 'a').outcome == PT_ABSENT && pt_unwritten(&s.owner).pages == 2 && dropped(&s, ""));
+    EXPECT(finish(&s, &d, 0) && in_memory(&s, "d"));
+    disk_scene_end(&s);
+}
+
+static void a_damaged_page_is_dropped(void)
+{
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    EXPECT(report(&s, 'a', FRAME, NOON) && report(&s, 'b', FRAME, NOON));
+    pt_answer a = fetch(&s, 'a'), b = fetch(&s, 'b');
+    damaged(&s, 'a'); /* before and after its part is given up */
+    pt_part_abandon(&s.one.view, a.entry, 0);
+    pt_part_abandon(&s.one.view, b.entry, 0);
+    settle(&s, later(&s));
+    EXPECT(nowhere(&s, "a") && on_disk_alone(&s, "b"));
+    damaged(&s, 'b');
+    damaged(&s, 'b');
+    EXPECT(nowhere(&s, "b") && dropped(&s, "ab") && s.owner.view.header->deeds.disk_damaged == 2);
+    disk_scene_end(&s);
+}
+
+static void a_new_daemon_says_nothing_of_the_disk(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    pt_header *h = s.owner.view.header;
+    pt_answer a = store_written(&s, "a"), b = store(&s, "b");
+    EXPECT(order(&s, 1, &entry) == 1 && entry == b.entry);
+    h->disk_text_bytes = 4;
+    atomic_store(&h->disk_version, 7); /* the old one died over the text */
+    adopt(&s);
+    EXPECT(h->disk_version % 2 == 0 && h->disk_version > 7 && h->disk_text_bytes == 0);
+    end_order(&s, entry, PT_WRITE_DONE); /* the worker that lives on answers the wrong daemon */
+    EXPECT(h->disk_pages == 0 && in_memory(&s, "a") && in_memory(&s, "b") && a.entry != b.entry);
+    disk_scene_end(&s);
+}
+
+int main(int count, char **arguments)
+{
+    static void (*const turns[])(void) = {
+        an_evicted_page_is_found_on_disk,
+        it_is_read_in,
+        it_is_stored_again,
+        a_refill_that_is_given_up_leaves_the_copy,
+        without_an_entry_for_it_the_copy_goes,
+        a_page_of_another_size_replaces_it,
+        what_is_being_written_stays,
+        a_page_leaves_the_disk_and_is_told_to,
+        what_could_not_be_written_is_not_tried_again,
+        there_is_no_room_beside_what_is_being_written,
+        only_what_was_used_twice_is_written,
+        what_loses_nothing_goes_before_what_is_unwritten,
+        frames_that_come_free_are_counted_ahead,
+        entries_come_from_pages_on_disk,
+        no_entry_is_freed_under_a_look,
+        nor_by_a_new_daemon,
+        a_report_is_believed_with_care,
+        the_disk_goes_with_all_it_had,
+        a_damaged_page_is_dropped,
+        a_new_daemon_says_nothing_of_the_disk,
+    };
+    const uint32_t all = sizeof turns / sizeof turns[0];
+    (void)count;
+    run r = run_begin("ondisk", arguments);
+    for (uint32_t i = 0; i < all; i++)
+        turns[i]();
+    run_end(&r, "%u turns,", all);
+    return 0;
+}
