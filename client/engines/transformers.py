@@ -36,7 +36,7 @@ _ROPE_BY_LENGTH = ("dynamic", "longrope")
 class CachedPrompt(msgspec.Struct, frozen=True, eq=False):
     """The beginning of a prompt: `cache` holds its first `tokens` tokens, a multiple of `page_tokens`.
 
-    pages_from_memory, pages_from_disk: where they were when they were asked for.
+    pages_from_memory: those up to the first that was on disk alone; pages_from_disk: from that on.
     """
 
     tokens: int

@@ -8,18 +8,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
+from ...shm._core import ShmError
 from ...shm.link import Link, LinkError
 from ...shm.protocol import BUILD, Attach, Detach
 from ...shm.segments import Geometry, Leftovers, Wish, take
+from .watch import observe
 
+_REFUSED: Final = 4
 _LEAST_FRAME: Final = 4096
 _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
-_STOP_S: Final = 30.0
+_STOP_S: Final = 60.0  # with what a stop may take to write to a disk that stays
+_NO_USE_IN_WRITING_ALL: Final = "--disk-stop=1ms"
 
 # It is a process and no import: clients know the daemon by its socket alone. If this process is killed, the kernel
 # tells it to stop (prctl 1 is PR_SET_PDEATHSIG, signal 15 SIGTERM).
@@ -39,21 +46,48 @@ def frame_bytes(page_bytes: int) -> int:
     return max(_LEAST_FRAME, 1 << (page_bytes - 1).bit_length())
 
 
+class Disk(msgspec.Struct, frozen=True):
+    """The disk of an own daemon. size and write: as the daemon's flags take them.
+
+    path: a folder that stays; None: a temporary one.
+    """
+
+    size: str
+    path: Path | None = None
+    write: str | None = None
+
+    def flags(self, folder: Path) -> list[str]:
+        """For a daemon that has this folder to itself."""
+        path = self.path.absolute() if self.path else folder / "disk"
+        flags = [f"--disk-path={path}", f"--disk-size={self.size}"]
+        flags += [f"--disk-write={self.write}"] if self.write else []
+        return flags if self.path else [*flags, _NO_USE_IN_WRITING_ALL]
+
+
+class _Standing(msgspec.Struct, frozen=True):
+    """What is used of what a daemon says of its disk."""
+
+    standing: str
+    trouble: str = ""
+
+
 class OwnDaemon:
     """A `pagetierd` that evicts only when a page needs the room. As a context manager it serves, and is gone after.
 
     Args:
         arena: its size as the daemon's flag takes it.
         page_bytes: of the pages that will be stored; each takes one frame.
+        disk: None for none.
 
     Raises DaemonError if it does not start.
     """
 
-    def __init__(self, arena: str, page_bytes: int) -> None:
+    def __init__(self, arena: str, page_bytes: int, disk: Disk | None = None) -> None:
         self._name = f"pagetier-replay-{secrets.token_hex(6)}"
         self._folder = tempfile.TemporaryDirectory(prefix="pagetier-replay-")
         self.socket = Path(self._folder.name) / "pagetier.sock"
         self._log = Path(self._folder.name) / "log"
+        self._disk = disk
         self._process = self._launch(
             f"--name={self._name}",
             f"--socket={self.socket}",
@@ -61,14 +95,14 @@ class OwnDaemon:
             f"--arena-frame-size={frame_bytes(page_bytes)}",
             "--evict-low=0",
             "--evict-high=0",
+            *(disk.flags(Path(self._folder.name)) if disk else []),
         )
 
     def __enter__(self) -> Self:
         try:
-            while not self._admits():
-                if self._process.poll() is not None:
-                    raise DaemonError(self._log.read_text().strip(), self._process.returncode)
-                time.sleep(_PAUSE_S)
+            self._until(self._admits)
+            if self._disk:
+                self._until(self._disk_is_open)
         except BaseException:
             self._end()
             raise
@@ -86,6 +120,12 @@ class OwnDaemon:
             # In a session of its own a Ctrl-C does not reach it, and it outlives the clients.
             return subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
 
+    def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            if self._process.poll() is not None:
+                raise DaemonError(self._log.read_text().strip(), self._process.returncode)
+            time.sleep(_PAUSE_S)
+
     def _admits(self) -> bool:
         """Whether engines may attach: this one does, and leaves. Who only looks is answered earlier."""
         try:
@@ -101,6 +141,17 @@ class OwnDaemon:
         finally:
             link.close()
         return True
+
+    def _disk_is_open(self) -> bool:
+        """Raises DaemonError if the disk can not be used."""
+        try:
+            text = observe(self.socket).disk_text()
+        except (LinkError, ShmError):
+            return False
+        told = msgspec.json.decode(text, type=_Standing) if text else _Standing("")
+        if told.standing == "down":
+            raise DaemonError(f"no disk: {told.trouble}", _REFUSED)
+        return told.standing == "open"
 
     def _end(self) -> None:
         self._process.terminate()

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Final, Self
 
+from .pace import Pace
 from .tally import Tally
 from .worker import ATTACH_S, Job, Ready, work
 
@@ -27,13 +28,16 @@ class UnreachableError(Exception):
 class Pool:
     """So many clients, started and attached; ended and gone when the context is left.
 
+    pace: when requests may be dealt; a slow one is dealt one by one.
+
     Raises UnreachableError if one does not find the daemon.
     """
 
-    def __init__(self, job: Job, clients: int) -> None:
+    def __init__(self, job: Job, clients: int, pace: Pace) -> None:
         self.deaths: list[str] = []
         self._living: list[_Worker] = []
         self._todo: deque[range] = deque()
+        self._pace = pace
         try:
             self._start(job, clients)
         except BaseException:
@@ -46,7 +50,8 @@ class Pool:
         `progress` is told how many were done, again and again. Ends early if all clients died.
         """
         total = Tally()
-        self._todo.extend(range(at, min(at + _DEAL, requests)) for at in range(0, requests, _DEAL))
+        deal = 1 if self._pace.limited else _DEAL
+        self._todo.extend(range(at, min(at + deal, requests)) for at in range(0, requests, deal))
         while busy := self._deal():
             for pipe in wait([worker.pipe for worker in busy]):
                 worker = next(worker for worker in busy if worker.pipe is pipe)
@@ -87,6 +92,7 @@ class Pool:
         return [worker for worker in self._living if worker.in_hand]
 
     def _give(self, worker: _Worker, requests: range) -> None:
+        self._pace.wait()
         worker.in_hand.append(requests)
         try:
             worker.pipe.send(requests)

@@ -19,7 +19,8 @@ from ...shm._core import ShmError
 from ...shm.link import LinkError
 from ...shm.paths import default_socket
 from ..keys import Namespace
-from .own import DaemonError, OwnDaemon
+from .own import DaemonError, Disk, OwnDaemon
+from .pace import Pace
 from .pool import Pool, UnreachableError
 from .show import progress_bar, show
 from .tally import Run
@@ -40,14 +41,22 @@ class Exit(IntEnum):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line. arena: memory of a daemon to start, None to use a running one; requests: None for all."""
+    """The command line.
+
+    arena: memory of a daemon to start, None to use a running one; disk: of that daemon, None for none; requests: None
+    for all.
+    """
 
     trace: Path
     clients: int
     arena: str | None
+    disk: str | None
+    disk_path: Path | None
+    disk_write: str | None
     page_bytes: int
     block_tokens: int
     requests: int | None
+    pace: int
     socket: Path | None
     json: bool
 
@@ -75,14 +84,16 @@ def replay(wanted: Wanted, trace: Trace) -> Run:
     with _stopped_in_order(), _own_daemon(wanted) as daemon:
         socket = daemon.socket if daemon else wanted.socket or default_socket()
         watch = Watch(socket)
-        with Pool(job_of(wanted, trace, socket), wanted.clients) as pool, progress_bar(len(trace)) as progress:
+        job, pace = job_of(wanted, trace, socket), Pace(wanted.pace)
+        with Pool(job, wanted.clients, pace) as pool, progress_bar(len(trace)) as progress:
             began = time.monotonic()
             tally = pool.replay(len(trace), progress)
             seconds = time.monotonic() - began
         return Run(
             tally=tally,
             seconds=seconds,
-            evictions=watch.evictions(),
+            deeds=watch.deeds(),
+            disk_frames=watch.disk_frames,
             clients=wanted.clients,
             block_tokens=trace.block_tokens,
             page_bytes=wanted.page_bytes,
@@ -91,7 +102,10 @@ def replay(wanted: Wanted, trace: Trace) -> Run:
 
 
 def _own_daemon(wanted: Wanted) -> OwnDaemon | nullcontext[None]:
-    return OwnDaemon(wanted.arena, wanted.page_bytes) if wanted.arena is not None else nullcontext()
+    if wanted.arena is None:
+        return nullcontext()
+    disk = Disk(wanted.disk, wanted.disk_path, wanted.disk_write) if wanted.disk is not None else None
+    return OwnDaemon(wanted.arena, wanted.page_bytes, disk)
 
 
 def job_of(wanted: Wanted, trace: Trace, socket: Path) -> Job:

@@ -45,13 +45,14 @@ def show(report: Report) -> None:
 
 
 def _sections(r: Report) -> list[list[tuple[str, str]]]:
-    tokens = max(r.prompt_tokens, 1)
+    tokens, hits = max(r.prompt_tokens, 1), r.hit_tokens_memory + r.hit_tokens_disk
     return [
         [
             ("requests", f"{r.requests:,}"),
             ("prompt tokens", f"{r.prompt_tokens:,}"),
             ("hit in memory", f"{r.hit_tokens_memory:,} ({r.hit_tokens_memory / tokens:.2%})"),
             ("hit on disk", f"{r.hit_tokens_disk:,} ({r.hit_tokens_disk / tokens:.2%})"),
+            ("hit in either", f"{hits:,} ({hits / tokens:.2%})"),
         ],
         [
             ("pages asked for", f"{r.pages_asked:,} of {r.page_bytes:,} bytes"),
@@ -63,11 +64,23 @@ def _sections(r: Report) -> list[list[tuple[str, str]]]:
             ("refused", f"{r.pages_refused:,}"),
             ("evicted", f"{r.evictions:,}"),
         ],
+        *_disk(r),
         [
             ("clients", f"{r.clients} ({r.clients_died} died)" if r.clients_died else f"{r.clients}"),
             ("seconds", f"{r.seconds:.1f} ({r.requests_per_second:,.0f} requests/s)"),
         ],
     ]
+
+
+def _disk(r: Report) -> list[list[tuple[str, str]]]:
+    """One section, or none where no disk was used."""
+    section = [
+        ("loaded from disk", f"{r.pages_loaded_disk:,}"),
+        ("read from disk", f"{r.disk_pages_read:,} ({_size(r.disk_bytes_read)})"),
+        ("written to disk", f"{r.disk_pages_written:,} ({_size(r.disk_bytes_written)})"),
+        ("evicted unwritten", f"{r.disk_pages_lost:,}"),
+    ]
+    return [section] if r.disk_frames or r.disk_pages_written or r.disk_pages_read else []
 
 
 def _size(nbytes: float) -> str:

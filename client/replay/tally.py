@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
 class Tally(msgspec.Struct, kw_only=True):
     """What clients did, in pages but where the name says else; two of them add up.
 
-    asked: full blocks in the prompts. loaded: copied out, the wrong ones among them. load_seconds and
-    store_seconds: spent in Client.match and load, and in Client.store, by all clients together.
+    asked: full blocks in the prompts. loaded: copied out, the wrong ones among them; from_disk: those of them that were
+    on disk alone when they were asked for. load_seconds and store_seconds: spent in Client.match and load, and in
+    Client.store, by all clients together.
     """
 
     requests: int = 0
     prompt_tokens: int = 0
     asked: int = 0
     loaded: int = 0
+    from_disk: int = 0
     wrong: int = 0
     stored: int = 0
     present: int = 0
@@ -30,11 +34,24 @@ class Tally(msgspec.Struct, kw_only=True):
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
+class Deeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a daemon did, by its own count, in pages but where the name says else. disk_lost: evicted unwritten."""
+
+    evicted: int = 0
+    disk_read: int = 0
+    disk_read_bytes: int = 0
+    disk_written: int = 0
+    disk_written_bytes: int = 0
+    disk_lost: int = 0
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a replay; with --json its fields are the keys.
 
-    token_hit_ratio: hit tokens over all prompt tokens, those of partial blocks among them. *_rate: bytes a second of
-    one client while it loads or stores. evictions: by the daemon meanwhile, whoever caused them.
+    token_hit_ratio: hit tokens over all prompt tokens, those of partial blocks among them; it is the sum of those with
+    _memory and _disk. *_rate: bytes a second of one client while it loads or stores. evictions and disk_*: by the
+    daemon meanwhile, whoever caused it; disk_pages_lost: evicted before they could be written. disk_frames: the disk's
+    room.
     """
 
     requests: int
@@ -42,6 +59,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens_memory: int
     hit_tokens_disk: int
     token_hit_ratio: float
+    token_hit_ratio_memory: float
+    token_hit_ratio_disk: float
     wrong_pages: int
     evictions: int
     seconds: float
@@ -51,6 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
     pages_asked: int
     pages_loaded: int
+    pages_loaded_disk: int
     pages_stored: int
     pages_present: int
     pages_pending: int
@@ -59,14 +79,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     bytes_stored: int
     load_rate: float
     store_rate: float
+    disk_pages_read: int
+    disk_bytes_read: int
+    disk_pages_written: int
+    disk_bytes_written: int
+    disk_pages_lost: int
+    disk_frames: int
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """How a replay went, before it is put into words. deaths: a sentence for each client that died."""
 
     tally: Tally
+    deeds: Deeds
+    disk_frames: int
     seconds: float
-    evictions: int
     clients: int
     block_tokens: int
     page_bytes: int
@@ -75,15 +102,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def report(self) -> Report:
         """The numbers for people and programs."""
         tally, page = self.tally, self.page_bytes
-        hits = tally.loaded * self.block_tokens
         return Report(
             requests=tally.requests,
             prompt_tokens=tally.prompt_tokens,
-            hit_tokens_memory=hits,
-            hit_tokens_disk=0,
-            token_hit_ratio=_over(hits, tally.prompt_tokens),
             wrong_pages=tally.wrong,
-            evictions=self.evictions,
             seconds=self.seconds,
             clients=self.clients,
             clients_died=len(self.deaths),
@@ -91,6 +113,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             page_bytes=page,
             pages_asked=tally.asked,
             pages_loaded=tally.loaded,
+            pages_loaded_disk=tally.from_disk,
             pages_stored=tally.stored,
             pages_present=tally.present,
             pages_pending=tally.pending,
@@ -99,7 +122,32 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             bytes_stored=tally.stored * page,
             load_rate=_over(tally.loaded * page, tally.load_seconds),
             store_rate=_over(tally.stored * page, tally.store_seconds),
+            disk_frames=self.disk_frames,
+            **self._hits(),
+            **self._deeds(),
         )
+
+    def _hits(self) -> dict[str, Any]:
+        all_tokens = self.tally.prompt_tokens
+        disk = self.tally.from_disk * self.block_tokens
+        memory = self.tally.loaded * self.block_tokens - disk
+        return {
+            "hit_tokens_memory": memory,
+            "hit_tokens_disk": disk,
+            "token_hit_ratio": _over(memory + disk, all_tokens),
+            "token_hit_ratio_memory": _over(memory, all_tokens),
+            "token_hit_ratio_disk": _over(disk, all_tokens),
+        }
+
+    def _deeds(self) -> dict[str, Any]:
+        return {
+            "evictions": self.deeds.evicted,
+            "disk_pages_read": self.deeds.disk_read,
+            "disk_bytes_read": self.deeds.disk_read_bytes,
+            "disk_pages_written": self.deeds.disk_written,
+            "disk_bytes_written": self.deeds.disk_written_bytes,
+            "disk_pages_lost": self.deeds.disk_lost,
+        }
 
 
 def _over(part: float, whole: float) -> float:

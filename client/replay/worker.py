@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from ..client import Client
 from ..keys import Keys, Namespace
+from ..match import Match
 from .pattern import Pattern, wrong_pages
 from .tally import Tally
 from .trace import Trace
 
 ATTACH_S: Final = 10.0
 DEADLINE_S: Final = 30.0
-"""A replay measures hits and not deadlines; a daemon that is gone refuses at once."""
+"""A replay measures hits and not deadlines, those of the disk neither; a daemon that is gone refuses at once."""
 
 
 class Job(msgspec.Struct, frozen=True, eq=False):
@@ -54,7 +55,10 @@ def work(job: Job, pipe: Connection) -> None:
 
 
 class Replayer:
-    """Does for each request what an engine would: match, load, and store the whole prompt while it is pinned."""
+    """Does for each request what an engine would: match, load, and store the whole prompt while it is pinned.
+
+    Loading brings in what is on disk; that is not pinned.
+    """
 
     def __init__(self, job: Job, client: Client) -> None:
         self._job = job
@@ -84,13 +88,20 @@ class Replayer:
         began = time.perf_counter()
         with self._client.match(keys) as match:
             matched = time.perf_counter()
-            space = self._pattern.space(len(match))
+            space = self._pattern.space(match.reach)
+            on_disk = self._on_disk(keys, match)
             asked = time.perf_counter()
-            loaded = self._client.load(match, space) if len(match) else 0
+            loaded = self._client.load(match, space) if match.reach else 0
             tally.load_seconds += time.perf_counter() - asked + matched - began
             tally.loaded += loaded
+            tally.from_disk += sum(on_disk[:loaded])
             tally.wrong += wrong_pages(space[:loaded], pages[:loaded])
             self._store(keys, pages, tally)
+
+    def _on_disk(self, keys: Keys, match: Match) -> list[bool]:
+        """Of each page that is cached, whether it is on disk alone; behind the pinned ones they may take turns."""
+        behind = range(len(match), match.reach)
+        return [False] * len(match) + [not len(self._client.match(keys[page : page + 1])) for page in behind]
 
     def _store(self, keys: Keys, pages: npt.NDArray[np.uint64], tally: Tally) -> None:
         began = time.perf_counter()

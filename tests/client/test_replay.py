@@ -1,21 +1,12 @@
-"""`pagetier replay` against real daemons: the hits of an exact LRU, no wrong page, whoever dies."""
+"""`pagetier replay` against real daemons: the hits of an exact LRU, no wrong page, and what it can not replay."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -26,48 +17,10 @@ from pagetier.client.replay.own import frame_bytes
 from pagetier.client.replay.pattern import Pattern, wrong_pages
 from pagetier.client.replay.run import Wanted, job_of
 from pagetier.client.replay.show import show
-from pagetier.client.replay.tally import Run, Tally
+from pagetier.client.replay.tally import Deeds, Run, Tally
 from pagetier.client.replay.trace import TraceError, read_trace
-from pagetier.shm._core import Observer
-from pagetier.shm.link import Link, LinkError
-from pagetier.shm.protocol import BUILD, Observe
+from replaying import BLOCK, PAGE, Chain, assert_all_let_go, chat, observing, replay, replay_json, write_trace
 from running import RunningDaemon
-
-BLOCK = 512
-PAGE = 4096
-WAIT_S = 30.0
-COMMAND = [sys.executable, "-c", "from pagetier.client.replay import replay; replay()"]
-
-Chain = list[int]
-
-
-def chat(requests: int, seed: int) -> list[Chain]:
-    """Prompts of a chat service: sessions that begin with one of three system prompts and grow."""
-    dice = random.Random(seed)
-    fresh = iter(range(10**9, 2 * 10**9))
-    systems: list[Chain] = [[next(fresh) for _ in range(blocks)] for blocks in (1, 3, 5)]
-    sessions: list[Chain] = []
-    prompts: list[Chain] = []
-    for _ in range(requests):
-        going_on = sessions and dice.random() < 0.7
-        start = sessions.pop(dice.randrange(max(0, len(sessions) - 12), len(sessions))) if going_on else None
-        prompt = [*(start or dice.choice(systems)), *(next(fresh) for _ in range(dice.randrange(6)))]
-        sessions.append(prompt)
-        prompts.append(prompt)
-    return prompts
-
-
-def write_trace(path: Path, chains: list[Chain]) -> tuple[Path, int]:
-    """The trace's file, every other prompt with a partial block at its end, and its tokens."""
-    lines, tokens = [], 0
-    for number, chain in enumerate(chains):
-        rest = number % 2 * 77
-        length = len(chain) * BLOCK + rest
-        ids = [*chain, 5] if rest else chain
-        lines.append(json.dumps({"timestamp": number, "input_length": length, "output_length": 1, "hash_ids": ids}))
-        tokens += length
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    return path, tokens
 
 
 class TailFirstLru:
@@ -102,78 +55,6 @@ class TailFirstLru:
                 self.evicted += 1
                 return True
         return False
-
-
-def environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
-
-
-def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environ(), check=False)
-
-
-def replay_json(*arguments: object) -> dict[str, Any]:
-    done = replay(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
-@contextmanager
-def replaying(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """The command while it runs; nothing of it is left after."""
-    command = [*COMMAND, *map(str, arguments), "--json"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=environ(), start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    told, complaints = process.communicate(timeout=WAIT_S)
-    assert told, complaints
-    report: dict[str, Any] = json.loads(told)
-    return report
-
-
-@contextmanager
-def observing(socket: Path) -> Iterator[Observer]:
-    link = Link(socket, WAIT_S)
-    greeting = link.greet(Observe(BUILD), WAIT_S)
-    link.close()
-    yield Observer(*greeting.descriptors)
-    for descriptor in greeting.descriptors:
-        os.close(descriptor)
-
-
-def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Waits for something to become true, while the process lives."""
-    ends = time.monotonic() + WAIT_S
-    while not true():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < ends
-        time.sleep(0.002)
-
-
-def until_granted(pages: int, look: Observer, process: subprocess.Popen[str]) -> None:
-    until(lambda: look.header()["granted"] > pages, process)
-
-
-def clients_of(look: Observer) -> list[int]:
-    return [slot["pid"] for slot in look.slots()]
-
-
-def assert_all_let_go(look: Observer) -> None:
-    """Of the clients nothing is left in the index: no slot, no pin, no reservation."""
-    until(lambda: not look.slots() and not look.header()["open_entries"])
-    header = look.header()
-    assert header["used_frames"] == header["pages"]
 
 
 # --- what is hit ----------------------------------------------------------------------------------------------
@@ -216,15 +97,40 @@ def test_three_clients_share_the_requests(tmp_path: Path) -> None:
 
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     tally = Tally(requests=10, prompt_tokens=20_480, asked=40, loaded=10, wrong=2, stored=30, load_seconds=0.5)
-    run = Run(tally=tally, seconds=2.0, evictions=7, clients=3, block_tokens=512, page_bytes=PAGE, deaths=["one"])
-    show(run.report())
-    lines = capsys.readouterr().out.splitlines()
-    rows = {cells[0].strip(): cells[1].strip() for line in lines if len(cells := line.strip("│").split("│")) == 2}
+    run = Run(
+        tally=tally,
+        deeds=Deeds(evicted=7),
+        disk_frames=0,
+        seconds=2.0,
+        clients=3,
+        block_tokens=512,
+        page_bytes=PAGE,
+        deaths=["one"],
+    )
+    rows = rows_of(run, capsys)
     assert rows["hit in memory"] == "5,120 (25.00%)"
     assert rows["loaded and verified"] == "10 (40.0 KiB, 80.0 KiB/s)"
     assert rows["wrong"] == "2" and rows["evicted"] == "7"
     assert rows["clients"] == "3 (1 died)"
     assert rows["seconds"] == "2.0 (5 requests/s)"
+    assert not any(name.endswith("to disk") for name in rows)
+    tally.from_disk = 4
+    deeds = Deeds(
+        evicted=7, disk_read=5, disk_read_bytes=5 * PAGE, disk_written=9, disk_written_bytes=9 << 20, disk_lost=2
+    )
+    rows = rows_of(msgspec.structs.replace(run, deeds=deeds, disk_frames=100), capsys)
+    assert rows["hit in memory"] == "3,072 (15.00%)"
+    assert rows["hit on disk"] == "2,048 (10.00%)"
+    assert rows["hit in either"] == "5,120 (25.00%)"
+    assert (rows["read from disk"], rows["written to disk"]) == ("5 (20.0 KiB)", "9 (9.0 MiB)")
+    assert (rows["loaded from disk"], rows["evicted unwritten"]) == ("4", "2")
+
+
+def rows_of(run: Run, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The table, by the names of its rows."""
+    show(run.report())
+    lines = capsys.readouterr().out.splitlines()
+    return {cells[0].strip(): cells[1].strip() for line in lines if len(cells := line.strip("│").split("│")) == 2}
 
 
 # --- what is wrong --------------------------------------------------------------------------------------------
@@ -250,9 +156,13 @@ def wanted(trace: Path) -> Wanted:
         trace=trace,
         clients=1,
         arena=None,
+        disk=None,
+        disk_path=None,
+        disk_write=None,
         page_bytes=PAGE,
         block_tokens=BLOCK,
         requests=None,
+        pace=0,
         socket=None,
         json=True,
     )
@@ -307,6 +217,15 @@ def test_a_cut_off_trace(tmp_path: Path) -> None:
         (["--page-bytes", "4097"], 2, "no multiple of 8"),
         (["--arena", "1GiB", "--socket", "/nowhere/pagetier.sock"], 2, "give one of them"),
         (["--arena", "1"], 2, "--arena-size"),
+        (["--disk", "1GiB"], 2, "--disk is for a daemon of its own: give --arena, too"),
+        (["--socket", "/nowhere/pagetier.sock", "--disk", "1GiB"], 2, "give --arena, too"),
+        (["--arena", "1MiB", "--disk-path", "/tmp"], 2, "--disk-path says how a disk is used: give --disk, too"),
+        (["--arena", "1MiB", "--disk-write", "evict"], 2, "--disk-write says how a disk is used: give --disk, too"),
+        (["--arena", "1MiB", "--disk", "1GiB", "--disk-write", "never"], 2, "'never' is not one of"),
+        (["--arena", "1MiB", "--disk", "1GiB", "--clients", "56"], 2, "at most 55 clients"),
+        (["--arena", "1MiB", "--disk", "little"], 2, "--disk-size"),
+        (["--arena", "1MiB", "--disk", "1GiB", "--disk-path", "/proc/none"], 4, "no disk: /proc/none"),
+        (["--pace", "-1"], 2, "--pace"),
     ],
 )
 def test_what_can_not_be_replayed(tmp_path: Path, arguments: list[str], code: int, why: str) -> None:
@@ -314,112 +233,3 @@ def test_what_can_not_be_replayed(tmp_path: Path, arguments: list[str], code: in
     done = CliRunner().invoke(replay_command, [str(trace), *arguments])
     assert done.exit_code == code
     assert why in done.output
-
-
-# --- who dies -------------------------------------------------------------------------------------------------
-
-
-def test_a_client_is_killed(tmp_path: Path) -> None:
-    trace, tokens = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=4))
-    with RunningDaemon("4MiB", "4KiB") as daemon, observing(daemon.socket) as look:
-        with replaying(trace, "--socket", daemon.socket, "--clients", 2) as process:
-            until_granted(300, look, process)
-            os.kill(clients_of(look)[1], signal.SIGKILL)
-            report = report_of(process)
-            assert process.returncode == 1
-        assert report["requests"] == 1500 and report["prompt_tokens"] == tokens
-        assert report["clients_died"] == 1 and report["wrong_pages"] == 0
-        assert_all_let_go(look)
-
-
-def test_the_daemon_is_killed(tmp_path: Path) -> None:
-    trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=5))
-    with RunningDaemon("16MiB", "16KiB") as daemon, observing(daemon.socket) as look:
-        with replaying(trace, "--socket", daemon.socket, "--clients", 2, "--page-bytes", 16384) as process:
-            until_granted(300, look, process)
-            daemon.kill()
-            time.sleep(0.02)  # they go on without a daemon, but are to see the next one
-            clients = clients_of(look)
-            for pid in clients:
-                os.kill(pid, signal.SIGSTOP)
-            daemon.start()
-            granted = look.header()["granted"]
-            for pid in clients:
-                os.kill(pid, signal.SIGCONT)
-            report = report_of(process)
-            assert process.returncode == 0
-        assert report["requests"] == 1500 and report["wrong_pages"] == report["clients_died"] == 0
-        assert report["pages_refused"] > 0
-        assert look.header()["granted"] > granted
-        assert_all_let_go(look)
-
-
-def test_its_own_daemon_is_killed(tmp_path: Path) -> None:
-    trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=6))
-    with replaying(trace, "--arena", "4MiB") as process, own_daemon(process) as daemon:
-        until_granted(100, daemon.look, process)
-        os.kill(daemon.pid, signal.SIGKILL)
-        report = report_of(process)
-        assert report["requests"] == 1500 and report["wrong_pages"] == 0 and report["pages_refused"] > 0
-    assert daemon.segments() == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
-    trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(3000, seed=7))
-    with replaying(trace, "--arena", "4MiB") as process, own_daemon(process) as daemon:
-        until_granted(100, daemon.look, process)
-        family = [daemon.pid, *clients_of(daemon.look)]
-        assert len(family) == 2 and len(daemon.segments()) == 3
-        process.send_signal(number)
-        process.communicate(timeout=WAIT_S)
-        assert process.returncode != 0
-        until(lambda: not any(map(lives, family)))
-    assert daemon.segments() == []
-
-
-class Own(NamedTuple):
-    """The daemon that a replay started for itself."""
-
-    pid: int
-    name: str
-    look: Observer
-
-    def segments(self) -> list[Path]:
-        return list(Path("/dev/shm").glob(f"{self.name}.*"))
-
-
-@contextmanager
-def own_daemon(process: subprocess.Popen[str]) -> Iterator[Own]:
-    until(lambda: socket_of(process) is not None, process)
-    pid, flags = daemon_of(process)
-    socket = Path(flags["--socket"])
-    until(lambda: answers(socket), process)
-    with observing(socket) as look:
-        yield Own(pid, flags["--name"], look)
-
-
-def daemon_of(process: subprocess.Popen[str]) -> tuple[int, dict[str, str]]:
-    """Its process and flags; 0 if there is none yet."""
-    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        flags = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
-        if "--arena-size" in flags:
-            return int(child), flags
-    return 0, {}
-
-
-def socket_of(process: subprocess.Popen[str]) -> str | None:
-    return daemon_of(process)[1].get("--socket")
-
-
-def answers(socket: Path) -> bool:
-    try:
-        Link(socket, WAIT_S).close()
-    except LinkError:
-        return False
-    return True
-
-
-def lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

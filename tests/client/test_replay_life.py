@@ -1,0 +1,136 @@
+"""`pagetier replay` while clients, daemons and the command itself are killed: it ends in order and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pagetier.shm._core import Observer
+from pagetier.shm.link import Link, LinkError
+from replaying import (
+    WAIT_S,
+    assert_all_let_go,
+    chat,
+    clients_of,
+    observing,
+    replaying,
+    report_of,
+    until,
+    until_granted,
+    write_trace,
+)
+from running import RunningDaemon
+
+
+def test_a_client_is_killed(tmp_path: Path) -> None:
+    trace, tokens = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=4))
+    with RunningDaemon("4MiB", "4KiB") as daemon, observing(daemon.socket) as look:
+        with replaying(trace, "--socket", daemon.socket, "--clients", 2) as process:
+            until_granted(300, look, process)
+            os.kill(clients_of(look)[1], signal.SIGKILL)
+            report = report_of(process)
+            assert process.returncode == 1
+        assert report["requests"] == 1500 and report["prompt_tokens"] == tokens
+        assert report["clients_died"] == 1 and report["wrong_pages"] == 0
+        assert_all_let_go(look)
+
+
+def test_the_daemon_is_killed(tmp_path: Path) -> None:
+    trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=5))
+    with RunningDaemon("16MiB", "16KiB") as daemon, observing(daemon.socket) as look:
+        with replaying(trace, "--socket", daemon.socket, "--clients", 2, "--page-bytes", 16384) as process:
+            until_granted(300, look, process)
+            daemon.kill()
+            time.sleep(0.02)  # they go on without a daemon, but are to see the next one
+            clients = clients_of(look)
+            for pid in clients:
+                os.kill(pid, signal.SIGSTOP)
+            daemon.start()
+            granted = look.header()["granted"]
+            for pid in clients:
+                os.kill(pid, signal.SIGCONT)
+            report = report_of(process)
+            assert process.returncode == 0
+        assert report["requests"] == 1500 and report["wrong_pages"] == report["clients_died"] == 0
+        assert report["pages_refused"] > 0
+        assert look.header()["granted"] > granted
+        assert_all_let_go(look)
+
+
+def test_its_own_daemon_is_killed(tmp_path: Path) -> None:
+    trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=6))
+    with replaying(trace, "--arena", "4MiB") as process, own_daemon(process) as daemon:
+        until_granted(100, daemon.look, process)
+        os.kill(daemon.pid, signal.SIGKILL)
+        report = report_of(process)
+        assert report["requests"] == 1500 and report["wrong_pages"] == 0 and report["pages_refused"] > 0
+    assert daemon.segments() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+    trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(3000, seed=7))
+    with replaying(trace, "--arena", "4MiB") as process, own_daemon(process) as daemon:
+        until_granted(100, daemon.look, process)
+        family = [daemon.pid, *clients_of(daemon.look)]
+        assert len(family) == 2 and len(daemon.segments()) == 3
+        process.send_signal(number)
+        process.communicate(timeout=WAIT_S)
+        assert process.returncode != 0
+        until(lambda: not any(map(lives, family)))
+    assert daemon.segments() == []
+
+
+class Own(NamedTuple):
+    """The daemon that a replay started for itself."""
+
+    pid: int
+    name: str
+    look: Observer
+
+    def segments(self) -> list[Path]:
+        return list(Path("/dev/shm").glob(f"{self.name}.*"))
+
+
+@contextmanager
+def own_daemon(process: subprocess.Popen[str]) -> Iterator[Own]:
+    until(lambda: socket_of(process) is not None, process)
+    pid, flags = daemon_of(process)
+    socket = Path(flags["--socket"])
+    until(lambda: answers(socket), process)
+    with observing(socket) as look:
+        yield Own(pid, flags["--name"], look)
+
+
+def daemon_of(process: subprocess.Popen[str]) -> tuple[int, dict[str, str]]:
+    """Its process and flags; 0 if there is none yet."""
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+        flags = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
+        if "--arena-size" in flags:
+            return int(child), flags
+    return 0, {}
+
+
+def socket_of(process: subprocess.Popen[str]) -> str | None:
+    return daemon_of(process)[1].get("--socket")
+
+
+def answers(socket: Path) -> bool:
+    try:
+        Link(socket, WAIT_S).close()
+    except LinkError:
+        return False
+    return True
+
+
+def lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,128 @@
+"""`pagetier replay` as tests run it: traces of a chat service, the command, and daemons that it is watched through."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pagetier.shm._core import Observer
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import BUILD, Observe
+
+BLOCK = 512
+PAGE = 4096
+WAIT_S = 30.0
+COMMAND = [sys.executable, "-c", "from pagetier.client.replay import replay; replay()"]
+
+Chain = list[int]
+
+
+def chat(requests: int, seed: int) -> list[Chain]:
+    """Prompts of a chat service: sessions that begin with one of three system prompts and grow."""
+    dice = random.Random(seed)
+    fresh = iter(range(10**9, 2 * 10**9))
+    systems: list[Chain] = [[next(fresh) for _ in range(blocks)] for blocks in (1, 3, 5)]
+    sessions: list[Chain] = []
+    prompts: list[Chain] = []
+    for _ in range(requests):
+        going_on = sessions and dice.random() < 0.7
+        start = sessions.pop(dice.randrange(max(0, len(sessions) - 12), len(sessions))) if going_on else None
+        prompt = [*(start or dice.choice(systems)), *(next(fresh) for _ in range(dice.randrange(6)))]
+        sessions.append(prompt)
+        prompts.append(prompt)
+    return prompts
+
+
+def write_trace(path: Path, chains: list[Chain]) -> tuple[Path, int]:
+    """The trace's file, every other prompt with a partial block at its end, and its tokens."""
+    lines, tokens = [], 0
+    for number, chain in enumerate(chains):
+        rest = number % 2 * 77
+        length = len(chain) * BLOCK + rest
+        ids = [*chain, 5] if rest else chain
+        lines.append(json.dumps({"timestamp": number, "input_length": length, "output_length": 1, "hash_ids": ids}))
+        tokens += length
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return path, tokens
+
+
+def environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
+
+
+def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environ(), check=False)
+
+
+def replay_json(*arguments: object) -> dict[str, Any]:
+    done = replay(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@contextmanager
+def replaying(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """The command while it runs; nothing of it is left after."""
+    command = [*COMMAND, *map(str, arguments), "--json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environ(), start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    told, complaints = process.communicate(timeout=WAIT_S)
+    assert told, complaints
+    report: dict[str, Any] = json.loads(told)
+    return report
+
+
+@contextmanager
+def observing(socket: Path) -> Iterator[Observer]:
+    link = Link(socket, WAIT_S)
+    greeting = link.greet(Observe(BUILD), WAIT_S)
+    link.close()
+    yield Observer(*greeting.descriptors)
+    for descriptor in greeting.descriptors:
+        os.close(descriptor)
+
+
+def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Waits for something to become true, while the process lives."""
+    ends = time.monotonic() + WAIT_S
+    while not true():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < ends
+        time.sleep(0.002)
+
+
+def until_granted(pages: int, look: Observer, process: subprocess.Popen[str]) -> None:
+    until(lambda: look.header()["granted"] > pages, process)
+
+
+def clients_of(look: Observer) -> list[int]:
+    return [slot["pid"] for slot in look.slots()]
+
+
+def assert_all_let_go(look: Observer) -> None:
+    """Of the clients nothing is left in the index: no slot, no pin, no reservation."""
+    until(lambda: not look.slots() and not look.header()["open_entries"])
+    header = look.header()
+    assert header["used_frames"] == header["pages"]
