@@ -52,5 +52,9 @@ class Writeback:
         for run in runs:
             start, length = run.page * PAGE, run.frames * self._stride
             _libc.sync_file_range(self._descriptor, start, length, _WAIT_AND_WRITE)
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_DONTNEED)
+            for frame in range(start, start + length, self._stride):
+                self._forget(frame + PAGE, self._stride - PAGE)  # its first page is touched when it is dropped
+
+    def _forget(self, start: int, length: int) -> None:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_DONTNEED)

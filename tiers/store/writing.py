@@ -70,7 +70,7 @@ def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> Non
 
 
 def _drop_all(environment: Environment, keys: Sequence[bytes]) -> str:
-    reasons = [_drop(environment, batch) for batch in _cut(environment, keys)]
+    reasons = [_drop(environment, batch) for batch in list(_cut(environment, keys))]
     return next(filter(None, reasons), "")
 
 
