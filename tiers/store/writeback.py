@@ -2,7 +2,7 @@
 
 The kernel begins late by itself, and then writes in bursts that everybody waits for. What was written is not kept in
 the cache either: it was the coldest of the arena, and pages that are free again at once are what the next
-transaction is copied into, which takes half the processor time.
+transaction is copied into, which takes about half the time in the kernel.
 """
 
 from __future__ import annotations
