@@ -1,8 +1,21 @@
-"""Names that others chose: shown safely, and found by what an administrator types."""
+"""Namespaces that others chose: whether they make sense, shown safely, and found by what an administrator types."""
 
 from __future__ import annotations
 
+from ..shm.protocol import Space
+
 _LEAST_DIGITS = 8
+_DIGEST_BYTES = 32
+_U8, _U32 = 1 << 8, 1 << 32
+
+
+def wrong_space(space: Space) -> str:
+    """What makes no sense in a namespace, or nothing."""
+    if len(space.digest) != _DIGEST_BYTES:
+        return f"a namespace's digest has {_DIGEST_BYTES} bytes, not {len(space.digest)}"
+    if not 0 <= space.page_tokens < _U32 or not 0 <= space.window < _U32 or not 0 <= space.group < _U8:
+        return f"pages of {space.page_tokens} tokens, a window of {space.window}, group {space.group} make no sense"
+    return ""
 
 
 def printable(name: str) -> str:

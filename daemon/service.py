@@ -21,13 +21,12 @@ from ..shm.protocol import (
     Reserved,
     Save,
     Saved,
-    Space,
     Welcome,
 )
 from ..shm.segments import Segments
 from .disk.tier import Disk
 from .evictor import Evictor
-from .labels import means, printable
+from .labels import means, printable, wrong_space
 from .options import Config
 from .peers import Peer
 from .reaper import Reaper
@@ -35,7 +34,7 @@ from .reaper import Reaper
 log = logging.getLogger(__name__)
 
 _KEY_BYTES, _SERIAL_BYTES = 32, 8
-_U8, _U32, _U64 = 1 << 8, 1 << 32, 1 << 64
+_U64 = 1 << 64
 _TIDY_EVERY_S = 0.05
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
 _TIERS = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
@@ -165,15 +164,7 @@ def _wrong(request: Reserve) -> str:
         return f"{len(request.sizes)} bytes of sizes for {pages} pages"
     if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
         return f"part {request.part} of {request.parts} makes no sense: at most {PARTS} parts"
-    return _wrong_space(request.space)
-
-
-def _wrong_space(space: Space) -> str:
-    if len(space.digest) != _KEY_BYTES:
-        return f"a namespace's digest has {_KEY_BYTES} bytes, not {len(space.digest)}"
-    if not 0 <= space.page_tokens < _U32 or not 0 <= space.window < _U32 or not 0 <= space.group < _U8:
-        return f"pages of {space.page_tokens} tokens, a window of {space.window}, group {space.group} make no sense"
-    return ""
+    return wrong_space(request.space)
 
 
 def _refused(request: Reserve, reason: str) -> Reserved:

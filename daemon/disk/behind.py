@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ...shm._core import Owner
-from ...shm.protocol import Space
+from ...shm.protocol import ProtocolError, Space
 from ...tiers.messages import Order, Sync, Synced, Write, Wrote
 from ..options import Disk as DiskOptions
 from .budget import Budget
@@ -23,6 +23,7 @@ RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
 _BATCH_BYTES: Final = 32 << 20
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
+_SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
 _IDLE_S: Final = 1.0
 # enum pt_write_result in core/behind.h
 _DONE, _SPARED, _AGAIN = 1, 2, 3
@@ -63,7 +64,7 @@ class Behind:
         self._send = send
         self._numbers = itertools.count(1)
         self._in_flight: dict[int, bytes] = {}
-        self._batch = max(1, _BATCH_BYTES // header["frame_bytes"])
+        self._batch = max(1, min(_BATCH_BYTES // header["frame_bytes"], header["frames"] // _SMALLEST_PART))
         self._ahead = max(1, int(header["frames"] * options.ahead))
         self._offset = time.time_ns() - time.monotonic_ns()
         self._ready = False
@@ -111,10 +112,10 @@ class Behind:
             self._sync()
 
     def wrote(self, report: Wrote) -> None:
-        """The worker has carried out an order."""
+        """The worker has carried out an order. Raises ProtocolError if there was no such order."""
         entries = self._in_flight.pop(report.number, None)
-        if entries is None:
-            return
+        if entries is None or len(entries) != 4 * len(report.stored):
+            raise ProtocolError("pages that were not to be written")
         self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
         self.device_bytes += report.disk_bytes
         self._wrote_at = time.monotonic()

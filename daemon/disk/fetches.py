@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from ...shm._core import Owner
-from ...shm.protocol import Fetch, Fetched
+from ...shm.protocol import Fetch, Fetched, ProtocolError
 from ...tiers.messages import HasRead, Order, Read
 
 log = logging.getLogger("pagetierd.disk")
@@ -31,9 +31,12 @@ class _Waiting:
         self.open = 0
         self.reply: Callable[[Fetched], None] | None = reply
         self.reason = ""
+        self.deadline: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
         """Answers with what is so now, once."""
+        if self.deadline is not None:
+            self.deadline.cancel()
         reply, self.reply = self.reply, None
         if reply is not None:
             reply(Fetched(self.number, bytes(self.outcomes), self.reason))
@@ -73,15 +76,15 @@ class Fetches:
                 self._reading[serial].append((waiting, page))
                 waiting.open += 1
         if waiting.open and request.deadline > 0:
-            self._loop.call_later(request.deadline, self._late, waiting)
+            waiting.deadline = self._loop.call_later(request.deadline, self._late, waiting)
         else:
             self._late(waiting)
 
     def has_read(self, report: HasRead) -> None:
-        """Some pages have come, or not."""
+        """Some pages have come, or not. Raises ProtocolError if nobody asked for them."""
         job = self._jobs.get(report.number)
-        if job is None:
-            return
+        if job is None or report.first + len(report.read) > len(job.serials):
+            raise ProtocolError("pages that were not to be read")
         if report.damaged:
             self._owner.disk_damaged(report.damaged)
         came = 0

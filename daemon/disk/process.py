@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -10,16 +11,17 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from ...shm.process import Process
 from ...shm.protocol import ProtocolError, Unpacker, pack
 from ...tiers.messages import Order, Report, Serve, read_report
+from .sense import check
 
 # What LMDB allocates for each transaction is kept by the process: giving it back and getting it anew costs more than
 # the copying. Both are read by glibc when the process starts.
 _ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 _OWN_PREFIX: Final = "PAGETIER_"
+_CHUNK: Final = 1 << 18
+_DYING_S: Final = 1.0
 
 
 class WorkerProcess:
@@ -30,48 +32,74 @@ class WorkerProcess:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Report], None]) -> None:
         self._loop = loop
-        self._hear = hear
+        self._ears = _Ears(hear, self.give_up, self.expect_end)
         self._transport: asyncio.Transport | None = None
+        self._why = ""
+        self._dying: asyncio.TimerHandle | None = None
         self.ended: asyncio.Future[None] = loop.create_future()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._child = _start(theirs)
-        self.process = Process.of(self._child.pid)
-        self._pidfd = self.process.watch()
+        with contextlib.ExitStack() as undo:
+            self._socket, theirs = socket.socketpair()
+            undo.callback(self._socket.close)
+            with theirs:
+                self._child = _start(theirs)
+            undo.callback(self._child.wait)
+            undo.callback(self._child.kill)
+            self.process = Process.of(self._child.pid)
+            self._pidfd = self.process.watch()
+            undo.pop_all()
         loop.add_reader(self._pidfd, self._gone)
 
     async def serve(self, order: Serve, descriptors: list[int]) -> None:
         """Tells it what to serve, with the segments' descriptors, and listens. Raises OSError if it is gone."""
         socket.send_fds(self._socket, [pack(order)], descriptors)
-        self._transport, _ = await self._loop.create_unix_connection(
-            lambda: _Ears(self._hear, self.kill), sock=self._socket
-        )
+        self._transport, _ = await self._loop.create_unix_connection(lambda: self._ears, sock=self._socket)
 
     def send(self, order: Order) -> None:
         """Sends soon; what goes to a dead worker is lost."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(order))
+
+    def give_up(self, why: str) -> None:
+        """Ends it at once, as it is of no use; `ended` follows."""
+        self._why = self._why or why
+        self.kill()
 
     def kill(self) -> None:
         """Ends it at once; `ended` follows."""
         self._child.kill()
 
+    def expect_end(self) -> None:
+        """It is about to end by itself; `ended` follows soon."""
+        if self._dying is None and not self.ended.done():
+            self._dying = self._loop.call_later(_DYING_S, self.kill)
+
     @property
     def death(self) -> str:
         """How it ended, when it has."""
         code = self._child.returncode
+        if self._why:
+            return self._why
         return f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
 
     def _gone(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._child.wait()
+        if self._dying is not None:
+            self._dying.cancel()
         if self._transport is not None:
+            self._hear_the_last()
             self._transport.abort()
         else:
             self._socket.close()
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def _hear_the_last(self) -> None:
+        """What it said before it went, such as why."""
+        with contextlib.suppress(OSError):
+            while data := self._socket.recv(_CHUNK):
+                self._ears.data_received(data)
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -81,14 +109,28 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 class _Ears(asyncio.Protocol):
-    def __init__(self, hear: Callable[[Report], None], misunderstood: Callable[[], None]) -> None:
+    """Hears a worker until it makes no sense, or has hung up: then it is of no use any more."""
+
+    def __init__(
+        self, hear: Callable[[Report], None], give_up: Callable[[str], None], expect_end: Callable[[], None]
+    ) -> None:
         self._hear = hear
-        self._misunderstood = misunderstood
+        self._give_up = give_up
+        self._expect_end = expect_end
         self._unpacker = Unpacker()
+        self._listens = True
 
     def data_received(self, data: bytes) -> None:
+        """Each report that is complete."""
         try:
-            for body in self._unpacker.feed(data):
-                self._hear(read_report(body))
-        except (ProtocolError, msgspec.MsgspecError):
-            self._misunderstood()
+            for body in self._unpacker.feed(data) if self._listens else ():
+                report = read_report(body)
+                check(report)
+                self._hear(report)
+        except ProtocolError as error:
+            self._listens = False
+            self._give_up(f"talked nonsense: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A worker hangs up when it ends, and not before."""
+        self._expect_end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from typing import Final, Protocol
 
@@ -12,12 +11,11 @@ from ...tiers.messages import Fails, Leave, Order, Report, Serve
 from ..options import Disk as DiskOptions
 from .process import WorkerProcess
 
-log = logging.getLogger("pagetierd.disk")
-
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0
 LASTING_S: Final = 60.0
 WORKER_NAME: Final = "disk tier"
+_DYING_S: Final = 1.0
 
 
 class Watcher(Protocol):
@@ -31,6 +29,9 @@ class Watcher(Protocol):
 
     def ended(self, slot: int, why: str) -> None:
         """It is gone, and touches nothing any more."""
+
+    def failed(self, why: str) -> None:
+        """None could be started."""
 
 
 class Supervisor:
@@ -66,7 +67,7 @@ class Supervisor:
         if worker is not None:
             await asyncio.wait([worker.ended], timeout=deadline)
             worker.kill()
-            await worker.ended
+            await asyncio.wait([worker.ended], timeout=_DYING_S)  # a hung disk may keep it from dying
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -86,7 +87,7 @@ class Supervisor:
             try:
                 await self._run_once()
             except OSError as error:
-                log.warning("the disk tier's worker can not be started: %s", error)
+                self._watcher.failed(f"its worker can not be started: {error}")
             if self.leaving:
                 return
             lasted = self._loop.time() - began > LASTING_S
@@ -121,8 +122,7 @@ class Supervisor:
         try:
             await worker.serve(order, descriptors)
         except OSError as error:
-            log.warning("the disk tier's worker can not be told what to serve: %s", error)
-            worker.kill()
+            worker.give_up(f"can not be told what to serve: {error}")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -130,4 +130,6 @@ class Supervisor:
     def _hear(self, report: Report) -> None:
         if isinstance(report, Fails):
             self._why = report.reason
+            if self._worker is not None:
+                self._worker.expect_end()
         self._watcher.hear(report)

@@ -6,14 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import Final
 
 import msgspec
 
 from ...shm._core import Owner
-from ...shm.protocol import Fetch, Fetched, Saved
+from ...shm.protocol import Fetch, Fetched, ProtocolError, Saved
 from ...shm.segments import Segments
-from ...tiers.messages import Complete, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
+from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
 from ..options import Config
 from ..sizes import format_size
 from .behind import RULES, Behind
@@ -28,6 +29,14 @@ log = logging.getLogger("pagetierd.disk")
 _TELL_EVERY_S: Final = 1.0
 _SAVING_S: Final = 2.0
 _PAUSE_S: Final = 0.02
+
+
+class _Stage(Enum):
+    """How far a worker is with telling what it holds."""
+
+    BEGUN = 0
+    OPENED = 1
+    COMPLETE = 2
 
 
 class Disk:
@@ -46,6 +55,7 @@ class Disk:
         self._behind = Behind(self._owner, config.disk, self._budget, send)
         self._fetches = Fetches(self._owner, int(config.store.expiry * 1e9), send, loop)
         self._contents = Contents(self._owner)
+        self._stage = _Stage.BEGUN
         self._report = DiskReport()
         self._told_at = 0.0
         self._saving_until = 0.0
@@ -76,6 +86,8 @@ class Disk:
 
     async def stop(self, deadline: float) -> None:
         """Writes what is unwritten, syncs and ends the worker: all within about `deadline` seconds."""
+        if self._report.standing is not Standing.OPEN:
+            deadline = 0.0
         ends = self._loop.time() + deadline
         while self._report.standing is Standing.OPEN and self._loop.time() < ends:
             if self.save(0).synced:
@@ -124,10 +136,11 @@ class Disk:
             self._behind.all_wanted = True
             self._owner.disk_rule(RULES["through"])
         self._behind.look()
-        pages, nbytes = self._owner.unwritten()
+        pages, nbytes, spared = self._owner.unwritten()
         if not pages:
             self._behind.sync_soon()
-        return Saved(number, pages, nbytes, synced=not pages and not self._behind.busy, trouble=self._behind.trouble)
+        synced = not pages and not self._behind.busy
+        return Saved(number, pages, nbytes, synced=synced, trouble=self._behind.trouble or _too_small(spared))
 
     # ---- what the supervisor tells
 
@@ -135,10 +148,11 @@ class Disk:
         """A worker is there; what it holds comes next."""
         self._slot = slot
         self._began = time.monotonic()
+        self._stage = _Stage.BEGUN
         self._contents = Contents(self._owner)
 
     def hear(self, report: Report) -> None:
-        """The worker says something."""
+        """The worker says something. Raises ProtocolError if it makes no sense."""
         match report:
             case Wrote():
                 self._behind.wrote(report)
@@ -152,14 +166,20 @@ class Disk:
                 self._hear_opening(report)
 
     def _hear_opening(self, report: Report) -> None:
-        match report:
-            case Opened():
+        match report, self._stage:
+            case Opened(), _Stage.BEGUN:
+                self._stage = _Stage.OPENED
                 self._owner.disk_open(report.room, RULES[self._options.write])
                 self._report = with_state(self._report, report.state)
-            case Holds():
+            case Holds(), _Stage.OPENED:
                 self._contents.add(report)
-            case Complete():
+            case Complete(), _Stage.OPENED:
+                self._stage = _Stage.COMPLETE
                 self._telling = self._loop.create_task(self._take_up())
+            case Fails(), _:
+                pass  # the supervisor keeps the reason: the end follows
+            case _:
+                raise ProtocolError(f"{type(report).__name__} at the wrong time")
 
     def ended(self, slot: int, why: str) -> None:
         """The worker is gone: there is no disk tier until the next one."""
@@ -172,6 +192,11 @@ class Disk:
         self._note(standing=Standing.DOWN, trouble=why)
         if not self._supervisor.leaving:
             log.warning("no disk tier: %s", why)
+
+    def failed(self, why: str) -> None:
+        """There is no worker to be had: it is tried again later."""
+        self._note(standing=Standing.DOWN, trouble=why)
+        log.warning("no disk tier: %s", why)
 
     async def _take_up(self) -> None:
         """The index learns what is on disk; then the work begins."""
@@ -211,3 +236,7 @@ class Disk:
         }
         self._report = msgspec.structs.replace(self._report, **news)
         self._owner.tell_disk(self._report.pack())
+
+
+def _too_small(spared: int) -> str:
+    return f"{spared:,} pages stay in memory alone: disk.size is too small for all" if spared else ""

@@ -1,0 +1,144 @@
+"""Pages that had to leave memory are found on disk, and come back as they were."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from disk import ABSENT, HERE, NO_ROOM, NOT_YET, DiskDaemon, Engine, keys_of
+from pagetier.shm.protocol import Fetch, Fetched
+from running import RunningDaemon, eventually
+
+FRAMES = 16
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DiskDaemon]:
+    with DiskDaemon(FRAMES) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(daemon: DiskDaemon) -> Iterator[Engine]:
+    with Engine(daemon) as attached:
+        yield attached
+        assert daemon.findings() == []
+
+
+def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int) -> range:
+    """Pages that are on disk and not in memory."""
+    numbers = range(first, first + pages)
+    engine.store_through(daemon, numbers)
+    engine.store_through(daemon, range(first + 5000, first + 5000 + FRAMES))  # pushes them out
+    assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
+    return numbers
+
+
+def test_evicted_pages_come_back_exactly_and_in_order(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = evicted(daemon, engine, 0, 12)
+    before = daemon.snapshot()
+    assert engine.reach(numbers) == (0, 12)
+    assert engine.fetch(numbers) == [HERE] * 12
+    assert engine.reach(numbers) == (12, 12)
+    assert engine.places(numbers) == {"memory": 12}
+    after = daemon.snapshot()
+    assert after.disk_work.read - before.disk_work.read == 12
+    assert after.tiers.disk.hits - before.tiers.disk.hits == 12
+
+
+def test_a_prefix_in_memory_and_the_rest_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = evicted(daemon, engine, 100, 10)
+    assert engine.fetch(numbers[:4]) == [HERE] * 4
+    assert engine.reach(numbers) == (4, 10)
+    assert engine.fetch(numbers) == [HERE] * 10
+    assert engine.fetch(numbers) == [HERE] * 10  # as it is there, at once
+
+
+def test_two_fetches_of_the_same_pages_share_the_reading(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = evicted(daemon, engine, 200, 10)
+    before = daemon.snapshot().disk_work.read
+    with Engine(daemon) as other:
+        for asking in (engine, other):
+            asking.ask_fetch(numbers)
+        assert [list(asking.answer().outcomes) for asking in (engine, other)] == [[HERE] * 10] * 2
+        assert other.places(numbers) == {"memory": 10}
+    assert daemon.snapshot().disk_work.read - before == 10
+
+
+def test_a_deadline_of_nothing_is_answered_at_once_and_the_pages_come_all_the_same(
+    daemon: DiskDaemon, engine: Engine
+) -> None:
+    numbers = evicted(daemon, engine, 300, 8)
+    assert set(engine.fetch(numbers, 0)) <= {HERE, NOT_YET}
+    assert eventually(lambda: engine.reach(numbers) == (8, 8))
+    numbers = evicted(daemon, engine, 320, 8)
+    for odd in (-1.0, float("nan")):
+        assert set(engine.fetch(numbers, odd)) <= {HERE, NOT_YET}
+    assert set(engine.fetch(numbers, float("inf"))) == {HERE}
+
+
+def test_a_deadline_that_is_too_short(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = evicted(daemon, engine, 400, 8)
+    engine.ask_fetch(numbers, 1e-9)
+    answer = engine.answer()
+    assert set(answer.outcomes) <= {HERE, NOT_YET}
+    assert bool(answer.reason) is (NOT_YET in answer.outcomes)
+    assert eventually(lambda: engine.reach(numbers) == (8, 8))
+
+
+def test_unknown_keys_are_absent_and_so_is_what_follows_them(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = evicted(daemon, engine, 500, 6)
+    assert engine.fetch([90_000, 90_001]) == [ABSENT] * 2
+    assert engine.fetch([*numbers[:3], 90_000, *numbers[3:]]) == [HERE] * 3 + [ABSENT] * 4
+    assert engine.reach(numbers) == (3, 6)
+    assert engine.fetch([]) == []
+
+
+def test_more_than_the_arena_holds_comes_as_a_prefix(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = evicted(daemon, engine, 600, 2 * FRAMES)
+    outcomes = engine.fetch(numbers)
+    came = outcomes.index(NO_ROOM)
+    assert outcomes == [HERE] * came + [NO_ROOM] * (len(numbers) - came)
+    assert 0 < came <= FRAMES
+    assert engine.reach(numbers) == (came, len(numbers))
+    assert engine.places(numbers[:came]) == {"memory": came}
+
+
+def test_pages_in_use_leave_no_room_for_others(daemon: DiskDaemon, engine: Engine) -> None:
+    from pagetier.shm._core import Pins
+
+    numbers = evicted(daemon, engine, 700, 4)
+    held = range(5700, 5700 + FRAMES)
+    engine.store(held)
+    with engine.session.match(Pins, None, keys_of(held)) as pins:
+        outcomes = engine.fetch(numbers)
+        assert len(pins) == FRAMES
+        assert outcomes == [NO_ROOM] * 4
+    assert engine.fetch(numbers) == [HERE] * 4
+
+
+@pytest.mark.parametrize("length", [1, 31, 33, 63])
+def test_keys_of_a_wrong_length_are_refused_in_words(engine: Engine, length: int) -> None:
+    answer = engine.link.ask(Fetch(1, bytes(length), 1.0), 10)
+    assert isinstance(answer, Fetched)
+    assert answer.outcomes == b""
+    assert "no whole number of keys" in answer.reason
+
+
+def test_the_same_key_many_times(daemon: DiskDaemon, engine: Engine) -> None:
+    (number,) = evicted(daemon, engine, 800, 1)
+    assert engine.fetch([number] * 50) == [HERE] * 50
+
+
+def test_without_a_disk_what_is_not_in_memory_is_absent() -> None:
+    with RunningDaemon("1MiB") as daemon, Engine(daemon) as engine:
+        engine.store(range(4))
+        began = time.monotonic()
+        engine.ask_fetch(range(6))
+        answer = engine.answer()
+        assert list(answer.outcomes) == [HERE] * 4 + [ABSENT] * 2
+        assert "no disk tier" in answer.reason
+        assert time.monotonic() - began < 5
+        assert engine.fetch(range(4), 0) == [HERE] * 4

@@ -1,0 +1,84 @@
+"""Workers that can not start, say nothing or talk nonsense: ended, started again later, and no harm done."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from disk import ABSENT, HERE, Engine, TroubledDaemon
+from impostor import impostor
+from pagetier.daemon.disk.report import Standing
+
+
+def test_a_worker_that_can_not_start_is_tried_again_later_and_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impostor(tmp_path, monkeypatch, "os._exit(3)")
+    with TroubledDaemon() as daemon, Engine(daemon) as engine:
+        assert daemon.until(lambda disk: disk.restarts >= 3)
+        report = daemon.report()
+        assert report.standing is Standing.DOWN
+        assert "ended with exit code 3" in report.trouble
+        assert len(daemon.lines("no disk tier")) <= report.restarts + 2
+        assert report.restarts < 8
+        engine.store(range(4))
+        assert engine.fetch(range(6)) == [HERE] * 4 + [ABSENT] * 2
+        assert "down: its worker ended with exit code 3" in daemon.doctor()
+        assert "down, its worker ended" in " ".join(daemon.pagetier("stats").output.split())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "b'\\xff' * 100",
+        "b'HTTP/1.1 200 OK'",
+        "message(['holds', bytes(32), b'', b'', bytes(4), []])",
+        "message(['holds', bytes(32), bytes(8), bytes(8), bytes(4), []])",
+        "message(['wrote', 1, b'\\1' * 99, '', 0])",
+        "message(['hasread', 1, 99, b'\\1' * 99, b'', ''])",
+        "message(['complete'])",
+        "message(['opened', -1, STATE])",
+        "message(['opened', 1 << 70, STATE])",
+        "message(['opened', 10, STATE]) + message(['holds', bytes(32), bytes(8), bytes(8), bytes(4), [SPACE]])"
+        " + message(['complete']) + message(['hasread', 1, 0, b'\\1', b'', ''])"
+        " + message(['wrote', 1, b'\\7' * 8, '', 0])",
+        "message(['tells', None])",
+        "message(['fails', 'x' * 99999])",
+    ],
+)
+def test_a_worker_that_talks_nonsense_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    impostor(
+        tmp_path,
+        monkeypatch,
+        "import msgspec, struct",
+        "def message(fields):",
+        "    body = msgspec.msgpack.encode(fields)",
+        "    return struct.pack('<I', len(body)) + body",
+        "STATE = dict.fromkeys('file_bytes cap_bytes used_frames room disk_free disk_total last_sync'.split(), 7)",
+        "STATE |= {'clean': True, 'opened': 'so'}",
+        "SPACE = [bytes(32), 'nonsense', 16, 0, 0]",
+        "there.recv(9999)",
+        f"there.sendall({said})",
+        "time.sleep(99)",
+    )
+    with TroubledDaemon() as daemon, Engine(daemon) as engine:
+        engine.store(range(12))
+        assert daemon.until(lambda disk: disk.restarts >= 2 or disk.standing is Standing.OPEN), daemon.told()
+        assert engine.fetch([7, 99]) == [HERE, ABSENT]
+        assert daemon.findings() == []
+
+
+def test_a_worker_that_says_nothing_is_waited_for_without_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impostor(tmp_path, monkeypatch, "time.sleep(99)")
+    with TroubledDaemon() as daemon, Engine(daemon) as engine:
+        engine.store(range(40))
+        assert daemon.report().standing is Standing.STARTING
+        assert "being opened" in daemon.pagetier("flush", "--to-disk").output
+        assert engine.fetch([999]) == [ABSENT]
+        began = time.monotonic()
+        daemon.stop()
+        assert time.monotonic() - began < 10

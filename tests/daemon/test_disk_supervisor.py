@@ -1,0 +1,185 @@
+"""A worker is kept running, whatever becomes of it, and nothing of the dead ones stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from impostor import impostor
+from numbered import GEOMETRY
+from pagetier.daemon.disk import process, supervisor
+from pagetier.daemon.disk.supervisor import Supervisor
+from pagetier.daemon.options import Disk
+from pagetier.shm.process import Process
+from pagetier.shm.protocol import BUILD
+from pagetier.shm.segments import Segments, Wish, take
+from pagetier.tiers.messages import Leave, Report
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.deaths: list[str] = []
+        self.failures: list[str] = []
+
+    def started(self, slot: int) -> None:
+        self.begun.append(slot)
+
+    def hear(self, report: Report) -> None:
+        pass
+
+    def ended(self, slot: int, why: str) -> None:
+        assert slot == self.begun[-1]
+        self.deaths.append(why)
+
+    def failed(self, why: str) -> None:
+        self.failures.append(why)
+
+
+@pytest.fixture
+def segments() -> Iterator[Segments]:
+    taken = take(Wish(f"pagetier-test-{secrets.token_hex(6)}", GEOMETRY, BUILD))
+    yield taken
+    assert taken.owner.check_integrity() == []
+    taken.remove()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.01)
+
+
+def supervised(segments: Segments, test: Callable[[Supervisor, Watcher], Awaitable[None]], folder: Path) -> Watcher:
+    """Runs a supervisor as long as the test takes, and stops it; the watcher that it had."""
+    watcher = Watcher()
+
+    class Reaping(Watcher):
+        def ended(self, slot: int, why: str) -> None:
+            segments.owner.reap(slot)
+            watcher.ended(slot, why)
+
+    reaping = Reaping()
+    reaping.begun, reaping.failures = watcher.begun, watcher.failures
+
+    async def run() -> None:
+        options = Disk(path=folder / "disk", size=1 << 26)
+        running = Supervisor(segments, options, reaping, asyncio.get_running_loop())
+        running.start()
+        await test(running, watcher)
+        await running.stop(5.0)
+
+    asyncio.run(run())
+    return watcher
+
+
+async def until(what: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if what():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it takes too long")
+
+
+def children() -> set[int]:
+    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+
+
+def test_twenty_dead_workers_leave_nothing_behind(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impostor(tmp_path, monkeypatch, "os._exit(3)")
+    before = children(), len(list(Path("/proc/self/fd").iterdir()))
+
+    async def test(running: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: len(watcher.deaths) >= 20)
+        assert running.restarts >= 19
+
+    watcher = supervised(segments, test, tmp_path)
+    gc.collect()
+    assert set(watcher.deaths) <= {"its worker ended with exit code 3", "its worker was killed by signal 9"}
+    assert watcher.failures == []
+    assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
+    assert segments.owner.takers() == []
+    assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == before
+
+
+def test_what_a_worker_said_last_is_heard(segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    impostor(
+        tmp_path,
+        monkeypatch,
+        "import msgspec, struct",
+        "body = msgspec.msgpack.encode(['fails', 'the folder is on the moon'])",
+        "there.recv(9999)",
+        "there.sendall(struct.pack('<I', len(body)) + body)",
+        "os._exit(4)",
+    )
+
+    async def test(_: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: len(watcher.deaths) >= 8)
+
+    assert set(supervised(segments, test, tmp_path).deaths[:8]) == {"the folder is on the moon"}
+
+
+def test_a_worker_that_hangs_up_is_ended(segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    impostor(tmp_path, monkeypatch, "there.shutdown(socket.SHUT_RDWR)", "there.close()", "time.sleep(99)")
+
+    async def test(_: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: len(watcher.deaths) >= 2)
+
+    deaths = supervised(segments, test, tmp_path).deaths
+    assert all("killed by signal 9" in why or "can not be told what to serve" in why for why in deaths)
+
+
+@pytest.mark.parametrize("broken", ["pid", "program"])
+def test_a_worker_that_can_not_be_started_leaves_nothing(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(
+        *{
+            "pid": (Process, "watch", refuse),
+            "program": (process, "_start", refuse),
+        }[broken]
+    )
+    before = children(), len(list(Path("/proc/self/fd").iterdir()))
+
+    async def test(_: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: len(watcher.failures) >= 5)
+
+    watcher = supervised(segments, test, tmp_path)
+    assert watcher.failures[0] == "its worker can not be started: [Errno 24] Too many open files"
+    assert watcher.begun == []
+    assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == before
+
+
+def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -> None:
+    me = Process.of(os.getpid())
+    while segments.owner.attach(me.pid, 0, me.started, secrets.randbits(60), "engine") >= 0:
+        pass
+
+    async def test(_: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: len(watcher.failures) >= 2)
+
+    watcher = supervised(segments, test, tmp_path)
+    assert set(watcher.failures) == {"its worker can not be started: all slots are taken"}
+    assert children() == set()
+    for taker in segments.owner.takers():
+        segments.owner.reap(taker["slot"])
+
+
+def test_a_worker_leaves_when_it_is_told(segments: Segments, tmp_path: Path) -> None:
+    async def test(running: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: bool(watcher.begun) and (tmp_path / "disk/state").exists())
+        running.leaving = True
+        running.send(Leave())
+        await until(lambda: watcher.deaths != [])
+
+    assert supervised(segments, test, tmp_path).deaths == ["its worker ended with exit code 0"]

@@ -1,0 +1,87 @@
+"""The process that has the disk may be killed, stopped or of no use: engines go on, and it is soon back."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from disk import ABSENT, HERE, NOT_YET, REFUSED, DiskDaemon, Engine
+from pagetier.daemon.disk.report import Standing
+from running import eventually
+
+FRAMES = 32
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DiskDaemon]:
+    with DiskDaemon(FRAMES) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(daemon: DiskDaemon) -> Iterator[Engine]:
+    with Engine(daemon) as attached:
+        yield attached
+        assert daemon.findings() == []
+
+
+def on_disk(daemon: DiskDaemon, engine: Engine, first: int) -> range:
+    """Pages that are on disk alone."""
+    numbers = range(first, first + 8)
+    engine.store_through(daemon, numbers)
+    engine.store_through(daemon, range(first + 5000, first + 5000 + FRAMES))
+    assert eventually(lambda: engine.places(numbers)["disk"] == 8)
+    return numbers
+
+
+def test_a_killed_worker_is_soon_back_and_memory_never_misses(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = on_disk(daemon, engine, 0)
+    warm = range(20_000, 20_008)
+    engine.store(warm)
+    restarts = daemon.report().restarts
+    pid = daemon.kill_worker()
+    began = time.monotonic()
+    assert eventually(lambda: engine.reach(numbers)[1] == 0)
+    while daemon.report().standing is not Standing.OPEN or daemon.report().restarts == restarts:
+        assert engine.places(warm) == {"memory": 8}
+        assert time.monotonic() - began < 20
+    assert eventually(lambda: engine.reach(numbers) == (0, 8))
+    assert engine.fetch(numbers) == [HERE] * 8
+    assert daemon.worker() != pid
+    assert daemon.report().restarts == restarts + 1
+    assert len(daemon.lines("killed by signal 9")) == daemon.log.read_text().count("killed by signal 9") >= 1
+
+
+def test_a_fetch_ends_when_the_worker_dies(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = on_disk(daemon, engine, 100)
+    restarts = daemon.report().restarts
+    daemon.kill_worker(signal.SIGSTOP)
+    engine.ask_fetch(numbers)
+    engine.store([30_000])  # by then the fetch has been taken
+    daemon.kill_worker()
+    answer = engine.answer()
+    assert list(answer.outcomes) == [ABSENT] * 8
+    assert "gone" in answer.reason
+    assert engine.fetch(numbers) in ([ABSENT] * 8, [HERE] * 8)
+    daemon.wait_open(restarts + 1)
+    assert engine.fetch(numbers) == [HERE] * 8
+
+
+def test_a_stopped_worker_holds_up_nobody(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = on_disk(daemon, engine, 200)
+    daemon.kill_worker(signal.SIGSTOP)
+    began = time.monotonic()
+    engine.ask_fetch(numbers, 0.3)
+    answer = engine.answer()
+    assert list(answer.outcomes) == [NOT_YET] * 8
+    assert "in time" in answer.reason
+    assert time.monotonic() - began < 10
+    for first in range(40_000, 40_000 + 4 * FRAMES, 4):  # several arenas full: nothing is refused
+        assert REFUSED not in engine.store(range(first, first + 4))
+        assert engine.places(range(first, first + 4)) == {"memory": 4}
+    assert daemon.findings() == []
+    daemon.kill_worker(signal.SIGCONT)
+    assert eventually(lambda: engine.fetch(numbers) == [HERE] * 8)

@@ -1,0 +1,277 @@
+"""A daemon with a disk tier, and an engine that does without the client: pages follow from their number."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import secrets
+import signal
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from click.testing import CliRunner, Result
+
+from pagetier.daemon.cli import main
+from pagetier.daemon.disk.report import DiskReport, Standing
+from pagetier.daemon.stats import Snapshot, take_snapshot
+from pagetier.shm._core import Observer, Pins, Session
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Answer, Attach, Fetch, Fetched, Request, Reserve, Reserved, Save, Saved, Space
+from running import START_S, RunningDaemon, eventually
+
+PAGE, FRAME = 60_000, 1 << 16
+SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)
+WAIT_S = 30.0
+PRESENT, REFUSED = 1, 3
+HERE, NOT_YET, ABSENT, NO_ROOM = 0, 1, 2, 3
+
+
+def key_of(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+def keys_of(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(key_of, numbers))
+
+
+def content_of(number: int) -> bytes:
+    return np.random.default_rng(number).bytes(PAGE)
+
+
+class DiskDaemon(RunningDaemon):
+    """With an arena of so many frames, a page each, and a disk tier in a folder of its own.
+
+    Its worker must be gone when it is.
+    """
+
+    def __init__(self, frames: int = 16, size: str = "64MiB", *more: str) -> None:
+        super().__init__(str(frames * FRAME), str(FRAME), "--disk-environments", "2", *more)
+        self.disk = Path(self.folder.name) / "disk"
+        self._size = size
+        self._workers: set[int] = set()
+
+    def start(self, *more: str) -> Self:
+        """Starts it and waits until it serves; the disk tier may be opening still."""
+        return super().start("--disk-path", str(self.disk), "--disk-size", self._size, *more)
+
+    def open(self, *more: str) -> Self:
+        """Starts it and waits for the disk tier, too."""
+        self.start(*more)
+        self.wait_open()
+        return self
+
+    def wait_open(self, restarts: int = 0) -> None:
+        """Until the disk tier is open, with a worker that is at least the so-manieth after the first."""
+        assert self.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts >= restarts), self.told()
+
+    def until(self, what: Any, seconds: float = WAIT_S) -> bool:
+        """Whether the disk tier's report becomes so in time."""
+        return eventually(lambda: bool(what(self.report())), seconds)
+
+    def told(self) -> str:
+        """All that is known, for who fails."""
+        return f"{self.report()}\n{self.log.read_text()}"
+
+    def lines(self, words: str) -> list[str]:
+        """Lines of the log with these words."""
+        return [line for line in self.log.read_text().splitlines() if words in line]
+
+    def snapshot(self) -> Snapshot:
+        """What `pagetier stats` shows."""
+        with self._looking() as (_, (index, locks)):
+            return take_snapshot(Observer(index, locks))
+
+    def report(self) -> DiskReport:
+        """What the disk tier says of itself."""
+        return self.snapshot().disk
+
+    def ask(self, request: Request) -> Answer:
+        """As somebody who only looks."""
+        with self._looking() as (link, _):
+            return link.ask(request, WAIT_S)
+
+    def save(self) -> Saved:
+        """Writes everything to disk, and waits until it is or can not be."""
+        ends = time.monotonic() + WAIT_S
+        while True:
+            told = self.ask(Save(1))
+            assert isinstance(told, Saved)
+            if told.synced or told.trouble:
+                return told
+            assert time.monotonic() < ends, f"{told} {self.told()}"
+            time.sleep(0.02)
+
+    def pagetier(self, *words: str) -> Result:
+        """Runs a command of `pagetier` on this daemon."""
+        variables = {name: None for name in os.environ if name.startswith("PAGETIER_")}
+        runner = CliRunner(env={**variables, "PAGETIER_NAME": self.name})
+        return runner.invoke(main, [words[0], "--socket", str(self.socket), *words[1:]])
+
+    def doctor(self) -> str:
+        """What `pagetier doctor` says, with this daemon's configuration."""
+        config = Path(self.folder.name) / "pagetier.toml"
+        config.write_text(f'[disk]\npath = "{self.disk}"\nsize = "{self._size}"\n')
+        return self.pagetier("doctor", "--config", str(config)).output
+
+    def worker(self) -> int:
+        """The worker's pid; 0 while there is none."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for pid in map(int, children.read_text().split()):
+            if b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                self._workers.add(pid)
+                return pid
+        return 0
+
+    def kill_worker(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signals the worker; its pid."""
+        pid = self.worker()
+        assert pid, self.told()
+        os.kill(pid, number)
+        return pid
+
+    def data_files(self) -> list[Path]:
+        """Those with pages in them."""
+        return sorted(self.disk.glob("*/data.mdb"))
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None and self.worker():
+            self.kill_worker(signal.SIGCONT)
+        super().__exit__(kind, error, trace)
+        if error is None:
+            assert eventually(lambda: not any(map(_is_worker, self._workers))), "a worker was left"
+
+
+class TroubledDaemon(DiskDaemon):
+    """One whose disk tier is not expected to open."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+class Engine:
+    """An attached process. What it finds under a key is compared with what belongs there."""
+
+    def __init__(self, daemon: RunningDaemon) -> None:
+        self._numbers = itertools.count(1)
+        self._token = secrets.randbits(63)
+        self._path = daemon.socket
+        self.attach()
+
+    def attach(self) -> None:
+        """To this daemon or the next one."""
+        assert eventually(self._attached, START_S)
+
+    def _attached(self) -> bool:
+        try:
+            self.link = Link(self._path, START_S)
+        except LinkError:
+            return False
+        try:
+            greeting = self.link.greet(Attach(BUILD, self._token, "engine"), START_S)
+        except LinkError:
+            self.link.close()
+            return False
+        index, locks, arena = greeting.descriptors
+        self.session = Session(index, locks, arena, greeting.welcome.slot)
+        for descriptor in greeting.descriptors:
+            os.close(descriptor)
+        return True
+
+    def store(self, numbers: Iterable[int]) -> bytes:
+        """Stores pages that follow each other; the outcomes."""
+        pages = list(numbers)
+        sizes = struct.pack(f"<{len(pages)}Q", *[PAGE] * len(pages))
+        answer = self.link.ask(Reserve(next(self._numbers), SPACE, 0, 1, keys_of(pages), sizes), WAIT_S)
+        assert isinstance(answer, Reserved)
+        for at, number in enumerate(pages):
+            if answer.outcomes[at] == 0:
+                self._write(answer.entries[4 * at : 4 * at + 4], answer.serials[8 * at : 8 * at + 8], number)
+        return answer.outcomes
+
+    def _write(self, entry: bytes, serial: bytes, number: int) -> None:
+        content = np.frombuffer(content_of(number), np.uint8)
+        assert self.session.copy_in(entry, _u64(content.ctypes.data), _u64(PAGE), 0, 1) == 1
+        assert self.session.publish(entry, serial, 0) == b"\1"
+
+    def ask_fetch(self, numbers: Iterable[int], deadline: float = WAIT_S) -> None:
+        """Asks, and does not wait."""
+        self.link.send(Fetch(next(self._numbers), keys_of(numbers), deadline), WAIT_S)
+
+    def answer(self) -> Fetched:
+        """The next answer to a fetch."""
+        ends = time.monotonic() + 2 * WAIT_S
+        while time.monotonic() < ends:
+            for answer in self.link.read(1.0):
+                assert isinstance(answer, Fetched)
+                return answer
+        raise AssertionError("a fetch is not answered")
+
+    def fetch(self, numbers: Iterable[int], deadline: float = WAIT_S) -> list[int]:
+        """From disk to memory; the outcomes."""
+        self.ask_fetch(numbers, deadline)
+        return list(self.answer().outcomes)
+
+    def where(self, number: int) -> str:
+        """memory (with the right bytes), disk, or nowhere."""
+        with self.session.match(Pins, None, key_of(number)) as pins:
+            if not len(pins):
+                return "disk" if pins.reach else "nowhere"
+            into = np.zeros(PAGE, np.uint8)
+            assert self.session.copy_out(pins, 0, _u64(into.ctypes.data), _u64(PAGE), 1) == 1
+            assert into.tobytes() == content_of(number), f"page {number} has other bytes"
+            return "memory"
+
+    def places(self, numbers: Iterable[int]) -> Counter[str]:
+        """How many are where."""
+        return Counter(map(self.where, numbers))
+
+    def reach(self, numbers: Sequence[int]) -> tuple[int, int]:
+        """How many pages of a chain are in memory, and how many in memory or on disk."""
+        with self.session.match(Pins, None, keys_of(numbers)) as pins:
+            return len(pins), pins.reach
+
+    def store_through(self, daemon: DiskDaemon, numbers: Sequence[int], at_once: int = 8) -> None:
+        """Stores many, a few at a time, and waits each time until they are on disk."""
+        for first in range(0, len(numbers), at_once):
+            assert REFUSED not in self.store(numbers[first : first + at_once])
+            assert not daemon.save().trouble, daemon.told()
+
+    def store_slowly(self, numbers: Sequence[int], pause: float = 0.05) -> None:
+        """Stores one by one: on a machine that is not too busy, writing behind keeps up."""
+        for number in numbers:
+            assert REFUSED not in self.store([number])
+            time.sleep(pause)
+
+    def close(self) -> None:
+        self.session.retire()
+        self.link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _u64(number: int) -> bytes:
+    return number.to_bytes(8, "little")
