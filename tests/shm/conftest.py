@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from disk_place import EVICTED, Place
 from numbered import GEOMETRY
 from pagetier.shm.segments import Wish
 
@@ -21,3 +22,19 @@ def wish() -> Iterator[Wish]:
     for path in left:
         path.unlink()
     assert left == [], "the test left shared memory"
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """An index in anonymous memory; sound at the end, whatever was asked."""
+    there = Place()
+    yield there
+    assert there.sound()
+    there.memory.close()
+
+
+@pytest.fixture
+def disk(place: Place) -> Place:
+    """The same with a disk that has room for 8 frames."""
+    place.owner.disk_open(8, EVICTED)
+    return place

@@ -1,0 +1,117 @@
+"""The disk tier's part of the binding, asked for what makes no sense: refused or ignored, and the index stays sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disk_place import EVICTED, FRAME, GRANTED, THROUGH, Place, ints, key, u32, u64
+from memory import DAY_NS
+
+REFUSED: list[tuple[str, tuple[object, ...]]] = [
+    ("disk_open", (8, 3)),
+    ("disk_rule", (3,)),
+    ("disk_report", (b"k" * 31, b"", b"", b"")),
+    ("disk_report", (b"k" * 32, bytes(8), bytes(4), b"")),
+    ("disk_report", (b"k" * 32, bytes(8), bytes(8), bytes(8))),
+    ("disk_damaged", (b"k" * 33,)),
+    ("end_orders", (bytes(4), b"")),
+    ("end_orders", (bytes(3), b"")),
+    ("fetch", (56, 1, b"")),
+    ("fetch", (0, 1, b"k")),
+    ("sizes", (bytes(5),)),
+    ("chains", (bytes(1),)),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), REFUSED)
+def test_arguments_that_make_no_sense_are_refused(disk: Place, name: str, arguments: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match=r"no rule|no slot|no whole number|elements"):
+        getattr(disk.owner, name)(*arguments)
+
+
+def test_nothing_works_before_the_adoption(place: Place) -> None:
+    owner = place.memory.owner()
+    calls: list[Callable[[], object]] = [
+        lambda: owner.disk_open(8, EVICTED),
+        lambda: owner.disk_rule(EVICTED),
+        owner.unwritten,
+        owner.disk_close,
+        lambda: owner.disk_report(b"", b"", b"", b""),
+        owner.disk_drops,
+        lambda: owner.disk_damaged(b""),
+        lambda: owner.frames_ahead(1),
+        lambda: owner.order_writes(1, 1),
+        lambda: owner.end_orders(b"", b""),
+        lambda: owner.fetch(0, 1, b""),
+        lambda: owner.sizes(b""),
+        lambda: owner.chains(b""),
+        lambda: owner.count_fetched(0, 0, 0),
+        lambda: owner.tell_disk(b""),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="adopt"):
+            call()
+
+
+names = st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1, max_size=6)
+numbers = st.lists(st.integers(0, 14) | st.integers(0, 2**32 - 1), max_size=6)
+
+
+def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
+    """What a daemon that is out of its mind might ask for."""
+    keys = names.map(lambda some: b"".join(map(key, some)))
+    reports = st.lists(
+        st.tuples(
+            st.sampled_from("abcdefghijklmnop"),
+            st.sampled_from([FRAME, 2 * FRAME, 3, 0, 2**64 - 1]),
+            st.integers(0, 2),
+            st.integers(0, 2**64 - 1),
+        ),
+        max_size=8,
+    )
+    return st.one_of(
+        st.tuples(st.just("disk_open"), st.tuples(st.integers(0, 12), st.integers(0, 2))),
+        st.tuples(st.just("disk_rule"), st.tuples(st.integers(0, 2))),
+        st.tuples(st.just("disk_close"), st.just(())),
+        reports.map(
+            lambda r: (
+                "disk_report",
+                (
+                    b"".join(key(n) for n, *_ in r),
+                    u64(*(n for _, n, *_ in r)),
+                    u32(*(n for *_, n, _ in r)),
+                    u64(*(n for *_, n in r)),
+                ),
+            )
+        ),
+        st.tuples(st.just("disk_damaged"), st.tuples(keys)),
+        st.tuples(st.just("order_writes"), st.tuples(st.integers(0, 20), st.integers(0, 20))),
+        numbers.map(lambda n: ("end_orders", (u32(*n), bytes(at % 5 for at in range(len(n)))))),
+        st.tuples(st.just("fetch"), st.tuples(st.just(0), st.sampled_from([1, DAY_NS]), keys)),
+        keys.map(lambda k: ("reserve", (0, 0, 0, 1, DAY_NS, k, u64(*[FRAME + len(k) % 3] * (len(k) // 32))))),
+        st.tuples(st.just("evict"), st.tuples(st.integers(0, 8), st.integers(0, 9))),
+        st.tuples(st.just("flush"), st.tuples(st.integers(-1, 3), st.integers(0, 5))),
+        st.tuples(st.just("settle"), st.just(())),
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(steps(), max_size=40), st.randoms(use_true_random=False))
+def test_whatever_is_asked_the_index_stays_sound(asked: list[tuple[str, tuple[Any, ...]]], chance: Any) -> None:
+    place = Place()
+    place.owner.disk_open(6, THROUGH)
+    for name, arguments in asked:
+        got = getattr(place.owner, name)(*arguments)
+        if name in ("fetch", "reserve"):
+            for outcome, entry, serial in zip(got[0], ints(got[1], 4), ints(got[2], 8), strict=True):
+                if outcome == GRANTED and chance.random() < 0.7:
+                    place.session.publish(u32(entry), u64(serial), 0)
+                elif outcome == GRANTED and chance.random() < 0.7:
+                    place.session.abandon(u32(entry), u64(serial), 0)
+        assert place.owner.check_integrity() == [], name
+    place.memory.close()

@@ -1,0 +1,211 @@
+"""The disk tier as the daemon's Python sees it: what goes there, what comes back, what leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from disk_place import (
+    ABSENT,
+    AGAIN,
+    DISK,
+    DONE,
+    EVICTED,
+    FAILED,
+    FRAME,
+    GEOMETRY,
+    GRANTED,
+    MEMORY,
+    PENDING,
+    PRESENT,
+    SECOND,
+    SPARED,
+    THROUGH,
+    Place,
+    ints,
+    key,
+    u32,
+    u64,
+)
+from memory import DAY_NS
+from pagetier.shm._core import Observer, Pins
+
+
+def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
+    disk.store("a"), disk.store("b", 2 * FRAME)
+    assert len(disk.write()) == 2 and disk.match("a", "b", "x") == (2, 2)
+    disk.evict_all()
+    assert disk.match("a", "b", "x") == (0, 2) and disk.match("x", "a") == (0, 0)
+    outcomes, entries, serials = disk.owner.fetch(disk.slot, DAY_NS, key("a") + key("b") + key("x"))
+    assert list(outcomes) == [GRANTED, GRANTED, ABSENT] and ints(disk.owner.sizes(entries[:8]), 8) == [FRAME, 2 * FRAME]
+    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0]) == [PENDING] and disk.match("a", "b") == (0, 2)
+    disk.fill(ints(entries, 4)[0], ints(serials, 8)[0], b"a" * FRAME)
+    assert disk.match("a", "b") == (1, 2) and disk.load("a") == b"a" * FRAME
+    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0]) == [PRESENT]
+    disk.session.abandon(entries[4:8], serials[8:16], 0)
+    assert disk.owner.settle() == 0 and disk.match("a", "b") == (1, 2) and disk.owner.disk_drops() == b""
+
+
+def test_a_miss_and_a_repin_reach_no_further_than_they_hold(disk: Place) -> None:
+    disk.store("a")
+    with disk.session.match(Pins, None, key("a")) as pins:
+        again = disk.session.repin(Pins, None, pins.entries, pins.serials)
+        assert (len(again), again.reach) == (1, 1)
+        again.release()
+    assert disk.match() == (0, 0) and disk.match("x") == (0, 0)
+
+
+def test_orders_name_the_pages_as_they_are(disk: Place) -> None:
+    first, second = disk.store("a"), disk.store("b", 3 * FRAME - 1)
+    entries, serials, keys, sizes, spaces, ticks, chains = disk.owner.order_writes(100, 100)
+    assert ints(entries, 4) == [first, second] and keys == key("a") + key("b")
+    assert ints(sizes, 8) == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
+    assert ints(spaces, 4) == [disk.space] * 2 and len(ints(ticks, 8)) == 2
+    assert chains == disk.owner.chains(entries) and len({*ints(chains, 4), 0}) == 3
+    pins = disk.session.repin(Pins, None, entries, serials)
+    frames = [ints(disk.session.chain(entry), 4) for entry in ints(entries, 4)]
+    assert len(pins) == 2 and [len(chain) for chain in frames] == [1, 3] and len({*frames[0], *frames[1]}) == 4
+    pins.release()
+    assert disk.owner.order_writes(100, 100) == (b"",) * 7
+    assert disk.owner.flush(-1, MEMORY | DISK) == (0, 2) and disk.owner.evict(8, 100) == 0
+
+
+def test_orders_keep_to_their_limits(disk: Place) -> None:
+    for name in "abcd":
+        disk.store(name)
+    assert disk.owner.order_writes(100, 0)[0] == b"" and disk.owner.order_writes(0, 100)[0] == b""
+    assert len(disk.owner.order_writes(100, 1)[0]) == 4 and len(disk.owner.order_writes(2, 100)[0]) == 8
+
+
+@pytest.mark.parametrize("result", [FAILED, SPARED, AGAIN, 77])
+def test_what_was_not_written_is_not_on_disk(disk: Place, result: int) -> None:
+    disk.store("a")
+    assert len(disk.write(result)) == 1 and disk.owner.header()["disk_pages"] == 0
+    assert bool(disk.write(result)) == (result not in (FAILED, SPARED))
+    disk.owner.disk_rule(THROUGH)
+    assert len(disk.write()) == 1 and disk.owner.header()["disk_pages"] == 1
+
+
+def test_answers_to_what_nobody_ordered_change_nothing(disk: Place) -> None:
+    entry = disk.store("a")
+    disk.owner.end_orders(u32(entry, 11, 12, 0xFFFFFFFF), bytes([DONE] * 4))
+    assert disk.owner.header()["disk_pages"] == 0
+    ordered = disk.owner.order_writes(100, 100)[0]
+    disk.owner.end_orders(ordered * 2, bytes([DONE, FAILED]))
+    assert disk.owner.header()["disk_pages"] == 1 and disk.owner.header()["disk_written"] == 1
+
+
+def test_the_rules_say_what_is_written(place: Place) -> None:
+    place.store("a"), place.store("b")
+    assert place.write() == [] and place.owner.unwritten()[:2] == (0, 0)
+    place.owner.disk_open(8, SECOND)
+    assert place.write() == [] and place.owner.unwritten()[:2] == (0, 0)
+    place.owner.disk_rule(THROUGH)
+    assert place.owner.unwritten()[:2] == (2, 2 * FRAME)
+    assert len(place.write()) == 2 and place.owner.unwritten()[:2] == (0, 0)
+
+
+def test_frames_ahead_end_at_the_first_unwritten_page(disk: Place) -> None:
+    assert disk.owner.frames_ahead(5) == 5
+    disk.store("a")
+    disk.write()
+    disk.store("b", 2 * FRAME)
+    assert disk.owner.frames_ahead(100) == 5 + 1 and disk.owner.frames_ahead(2) >= 2
+    assert 0 <= disk.owner.frames_ahead(0) <= 8 and disk.owner.frames_ahead(2**64 - 1) == 6
+
+
+def test_a_full_disk_lets_the_coldest_go(disk: Place) -> None:
+    names = [f"page {n}" for n in range(11)]
+    for name in names:
+        disk.store(name)
+        disk.write()
+    assert disk.owner.disk_drops() == b"".join(map(key, names[:3])) and disk.owner.disk_drops() == b""
+    header = disk.owner.header()
+    assert header["disk_used_frames"] == header["disk_frames"] == 8 and header["disk_evicted"] == 3
+
+
+def test_a_report_is_taken_as_far_as_it_makes_sense(disk: Place) -> None:
+    disk.store("other size")
+    reported = {
+        "good": (FRAME, disk.space),
+        "no size": (0, disk.space),
+        "too large": (9 * FRAME, disk.space),
+        "no such space": (FRAME, 7),
+        "unused space": (FRAME, 1),
+        "other size": (FRAME + 1, disk.space),
+    }
+    keys = b"".join(map(key, reported))
+    sizes, spaces = (list(column) for column in zip(*reported.values(), strict=True))
+    disk.owner.disk_report(keys, u64(*sizes), u32(*spaces), u64(*[2**64 - 1] * len(reported)))
+    assert disk.owner.disk_drops() == keys[32:]
+    disk.owner.disk_report(key("good"), u64(FRAME), u32(disk.space), u64(0))
+    assert disk.owner.disk_drops() == b"" and disk.match("good") == (0, 1) and disk.match("other size") == (1, 1)
+    assert disk.owner.header()["disk_pages"] == 1
+
+
+def test_a_report_beyond_the_room_is_cut(disk: Place) -> None:
+    names = [f"page {n}" for n in range(11)]
+    keys = b"".join(map(key, names))
+    disk.owner.disk_report(keys, u64(*[FRAME] * 11), u32(*[disk.space] * 11), u64(*range(11)))
+    assert disk.owner.header()["disk_pages"] == 8 and disk.owner.disk_drops() == keys[:96]
+    disk.owner.disk_close()
+    disk.owner.disk_report(key("late"), u64(FRAME), u32(disk.space), u64(0))
+    assert disk.owner.header()["disk_pages"] == 0 and disk.sound()
+
+
+def test_a_damaged_page_is_forgotten_and_dropped(disk: Place) -> None:
+    disk.store("a")
+    disk.write()
+    disk.evict_all()
+    disk.owner.disk_damaged(key("a") + key("x") + key("a"))
+    assert disk.match("a") == (0, 0) and disk.owner.disk_drops() == key("a")
+    assert disk.owner.header()["disk_damaged"] == 1
+
+
+def test_one_tier_is_flushed_and_the_other_kept(disk: Place) -> None:
+    disk.store("a")
+    disk.write()
+    assert disk.owner.flush(-1, MEMORY) == (1, 0) and disk.match("a") == (0, 1)
+    assert disk.owner.flush(-1, 0) == (0, 0) and disk.owner.flush(7, DISK) == (0, 0)
+    assert disk.owner.flush(disk.space, DISK) == (1, 0) and disk.match("a") == (0, 0)
+    assert disk.owner.disk_drops() == key("a")
+
+
+def test_what_was_on_disk_goes_with_it(disk: Place) -> None:
+    disk.store("a")
+    disk.write()
+    disk.evict_all()
+    disk.store("b")
+    assert disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0] == bytes([GRANTED])
+    disk.owner.disk_open(4, EVICTED)
+    assert disk.match("b") == (1, 1) and disk.match("a") == (0, 0) and disk.sound()
+    disk.owner.reap(disk.slot)
+    assert disk.owner.header()["used_frames"] == 1 and disk.owner.header()["disk_frames"] == 4
+    disk.owner.disk_close()
+    assert disk.owner.fetch(0, DAY_NS, key("a"))[0] == bytes([ABSENT])
+
+
+def test_a_new_daemon_waits_for_the_disk_to_report(disk: Place) -> None:
+    disk.store("a"), disk.store("b")
+    disk.write()
+    disk.owner.evict(GEOMETRY.frames, 1)
+    del disk.owner
+    disk.owner = disk.memory.adopted(1 << disk.slot)
+    assert disk.owner.header()["disk_pages"] == 0 and sum(disk.match(name)[1] for name in "ab") == 1
+
+
+def test_the_tier_says_something_of_itself(disk: Place) -> None:
+    observer = Observer(*disk.memory.descriptors[:2])
+    assert observer.disk_text() == b""
+    for text in (b"all is well", b"", b"\0" * 2048):
+        disk.owner.tell_disk(text)
+        assert observer.disk_text() == text
+    with pytest.raises(ValueError, match="2049 bytes"):
+        disk.owner.tell_disk(b"x" * 2049)
+    assert observer.disk_text() == b"\0" * 2048
+
+
+def test_numbers_out_of_range_are_no_pages(disk: Place) -> None:
+    assert disk.owner.sizes(u32(12, 0xFFFFFFFF)) == bytes(16) and disk.owner.chains(u32(12, 0xFFFFFFFF)) == bytes(8)
+    assert disk.session.chain(12) == disk.session.chain(0xFFFFFFFF) == b""
+    disk.owner.count_fetched(1, 2, 3)
+    assert [disk.owner.header()[name] for name in ("disk_read", "disk_read_bytes", "disk_missed")] == [1, 2, 3]

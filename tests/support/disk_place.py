@@ -1,0 +1,81 @@
+"""A daemon's index with a disk tier and no disk: for tests of the binding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memory import DAY_NS, Memory, attach
+from pagetier.shm._core import Owner, Pins, Session
+from pagetier.shm.segments import Geometry
+
+FRAME = 4096
+GEOMETRY = Geometry(frame_bytes=FRAME, frames=8, entries=12, spaces=2)
+GRANTED, PRESENT, PENDING, FULL, SIZE, ABSENT = range(6)
+EVICTED, THROUGH, SECOND = range(3)
+FAILED, DONE, SPARED, AGAIN = range(4)
+MEMORY, DISK = 1, 2
+
+
+def key(name: str) -> bytes:
+    return name.encode().ljust(32, b".")
+
+
+def u32(*values: int) -> bytes:
+    return np.array(values, np.uint32).tobytes()
+
+
+def u64(*values: int) -> bytes:
+    return np.array(values, np.uint64).tobytes()
+
+
+def ints(packed: bytes, width: int) -> list[int]:
+    numbers: list[int] = np.frombuffer(packed, f"<u{width}").tolist()
+    return numbers
+
+
+class Place:
+    """A daemon, one process that stores and is the disk's worker, too, and a disk without a disk."""
+
+    def __init__(self) -> None:
+        self.memory = Memory(GEOMETRY)
+        self.owner: Owner = self.memory.adopted()
+        self.slot = attach(self.owner, 1)
+        self.session: Session = self.memory.session(self.slot)
+        self.space = self.owner.space(b"s" * 32, "space", 16, 0, 0)
+
+    def fill(self, entry: int, serial: int, content: bytes) -> None:
+        memory = np.frombuffer(content, np.uint8)
+        assert self.session.copy_in(u32(entry), u64(memory.ctypes.data), u64(len(content)), 0, 1) == 1
+        assert self.session.publish(u32(entry), u64(serial), 0) == b"\1"
+        self.owner.settle()
+
+    def store(self, name: str, size: int = FRAME) -> int:
+        """A page whose bytes are its name."""
+        outcomes, entries, serials = self.owner.reserve(self.slot, self.space, 0, 1, DAY_NS, key(name), u64(size))
+        assert outcomes == bytes([GRANTED])
+        self.fill(ints(entries, 4)[0], ints(serials, 8)[0], name.encode() * (size // len(name)))
+        return ints(entries, 4)[0]
+
+    def write(self, result: int = DONE) -> list[int]:
+        """Orders what is to be written, and writes it."""
+        entries, *_ = self.owner.order_writes(1 << 20, 100)
+        self.owner.end_orders(entries, bytes([result]) * (len(entries) // 4))
+        return ints(entries, 4)
+
+    def evict_all(self) -> None:
+        self.owner.evict(GEOMETRY.frames, 100)
+        assert self.owner.free_frames == GEOMETRY.frames
+
+    def match(self, *names: str) -> tuple[int, int]:
+        """How many of these are in memory, and how far they reach."""
+        with self.session.match(Pins, None, b"".join(map(key, names))) as pins:
+            return len(pins), pins.reach
+
+    def load(self, name: str, size: int = FRAME) -> bytes:
+        with self.session.match(Pins, None, key(name)) as pins:
+            into = np.zeros(size, np.uint8)
+            assert self.session.copy_out(pins, 0, u64(into.ctypes.data), u64(size), 1) == 1
+            return into.tobytes()
+
+    def sound(self) -> bool:
+        return self.owner.check_integrity() == []
