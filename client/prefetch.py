@@ -43,7 +43,7 @@ class Prefetch(Owed[int]):
         return self._answer or 0
 
     def _hopeless(self) -> bool:
-        return self._requests.owes_at_once or self._requests.owes_in_time
+        return self._requests.owes_at_once or self._requests.overstays
 
     def _take(self, answer: Answer) -> bool:
         if not isinstance(answer, Fetched):

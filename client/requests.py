@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -50,7 +51,7 @@ class Owed(ABC, Generic[_T]):
         self.pages = pages
         self._requests = requests
         self._link = attachment.link if attachment else None
-        self._due = float("inf")  # time.monotonic() by which a daemon that is well has answered, wherever it is told to
+        self._due = math.inf  # time.monotonic() when a daemon that is well has answered, where it was told by when
         self._answer: _T | None = None
         self._done = False
         self._collected = False
@@ -102,7 +103,7 @@ class Requests:
         return self._overdue > 0
 
     @property
-    def owes_in_time(self) -> bool:
+    def overstays(self) -> bool:
         """Whether the daemon let a time pass by which it was to answer, and was not heard of since."""
         now = time.monotonic()
         with self._guard:

@@ -236,9 +236,10 @@ def test_the_daemon_or_the_client_goes_while_it_waits(daemon: DiskDaemon, client
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match, meanwhile(daemon, answer):
         began = time.monotonic()
-        assert client.load(match, into) == 3
+        count = client.load(match, into)
         assert time.monotonic() - began < LONG_S / 2
-    assert np.array_equal(into[:3], PAGES[:3])
+    assert count == 3 or (how == "close" and count == 0), "closed before it had copied anything"
+    assert full(into) == count and np.array_equal(into[:count], PAGES[:count])
 
 
 def test_in_a_forked_child_it_is_a_miss_or_exact(daemon: DiskDaemon, client: Client) -> None:

@@ -113,7 +113,7 @@ def test_many_prompts_by_many_threads(daemon: RunningDaemon, client: Client) -> 
     for thread in threads:
         thread.join()
     assert wrong == [] and len(counts) == 160
-    assert sum(counts) > 3 * 160, "four prompts of six pages fit into memory now and then"
+    assert sum(counts) > 160, "not for all is there room at the same time, but for many"
 
 
 def test_a_disk_that_hangs_costs_a_deadline_and_no_store(daemon: RunningDaemon, client: Client) -> None:
@@ -129,6 +129,20 @@ def test_a_disk_that_hangs_costs_a_deadline_and_no_store(daemon: RunningDaemon, 
             assert result.refused == 0
     assert eventually(lambda: len(loaded(client, keys, deadline=LONG_S)) == 6, LONG_S)
     assert np.array_equal(loaded(client, keys), pages)
+
+
+def test_a_daemon_that_hangs_costs_one_deadline(daemon: RunningDaemon, client: Client) -> None:
+    keys, pages = some_keys(6), some_pages(6)
+    assert client.store(keys, pages).stored == 6
+    push_out(daemon, client, keys)
+    daemon.signal(signal.SIGSTOP)
+    for most in (3.0, 0.9):
+        began = time.monotonic()
+        assert len(loaded(client, keys, deadline=1.0)) == 0
+        assert time.monotonic() - began < most
+    daemon.signal(signal.SIGCONT)
+    assert eventually(lambda: len(loaded(client, keys)) == 6, LONG_S)
+    assert client.store(some_keys(2, 7), some_pages(2)).refused == 0
 
 
 def test_the_worker_is_killed_while_pages_come(daemon: RunningDaemon, client: Client) -> None:
