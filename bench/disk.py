@@ -1,0 +1,314 @@
+"""How fast pages go to disk and come back, over the same device without anything in between."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from bare import BLOCK, read_direct, write_direct
+from measure import REPORTED, Result, at_least, at_most, main, time_of
+from pagetier.client import Client, Keys, Namespace
+from pagetier.shm._core import Observer
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved
+from pagetier.tiers.base import Outgoing
+from pagetier.tiers.store import LmdbTier
+from stage import Stage
+
+MIB = 1 << 20
+GIB = 1 << 30
+PAGE = 8 * MIB
+TOTAL = int(os.environ.get("BENCH_DISK_MIB", "4096")) * MIB
+FRAME = int(os.environ.get("BENCH_FRAME_KIB", "256")) << 10
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
+ARENA = TOTAL + TOTAL // 8
+FETCH = 32
+"""Pages that are asked for at once: a prompt of some ten thousand tokens."""
+MILLION = 1_000_000
+SPACE = Namespace(model="bench", dtype="none", page_tokens=16)
+
+
+class Scene(Stage):
+    """A daemon with a disk, and what is done to it."""
+
+    def __init__(self, folder: Path, cap: int, *more: str) -> None:
+        self.disk = folder / "tier"
+        arena = ("--arena-size", str(ARENA), "--arena-frame-size", str(FRAME), "--arena-threads", "2")
+        super().__init__(*arena, "--disk-path", str(self.disk), "--disk-size", str(cap), *more)
+
+    def ask_saved(self) -> None:
+        """Writes everything to disk and syncs."""
+        with self._looking() as (link, _):
+            while not (told := link.ask(Save(1), 30)).synced:  # type: ignore[union-attr]
+                assert isinstance(told, Saved) and not told.trouble, told
+                time.sleep(0.002)
+
+    def flush(self, tier: str) -> None:
+        """Drops everything out of one tier."""
+        with self._looking() as (link, _):
+            told = link.ask(Flush(1, None, tier), 30)
+            assert isinstance(told, Flushed) and not told.kept, told
+
+    def header(self) -> dict[str, int]:
+        """The index's numbers."""
+        with self._looking() as (_, observer):
+            return observer.header()
+
+    def disk_open(self, pages: int = 0) -> bool:
+        """Whether the disk tier is there, with so many pages."""
+        with self._looking() as (_, observer):
+            text = observer.disk_text() or b""
+            return b'"standing":"open"' in text and observer.header()["disk_pages"] >= pages
+
+    def drop_cache(self) -> None:
+        """What the kernel has of the files in memory goes."""
+        for file in self.disk.rglob("data.mdb"):
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+    @contextmanager
+    def _looking(self) -> Iterator[tuple[Link, Observer]]:
+        link = Link(self.socket, 10)
+        try:
+            index, locks = link.greet(Observe(BUILD), 10).descriptors
+            try:
+                yield link, Observer(index, locks)
+            finally:
+                os.close(index)
+                os.close(locks)
+        finally:
+            link.close()
+
+
+def keys_of(series: int) -> Keys:
+    """The keys of TOTAL bytes of pages."""
+    return Keys(SPACE, np.random.default_rng(series).bytes(32 * (TOTAL // PAGE)))
+
+
+def fill(client: Client, keys: Keys, content: mmap.mmap) -> None:
+    """Stores pages, none of them in pieces."""
+    pages = np.frombuffer(content, dtype=np.uint8)[: 8 * PAGE].reshape(8, PAGE)
+    for at in range(0, len(keys), 8):
+        assert client.store(keys[at : at + 8], pages[: len(keys[at : at + 8])]).stored == len(keys[at : at + 8])
+
+
+def read_back(client: Client, keys: Keys) -> None:
+    """Brings pages in, some at a time, and lets go of them."""
+    for at in range(0, len(keys), FETCH):
+        some = keys[at : at + FETCH]
+        assert client.prefetch(some, 60).wait(60) == len(some)
+
+
+def until(what: str, ready: object, seconds: float = 60) -> None:
+    """Waits for something."""
+    ends = time.monotonic() + seconds
+    while not ready():  # type: ignore[operator]
+        if time.monotonic() > ends:
+            raise SystemExit(f"{what}: not within {seconds} s")
+        time.sleep(0.002)
+
+
+def moving(folder: Path, content: mmap.mmap) -> Iterator[Result]:
+    """Writing, replacing, reading: each beside the bare device, in turn."""
+    times: dict[str, list[float]] = {name: [] for name in ("write", "replace", "bare_write")}
+    times |= {name: [] for name in ("cold", "warm", "bare_read", "bare_read_4", "memcpy")}
+    for _ in range(ROUNDS):
+        _one_round(folder, content, times)
+    low = {name: statistics.median(taken) for name, taken in times.items()}
+    rate = {name: TOTAL / seconds / 1e9 for name, seconds in low.items()}
+    device = f"O_DIRECT, {BLOCK // MIB} MiB blocks, synced: {rate['bare_write']:.2f} GB/s"
+    yield Result("write_over_odirect", low["bare_write"] / low["write"], "x", _against(rate["write"], device), at_least(0.8))
+    yield Result(
+        "replace_over_odirect", low["bare_write"] / low["replace"], "x", _against(rate["replace"], device), at_least(0.7)
+    )
+    device = f"O_DIRECT, one thread: {rate['bare_read']:.2f} GB/s; four threads: {rate['bare_read_4']:.2f}"
+    yield Result(
+        "read_cold_over_odirect", low["bare_read"] / low["cold"], "x", _against(rate["cold"], device), at_least(0.9)
+    )
+    yield Result(
+        "read_warm_over_memcpy",
+        low["memcpy"] / low["warm"],
+        "x",
+        _against(rate["warm"], f"memcpy: {rate['memcpy']:.2f} GB/s"),
+        at_least(0.5),
+    )
+
+
+def _one_round(folder: Path, content: mmap.mmap, times: dict[str, list[float]]) -> None:
+    shutil.rmtree(folder / "tier", ignore_errors=True)
+    bare = folder / "bare"
+    cap = int(TOTAL * 1.1) + 256 * MIB
+    with Scene(folder, cap, "--disk-ahead", "0") as scene, scene.client() as client:
+        until("disk", scene.disk_open)
+        first, second = keys_of(1), keys_of(2)
+        fill(client, first, content)
+        times["bare_write"].append(time_of(lambda: write_direct(bare, content, TOTAL)))
+        times["write"].append(time_of(scene.ask_saved))
+        scene.flush("memory")
+        fill(client, second, content)
+        times["replace"].append(time_of(scene.ask_saved))
+        times["bare_write"].append(time_of(lambda: write_direct(bare, content, TOTAL)))
+        scene.flush("memory")
+        held = _on_disk(client, second)
+        scene.drop_cache()
+        times["bare_read"].append(time_of(lambda: read_direct(bare, TOTAL, 1)) * len(held) / len(second))
+        times["cold"].append(time_of(lambda: read_back(client, held)) * len(second) / len(held))
+        times["bare_read_4"].append(time_of(lambda: read_direct(bare, TOTAL, 4)))
+        scene.flush("memory")
+        _warm(scene.disk)
+        times["warm"].append(time_of(lambda: read_back(client, held)) * len(second) / len(held))
+        times["memcpy"].append(time_of(lambda: _memcpy(content, TOTAL)))
+    bare.unlink()
+
+
+def _on_disk(client: Client, keys: Keys) -> Keys:
+    """Those pages that the disk had room for; the last that were written are."""
+    there = [key for key in keys if client.match(Keys(SPACE, key)).reach]
+    assert len(there) > len(keys) * 0.9, f"{len(there)} of {len(keys)} pages are on disk"
+    return Keys(SPACE, b"".join(there))
+
+
+def _warm(disk: Path) -> None:
+    """Reads the files, so that the kernel has them in memory."""
+    for file in disk.rglob("data.mdb"):
+        with file.open("rb", buffering=0) as source:
+            while source.read(16 * MIB):
+                pass
+
+
+def _memcpy(content: mmap.mmap, nbytes: int) -> None:
+    """From memory that is in no cache to memory that is in none."""
+    half = len(content) // 2
+    address = np.frombuffer(content, dtype=np.uint8).ctypes.data
+    for at in range(0, nbytes, PAGE):
+        ctypes.memmove(address + half + at % half, address + at % half, PAGE)
+
+
+def _against(ours: float, theirs: str) -> str:
+    return f"{theirs}; ours: {ours:.2f} GB/s"
+
+
+def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
+    """Matches of 512 keys while the disk's worker has all the work that it can do, and while it has none."""
+    shutil.rmtree(folder / "tier", ignore_errors=True)
+    with Scene(folder, TOTAL // 2, "--disk-write", "through") as scene, scene.client() as client:
+        until("disk", scene.disk_open)
+        hot = Keys(SPACE, np.random.default_rng(9).bytes(32 * 512))
+        client.reserve(hot, 4096).publish()
+        scene.ask_saved()
+        idle: list[float] = []
+        busy: list[float] = []
+        halt = threading.Event()
+        other = threading.Thread(target=_store_all_the_time, args=(scene.socket, content, halt))
+        with client.match(hot):  # they stay, however much is stored
+            _sample(client, hot, idle, 3.0)
+            other.start()
+            time.sleep(1.0)
+            before = scene.header()["disk_written_bytes"]
+            _sample(client, hot, busy, 6.0)
+            written = scene.header()["disk_written_bytes"] - before
+            halt.set()
+            other.join()
+            scene.ask_saved()
+            _sample(client, hot, idle, 3.0)
+    quiet, loud = (float(np.percentile(taken, 99)) for taken in (idle, busy))
+    yield Result(
+        "match_p99_while_flushing_over_idle",
+        loud / quiet,
+        "x",
+        f"idle p99: {quiet * 1e6:.0f} us; beside {written / 6e9:.2f} GB/s of writing: {loud * 1e6:.0f} us",
+        at_most(1.5),
+    )
+
+
+def _sample(client: Client, keys: Keys, taken: list[float], seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        began = time.perf_counter()
+        match = client.match(keys)
+        match.release()
+        taken.append(time.perf_counter() - began)
+        assert len(match) == len(keys)
+        time.sleep(0.0005)
+
+
+def _store_all_the_time(socket: Path, content: mmap.mmap, halt: threading.Event) -> None:
+    """New pages without their bytes: what is to be measured is the disk and not the copying into memory."""
+    with Client(socket, deadline=10) as client:
+        client.wait_attached(10)
+        series = 100
+        while not halt.is_set():
+            series += 1
+            client.reserve(Keys(SPACE, np.random.default_rng(series).bytes(32 * 4)), PAGE).publish()
+            time.sleep(0.01)
+
+
+def starting(folder: Path) -> Iterator[Result]:
+    """A daemon that finds a million pages on disk."""
+    frame = 4096
+    disk = folder / "tier"
+    shutil.rmtree(disk, ignore_errors=True)
+    cap = 12 * GIB
+    _make_a_million(disk, cap, frame)
+    taken = []
+    for _ in range(ROUNDS):
+        scene = Scene(folder, cap)
+        scene._arguments = ("--arena-size", "64MiB", "--arena-frame-size", str(frame), "--index-entries", "1100000")
+        scene._arguments += ("--disk-path", str(disk), "--disk-size", str(cap))
+        began = time.perf_counter()
+        with scene:
+            until("socket", scene.socket.exists)
+            until("a million pages", lambda: scene.disk_open(MILLION))
+            taken.append(time.perf_counter() - began)
+    yield Result(
+        "start_1m_pages_s", statistics.median(taken), "s", "from exec, interpreter and all, to the first match", at_most(3)
+    )
+
+
+def _make_a_million(disk: Path, cap: int, frame: int) -> None:
+    tier = LmdbTier(disk, cap, frame, 4)
+    space = _space()
+    content = memoryview(bytes(frame))
+    rows = np.random.default_rng(4).bytes(32 * MILLION)
+    for at in range(0, MILLION, 4096):
+        last = min(at + 4096, MILLION)
+        pages = [Outgoing(rows[32 * i : 32 * i + 32], space, frame, i, [content]) for i in range(at, last)]
+        assert all(tier.write([], pages).stored)
+    tier.close()
+
+
+def _space():  # noqa: ANN202  the protocol's own type
+    from pagetier.shm.protocol import Space
+
+    return Space(SPACE.digest, SPACE.name, SPACE.page_tokens)
+
+
+def measure() -> Iterator[Result]:
+    """All of it, in a folder beside this file: /tmp may be memory."""
+    folder = Path(tempfile.mkdtemp(prefix=".disk-", dir=os.environ.get("BENCH_DISK_FOLDER", Path(__file__).parent)))
+    content = mmap.mmap(-1, GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    content[:] = np.random.default_rng(6).bytes(64 * MIB) * 16
+    try:
+        yield Result("frame_kib", FRAME / 1024, "KiB", f"pages of {PAGE // MIB} MiB, {TOTAL / GIB:g} GiB", REPORTED)
+        yield from moving(folder, content)
+        yield from matching(folder, content)
+        yield from starting(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main("pages between memory and disk", measure)
