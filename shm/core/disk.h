@@ -67,7 +67,10 @@ static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
 {
     pt_header *h = o->view.header;
     h->disk_frames -= frames < h->disk_frames ? frames : h->disk_frames;
-    pt_disk_make_room(o, 0, now);
+    while (h->disk_used_frames + o->disk.ordered_frames > h->disk_frames && pt_disk_evict_one(o, now))
+        ;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+        pt_list_anew(o, entry, now); /* some are too large for it now */
 }
 
 typedef struct {

@@ -415,6 +415,24 @@ static void the_disk_goes_with_all_it_had(void)
     disk_scene_end(&s);
 }
 
+static void a_disk_that_shrinks_writes_on(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 8, 4, PT_WRITE_EVICTED);
+    pt_answer large = ask(&s, &s.one, "l", 3 * FRAME, 0, 1);
+    EXPECT(finish(&s, &large, 0));
+    EXPECT(report(&s, 'a', FRAME, NOON) && report(&s, 'b', 2 * FRAME, NOON + 1));
+    pt_answer small = store(&s, "s");
+    settle(&s, later(&s));
+    pt_disk_shrink(&s.owner, 2, later(&s));
+    expect_sound(&s.owner, "after the disk shrank");
+    EXPECT(dropped(&s, "a") && on_disk_frames(&s) == 2);
+    EXPECT(order(&s, 1, &entry) == 1 && entry == small.entry); /* the large one does not stand in its way */
+    pt_disk_shrink(&s.owner, 100, later(&s));
+    EXPECT(on_disk_frames(&s) == 0 && s.owner.view.header->disk_frames == 0);
+    disk_scene_end(&s);
+}
+
 static void a_damaged_page_is_dropped(void)
 {
     scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
@@ -468,6 +486,7 @@ int main(int count, char **arguments)
         nor_by_a_new_daemon,
         a_report_is_believed_with_care,
         the_disk_goes_with_all_it_had,
+        a_disk_that_shrinks_writes_on,
         a_damaged_page_is_dropped,
         a_new_daemon_says_nothing_of_the_disk,
     };

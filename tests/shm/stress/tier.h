@@ -102,6 +102,15 @@ static inline void tier_close(tier *t, pt_owner *o)
     expect_sound(o, "after the disk went");
 }
 
+/* What is being read in or written can not leave at once: a tier that has no room for it goes. */
+static inline void tier_shrink(tier *t, pt_owner *o, rng *r)
+{
+    const pt_header *h = o->view.header;
+    pt_disk_shrink(o, rng_below(r, 8), pt_now_ns());
+    if (h->disk_used_frames + o->disk.ordered_frames > h->disk_frames)
+        tier_close(t, o);
+}
+
 /* ---- writing ---- */
 
 static inline void tier_order(tier *t, pt_owner *o, rng *r)
@@ -178,6 +187,8 @@ static inline void tier_tend(tier *t, pt_owner *o, rng *r)
             tier_open(t, o, r);
     } else if (rng_one_in(r, 200)) {
         tier_close(t, o);
+    } else if (rng_one_in(r, 200)) {
+        tier_shrink(t, o, r);
     } else if (chance < 16) {
         tier_order(t, o, r);
     } else if (chance < 60) {
