@@ -159,10 +159,15 @@ class Owner:
         """Drops a namespace's pages, all pages for -1, out of tiers (1 memory, 2 disk): (dropped, kept as in use)."""
     def disk_open(self, frames: int, rule: int, /) -> None:
         """A disk tier with so much room is there, empty until it reports. rule: enum pt_write_rule (core/owner.h)."""
+    def disk_shrink(self, frames: int, /) -> None:
+        """The tier has so much less room than it said: what is too much leaves it."""
     def disk_rule(self, rule: int, /) -> None:
         """Another rule for what is written from now on; pages that were spared are considered again."""
-    def unwritten(self) -> tuple[int, int]:
-        """Pages and bytes that are still to be written by the rule in force. Walks the index: some milliseconds."""
+    def unwritten(self) -> tuple[int, int, int]:
+        """Pages and bytes that are still to be written by the rule in force; pages in memory alone that will not be.
+
+        Walks the index: some milliseconds.
+        """
     def disk_close(self) -> None:
         """The disk tier is gone with all that it held."""
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:

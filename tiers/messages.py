@@ -1,13 +1,14 @@
 """What goes between the daemon and a tier's worker, over a socket pair; framed like the control socket's messages.
 
 The daemon begins with Serve, which carries the segments' descriptors. The worker answers Opened (or Fails, and ends),
-then Holds again and again, then Complete. From then on each Write, Read and Sync is answered once, by its number. Arrays are
-little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64, a stamp being nanoseconds of
-the realtime clock.
+then Holds again and again, then Complete. From then on each Write, Read and Sync is answered once, by its number.
+Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64, a stamp being
+nanoseconds of the realtime clock.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final, TypeAlias
 
 import msgspec
@@ -94,8 +95,17 @@ class Complete(_Message, frozen=True):
     """The worker has said all that the tier holds."""
 
 
+class Stored(IntEnum):
+    """What became of a page of a Write. GONE: it had left memory; NO_ROOM: something must be dropped first."""
+
+    FAILED = 0
+    DONE = 1
+    GONE = 2
+    NO_ROOM = 3
+
+
 class Wrote(_Message, frozen=True):
-    """Answers Write. stored: a u8 a page, 1 if it is in the tier, 0 if not, 2 if it was gone from memory.
+    """Answers Write. stored: a u8 a page, a Stored.
 
     reason: why the first that is not is not, "" if all are. disk_bytes: handed to the file system.
     """

@@ -39,6 +39,7 @@ def _wait(daemon: Daemon, first: Saved, progress: Progress) -> None:
     for number in itertools.count(1):
         progress(max(0, total - told.bytes) if told.pages else total, total)
         if told.synced:
+            _expect_all(told)
             return
         if told.bytes < least:
             least, moved = told.bytes, time.monotonic()
@@ -47,6 +48,11 @@ def _wait(daemon: Daemon, first: Saved, progress: Progress) -> None:
             raise click.ClickException(f"{told.pages:,} pages, {format_size(told.bytes)} are not on disk: {why}")
         time.sleep(_PAUSE_S)
         told = _ask(daemon, number)
+
+
+def _expect_all(told: Saved) -> None:
+    if told.trouble:
+        raise click.ClickException(f"synced, but not all is on disk: {told.trouble}")
 
 
 def _ask(daemon: Daemon, number: int) -> Saved:

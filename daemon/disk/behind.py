@@ -13,7 +13,7 @@ import msgspec
 
 from ...shm._core import Owner
 from ...shm.protocol import ProtocolError, Space
-from ...tiers.messages import Order, Sync, Synced, Write, Wrote
+from ...tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
 from ..options import Disk as DiskOptions
 from .budget import Budget
 
@@ -26,8 +26,10 @@ _IN_FLIGHT: Final = 2
 _SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
 _IDLE_S: Final = 1.0
 # enum pt_write_result in core/behind.h
-_DONE, _SPARED, _AGAIN = 1, 2, 3
-_RESULT_OF_STORED: Final = bytes.maketrans(b"\x02", bytes([_AGAIN]))
+_FAILED, _DONE, _SPARED, _AGAIN = range(4)
+_RESULT_OF_STORED: Final = bytes.maketrans(
+    bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]), bytes([_FAILED, _DONE, _AGAIN, _AGAIN])
+)
 
 
 class _Ordered(msgspec.Struct, frozen=True):
@@ -64,7 +66,8 @@ class Behind:
         self._send = send
         self._numbers = itertools.count(1)
         self._in_flight: dict[int, bytes] = {}
-        self._batch = max(1, min(_BATCH_BYTES // header["frame_bytes"], header["frames"] // _SMALLEST_PART))
+        self._frame_bytes = header["frame_bytes"]
+        self._batch = max(1, min(_BATCH_BYTES // self._frame_bytes, header["frames"] // _SMALLEST_PART))
         self._ahead = max(1, int(header["frames"] * options.ahead))
         self._offset = time.time_ns() - time.monotonic_ns()
         self._ready = False
@@ -117,6 +120,8 @@ class Behind:
         if entries is None or len(entries) != 4 * len(report.stored):
             raise ProtocolError("pages that were not to be written")
         self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
+        if Stored.NO_ROOM in report.stored:
+            self._shrink(entries, report.stored.index(Stored.NO_ROOM))
         self.device_bytes += report.disk_bytes
         self._wrote_at = time.monotonic()
         self._tell(report.reason)
@@ -127,6 +132,11 @@ class Behind:
         self._syncing = False
         self._synced_at = time.monotonic()
         self._tell(report.reason)
+
+    def _shrink(self, entries: bytes, page: int) -> None:
+        """Room lies in pieces, none of which holds such a page: as much again has to come free."""
+        (size,) = array("Q", self._owner.sizes(entries[4 * page : 4 * page + 4]))
+        self._owner.disk_shrink(-(-size // self._frame_bytes))
 
     def _due(self) -> bool:
         if self.all_wanted or self._options.write == "through":

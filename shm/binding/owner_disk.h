@@ -18,6 +18,16 @@ static PyObject *owner_disk_open(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* disk_shrink(frames): the tier has so much less room than it said. */
+static PyObject *owner_disk_shrink(Owner *self, PyObject *args)
+{
+    unsigned long long frames;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &frames))
+        return NULL;
+    pt_disk_shrink(&self->shared, frames, pt_now_ns());
+    Py_RETURN_NONE;
+}
+
 /* disk_rule(rule): another rule for what is written; pages that were spared are considered again. */
 static PyObject *owner_disk_rule(Owner *self, PyObject *args)
 {
@@ -30,14 +40,14 @@ static PyObject *owner_disk_rule(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* unwritten() -> (pages, bytes) that are still to be written by the rule in force. */
+/* unwritten() -> (pages, bytes, spared): still to be written by the rule in force; in memory alone, and staying so. */
 static PyObject *owner_unwritten(Owner *self, PyObject *unused)
 {
     (void)unused;
     if (!owner_ready(self))
         return NULL;
     pt_sum sum = pt_unwritten(&self->shared);
-    return Py_BuildValue("(KK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes);
+    return Py_BuildValue("(KKK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes, (unsigned long long)sum.spared);
 }
 
 /* disk_close(): the tier is gone with all that it held. */

@@ -21,6 +21,7 @@ static PyMethodDef owner_methods[] = {
     {"space", (PyCFunction)owner_space, METH_VARARGS, NULL},
     {"check_integrity", (PyCFunction)owner_check, METH_NOARGS, NULL},
     {"disk_open", (PyCFunction)owner_disk_open, METH_VARARGS, NULL},
+    {"disk_shrink", (PyCFunction)owner_disk_shrink, METH_VARARGS, NULL},
     {"disk_rule", (PyCFunction)owner_disk_rule, METH_VARARGS, NULL},
     {"unwritten", (PyCFunction)owner_unwritten, METH_NOARGS, NULL},
     {"disk_close", (PyCFunction)owner_disk_close, METH_NOARGS, NULL},

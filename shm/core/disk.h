@@ -74,19 +74,22 @@ static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
 }
 
 typedef struct {
-    uint64_t pages, bytes;
+    uint64_t pages, bytes, spared;
 } pt_sum;
 
-/* The pages that are still to be written, those that are being written among them. */
+/* The pages that are still to be written, those that are being written among them; and those in memory alone that will not
+ * be. */
 static inline pt_sum pt_unwritten(pt_owner *o)
 {
-    pt_sum sum = {0, 0};
+    pt_sum sum = {0, 0, 0};
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         pt_entry *e = &o->view.entries[entry];
-        if (pt_load_state(&o->view.locks[entry].word) == PT_READABLE && (e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e))) {
-            sum.pages++;
-            sum.bytes += e->size;
-        }
+        if (pt_load_state(&o->view.locks[entry].word) != PT_READABLE || pt_tiers(e) & PT_TIER_DISK)
+            continue;
+        bool wanted = e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e);
+        sum.pages += wanted;
+        sum.bytes += wanted ? e->size : 0;
+        sum.spared += !wanted;
     }
     return sum;
 }

@@ -76,7 +76,8 @@ enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
 enum {
     PT_MARK_TOUCHED = 1, /* used again after it was stored */
     PT_MARK_ORDERED = 2, /* the disk tier was told to write it, and has not answered */
-    PT_MARK_SPARED = 4,  /* it will not be written: the disk tier could not, or was not allowed to */
+    PT_MARK_SPARED = 4,  /* it will not be written before it is used again: the disk tier could not, or was not allowed to,
+                          * or had it and let go of it */
 };
 
 /* A slot of the dictionary: entry + 1 (0: empty) in bits 0..31, tag in 32..60, distance from home in 61..63. */

@@ -103,6 +103,7 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
         switch (pt_load_state(&o->view.locks[entry].word)) {
         case PT_READABLE:
             pt_drop_from_disk(o, entry);
+            e->marks |= PT_MARK_SPARED; /* written again it would drive out a warmer one, and so on without end */
             pt_list_anew(o, entry, now);
             gone = true;
             break;

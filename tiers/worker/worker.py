@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ..base import Outcome, Tier, TierError
+from ..base import NO_ROOM, Outcome, Tier, TierError
 from ..messages import (
     Complete,
     HasRead,
@@ -17,6 +17,7 @@ from ..messages import (
     Opened,
     Order,
     Read,
+    Stored,
     Sync,
     Synced,
     Tell,
@@ -31,7 +32,6 @@ from .memory import Memory
 log = logging.getLogger("pagetier.tier")
 
 READERS: Final = 4
-_STORED, _NOT_STORED, _GONE = 1, 0, 2
 
 
 class Worker:
@@ -91,10 +91,10 @@ class Worker:
         with self._memory.pinned(order.entries, order.serials) as there:
             pages = outgoing(order, there, self._memory)
             written = self._tier.write(drops_of(order), pages)
-        stored = iter(written.stored)
-        flags = [(_STORED if next(stored) else _NOT_STORED) if here else _GONE for here in there]
-        reason = next(filter(None, written.reasons), "") or written.undropped
-        return Wrote(order.number, bytes(flags), reason, written.disk_bytes)
+        results = map(_stored, written.stored, written.reasons)
+        stored = bytes(next(results) if here else Stored.GONE for here in there)
+        reason = next((why for why in written.reasons if why not in ("", NO_ROOM)), "") or written.undropped
+        return Wrote(order.number, stored, reason, written.disk_bytes)
 
     def _sync(self, order: Sync) -> Synced:
         self._tier.sync()
@@ -115,3 +115,9 @@ class Worker:
                 damaged += incoming.key
             self._memory.abandon(task.entries[page], task.serials[page])
         self._channel.send(HasRead(task.number, task.first, bytes(read), damaged, reason))
+
+
+def _stored(done: bool, reason: str) -> Stored:  # noqa: FBT001  a tier says so
+    if done:
+        return Stored.DONE
+    return Stored.NO_ROOM if reason == NO_ROOM else Stored.FAILED
