@@ -19,9 +19,11 @@ def copy_out(match: Match, into: HostBuffers, first: int, done: int, threads: in
     session = match.session
     sizes = match.page_sizes[first:]
     count = _room(into, int(sizes[0])) if len(sizes) else 0
-    if session is None or count <= done:
+    if session is None or not count:
         return 0
     memory = _as_far_as(pages_of(into, count, Access.WRITE), sizes)
+    if len(memory) <= done:
+        return 0
     return session.copy_out(match, first + done, memory.addresses[done:], memory.sizes[done:], threads)
 
 

@@ -159,15 +159,16 @@ def test_a_disk_that_is_late_with_some_gives_a_prefix(daemon: DiskDaemon, client
     assert full(into) == 7 and np.array_equal(into[:7], PAGES[:7])
 
 
-def test_a_page_that_was_lost_on_disk_ends_it(daemon: DiskDaemon, client: Client) -> None:
+@pytest.mark.parametrize(("lost", "left"), [("one page", 5), ("all pages", 3)])
+def test_what_is_lost_on_disk_while_it_waits_ends_it(daemon: DiskDaemon, client: Client, lost: str, left: int) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
-        daemon.owner.disk_damaged(KEYS[5])
+        daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, 3)
         daemon.fulfil(peer, request)
 
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match, meanwhile(daemon, answer):
-        assert client.load(match, into) == 5
-    assert full(into) == 5 and np.array_equal(into[:5], PAGES[:5])
+        assert client.load(match, into) == left
+    assert full(into) == left and np.array_equal(into[:left], PAGES[:left])
 
 
 @pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
@@ -250,6 +251,18 @@ def test_in_a_forked_child_it_is_a_miss_or_exact(daemon: DiskDaemon, client: Cli
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         with meanwhile(daemon, daemon.fulfil):
             assert client.load(match, np.zeros_like(PAGES)) == 10
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_what_is_found_the_second_time_may_be_less(
+    daemon: DiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, meanwhile(daemon, daemon.fulfil):
+        found = client.match(KEYS[:left])
+        monkeypatch.setattr(client, "match", lambda keys: found)
+        assert client.load(match, into) == 3
+    assert full(into) == 3 and np.array_equal(into[:3], PAGES[:3])
 
 
 def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) -> None:
