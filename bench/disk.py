@@ -130,9 +130,15 @@ def moving(folder: Path, content: mmap.mmap) -> Iterator[Result]:
     low = {name: statistics.median(taken) for name, taken in times.items()}
     rate = {name: TOTAL / seconds / 1e9 for name, seconds in low.items()}
     device = f"O_DIRECT, {BLOCK // MIB} MiB blocks, synced: {rate['bare_write']:.2f} GB/s"
-    yield Result("write_over_odirect", low["bare_write"] / low["write"], "x", _against(rate["write"], device), at_least(0.8))
     yield Result(
-        "replace_over_odirect", low["bare_write"] / low["replace"], "x", _against(rate["replace"], device), at_least(0.7)
+        "write_over_odirect", low["bare_write"] / low["write"], "x", _against(rate["write"], device), at_least(0.8)
+    )
+    yield Result(
+        "replace_over_odirect",
+        low["bare_write"] / low["replace"],
+        "x",
+        _against(rate["replace"], device),
+        at_least(0.7),
     )
     device = f"O_DIRECT, one thread: {rate['bare_read']:.2f} GB/s; four threads: {rate['bare_read_4']:.2f}"
     yield Result(
@@ -274,7 +280,11 @@ def starting(folder: Path) -> Iterator[Result]:
             until("a million pages", lambda: scene.disk_open(MILLION))
             taken.append(time.perf_counter() - began)
     yield Result(
-        "start_1m_pages_s", statistics.median(taken), "s", "from exec, interpreter and all, to the first match", at_most(3)
+        "start_1m_pages_s",
+        statistics.median(taken),
+        "s",
+        "from exec, interpreter and all, to the first match",
+        at_most(3),
     )
 
 

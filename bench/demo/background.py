@@ -21,8 +21,10 @@ import msgspec
 from wire import Event, Report, Step, Task
 
 ARENA = "256MiB"
+DISK = "1GiB"
 _READY_S = 30.0
 _STOP_S = 10.0
+_WRITE_OUT_S = 60.0
 _ENGINE = Path(__file__).with_name("engine.py")
 # Threads that spin while they wait make every engine several times slower wherever something else wants the cores.
 _ENGINE_ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -48,13 +50,15 @@ class Daemon:
     def __init__(self, folder: Path) -> None:
         self.name = f"pagetier-demo-{secrets.token_hex(4)}"
         self.socket = folder / "pagetier.sock"
+        self._disk = folder / "disk"
         self._log = folder / "pagetierd.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def command(self) -> list[str]:
         """How it is started."""
-        return ["pagetierd", "--name", self.name, "--socket", str(self.socket), "--arena-size", ARENA]
+        memory = ["--name", self.name, "--socket", str(self.socket), "--arena-size", ARENA]
+        return ["pagetierd", *memory, "--disk-path", str(self._disk), "--disk-size", DISK]
 
     def start(self) -> None:
         """Starts it and waits until it serves. Raises DemoError if it does not."""
@@ -65,6 +69,13 @@ class Daemon:
                 [installed(program), *arguments], stdout=log, stderr=log, env=environ(), process_group=0
             )
         self._wait_ready(self._process)
+
+    def stop(self) -> None:
+        """SIGTERM: it writes out what is in memory alone, and gives the memory back. Or raises DemoError."""
+        if self._process is not None:
+            self._process.terminate()
+            if self._process.wait(_WRITE_OUT_S) or list(Path("/dev/shm").glob(f"{self.name}.*")):
+                raise DemoError(f"pagetierd did not stop in order\n{self._log.read_text()}")
 
     def kill(self) -> None:
         """SIGKILL: a crash."""

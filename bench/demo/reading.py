@@ -11,10 +11,11 @@ QUESTIONS = (
     "When does Python call __new__, and when __init__?",
     "Which method lets an object be called like a function?",
     "What has to be true of the hashes of two objects that compare equal?",
+    "Which methods does the with statement call, and in which order?",
 )
 
 
 def prompt_of(engine: int) -> bytes:
-    """For engine 1, 2 or 3: the beginning of "Special method names" in Python's own reference. A byte is a token."""
+    """For engine 1 to 4: the beginning of "Special method names" in Python's own reference. A byte is a token."""
     text = topics["specialnames"].encode()[:TEXT_BYTES]
     return text + f"\n\nQuestion: {QUESTIONS[engine - 1]}\nAnswer:".encode()

@@ -72,8 +72,9 @@ def summary_of(report: Report) -> str:
     mib = report.page_bytes / 2**20
     stored = f"; {report.pages_stored} pages of {mib:.1f} MiB stored" if report.pages_stored else ""
     return (
-        f"  {report.prompt_tokens:,} tokens: {report.memory_tokens:,} from memory, {report.computed_tokens:,} computed"
-        f"{stored}\n  logits equal at {report.positions_equal:,} of {report.computed_tokens:,} computed positions\n"
+        f"  {report.prompt_tokens:,} tokens: {report.memory_tokens:,} from memory, {report.disk_tokens:,} from disk,"
+        f" {report.computed_tokens:,} computed{stored}\n"
+        f"  logits equal at {report.positions_equal:,} of {report.computed_tokens:,} computed positions\n"
     )
 
 
@@ -84,7 +85,7 @@ def table_of(reports: Sequence[Report]) -> Table:
     for name in ("engine", "prompt", "memory", "disk", "computed", "first token", "uncached", "logits"):
         table.add_column(name, justify="left" if name == "logits" else "right")
     for engine, report in enumerate(reports, 1):
-        tokens = (report.prompt_tokens, report.memory_tokens, 0, report.computed_tokens)
+        tokens = (report.prompt_tokens, report.memory_tokens, report.disk_tokens, report.computed_tokens)
         seconds = (report.first_token_s, report.first_token_uncached_s)
         verdict = "equal" if report.exact else "[bold red]differ"
         table.add_row(str(engine), *(f"{n:,}" for n in tokens), *(f"{s:.2f} s" for s in seconds), verdict)

@@ -27,6 +27,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     threads: int
     prompt_tokens: int
     memory_tokens: int
+    disk_tokens: int
     positions_equal: int
     pages_stored: int
     page_bytes: int
@@ -36,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     @property
     def computed_tokens(self) -> int:
         """Tokens that the model had to read."""
-        return self.prompt_tokens - self.memory_tokens
+        return self.prompt_tokens - self.memory_tokens - self.disk_tokens
 
     @property
     def exact(self) -> bool:
