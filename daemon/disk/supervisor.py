@@ -13,7 +13,7 @@ from .process import WorkerProcess
 
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0
-LASTING_S: Final = 60.0
+LASTING_S: Final = 2.0
 WORKER_NAME: Final = "disk tier"
 _DYING_S: Final = 1.0
 
