@@ -165,16 +165,18 @@ static inline void tier_answer_anything(const tier *t, pt_owner *o, rng *r)
 
 /* ---- reading ---- */
 
+/* (An answer that came too late may have been doomed by the next one already, and its copy dropped.) */
 static inline void tier_expect_granted(tier *t, pt_owner *o, const pt_answer *answers, uint32_t count)
 {
     tier_take_drops(t, o);
-    for (uint32_t i = 0; i < count; i++)
-        if (answers[i].outcome == PT_GRANTED) {
-            const pt_entry *e = &o->view.entries[answers[i].entry];
-            if (t->bytes[number_of(page_id(e->key))] != e->size)
-                finding("page %u is to be read in, and is not on disk", page_id(e->key));
-            t->read++;
-        }
+    for (uint32_t i = 0; i < count; i++) {
+        if (answers[i].outcome != PT_GRANTED || pt_load_state(&o->view.locks[answers[i].entry].word) == PT_DOOMED)
+            continue;
+        const pt_entry *e = &o->view.entries[answers[i].entry];
+        if (t->bytes[number_of(page_id(e->key))] != e->size)
+            finding("page %u is to be read in, and is not on disk", page_id(e->key));
+        t->read++;
+    }
 }
 
 /* ---- by chance ---- */
