@@ -29,8 +29,18 @@ _STOP_S: Final = 60.0  # with what a stop may take to write to a disk that stays
 _NO_USE_IN_WRITING_ALL: Final = "--disk-stop=1ms"
 
 # It is a process and no import: clients know the daemon by its socket alone. If this process is killed, the kernel
-# tells it to stop (prctl 1 is PR_SET_PDEATHSIG, signal 15 SIGTERM).
-_START: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from pagetier.daemon.main import main; main()"
+# tells it to stop (prctl 1 is PR_SET_PDEATHSIG, signal 15 SIGTERM), and it is who removes the folder. The kernel may do
+# so when the first thread of this process is dead (a zombie, Z) and the others are not yet.
+_START: Final = """
+import atexit, ctypes, os, pathlib, shutil
+def tidy():
+    if os.getppid() != {parent} or ") Z " in pathlib.Path("/proc/{parent}/stat").read_text():
+        shutil.rmtree({folder!r}, ignore_errors=True)
+atexit.register(tidy)
+ctypes.CDLL(None).prctl(1, 15)
+from pagetier.daemon.main import main
+main()
+"""
 
 
 class DaemonError(Exception):
@@ -115,7 +125,8 @@ class OwnDaemon:
 
     def _launch(self, *flags: str) -> subprocess.Popen[bytes]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
-        command = [sys.executable, "-c", _START, *flags]
+        program = _START.format(parent=os.getpid(), folder=self._folder.name)
+        command = [sys.executable, "-c", program, *flags]
         with self._log.open("wb") as log:
             # In a session of its own a Ctrl-C does not reach it, and it outlives the clients.
             return subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)

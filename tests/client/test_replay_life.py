@@ -75,18 +75,20 @@ def test_its_own_daemon_is_killed(tmp_path: Path) -> None:
     assert daemon.segments() == []
 
 
+@pytest.mark.parametrize("disk", [(), ("--disk", "64MiB")], ids=["no disk", "disk"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+def test_it_is_told_to_stop(tmp_path: Path, number: signal.Signals, disk: tuple[str, ...]) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(3000, seed=7))
-    with replaying(trace, "--arena", "4MiB") as process, own_daemon(process) as daemon:
+    with replaying(trace, "--arena", "4MiB", *disk) as process, own_daemon(process) as daemon:
         until_granted(100, daemon.look, process)
         family = [daemon.pid, *clients_of(daemon.look)]
-        assert len(family) == 2 and len(daemon.segments()) == 3
+        assert len(family) == (3 if disk else 2) and len(daemon.segments()) == 3
         process.send_signal(number)
         process.communicate(timeout=WAIT_S)
         assert process.returncode != 0
         until(lambda: not any(map(lives, family)))
     assert daemon.segments() == []
+    assert not daemon.folder.exists(), "the disk may be large"
 
 
 class Own(NamedTuple):
@@ -94,6 +96,7 @@ class Own(NamedTuple):
 
     pid: int
     name: str
+    folder: Path
     look: Observer
 
     def segments(self) -> list[Path]:
@@ -107,7 +110,7 @@ def own_daemon(process: subprocess.Popen[str]) -> Iterator[Own]:
     socket = Path(flags["--socket"])
     until(lambda: answers(socket), process)
     with observing(socket) as look:
-        yield Own(pid, flags["--name"], look)
+        yield Own(pid, flags["--name"], socket.parent, look)
 
 
 def daemon_of(process: subprocess.Popen[str]) -> tuple[int, dict[str, str]]:
