@@ -108,6 +108,8 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
         return true; /* known, or about to be: a drop would come after the write */
     if (!pt_disk_make_room(o, pt_frames_for(v, page->size), now))
         return false;
+    if (entry == PT_NONE && v->header->free_entry == PT_NONE && !pt_evict_wholly(o, now))
+        return false; /* those that were told before are colder */
     if (entry == PT_NONE)
         return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick});
     pt_put_on_disk(o, entry, tick);

@@ -141,6 +141,13 @@ class DiskDaemon(RunningDaemon):
         """Those with pages in them."""
         return sorted(self.disk.glob("*/data.mdb"))
 
+    def close_with(self, pages: int) -> range:
+        """Stops it when so many pages are on disk."""
+        with Engine(self) as engine:
+            engine.store_through(self, range(pages))
+        self.stop()
+        return range(pages)
+
     def __enter__(self) -> Self:
         return self.open()
 
@@ -261,6 +268,13 @@ class Engine:
         for number in numbers:
             assert REFUSED not in self.store([number])
             time.sleep(pause)
+
+    def goes_on(self, first: int) -> None:
+        """Notices nothing of what is the matter with the disk."""
+        for start in range(first, first + 60, 6):
+            assert REFUSED not in self.store(range(start, start + 6))
+            assert self.places(range(start, start + 6)) == {"memory": 6}
+        assert self.fetch([first + 54, 99_999], 2) == [HERE, ABSENT]
 
     def close(self) -> None:
         self.session.retire()

@@ -1,0 +1,142 @@
+"""`pagetier flush` with a disk tier: out of one tier or both, or all to disk."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from disk import HERE, SPACE, DiskDaemon, Engine
+from pagetier.daemon.exits import Exit
+from running import RunningDaemon, eventually
+from terminal import pagetier_on_terminal
+
+FRAMES = 16
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DiskDaemon]:
+    with DiskDaemon(FRAMES) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(daemon: DiskDaemon) -> Iterator[Engine]:
+    daemon.pagetier("flush", "--all", "--yes")
+    with Engine(daemon) as attached:
+        yield attached
+        assert daemon.findings() == []
+
+
+def both(daemon: DiskDaemon, engine: Engine) -> range:
+    """Pages in memory and on disk."""
+    engine.store_through(daemon, range(8))
+    return range(8)
+
+
+def test_out_of_memory_alone(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = both(daemon, engine)
+    result = daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
+    assert (result.exit_code, engine.places(numbers)) == (0, {"disk": 8})
+    assert "all namespaces: 8 pages, 468.8 KiB\n8 pages dropped" in result.output
+    assert engine.fetch(numbers) == [HERE] * 8
+
+
+def test_out_of_the_disk_alone(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = both(daemon, engine)
+    time.sleep(2.5)  # a daemon that was told to write everything does so until nobody asks any more
+    result = daemon.pagetier("flush", "--namespace", SPACE.name, "--tier", "disk", "--yes")
+    assert result.exit_code == 0
+    assert f"{SPACE.name}: 8 pages on disk" in result.output
+    assert "8 pages dropped" in result.output
+    assert engine.places(numbers) == {"memory": 8}
+    assert daemon.snapshot().tiers.disk.pages == 0
+    daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
+    assert engine.places(numbers) == {"nowhere": 8}
+
+
+def test_out_of_both_and_not_back_after_a_restart(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = both(daemon, engine)
+    result = daemon.pagetier("flush", "--namespace", SPACE.digest.hex()[:8], "--yes")
+    assert "8 pages, 468.8 KiB; 8 pages on disk, 468.8 KiB" in result.output
+    assert "8 pages dropped" in result.output
+    assert engine.places(numbers) == {"nowhere": 8}
+    assert daemon.save().synced
+    restarts = daemon.report().restarts
+    daemon.kill_worker()
+    daemon.wait_open(restarts + 1)
+    assert engine.places(numbers) == {"nowhere": 8}
+    assert "8 on" not in daemon.pagetier("flush", "--all", "--yes").output
+
+
+def test_to_disk(daemon: DiskDaemon, engine: Engine) -> None:
+    engine.store(range(10))
+    result = daemon.pagetier("flush", "--to-disk")
+    assert result.exit_code == 0
+    assert "10 pages, 585.9 KiB written; synced in" in result.output
+    assert daemon.snapshot().tiers.disk.pages == 10
+    assert daemon.report().clean
+    assert "everything was there; synced in" in daemon.pagetier("flush", "--to-disk").output
+    assert engine.places(range(10)) == {"memory": 10}
+
+
+def test_to_disk_on_a_terminal(daemon: DiskDaemon, engine: Engine) -> None:
+    engine.store(range(10))
+    shown = pagetier_on_terminal(["flush", "--socket", str(daemon.socket), "--to-disk"])
+    assert shown.code == 0
+    assert "; synced in" in shown.text
+    assert daemon.snapshot().tiers.disk.pages == 10
+
+
+@pytest.mark.parametrize("more", [["--all"], ["--namespace", "x"], ["--tier", "disk"]])
+def test_to_disk_is_said_alone(daemon: DiskDaemon, more: list[str]) -> None:
+    result = daemon.pagetier("flush", "--to-disk", *more)
+    assert result.exit_code == Exit.USAGE
+    assert "say it alone" in result.output
+
+
+def test_to_disk_while_the_worker_dies(daemon: DiskDaemon, engine: Engine) -> None:
+    engine.store(range(10))
+    restarts = daemon.report().restarts
+    daemon.kill_worker()
+    assert eventually(lambda: bool(daemon.report().trouble))
+    result = daemon.pagetier("flush", "--to-disk")
+    assert result.exit_code == Exit.WRONG
+    assert "Error: its worker was killed by signal 9" in result.output
+    daemon.wait_open(restarts + 1)
+    assert daemon.pagetier("flush", "--to-disk").exit_code == 0
+
+
+def test_to_disk_while_the_worker_is_stopped(
+    daemon: DiskDaemon, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagetier.daemon.cli.save._STALLED_S", 0.5)
+    engine.store(range(10))
+    daemon.kill_worker(signal.SIGSTOP)
+    result = daemon.pagetier("flush", "--to-disk")
+    assert result.exit_code == Exit.WRONG
+    assert "10 pages, 585.9 KiB are not on disk: nothing was written for a while" in result.output
+    daemon.kill_worker(signal.SIGCONT)
+    assert daemon.pagetier("flush", "--to-disk").exit_code == 0
+
+
+def test_to_disk_without_a_disk() -> None:
+    with RunningDaemon("1MiB") as daemon:
+        shown = pagetier_on_terminal(["flush", "--socket", str(daemon.socket), "--to-disk"])
+    assert shown.code == Exit.WRONG
+    assert "there is no disk tier: set disk.path and disk.size" in shown.text
+
+
+def test_to_a_disk_that_is_smaller_than_memory() -> None:
+    with DiskDaemon(128, "8MiB") as daemon, Engine(daemon) as engine:
+        engine.store(range(120))
+        result = daemon.pagetier("flush", "--to-disk")
+        assert result.exit_code == Exit.WRONG, result.output
+        assert "not on disk" in result.output
+        assert "disk.size" in result.output
+        written = daemon.snapshot().disk_work.written
+        assert written < 200, "pages push each other out"
+        assert 30 < daemon.snapshot().tiers.disk.pages < 120
+        assert engine.places(range(120)) == {"memory": 120}

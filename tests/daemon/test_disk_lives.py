@@ -1,0 +1,152 @@
+"""What is on disk outlives the daemon, however it ends, and the configuration may be another one afterwards."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from disk import HERE, DiskDaemon, Engine, TroubledDaemon
+from pagetier.daemon.disk.report import Standing
+from running import eventually
+
+FRAMES = 16
+
+
+def fill(daemon: DiskDaemon, pages: int) -> range:
+    with Engine(daemon) as engine:
+        engine.store_through(daemon, range(pages))
+    return range(pages)
+
+
+def test_a_stop_writes_what_is_unwritten() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        with Engine(daemon) as engine:
+            engine.store(range(FRAMES - 2))
+            engine.store([100])
+        assert daemon.stop() == 0
+        assert daemon.leftovers() == []
+        daemon.open()
+        assert daemon.report().opened == "as it was left"
+        assert daemon.report().clean
+        with Engine(daemon) as engine:
+            assert engine.reach(range(FRAMES - 2)) == (0, FRAMES - 2)
+            assert engine.fetch(range(FRAMES - 2)) == [HERE] * (FRAMES - 2)
+            assert engine.places(range(FRAMES - 2)) == {"memory": FRAMES - 2}
+            assert engine.where(100) == "disk"
+
+
+def test_a_stop_takes_no_longer_than_it_may() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "1") as daemon:
+        with Engine(daemon) as engine:
+            engine.store(range(FRAMES))
+        daemon.kill_worker(signal.SIGSTOP)
+        began = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - began < 8
+        daemon.open()
+
+
+def test_a_hand_over_keeps_memory_and_disk() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = fill(daemon, 3 * FRAMES)
+        daemon.signal(signal.SIGUSR1)
+        assert daemon.wait() == 0
+        assert daemon.leftovers() != []
+        daemon.open()
+        with Engine(daemon) as engine:
+            places = engine.places(numbers)
+            assert places["nowhere"] == 0
+            assert places["memory"] >= FRAMES - 2
+            assert places["disk"] >= 2 * FRAMES
+            assert engine.fetch(numbers[:8]) == [HERE] * 8
+            assert engine.places(numbers[:8]) == {"memory": 8}
+
+
+def test_a_killed_daemon_takes_its_worker_along_and_the_next_finds_everything() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = fill(daemon, 3 * FRAMES)
+        with Engine(daemon) as engine:
+            for _ in range(2):
+                pid = daemon.worker()
+                daemon.kill()
+                assert engine.places(numbers[-4:]) == {"memory": 4}
+                daemon.open()
+                assert daemon.worker() != pid
+                assert daemon.findings() == []
+                assert engine.places(numbers)["nowhere"] == 0
+            engine.close()
+            engine.attach()
+            assert engine.fetch(numbers[:8]) == [HERE] * 8
+            assert engine.places(numbers[:8]) == {"memory": 8}
+        workers = [slot["pid"] for slot in daemon.slots() if slot["name"] == "disk tier"]
+        assert workers == [daemon.worker()]
+
+
+def test_a_daemon_killed_while_it_reads_and_writes() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = fill(daemon, 3 * FRAMES)
+        with Engine(daemon) as engine:
+            for turn in range(3):
+                with Engine(daemon) as other:
+                    other.ask_fetch(numbers[:10])
+                    engine.store(range(1000 + 20 * turn, 1004 + 20 * turn))
+                    daemon.kill()
+                engine.close()
+                daemon.open()
+                engine.attach()
+                assert daemon.findings() == []
+                assert engine.reach(numbers[:10])[1] == 10
+                assert engine.fetch(numbers[:10]) == [HERE] * 10
+                assert engine.places(numbers[:10]) == {"memory": 10}
+
+
+def test_without_a_disk_its_pages_are_no_more_and_with_it_they_are_back() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--index-entries", "400") as daemon:
+        numbers = fill(daemon, 2 * FRAMES)
+        daemon.kill()
+        TroubledDaemon.start(daemon, "--disk-path", "", "--disk-size", "0")
+        assert daemon.report().standing is Standing.NONE
+        assert daemon.snapshot().tiers.disk.pages == 0
+        assert daemon.findings() == []
+        with Engine(daemon) as engine:
+            assert engine.places(numbers)["disk"] == 0
+        daemon.kill()
+        daemon.open()
+        with Engine(daemon) as engine:
+            assert engine.places(numbers)["nowhere"] == 0
+
+
+@pytest.mark.parametrize("size", ["8MiB", "128MiB"])
+def test_segments_are_adopted_with_a_disk_of_another_size(size: str) -> None:
+    with DiskDaemon(FRAMES, "32MiB", "--index-entries", "400") as daemon:
+        numbers = fill(daemon, 10 * FRAMES)
+        assert daemon.snapshot().tiers.disk.pages == len(numbers)
+        daemon.kill()
+        daemon.open("--disk-size", size)
+        report = daemon.report()
+        kept = daemon.snapshot().tiers.disk
+        assert daemon.findings() == []
+        with Engine(daemon) as engine:
+            assert engine.places(numbers[-FRAMES:])["nowhere"] == 0
+            assert engine.fetch(numbers[-2 * FRAMES : -FRAMES])[0] == HERE
+        if size == "128MiB":
+            assert kept.pages == len(numbers)
+            return
+        assert kept.pages < len(numbers)
+        assert kept.bytes <= report.cap == 8 << 20
+        assert eventually(lambda: daemon.report().file_bytes <= 8 << 20) or daemon.report().note, daemon.told()
+
+
+def test_an_index_with_fewer_entries_than_the_disk_holds_pages() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--index-entries", "200") as daemon:
+        numbers = fill(daemon, 150)
+        daemon.stop()
+        daemon.open("--index-entries", "50")
+        disk = daemon.snapshot().tiers.disk
+        assert 30 <= disk.pages <= 50
+        with Engine(daemon) as engine:
+            assert engine.where(numbers[-1]) == "disk"  # the warmest are kept
+            engine.store(range(1000, 1008))
+            assert engine.places(range(1000, 1008)) == {"memory": 8}

@@ -1,0 +1,180 @@
+"""What lies in the folder can not be trusted: it is proven, rebuilt or missed, never served with other bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from disk import ABSENT, HERE, DiskDaemon, Engine, content_of
+from pagetier.daemon.disk.report import DiskReport
+from running import eventually
+
+FRAMES = 16
+
+
+def change_state(daemon: DiskDaemon, **news: Any) -> None:
+    state = daemon.disk / "state"
+    state.write_text(json.dumps(json.loads(state.read_text()) | news))
+
+
+def found(daemon: DiskDaemon) -> DiskReport:
+    """How the next daemon finds the folder; one line of its log says so."""
+    before = len(daemon.lines("disk tier in"))
+    daemon.open()
+    report = daemon.report()
+    (line,) = daemon.lines("disk tier in")[before:]
+    assert report.opened in line
+    return report
+
+
+@pytest.mark.parametrize("how", ["cut", "emptied", "removed", "overwritten"])
+def test_a_file_damaged_while_nobody_had_it(how: str) -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(24)
+        data = daemon.data_files()[0]
+        if how == "removed":
+            data.unlink()
+        elif how == "overwritten":
+            with data.open("r+b") as opened:
+                opened.write(bytes(16384))
+        else:
+            os.truncate(data, data.stat().st_size // 2 if how == "cut" else 0)
+        assert "rebuilt empty in 1 of 2 parts" in found(daemon).opened
+        with Engine(daemon) as engine:
+            places = engine.places(numbers)
+            assert places["disk"] > 0
+            assert places["nowhere"] > 0
+            for number in numbers:
+                engine.fetch([number])
+            assert engine.places(numbers)["memory"] > 0
+            engine.goes_on(100)
+
+
+def test_a_file_cut_short_while_it_is_open() -> None:
+    with DiskDaemon(64) as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(160))
+        restarts, worker = daemon.report().restarts, daemon.worker()
+        for data in daemon.data_files():
+            os.truncate(data, 40_000)
+        for first in range(0, 96, 8):
+            engine.fetch(range(first, first + 8), 5)
+        assert eventually(lambda: daemon.report().restarts > restarts, 20), daemon.told()
+        daemon.wait_open(restarts + 1)
+        assert daemon.worker() != worker
+        assert "rebuilt empty" in daemon.report().opened, daemon.told()
+        assert daemon.findings() == []
+        engine.goes_on(1000)
+        disk = daemon.snapshot().tiers.disk
+        places = engine.places(range(96))
+        assert places["disk"] <= disk.pages
+        for number in range(96):  # what is said to be there is there
+            if engine.where(number) == "disk":
+                assert engine.fetch([number]) == [HERE]
+
+
+def test_what_another_format_wrote_is_rebuilt_with_one_line() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(8)
+        change_state(daemon, format=99)
+        assert found(daemon).opened.startswith("rebuilt empty: format was 99, is ")
+        with Engine(daemon) as engine:
+            assert engine.places(numbers) == {"nowhere": 8}
+            engine.goes_on(100)
+
+
+def test_another_size_of_frames_rebuilds_it() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        daemon.close_with(8)
+        daemon.open("--arena-frame-size", "32KiB")
+        assert "rebuilt empty: frame bytes was 65536, is 32768" in daemon.report().opened
+
+
+def test_a_host_restart_that_was_clean_keeps_everything() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(8)
+        change_state(daemon, boot="another boot", clean=True)
+        assert found(daemon).opened == "as it was left"
+        with Engine(daemon) as engine:
+            assert engine.fetch(numbers) == [HERE] * 8
+
+
+def test_a_host_restart_that_was_not_clean_proves_it_sound() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(8)
+        change_state(daemon, boot="another boot", clean=False)
+        assert found(daemon).opened.startswith("after an unclean host restart: proven sound in ")
+        with Engine(daemon) as engine:
+            assert engine.fetch(numbers) == [HERE] * 8
+            assert engine.places(numbers) == {"memory": 8}
+
+
+def test_a_host_restart_that_left_a_ruin_rebuilds_it() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(24)
+        change_state(daemon, boot="another boot", clean=False)
+        for data in daemon.data_files():
+            with data.open("r+b") as opened:
+                opened.seek(8192)
+                opened.write(os.urandom(max(0, data.stat().st_size - 8192)))
+        assert "rebuilt empty: " in found(daemon).opened
+        with Engine(daemon) as engine:
+            assert engine.places(numbers) == {"nowhere": 24}
+            engine.goes_on(100)
+
+
+def flip(daemon: DiskDaemon, number: int) -> None:
+    """One bit of a stored page's bytes, in the file."""
+    content = content_of(number)[1000:2000]
+    for data in daemon.data_files():
+        at = data.read_bytes().find(content)
+        if at >= 0:
+            with data.open("r+b") as opened:
+                opened.seek(at + 500)
+                opened.write(bytes([content[500] ^ 4]))
+            return
+    raise AssertionError("the page is in no file")
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_flipped_bit_is_a_miss_and_is_counted(alive: bool) -> None:
+    with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(6 + 2 * FRAMES))
+        if not alive:
+            daemon.stop()
+        flip(daemon, 3)
+        if not alive:
+            daemon.open()
+            engine.close()
+            engine.attach()
+        outcomes = engine.fetch(range(6))
+        assert outcomes == [HERE] * 3 + [ABSENT] + [HERE] * 2
+        assert engine.reach(range(6)) == (3, 3)
+        assert engine.where(3) == "nowhere"
+        assert daemon.snapshot().disk_work.damaged == 1
+        assert daemon.until(lambda disk: disk.damaged == 1)
+        assert "damaged pages dropped: 1" in " ".join(daemon.pagetier("stats").output.split())
+        assert "is the device failing?" in daemon.doctor()
+        assert len(daemon.lines("could not read a page")) == 1
+        assert engine.store([3]) == b"\0"
+        engine.store_through(daemon, range(1000, 1000 + 2 * FRAMES))
+        assert engine.fetch([3]) == [HERE]
+        assert engine.where(3) == "memory"
+
+
+def test_a_lowered_cap_holds_at_once() -> None:
+    with DiskDaemon(FRAMES, "32MiB") as daemon:
+        numbers = daemon.close_with(300)
+        before = sum(data.stat().st_size for data in daemon.data_files())
+        daemon.open("--disk-size", "8MiB", "--fresh")
+        report = daemon.report()
+        assert before > 8 << 20
+        assert report.file_bytes <= 8 << 20 or "give them back" in report.note, daemon.told()
+        assert 0 < daemon.snapshot().tiers.disk.pages < 128
+        with Engine(daemon) as engine:
+            assert engine.where(numbers[-1]) == "disk"
+            assert engine.where(numbers[0]) == "nowhere"
+            assert engine.fetch(numbers[-8:]) == [HERE] * 8
+            engine.goes_on(1000)

@@ -1,0 +1,106 @@
+"""A folder that can not be used, or holds what can not be trusted: engines go on, and people are told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from disk import HERE, DiskDaemon, Engine, TroubledDaemon
+from pagetier.daemon.disk.report import Standing
+
+FRAMES = 16
+ROOT = os.geteuid() == 0
+
+
+def told_everywhere(daemon: DiskDaemon, *words: str) -> None:
+    """Statistics, doctor and the log say what is the matter."""
+    assert daemon.until(lambda disk: all(word in disk.trouble for word in words)), daemon.told()
+    table = " ".join(daemon.pagetier("stats").output.split())
+    spoken = daemon.doctor()
+    flushed = daemon.pagetier("flush", "--to-disk")
+    assert flushed.exit_code == 1
+    for word in words:
+        assert word in table
+        assert word in spoken
+        assert word in daemon.log.read_text()
+        assert word in flushed.output
+    assert any(line.startswith("problem  disk") for line in spoken.splitlines()), spoken
+
+
+def test_the_folder_is_a_file() -> None:
+    with TroubledDaemon(FRAMES) as daemon:
+        daemon.stop()
+        daemon.disk.mkdir(exist_ok=True)
+        shutil.rmtree(daemon.disk)
+        daemon.disk.write_text("a file")
+        daemon.start()
+        with Engine(daemon) as engine:
+            told_everywhere(daemon, "can not be the disk tier's folder", "is a file")
+            engine.goes_on(0)
+            assert daemon.report().standing is Standing.DOWN
+            lines = daemon.lines("no disk tier")
+            assert len(lines) <= daemon.report().restarts + 2
+            assert daemon.disk.read_text() == "a file"
+            daemon.disk.unlink()
+            daemon.wait_open()
+            assert daemon.report().trouble == ""
+
+
+def test_the_folder_holds_other_things() -> None:
+    with TroubledDaemon(FRAMES) as daemon:
+        daemon.stop()
+        shutil.rmtree(daemon.disk, ignore_errors=True)
+        daemon.disk.mkdir()
+        (daemon.disk / "thesis.tex").write_text("years of work")
+        daemon.start()
+        with Engine(daemon) as engine:
+            told_everywhere(daemon, "holds other things (thesis.tex)", "folder of its own")
+            engine.goes_on(0)
+        assert (daemon.disk / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can mount")
+def test_the_folder_is_read_only() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(8)
+        if subprocess.run(["mount", "--bind", "-o", "ro", daemon.disk, daemon.disk], check=False).returncode:
+            daemon.open()
+            pytest.skip("mount is refused here")
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", daemon.disk], check=False)
+            daemon.start()
+            with Engine(daemon) as engine:
+                told_everywhere(daemon, "can not be used by the disk tier", "Read-only file system")
+                engine.goes_on(100)
+        finally:
+            subprocess.run(["umount", "--lazy", daemon.disk], check=True)
+        daemon.wait_open()
+        with Engine(daemon) as engine:
+            assert engine.fetch(numbers) == [HERE] * 8
+            assert engine.places(numbers) == {"memory": 8}
+
+
+def test_another_daemon_has_the_folder() -> None:
+    with DiskDaemon(FRAMES) as daemon, TroubledDaemon(FRAMES) as other:
+        other.stop()
+        other.disk = daemon.disk
+        other.start()
+        with Engine(other) as engine, Engine(daemon) as owner:
+            told_everywhere(other, str(daemon.disk), "in use")
+            engine.goes_on(0)
+            owner.store_through(daemon, range(8))
+        daemon.stop()
+        other.wait_open()
+        assert other.snapshot().tiers.disk.pages >= 8
+        daemon.disk = Path(daemon.folder.name) / "another"
+        daemon.open()
+
+
+def test_a_disk_that_is_too_small_for_one_frame() -> None:
+    with TroubledDaemon(FRAMES, "200KiB") as daemon, Engine(daemon) as engine:
+        told_everywhere(daemon, "too small")
+        engine.goes_on(0)

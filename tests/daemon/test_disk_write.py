@@ -1,0 +1,115 @@
+"""Which pages are written, and when: ahead of their eviction, all at once, or those that were used again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from disk import HERE, DiskDaemon, Engine
+from running import eventually
+
+FRAMES = 32
+
+
+def test_evict_writes_the_coldest_ahead_of_need() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-ahead", "0.25") as daemon, Engine(daemon) as engine:
+        engine.store(range(16))
+        time.sleep(0.3)
+        assert daemon.snapshot().disk_work.written == 0, "there is room: nothing has to leave soon"
+        engine.store_slowly(range(16, FRAMES))
+        assert eventually(lambda: daemon.snapshot().tiers.disk.pages >= 8)
+        time.sleep(0.3)
+        assert daemon.snapshot().tiers.disk.pages < 20
+        assert engine.reach([0])[0] in (0, 1)
+        assert engine.fetch([0]) == [HERE]
+        engine.store_slowly(range(100, 200))
+        assert engine.places([*range(FRAMES), *range(100, 200)])["nowhere"] <= 4
+        work = daemon.snapshot().disk_work
+        assert work.lost <= 4
+        assert work.written >= 100
+
+
+def test_through_writes_everything_soon() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
+        engine.store(range(8))
+        assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 8)
+        assert engine.places(range(8)) == {"memory": 8}
+        assert eventually(lambda: daemon.report().clean), "it is synced when nothing is written"
+        assert daemon.report().last_sync > 0
+        assert "synced" in daemon.pagetier("stats").output
+
+
+def test_second_writes_what_was_used_again() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-write", "second") as daemon, Engine(daemon) as engine:
+        engine.store(range(4))
+        engine.store_slowly(range(100, 104))
+        assert engine.places(range(4)) == {"memory": 4}  # used again
+        time.sleep(0.1)
+        engine.store_slowly(range(200, 300))
+        assert eventually(lambda: engine.places(range(4)) == {"disk": 4}), engine.places(range(4))
+        assert engine.places(range(100, 104)) == {"nowhere": 4}
+        assert daemon.snapshot().disk_work.written < 20
+        assert engine.fetch(range(4)) == [HERE] * 4
+
+
+@pytest.mark.parametrize("write", ["evict", "through", "second"])
+def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str) -> None:
+    with DiskDaemon(128, "8MiB", "--disk-write", write, "--disk-ahead", "0.9") as daemon, Engine(daemon) as engine:
+        engine.store(range(120))
+        assert engine.places(range(120)) == {"memory": 120}
+        seen = -1
+        while seen != (seen := daemon.snapshot().disk_work.written):
+            time.sleep(0.5)
+            assert seen < 300, "pages push each other out"
+        assert daemon.findings() == []
+
+
+def test_a_disk_that_is_full_lets_the_coldest_go() -> None:
+    with DiskDaemon(FRAMES, "8MiB") as daemon, Engine(daemon) as engine:
+        numbers = range(300)
+        engine.store_through(daemon, numbers)
+        snapshot = daemon.snapshot()
+        assert snapshot.tiers.disk.evictions > 100
+        assert snapshot.disk.file_bytes <= snapshot.disk.cap == 8 << 20
+        assert snapshot.tiers.disk.bytes <= 8 << 20
+        assert engine.where(0) == "nowhere"
+        assert engine.places(numbers[-40:])["nowhere"] == 0
+        assert engine.fetch(numbers[-40:-30]) == [HERE] * 10
+        assert engine.places(numbers[-40:-30]) == {"memory": 10}
+
+
+def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]]:
+    """Chains of eight pages, and how far each of them is found."""
+    chains = [range(first, first + 8) for first in range(0, 400, 8)]
+    for chain in chains:
+        engine.store(chain)
+        time.sleep(0.05)
+    engine.store_slowly(range(10_000, 10_000 + FRAMES))
+    return chains, [engine.reach(chain)[1] for chain in chains]
+
+
+def test_a_budget_is_spent_on_whole_prefixes() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-budget", str(100 * 60_000)) as daemon, Engine(daemon) as engine:
+        chains, reached = budgeted(daemon, engine)
+        snapshot = daemon.snapshot()
+        assert snapshot.disk.budget is not None
+        assert snapshot.tiers.disk.pages <= 100
+        assert snapshot.tiers.disk.pages >= 40
+        assert snapshot.disk.budget.per_day == 6_000_000
+        assert snapshot.disk.budget.left < 8 * 60_000
+        assert snapshot.disk.budget.spared_bytes > 0
+        assert snapshot.disk_work.spared > 0
+        for chain, length in zip(chains, reached, strict=True):
+            found = engine.places(chain)
+            assert found["disk"] + found["memory"] == length, "a chain has a hole"
+        assert 0 in reached
+        assert "a day may be written now" in " ".join(daemon.pagetier("stats").output.split())
+        assert "raise disk.budget" in daemon.doctor()
+
+
+def test_a_page_larger_than_the_disk_stays_in_memory_alone() -> None:
+    with DiskDaemon(FRAMES, "8MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
+        engine.store(range(4))
+        assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 4)
+        assert engine.places(range(4)) == {"memory": 4}
