@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
                 self._service.detach(self._slot)
                 self._slot = -1
             case Flush() if self._greeted:
-                self._send(self._service.flush(request))
+                self._service.flush(request, self._send_late)
             case Check() if self._greeted:
                 self._send(self._service.check(request))
             case _:

@@ -114,13 +114,17 @@ class Service:
         """How far writing everything to disk is; it goes on as long as somebody asks."""
         return self.disk.save(request.number)
 
-    def flush(self, request: Flush) -> Flushed:
-        """Drops the pages of the namespaces that are meant; those in use are kept and counted."""
+    def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
+        """Drops the pages of the namespaces that are meant; those in use are kept and counted.
+
+        reply is called once, when what was dropped has left the disk, too: the next daemon does not find it again.
+        """
         tiers = _TIERS.get(request.tier, 0)
         spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
         done = [self._owner.flush(space["number"], tiers) for space in spaces]
         dropped, kept = sum(d for d, _ in done), sum(k for _, k in done)
-        return Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
+        answer = Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
+        self.disk.drop_now(lambda: reply(answer))
 
     def check(self, request: Check) -> Findings:
         """Walks everything; takes about 200 ms for a million pages, in which no request is answered."""

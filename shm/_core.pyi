@@ -173,7 +173,9 @@ class Owner:
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:
         """What the tier holds (u64, u32, u64). What the index can not have, or has no room for, goes to the drops."""
     def disk_drops(self) -> bytes:
-        """Keys that are to leave the disk before anything that is ordered after this call is written."""
+        """Keys that are to leave the disk before anything is written that was ordered before this call or after it."""
+    def disk_drop(self, keys: Array, /) -> None:
+        """Pages that shall not be on disk any more; keys that are not there are fine."""
     def disk_damaged(self, keys: Array, /) -> None:
         """Pages that the tier could not read back: they are told to leave it."""
     def frames_ahead(self, enough: int, /) -> int:
@@ -186,8 +188,11 @@ class Owner:
         """
     def end_orders(self, entries: Array, results: Array, /) -> None:
         """What became of pages that were ordered; results: an enum pt_write_result (core/behind.h) a byte."""
-    def fetch(self, slot: int, ttl_ns: int, keys: Array, /) -> tuple[bytes, bytes, bytes]:
-        """Frames for pages that are on disk, granted to the worker's slot; answers like reserve(), 5: not there."""
+    def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> tuple[bytes, bytes, bytes]:
+        """Frames for pages that are on disk, granted to the worker's slot; answers like reserve(), 5: not there.
+
+        most_frames: what would need more of them is refused; 0: nothing is.
+        """
     def sizes(self, entries: Array, /) -> bytes:
         """Bytes of each page (u64)."""
     def chains(self, entries: Array, /) -> bytes:

@@ -66,6 +66,9 @@ class Behind:
         self._send = send
         self._numbers = itertools.count(1)
         self._in_flight: dict[int, bytes] = {}
+        self._dropping: dict[int, bytes] = {}
+        self._lost_drops = b""
+        self._then: dict[int, Callable[[], None]] = {}
         self._frame_bytes = header["frame_bytes"]
         self._batch = max(1, min(_BATCH_BYTES // self._frame_bytes, header["frames"] // _SMALLEST_PART))
         self._ahead = max(1, int(header["frames"] * options.ahead))
@@ -76,17 +79,38 @@ class Behind:
         self._wrote_at = self._synced_at = time.monotonic()
         self.all_wanted = False
         self.trouble = ""
+        self.refusal = ""
         self.device_bytes = 0
 
     def begin(self) -> None:
-        """The worker is ready for orders."""
+        """The worker is ready for orders. What was to leave the disk when the last one died still has to."""
+        self._owner.disk_drop(self._lost_drops)
+        self._lost_drops = b""
         self._ready = True
-        self.trouble = ""
+        self.try_again()
+
+    def try_again(self) -> None:
+        """What went wrong before is forgotten."""
+        self.trouble = self.refusal = ""
 
     def lost(self) -> None:
         """The worker is gone, with all its orders; the index has put them back already."""
         self._ready = self._syncing = self._unsynced = False
         self._in_flight.clear()
+        self._lost_drops += b"".join(self._dropping.values())
+        self._dropping.clear()
+        waiting, self._then = list(self._then.values()), {}
+        for then in waiting:
+            then()
+
+    def drop_now(self, then: Callable[[], None]) -> None:
+        """What is to leave the disk leaves it; then is called when it has, or when there is no worker to do it."""
+        drops = self._owner.disk_drops() if self._ready else b""
+        if not drops:
+            then()
+            return
+        number = self._drop(drops)
+        self._then[number] = then
 
     @property
     def busy(self) -> bool:
@@ -105,8 +129,7 @@ class Behind:
         self.look()
         drops = self._owner.disk_drops()
         if drops:
-            self._unsynced = True
-            self._put(Write(next(self._numbers), drops), b"")
+            self._drop(drops)
         self._sync_if_due()
 
     def sync_soon(self) -> None:
@@ -119,12 +142,14 @@ class Behind:
         entries = self._in_flight.pop(report.number, None)
         if entries is None or len(entries) != 4 * len(report.stored):
             raise ProtocolError("pages that were not to be written")
+        self._dropping.pop(report.number, None)
         self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
         if Stored.NO_ROOM in report.stored:
             self._shrink(entries, report.stored.index(Stored.NO_ROOM))
         self.device_bytes += report.disk_bytes
         self._wrote_at = time.monotonic()
         self._tell(report.reason)
+        self._then.pop(report.number, _nothing)()
         self.look()
 
     def synced(self, report: Synced) -> None:
@@ -183,8 +208,16 @@ class Behind:
             table,
         )
 
+    def _drop(self, drops: bytes) -> int:
+        order = Write(next(self._numbers), drops)
+        self._unsynced = True
+        self._put(order, b"")
+        return order.number
+
     def _put(self, order: Write, entries: bytes) -> None:
         self._in_flight[order.number] = entries
+        if order.drops:
+            self._dropping[order.number] = order.drops
         self._send(order)
 
     def _sync_if_due(self) -> None:
@@ -204,7 +237,12 @@ class Behind:
         elif self.trouble and not reason:
             log.info("the disk tier writes again")
         self.trouble = reason
+        self.refusal = reason or self.refusal
 
 
 def _space(told: dict[str, object]) -> Space:
     return Space(*(told[name] for name in ("digest", "name", "page_tokens", "group", "window")))  # type: ignore[arg-type]
+
+
+def _nothing() -> None:
+    """Nobody waits."""

@@ -20,6 +20,10 @@ log = logging.getLogger("pagetierd.disk")
 _GRANTED, _PENDING = 0, 2
 _ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([1, 0, 1, 3, 2]))
 _HERE, _NOT_YET, _ABSENT = 0, 1, 2
+# of the arena, for pages that are being read
+_MOST_READING = 0.9
+# a disk that has read nothing for so long gets no more frames that would wait for it
+_STALLED_S = 2.0
 
 
 class _Waiting:
@@ -62,13 +66,19 @@ class Fetches:
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
         self._reading: dict[int, list[tuple[_Waiting, int]]] = {}
+        header = owner.header()
+        self._frame_bytes = header["frame_bytes"]
+        self._most_frames = max(1, int(header["frames"] * _MOST_READING))
+        self._frames_reading = 0
+        self._read_at = 0.0
         self._silenced = ""
         self.slot: int | None = None
 
     def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Calls reply once, maybe at once."""
         slot = 0 if self.slot is None else self.slot
-        outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys)
+        room = 1 if self._stalled() else max(1, self._most_frames - self._frames_reading)
+        outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys, room)
         waiting = _Waiting(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
         self._read(request.keys, outcomes, entries, serials)
         for page, serial in enumerate(array("Q", serials)):
@@ -85,11 +95,13 @@ class Fetches:
         job = self._jobs.get(report.number)
         if job is None or report.first + len(report.read) > len(job.serials):
             raise ProtocolError("pages that were not to be read")
+        self._read_at = self._loop.time()
         if report.damaged:
             self._owner.disk_damaged(report.damaged)
         came = 0
         for page, flag in enumerate(report.read, report.first):
             came += job.sizes[page] if flag else 0
+            self._frames_reading -= self._frames_of(job.sizes[page])
             self._told(job.serials[page], _HERE if flag else _ABSENT, report.reason)
         read = report.read.count(1)
         self._owner.count_fetched(read, came, len(report.read) - read)
@@ -101,6 +113,7 @@ class Fetches:
         """The worker is gone: what it was reading does not come."""
         self.slot = None
         self._jobs.clear()
+        self._frames_reading = 0
         for serial in list(self._reading):
             self._told(serial, _ABSENT, "the disk tier is gone")
 
@@ -115,8 +128,17 @@ class Fetches:
         order = Read(next(self._numbers), wanted, numbers, b"".join(keys[32 * i : 32 * i + 32] for i in granted), sizes)
         job = _Job(array("Q", numbers), array("Q", sizes))
         self._jobs[order.number] = job
+        if not self._reading:
+            self._read_at = self._loop.time()
         self._reading |= {serial: [] for serial in job.serials}
+        self._frames_reading += sum(map(self._frames_of, job.sizes))
         self._send(order)
+
+    def _stalled(self) -> bool:
+        return bool(self._reading) and self._loop.time() - self._read_at > _STALLED_S
+
+    def _frames_of(self, size: int) -> int:
+        return -(-size // self._frame_bytes)
 
     def _told(self, serial: int, outcome: int, reason: str) -> None:
         for waiting, page in self._reading.pop(serial, ()):

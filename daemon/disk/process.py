@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,8 @@ class WorkerProcess:
         code = self._child.returncode
         if self._why:
             return self._why
+        if code == -signal.SIGBUS:
+            return "was killed by SIGBUS: its file system is full, or a file of its was cut short or could not be read"
         return f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
 
     def _gone(self) -> None:

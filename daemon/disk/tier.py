@@ -122,6 +122,10 @@ class Disk:
         """What a reservation was answered, where there is a budget."""
         self._budget.note(outcomes, self._owner.chains(entries), sizes)
 
+    def drop_now(self, then: Callable[[], None]) -> None:
+        """Calls then when what was flushed has left the disk, or at once where there is no disk."""
+        self._behind.drop_now(then)
+
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Pages from disk; reply is called once, at the latest at the request's deadline."""
         self._fetches.ask(request, reply)
@@ -134,13 +138,14 @@ class Disk:
         self._saving_until = self._loop.time() + _SAVING_S
         if not self._behind.all_wanted:
             self._behind.all_wanted = True
+            self._behind.try_again()
             self._owner.disk_rule(RULES["through"])
         self._behind.look()
         pages, nbytes, spared = self._owner.unwritten()
         if not pages:
             self._behind.sync_soon()
         synced = not pages and not self._behind.busy
-        return Saved(number, pages, nbytes, synced=synced, trouble=self._behind.trouble or _too_small(spared))
+        return Saved(number, pages, nbytes, synced=synced, trouble=self._behind.trouble or self._why_spared(spared))
 
     # ---- what the supervisor tells
 
@@ -221,6 +226,10 @@ class Disk:
             self._behind.all_wanted = False
             self._owner.disk_rule(RULES[self._options.write])
 
+    def _why_spared(self, pages: int) -> str:
+        why = self._behind.refusal or "disk.size is too small for all"
+        return f"{pages:,} pages stay in memory alone: {why}" if pages else ""
+
     def _trouble(self) -> str:
         return self._report.trouble or "the disk tier is being opened"
 
@@ -236,7 +245,3 @@ class Disk:
         }
         self._report = msgspec.structs.replace(self._report, **news)
         self._owner.tell_disk(self._report.pack())
-
-
-def _too_small(spared: int) -> str:
-    return f"{spared:,} pages stay in memory alone: disk.size is too small for all" if spared else ""

@@ -107,18 +107,25 @@ static PyObject *owner_disk_drops(Owner *self, PyObject *unused)
     return keys;
 }
 
-/* disk_damaged(keys): pages that the tier could not read back. */
-static PyObject *owner_disk_damaged(Owner *self, PyObject *args)
+static PyObject *for_each_key(Owner *self, PyObject *args, void (*act)(pt_owner *, const uint8_t *, uint64_t))
 {
     PyObject *given;
     array keys;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, PT_KEY_BYTES, "keys", &keys))
         return NULL;
     for (Py_ssize_t i = 0; i < keys.count; i++)
-        pt_disk_damaged(&self->shared, (uint8_t *)keys.view.buf + i * PT_KEY_BYTES, pt_now_ns());
+        act(&self->shared, (uint8_t *)keys.view.buf + i * PT_KEY_BYTES, pt_now_ns());
     PyBuffer_Release(&keys.view);
     Py_RETURN_NONE;
 }
+
+static void drop_key(pt_owner *o, const uint8_t *key, uint64_t now) { pt_disk_drop(o, key, now); }
+
+/* disk_drop(keys): pages that shall not be on disk; what is not there is none of it. */
+static PyObject *owner_disk_drop(Owner *self, PyObject *args) { return for_each_key(self, args, drop_key); }
+
+/* disk_damaged(keys): pages that the tier could not read back. */
+static PyObject *owner_disk_damaged(Owner *self, PyObject *args) { return for_each_key(self, args, pt_disk_damaged); }
 
 /* frames_ahead(enough): frames that come free before the first unwritten page has to leave, counted up to about `enough`. */
 static PyObject *owner_frames_ahead(Owner *self, PyObject *args)
@@ -196,15 +203,17 @@ static PyObject *owner_end_orders(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* fetch(slot, ttl_ns, keys) -> (outcomes, entries, serials): frames for pages on disk, granted to the worker's slot. */
+/* fetch(slot, ttl_ns, keys, most_frames = 0) -> (outcomes, entries, serials): frames for pages on disk, granted to the
+ * worker's slot, but no more than most_frames of them; 0: any number. */
 static PyObject *owner_fetch(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .parts = 1};
-    unsigned long long ttl;
+    unsigned long long ttl, most = 0;
     PyObject *given, *packed = NULL;
     array keys;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IKO", &r.slot, &ttl, &given))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IKO|K", &r.slot, &ttl, &given, &most))
         return NULL;
+    r.most_frames = most;
     r.expires_ns = r.now + ttl;
     if (r.slot >= PT_SLOTS)
         return PyErr_Format(PyExc_ValueError, "there is no slot %u", r.slot);

@@ -27,6 +27,7 @@ static PyMethodDef owner_methods[] = {
     {"disk_close", (PyCFunction)owner_disk_close, METH_NOARGS, NULL},
     {"disk_report", (PyCFunction)owner_disk_report, METH_VARARGS, NULL},
     {"disk_drops", (PyCFunction)owner_disk_drops, METH_NOARGS, NULL},
+    {"disk_drop", (PyCFunction)owner_disk_drop, METH_VARARGS, NULL},
     {"disk_damaged", (PyCFunction)owner_disk_damaged, METH_VARARGS, NULL},
     {"frames_ahead", (PyCFunction)owner_frames_ahead, METH_VARARGS, NULL},
     {"order_writes", (PyCFunction)owner_order_writes, METH_VARARGS, NULL},

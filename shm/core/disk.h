@@ -117,14 +117,20 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
     return true;
 }
 
+/* A page shall not be on disk any more, whatever it is doing. False if it was not there. */
+static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
+{
+    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
+    if (entry == PT_NONE || !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK))
+        return false;
+    pt_drop_later(&o->disk, key);
+    pt_disk_forget(o, entry, now);
+    return true;
+}
+
 /* A page turned out to be damaged on disk, or not to be there. The caller guarantees that nothing of it in the arena is ever
  * published. */
 static inline void pt_disk_damaged(pt_owner *o, const uint8_t *key, uint64_t now)
 {
-    uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
-    if (entry == PT_NONE || !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK))
-        return;
-    o->view.header->deeds.disk_damaged++;
-    pt_drop_later(&o->disk, key);
-    pt_disk_forget(o, entry, now);
+    o->view.header->deeds.disk_damaged += pt_disk_drop(o, key, now);
 }

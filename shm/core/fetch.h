@@ -4,7 +4,8 @@
 #include "disk.h"
 #include "reserve.h"
 
-static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uint8_t *key)
+/* granted: frames that this fetch was granted so far. */
+static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t granted)
 {
     uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
@@ -14,6 +15,8 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uin
         case PT_WRITING:
             return pt_answer_with(o, PT_PENDING, entry);
         case PT_ON_DISK:
+            if (r->most_frames && granted + pt_frames_for(&o->view, o->view.entries[entry].size) > r->most_frames)
+                return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
             return o->disk.open ? pt_refill(o, r, entry) : pt_answer_with(o, PT_ABSENT, PT_NONE);
         default: /* nothing else is in the dictionary */
             break;
@@ -26,9 +29,12 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uin
 static inline void pt_fetch(pt_owner *o, const pt_request *r, const uint8_t *keys, uint32_t count, pt_answer *answers)
 {
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};
+    uint64_t granted = 0;
     pt_stamp_all(o, keys, count, r->now);
     for (uint32_t i = 0; i < count; i++) {
-        answers[i] = lost.outcome == PT_GRANTED ? pt_fetch_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES) : lost;
+        answers[i] = lost.outcome == PT_GRANTED ? pt_fetch_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, granted) : lost;
+        if (answers[i].outcome == PT_GRANTED)
+            granted += o->view.entries[answers[i].entry].frame_count;
         if (answers[i].outcome == PT_ABSENT || answers[i].outcome == PT_REFUSED_FULL)
             lost = answers[i];
         if (answers[i].entry != PT_NONE)

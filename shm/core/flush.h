@@ -15,6 +15,8 @@ static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uin
         return pt_free_on_disk(o, entry);
     if (tiers & PT_TIER_DISK && pt_tiers(e) & PT_TIER_DISK) {
         pt_drop_from_disk(o, entry);
+        if (o->disk.rule == PT_WRITE_THROUGH)
+            e->marks |= PT_MARK_SPARED; /* or it would be back at once */
         pt_list_anew(o, entry, now);
         o->view.header->deeds.disk_flushed++;
     }

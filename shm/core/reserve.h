@@ -9,7 +9,8 @@ typedef struct {
     uint32_t slot, space;
     uint32_t part, parts;
     uint64_t now, expires_ns;
-    uint32_t chain; /* of what is granted */
+    uint32_t chain;       /* of what is granted */
+    uint64_t most_frames; /* that a fetch may be granted; 0: any number */
 } pt_request;
 
 typedef struct {
