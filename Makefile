@@ -77,6 +77,7 @@ pytest: venv $(VENV)/.demo
 bench: venv
 	@$(BIN)/python bench/lookup.py
 	@$(BIN)/python bench/hostcopy.py
+	@$(BIN)/python bench/disk.py
 
 clean:
 	@rm -rf build dist .cache .*_cache .hypothesis *.egg-info shm/_core*.so

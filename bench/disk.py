@@ -54,6 +54,13 @@ class Scene(Stage):
                 assert isinstance(told, Saved) and not told.trouble, told
                 time.sleep(0.002)
 
+    def wait_quiet(self) -> None:
+        """Until nothing is written any more."""
+        seen = -1
+        while (written := self.header()["disk_written"]) != seen:
+            seen = written
+            time.sleep(1.0)
+
     def flush(self, tier: str) -> None:
         """Drops everything out of one tier."""
         with self._looking() as (link, _):
@@ -228,7 +235,7 @@ def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
             written = scene.header()["disk_written_bytes"] - before
             halt.set()
             other.join()
-            scene.ask_saved()
+            scene.wait_quiet()
             _sample(client, hot, idle, 3.0)
     quiet, loud = (float(np.percentile(taken, 99)) for taken in (idle, busy))
     yield Result(
