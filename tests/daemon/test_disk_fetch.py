@@ -11,7 +11,7 @@ from disk import ABSENT, HERE, NO_ROOM, NOT_YET, DiskDaemon, Engine, keys_of
 from pagetier.shm.protocol import Fetch, Fetched
 from running import RunningDaemon, eventually
 
-FRAMES = 16
+FRAMES = 32
 
 
 @pytest.fixture(scope="module")

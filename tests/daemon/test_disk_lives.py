@@ -11,7 +11,7 @@ from disk import HERE, DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.report import Standing
 from running import eventually
 
-FRAMES = 16
+FRAMES = 32
 
 
 def fill(daemon: DiskDaemon, pages: int) -> range:
@@ -32,8 +32,8 @@ def test_a_stop_writes_what_is_unwritten() -> None:
         assert daemon.report().clean
         with Engine(daemon) as engine:
             assert engine.reach(range(FRAMES - 2)) == (0, FRAMES - 2)
-            assert engine.fetch(range(FRAMES - 2)) == [HERE] * (FRAMES - 2)
-            assert engine.places(range(FRAMES - 2)) == {"memory": FRAMES - 2}
+            assert engine.fetch(range(FRAMES // 2)) == [HERE] * (FRAMES // 2)
+            assert engine.places(range(FRAMES - 2)) == {"memory": FRAMES // 2, "disk": FRAMES // 2 - 2}
             assert engine.where(100) == "disk"
 
 

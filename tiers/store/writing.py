@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -80,7 +81,9 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
     try:
         _twice(environment, partial(_delete_all, environment, keys))
     except lmdb.Error as error:
-        return str(error) if not half else _drop(environment, keys[:half]) or _drop(environment, keys[half:])
+        if half:
+            return _drop(environment, keys[:half]) or _drop(environment, keys[half:])
+        return _reason(environment, error)
     return ""
 
 
@@ -149,8 +152,14 @@ def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) ->
             return [str(error)]
         return [reason for page in pages for reason in _store(environment, [page], turns)]
     except lmdb.Error as error:
-        return [str(error)] * len(pages)
+        return [_reason(environment, error)] * len(pages)
     return [""] * len(pages)
+
+
+def _reason(environment: Environment, error: lmdb.Error) -> str:
+    """LMDB speaks of an input/output error, too, where the file system had room for a part of a transaction alone."""
+    full = shutil.disk_usage(environment.folder).free < environment.shape.transaction_bytes
+    return f"{error}: the file system of {environment.folder} is full" if full else str(error)
 
 
 def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> None:

@@ -1,0 +1,145 @@
+"""Bytes that may be written a day go to whole prefixes, and never to more than there are."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.daemon.disk.budget import Budget
+
+DAY_S = 86_400
+GRANTED, PRESENT, REFUSED = 0, 1, 3
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1e6
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def note(budget: Budget, outcomes: list[int], chains: list[int], size: int = 10) -> None:
+    pages = len(outcomes)
+    budget.note(bytes(outcomes), struct.pack(f"<{pages}I", *chains), struct.pack(f"<{pages}Q", *[size] * pages))
+
+
+def left(budget: Budget) -> int:
+    report = budget.report()
+    assert report is not None
+    return report.left
+
+
+def test_without_a_limit_everything_is_admitted() -> None:
+    budget = Budget(0, Clock())
+    assert budget.admits(17, 1 << 60)
+    assert budget.report() is None
+
+
+def test_the_first_page_of_a_run_pays_for_all_of_it() -> None:
+    budget = Budget(100, Clock())
+    note(budget, [GRANTED] * 4, [1] * 4)
+    assert left(budget) == 100
+    assert all(budget.admits(1, 10) for _ in range(4))
+    assert left(budget) == 60
+
+
+def test_a_run_pays_for_those_before_it() -> None:
+    budget = Budget(100, Clock())
+    note(budget, [GRANTED] * 3, [1] * 3)
+    note(budget, [PRESENT, PRESENT, GRANTED], [1, 1, 2])
+    assert budget.admits(2, 10)
+    assert left(budget) == 100 - 30 - 10
+    assert budget.admits(1, 10)
+    assert left(budget) == 60
+
+
+def test_what_does_not_fit_is_rejected_with_all_that_follows_and_counted() -> None:
+    budget = Budget(50, Clock())
+    note(budget, [GRANTED] * 6, [1] * 6)
+    note(budget, [PRESENT, GRANTED], [1, 2])
+    assert not budget.admits(1, 10)
+    assert not budget.admits(2, 10)
+    note(budget, [GRANTED] * 5, [3] * 5)
+    assert budget.admits(3, 10)
+    report = budget.report()
+    assert report is not None
+    assert (report.left, report.spared_bytes, report.per_day) == (0, 20, 50)
+
+
+def test_it_fills_evenly_and_never_over_a_day() -> None:
+    clock = Clock()
+    budget = Budget(100, clock)
+    note(budget, [GRANTED] * 10, [1] * 10)
+    assert budget.admits(1, 10)
+    assert left(budget) == 0
+    clock.now += DAY_S / 4
+    assert left(budget) == 25
+    clock.now += 30 * DAY_S
+    assert left(budget) == 100
+
+
+def test_runs_that_nobody_knows_are_not_written() -> None:
+    budget = Budget(100, Clock())
+    assert not budget.admits(99, 10)
+    note(budget, [PRESENT, GRANTED], [99, 1])
+    assert not budget.admits(1, 10)
+    note(budget, [PRESENT, GRANTED], [0, 2])
+    assert not budget.admits(2, 10), "what is before it was stored before this daemon came"
+
+
+def test_a_reservation_without_a_grant_changes_nothing() -> None:
+    budget = Budget(100, Clock())
+    note(budget, [PRESENT, REFUSED], [0, 0])
+    note(budget, [], [])
+    assert left(budget) == 100
+
+
+# Each step stores a chain again, that many pages of it, or writes the pages of one of the runs, or lets time pass.
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("store"), st.integers(0, 3), st.integers(1, 12)),
+        st.tuples(st.just("write"), st.integers(1, 20), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(0, DAY_S), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(1, 200))
+def test_what_is_admitted_is_closed_towards_the_head_and_within_the_budget(
+    steps: list[tuple[str, int, int]], per_day: int
+) -> None:
+    clock = Clock()
+    budget = Budget(per_day, clock)
+    began = clock.now
+    chains: dict[int, list[int]] = {prompt: [] for prompt in range(4)}  # the run of each page
+    runs = 0
+    for what, which, pages in steps:
+        if what == "store":
+            known = chains[which][:pages]
+            new = pages - len(known)
+            if new > 0:
+                runs += 1
+                note(budget, [PRESENT] * len(known) + [GRANTED] * new, known + [runs] * new)
+                chains[which] += [runs] * new
+        elif what == "write":
+            budget.admits(which, 10)
+        else:
+            clock.now += which
+        before = left(budget)
+        assert 0 <= before <= per_day
+    written = {run for run in range(1, runs + 1) if _was_admitted(budget, run)}
+    for prompt in chains.values():
+        flags = [run in written for run in prompt]
+        assert flags == sorted(flags, reverse=True), "a prefix has a hole"
+    cost = 10 * sum(run in written for prompt in chains.values() for run in prompt)
+    assert cost <= per_day * (1 + (clock.now - began) / DAY_S) + 1
+
+
+def _was_admitted(budget: Budget, run: int) -> bool:
+    """Without deciding anything."""
+    chain = budget._chains[run]
+    return chain.verdict.name == "ADMITTED"

@@ -1,0 +1,158 @@
+"""What a worker holds goes into the index, the oldest as the coldest; what has no place there leaves the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from memory import Memory, attach
+from numbered import GEOMETRY, content_of, key_of, store
+from pagetier.daemon.disk import contents
+from pagetier.daemon.disk.contents import Contents
+from pagetier.daemon.disk.sense import check
+from pagetier.shm._core import Owner
+from pagetier.shm.protocol import ProtocolError, Space
+from pagetier.tiers.messages import HasRead, Holds, Opened, Report, Wrote
+
+SPACE, OTHER = Space(b"s" * 32, "one\x1b", 16), Space(b"o" * 32, "other", 32, 1, 512)
+THROUGH = 1
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory(GEOMETRY)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def owner(memory: Memory) -> Iterator[Owner]:
+    made = memory.adopted()
+    yield made
+    assert made.check_integrity() == []
+
+
+def holds(numbers: list[int], stamps: list[int] | None = None, spaces: list[int] | None = None) -> Holds:
+    pages = len(numbers)
+    return Holds(
+        b"".join(map(key_of, numbers)),
+        struct.pack(f"<{pages}Q", *(len(content_of(number)) for number in numbers)),
+        struct.pack(f"<{pages}Q", *(stamps or numbers)),
+        struct.pack(f"<{pages}I", *(spaces or [0] * pages)),
+        (SPACE, OTHER),
+    )
+
+
+def tell(owner: Owner, *batches: Holds) -> None:
+    collected = Contents(owner)
+    for batch in batches:
+        check(batch)
+        collected.add(batch)
+    assert len(collected) == sum(map(len, (batch.keys for batch in batches))) // 32
+    asyncio.run(collected.tell())
+
+
+def dropped(owner: Owner) -> set[bytes]:
+    drops = owner.disk_drops()
+    return {drops[at : at + 32] for at in range(0, len(drops), 32)}
+
+
+def test_an_empty_tier(owner: Owner) -> None:
+    owner.disk_open(100, THROUGH)
+    tell(owner)
+    assert owner.header()["disk_pages"] == 0
+
+
+def test_pages_of_several_batches_and_namespaces(owner: Owner) -> None:
+    owner.disk_open(1000, THROUGH)
+    tell(owner, holds([1, 2, 3], spaces=[0, 1, 0]), holds([4, 5], spaces=[1, 1]))
+    assert owner.header()["disk_pages"] == 5
+    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 2, "other": 3}
+    assert dropped(owner) == set()
+
+
+def test_the_oldest_leave_first_whatever_the_order_they_come_in(owner: Owner) -> None:
+    numbers = list(range(20))
+    frames = sum(-(-len(content_of(number)) // GEOMETRY.frame_bytes) for number in numbers)
+    owner.disk_open(frames // 2, THROUGH)
+    stamps = [(7 * number) % 20 for number in numbers]
+    tell(owner, holds(numbers, stamps))
+    gone = dropped(owner)
+    assert gone
+    ages = {key_of(number): stamp for number, stamp in zip(numbers, stamps, strict=True)}
+    assert max(ages[key] for key in gone) < min(age for key, age in ages.items() if key not in gone)
+
+
+def test_where_the_index_is_full_the_warmest_stay(owner: Owner) -> None:
+    numbers = list(range(3 * GEOMETRY.entries))
+    owner.disk_open(10_000, THROUGH)
+    tell(owner, holds(numbers))
+    assert owner.header()["disk_pages"] == GEOMETRY.entries
+    assert dropped(owner) == set(map(key_of, numbers[: -GEOMETRY.entries]))
+
+
+def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) -> None:
+    slot = attach(owner, 1)
+    session = memory.session(slot)
+    store(owner, session, [1, 2])
+    owner.settle()
+    owner.disk_open(1000, THROUGH)
+    tell(owner, holds([1, 2, 3]))
+    header = owner.header()
+    assert (header["pages"], header["disk_pages"]) == (2, 3)
+    assert owner.unwritten()[0] == 0
+    session.retire()
+    owner.reap(slot)
+
+
+def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_AT_ONCE", 3)
+    owner.disk_open(1000, THROUGH)
+    collected = Contents(owner)
+    collected.add(holds(list(range(10))))
+    turns = 0
+
+    async def run() -> None:
+        nonlocal turns
+        telling = asyncio.ensure_future(collected.tell())
+        while not telling.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert turns >= 4
+    assert owner.header()["disk_pages"] == 10
+
+
+def test_more_namespaces_than_the_index_knows(owner: Owner) -> None:
+    table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
+    owner.disk_open(1000, THROUGH)
+    held = holds(list(range(8)), spaces=list(range(8)))
+    tell(owner, Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+    assert owner.header()["disk_pages"] + len(dropped(owner)) == 8
+    assert owner.header()["disk_pages"] >= GEOMETRY.spaces - 1
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Opened(-1, None),  # type: ignore[arg-type]
+        Opened(1 << 50, None),  # type: ignore[arg-type]
+        Holds(bytes(31), b"", b"", b"", ()),
+        Holds(bytes(32), bytes(8), bytes(8), bytes(4), ()),
+        Holds(bytes(32), bytes(8), bytes(8), bytes(4), (SPACE,)),
+        Holds(bytes(32), b"\xff" * 8, bytes(8), bytes(4), (SPACE,)),
+        Holds(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(b"short", "", 16),)),
+        Holds(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(bytes(32), "", -1),)),
+        Wrote(1, b"\xff", "", 0),
+        HasRead(1, -1, b"", b"", ""),
+        HasRead(1, 0, b"\2", b"", ""),
+        HasRead(1, 0, b"\1", bytes(31), ""),
+    ],
+)
+def test_what_makes_no_sense_is_refused(report: Report) -> None:
+    with pytest.raises(ProtocolError):
+        check(report)

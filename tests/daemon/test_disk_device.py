@@ -1,0 +1,154 @@
+"""A device that fails, hangs or is full: engines go on, exact bytes or a miss, and nothing waits longer than it may."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from disk import ABSENT, HERE, DiskDaemon, Engine, TroubledDaemon
+from pagetier.daemon.disk.report import Standing
+from running import eventually
+
+FRAMES = 16
+pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+
+
+@contextmanager
+def faults(pid: int, *rules: str) -> Iterator[None]:
+    """System calls of all threads of a process go wrong by these rules, as long as the block lasts."""
+    calls = ",".join(dict.fromkeys(call for rule in rules for call in rule.partition(":")[0].split(",")))
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}"]
+    command += [word for rule in rules for word in ("-e", f"inject={rule}")]
+    tracer = subprocess.Popen([*command, "-p", str(pid)], stderr=subprocess.PIPE)
+    try:
+        if not eventually(lambda: _traced(pid) or tracer.poll() is not None) or tracer.poll() is not None:
+            pytest.skip("strace may not attach here")
+        yield
+    finally:
+        tracer.terminate()
+        tracer.communicate()
+
+
+def _traced(pid: int) -> bool:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return bool(tasks) and all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks)
+    except OSError:
+        return False
+
+
+def of_files(rule: str) -> str:
+    return f"pwrite64,pwritev,fdatasync,msync:{rule}"
+
+
+def test_writes_that_fail_are_told_and_cost_nothing_but_the_disk() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(8))
+        with faults(daemon.worker(), of_files("error=EIO")):
+            engine.goes_on(100)
+            assert daemon.until(lambda disk: "Input/output error" in disk.trouble), daemon.told()
+            assert "Input/output error" in daemon.doctor()
+            flushed = daemon.pagetier("flush", "--to-disk")
+            assert flushed.exit_code == 1
+            assert "Input/output error" in flushed.output
+            assert len(daemon.lines("Input/output error")) < 12, daemon.told()
+        engine.store(range(300, 308))
+        time.sleep(2.5)  # after that it is tried again
+        flushed = daemon.pagetier("flush", "--to-disk")
+        assert flushed.exit_code == 0, flushed.output
+        assert engine.reach(range(300, 308))[1] == 8
+        assert daemon.until(lambda disk: not disk.trouble)
+        assert daemon.findings() == []
+
+
+def test_reads_that_fail_are_misses() -> None:
+    with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(4 * FRAMES))
+        worker = daemon.worker()
+        with faults(worker, "preadv,preadv2,pread64:error=EIO"):
+            outcomes = engine.fetch(range(8), 5)
+            assert set(outcomes) <= {HERE, ABSENT}
+            engine.goes_on(1000)
+            engine.places(range(4 * FRAMES))
+        daemon.wait_open()
+        for number in range(8):
+            assert engine.fetch([number], 10) in ([HERE], [ABSENT])
+        assert engine.places(range(8))["memory"] > 0
+        assert daemon.findings() == []
+
+
+def test_a_disk_that_stalls_holds_up_nobody() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "1") as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(4 * FRAMES))
+        with faults(daemon.worker(), "pwrite64,pwritev,preadv,pread64,fdatasync,msync:delay_enter=3000000"):
+            began = time.monotonic()
+            engine.ask_fetch(range(8), 0.2)
+            assert len(engine.answer().outcomes) == 8
+            assert time.monotonic() - began < 2.5
+            began = time.monotonic()
+            engine.goes_on(1000)
+            assert time.monotonic() - began < 5
+            assert daemon.findings() == []
+        assert eventually(lambda: engine.fetch(range(8)) == [HERE] * 8), daemon.told()
+        assert engine.places(range(8)) == {"memory": 8}
+
+
+@contextmanager
+def small_file_system(size: str) -> Iterator[Path]:
+    """A tmpfs of this size."""
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pagetier-test", folder]
+        if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("mount is refused here")
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_file_system_that_fills_up() -> None:
+    with small_file_system("8m") as folder, TroubledDaemon(FRAMES) as daemon:
+        daemon.stop()
+        daemon.disk = folder / "disk"
+        daemon.open()
+        with Engine(daemon) as engine:
+            for first in range(0, 600, 8):
+                engine.store(range(first, first + 8))
+                time.sleep(0.02)
+                if daemon.report().trouble:
+                    break
+            assert "is full" in daemon.log.read_text(), daemon.told()
+            spoken = daemon.doctor()
+            assert "is tmpfs: memory, which does not outlive the host" in spoken
+            assert "problem  disk room" in spoken
+            engine.goes_on(5000)
+            for number in range(first):
+                if engine.where(number) == "disk":
+                    assert engine.fetch([number], 10) in ([HERE], [ABSENT])
+                    engine.where(number)
+            assert daemon.findings() == []
+            assert len(daemon.log.read_text().splitlines()) < 60, daemon.told()
+        daemon.stop()
+
+
+def test_a_file_system_without_room_for_anything() -> None:
+    with small_file_system("64k") as folder, TroubledDaemon(FRAMES) as daemon:
+        (folder / "ballast").write_bytes(bytes(60_000))
+        daemon.stop()
+        daemon.disk = folder / "disk"
+        daemon.start()
+        with Engine(daemon) as engine:
+            assert daemon.until(lambda disk: disk.standing is Standing.DOWN and bool(disk.trouble)), daemon.told()
+            assert "No space left" in daemon.report().trouble or "is full" in daemon.report().trouble, daemon.told()
+            assert "problem  disk tier" in daemon.doctor()
+            engine.goes_on(0)
+            (folder / "ballast").unlink()
+        daemon.stop()

@@ -1,0 +1,55 @@
+"""What the disk tier says of itself fits into the header, whatever it is, and comes out as it went in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.daemon.disk.report import BudgetReport, DiskReport, Standing, unpack, with_state
+from pagetier.tiers.base import TierState
+
+NUMBERS = st.integers(0, 1 << 62)
+
+
+def test_nothing_was_written_yet() -> None:
+    for text in (b"", None):
+        assert unpack(text) == DiskReport()
+
+
+@given(st.builds(DiskReport, budget=st.none() | st.builds(BudgetReport), cap=NUMBERS, last_sync=st.floats(0, 1e12)))
+def test_short_reports_come_out_as_they_went_in(report: DiskReport) -> None:
+    packed = report.pack()
+    assert len(packed) <= 2048
+    told = unpack(packed)
+    assert told.standing is report.standing
+    if max(map(len, (report.trouble, report.opened, report.note, report.folder))) < 100:
+        assert told == report
+
+
+@given(st.text(max_size=5000), st.text(max_size=5000), st.sampled_from(Standing))
+def test_long_texts_are_cut_and_the_standing_stays(trouble: str, note: str, standing: Standing) -> None:
+    packed = DiskReport(standing=standing, trouble=trouble, note=note, folder="/x" * 2000, opened=note).pack()
+    assert len(packed) <= 2048
+    told = unpack(packed)
+    assert told.standing is standing
+    assert trouble.startswith(told.trouble)
+
+
+def test_with_what_the_worker_told() -> None:
+    state = TierState(
+        file_bytes=1,
+        cap_bytes=2,
+        used_frames=3,
+        room=4,
+        disk_free=5,
+        disk_total=6,
+        last_sync=7_000_000_000,
+        clean=False,
+        opened="new",
+        damaged=8,
+        note="a note",
+    )
+    report = with_state(DiskReport(standing=Standing.OPEN, folder="/x", restarts=2), state)
+    assert (report.file_bytes, report.cap, report.disk_free, report.disk_total) == (1, 2, 5, 6)
+    assert (report.last_sync, report.clean, report.opened, report.damaged) == (7.0, False, "new", 8)
+    assert (report.note, report.folder, report.restarts, report.standing) == ("a note", "/x", 2, Standing.OPEN)
