@@ -39,8 +39,8 @@ def pages_behind(match: Match, into: HostBuffers, first: int) -> Behind | None:
 
     Where no page is pinned whose size would tell how many pages one buffer holds, that is as many as there are.
     """
-    keys = match.keys
-    if keys is None or not match.held or match.reach <= len(match):
+    keys, session = match.keys, match.session
+    if keys is None or match.reach <= len(match) or not match.held or session is None or not session.usable:
         return None
     sizes = match.page_sizes
     page_bytes = int(sizes[min(first, len(sizes) - 1)]) if len(sizes) else 1

@@ -243,7 +243,7 @@ def test_the_daemon_or_the_client_goes_while_it_waits(daemon: DiskDaemon, client
     assert full(into) == count and np.array_equal(into[:count], PAGES[:count])
 
 
-def test_in_a_forked_child_it_is_a_miss_or_exact(daemon: DiskDaemon, client: Client) -> None:
+def test_in_a_forked_child_it_is_a_miss(daemon: DiskDaemon, client: Client) -> None:
     with client.match(KEYS) as match:
         child = os.fork()
         if not child:
