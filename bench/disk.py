@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +18,17 @@ import numpy as np
 from bare import BLOCK, read_direct, write_direct
 from measure import REPORTED, Result, at_least, at_most, main, time_of
 from pagetier.client import Client, Keys, Namespace
-from pagetier.shm._core import Observer
-from pagetier.shm.link import Link
-from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved, Space
+from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.store import LmdbTier
-from stage import Stage
+from scene import Scene, until
 
 MIB = 1 << 20
 GIB = 1 << 30
 PAGE = 8 * MIB
 TOTAL = int(os.environ.get("BENCH_DISK_MIB", "4096")) * MIB
 FRAME = int(os.environ.get("BENCH_FRAME_KIB", "256")) << 10
+PARTS = os.environ.get("BENCH_DISK_PARTS", "moving,matching,starting").split(",")
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 ARENA = TOTAL + TOTAL // 8
 FETCH = 32
@@ -39,65 +37,10 @@ MILLION = 1_000_000
 SPACE = Namespace(model="bench", dtype="none", page_tokens=16)
 
 
-class Scene(Stage):
-    """A daemon with a disk, and what is done to it."""
-
-    def __init__(self, folder: Path, cap: int, *more: str) -> None:
-        self.disk = folder / "tier"
-        arena = ("--arena-size", str(ARENA), "--arena-frame-size", str(FRAME), "--arena-threads", "2")
-        super().__init__(*arena, "--disk-path", str(self.disk), "--disk-size", str(cap), *more)
-
-    def ask_saved(self) -> None:
-        """Writes everything to disk and syncs."""
-        with self._looking() as (link, _):
-            while not (told := link.ask(Save(1), 30)).synced:  # type: ignore[union-attr]
-                assert isinstance(told, Saved) and not told.trouble, told
-                time.sleep(0.002)
-
-    def wait_quiet(self) -> None:
-        """Until nothing is written any more."""
-        seen = -1
-        while (written := self.header()["disk_written"]) != seen:
-            seen = written
-            time.sleep(1.0)
-
-    def flush(self, tier: str) -> None:
-        """Drops everything out of one tier."""
-        with self._looking() as (link, _):
-            told = link.ask(Flush(1, None, tier), 30)
-            assert isinstance(told, Flushed) and not told.kept, told
-
-    def header(self) -> dict[str, int]:
-        """The index's numbers."""
-        with self._looking() as (_, observer):
-            return observer.header()
-
-    def disk_open(self, pages: int = 0) -> bool:
-        """Whether the disk tier is there, with so many pages."""
-        with self._looking() as (_, observer):
-            text = observer.disk_text() or b""
-            return b'"standing":"open"' in text and observer.header()["disk_pages"] >= pages
-
-    def drop_cache(self) -> None:
-        """What the kernel has of the files in memory goes."""
-        for file in self.disk.rglob("data.mdb"):
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-
-    @contextmanager
-    def _looking(self) -> Iterator[tuple[Link, Observer]]:
-        link = Link(self.socket, 10)
-        try:
-            index, locks = link.greet(Observe(BUILD), 10).descriptors
-            try:
-                yield link, Observer(index, locks)
-            finally:
-                os.close(index)
-                os.close(locks)
-        finally:
-            link.close()
+def moved_by(folder: Path, cap: int, *more: str) -> Scene:
+    """A daemon with room for TOTAL in memory and `cap` bytes on disk."""
+    arena = ("--arena-size", str(ARENA), "--arena-frame-size", str(FRAME), "--arena-threads", "2")
+    return Scene(folder, *arena, "--disk-size", str(cap), *more)
 
 
 def keys_of(series: int) -> Keys:
@@ -117,15 +60,6 @@ def read_back(client: Client, keys: Keys) -> None:
     for at in range(0, len(keys), FETCH):
         some = keys[at : at + FETCH]
         assert client.prefetch(some, 60).wait(60) == len(some)
-
-
-def until(what: str, ready: object, seconds: float = 60) -> None:
-    """Waits for something."""
-    ends = time.monotonic() + seconds
-    while not ready():  # type: ignore[operator]
-        if time.monotonic() > ends:
-            raise SystemExit(f"{what}: not within {seconds} s")
-        time.sleep(0.002)
 
 
 def moving(folder: Path, content: mmap.mmap) -> Iterator[Result]:
@@ -164,7 +98,7 @@ def _one_round(folder: Path, content: mmap.mmap, times: dict[str, list[float]]) 
     shutil.rmtree(folder / "tier", ignore_errors=True)
     bare = folder / "bare"
     cap = int(TOTAL * 1.1) + 256 * MIB
-    with Scene(folder, cap, "--disk-ahead", "0") as scene, scene.client() as client:
+    with moved_by(folder, cap, "--disk-ahead", "0") as scene, scene.client() as client:
         until("disk", scene.disk_open)
         first, second = keys_of(1), keys_of(2)
         fill(client, first, content)
@@ -217,7 +151,7 @@ def _against(ours: float, theirs: str) -> str:
 def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
     """Matches of 512 keys while the disk's worker has all the work that it can do, and while it has none."""
     shutil.rmtree(folder / "tier", ignore_errors=True)
-    with Scene(folder, TOTAL // 2, "--disk-write", "through") as scene, scene.client() as client:
+    with moved_by(folder, TOTAL // 2, "--disk-write", "through") as scene, scene.client() as client:
         until("disk", scene.disk_open)
         hot = Keys(SPACE, np.random.default_rng(9).bytes(32 * 512))
         client.reserve(hot, 4096).publish()
@@ -269,8 +203,9 @@ def _store_all_the_time(socket: Path, content: mmap.mmap, halt: threading.Event)
             time.sleep(0.01)
 
 
-def starting(folder: Path) -> Iterator[Result]:
-    """A daemon that finds a million pages on disk."""
+def starting(folder: Path, content: mmap.mmap) -> Iterator[Result]:
+    """A daemon that finds a million pages on disk, whatever is in them."""
+    del content
     frame = 4096
     disk = folder / "tier"
     shutil.rmtree(disk, ignore_errors=True)
@@ -282,8 +217,8 @@ def starting(folder: Path) -> Iterator[Result]:
 
 
 def _start_once(folder: Path, cap: int, frame: int) -> float:
-    more = ("--arena-size", "64MiB", "--arena-frame-size", str(frame), "--index-entries", "1100000")
-    scene = Scene(folder, cap, *more)  # of a flag that is given twice the last one counts
+    index = ("--arena-size", "64MiB", "--arena-frame-size", str(frame), "--index-entries", "1100000")
+    scene = Scene(folder, *index, "--disk-size", str(cap))
     began = time.perf_counter()
     with scene:
         until("socket", scene.socket.exists)
@@ -310,9 +245,9 @@ def measure() -> Iterator[Result]:
     content[:] = np.random.default_rng(6).bytes(64 * MIB) * 16
     try:
         yield Result("frame_kib", FRAME / 1024, "KiB", f"pages of {PAGE // MIB} MiB, {TOTAL / GIB:g} GiB", REPORTED)
-        yield from moving(folder, content)
-        yield from matching(folder, content)
-        yield from starting(folder)
+        for part, run in {"moving": moving, "matching": matching, "starting": starting}.items():
+            if part in PARTS:
+                yield from run(folder, content)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

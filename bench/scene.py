@@ -1,0 +1,86 @@
+"""A daemon with a disk, and what benchmarks do to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pagetier.shm._core import Observer
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved
+from stage import Stage
+
+
+class Scene(Stage):
+    """A daemon with a disk, and what is done to it."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        self.disk = folder / "tier"
+        super().__init__("--disk-path", str(self.disk), *more)
+
+    def ask_saved(self) -> None:
+        """Writes everything to disk and syncs."""
+        with self._looking() as (link, _):
+            while True:
+                told = link.ask(Save(1), 30)
+                assert isinstance(told, Saved) and not told.trouble, told
+                if told.synced:
+                    return
+                time.sleep(0.002)
+
+    def wait_quiet(self) -> None:
+        """Until nothing is written any more."""
+        seen = -1
+        while (written := self.header()["disk_written"]) != seen:
+            seen = written
+            time.sleep(1.0)
+
+    def flush(self, tier: str) -> None:
+        """Drops everything out of one tier."""
+        with self._looking() as (link, _):
+            told = link.ask(Flush(1, None, tier), 30)
+            assert isinstance(told, Flushed) and not told.kept, told
+
+    def header(self) -> dict[str, int]:
+        """The index's numbers."""
+        with self._looking() as (_, observer):
+            return observer.header()
+
+    def disk_open(self, pages: int = 0) -> bool:
+        """Whether the disk tier is there, with so many pages."""
+        with self._looking() as (_, observer):
+            text = observer.disk_text() or b""
+            return b'"standing":"open"' in text and observer.header()["disk_pages"] >= pages
+
+    def drop_cache(self) -> None:
+        """What the kernel has of the files in memory goes."""
+        for file in self.disk.rglob("data.mdb"):
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+    @contextmanager
+    def _looking(self) -> Iterator[tuple[Link, Observer]]:
+        link = Link(self.socket, 10)
+        try:
+            index, locks = link.greet(Observe(BUILD), 10).descriptors
+            try:
+                yield link, Observer(index, locks)
+            finally:
+                os.close(index)
+                os.close(locks)
+        finally:
+            link.close()
+
+
+def until(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
+    """Waits for something."""
+    ends = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > ends:
+            raise SystemExit(f"{what}: not within {seconds} s")
+        time.sleep(0.002)
