@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from array import array
 from collections.abc import Callable, Mapping
@@ -16,8 +15,7 @@ from ...shm.protocol import ProtocolError, Space
 from ...tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
 from ..options import Disk as DiskOptions
 from .budget import Budget
-
-log = logging.getLogger("pagetierd.disk")
+from .grumble import Grumble
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
 _BATCH_BYTES: Final = 32 << 20
@@ -78,6 +76,7 @@ class Behind:
         self._unsynced = False
         self._wrote_at = self._synced_at = time.monotonic()
         self.all_wanted = False
+        self._grumble = Grumble("the disk tier can not write: %s", "the disk tier writes again")
         self.trouble = ""
         self.refusal = ""
         self.device_bytes = 0
@@ -231,11 +230,7 @@ class Behind:
         self._send(Sync(next(self._numbers)))
 
     def _tell(self, reason: str) -> None:
-        """One line in the log when writing begins to fail, one when it works again."""
-        if reason and not self.trouble:
-            log.warning("the disk tier can not write: %s", reason)
-        elif self.trouble and not reason:
-            log.info("the disk tier writes again")
+        self._grumble.tell(reason)
         self.trouble = reason
         self.refusal = reason or self.refusal
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from array import array
 from collections.abc import Callable
 
@@ -13,8 +12,7 @@ import msgspec
 from ...shm._core import Owner
 from ...shm.protocol import Fetch, Fetched, ProtocolError
 from ...tiers.messages import HasRead, Order, Read
-
-log = logging.getLogger("pagetierd.disk")
+from .grumble import Grumble
 
 # enum pt_outcome in core/reserve.h
 _GRANTED, _PENDING = 0, 2
@@ -71,7 +69,7 @@ class Fetches:
         self._most_frames = max(1, int(header["frames"] * _MOST_READING))
         self._frames_reading = 0
         self._read_at = 0.0
-        self._silenced = ""
+        self._grumble = Grumble("the disk tier could not read a page: %s")
         self.slot: int | None = None
 
     def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
@@ -105,7 +103,7 @@ class Fetches:
             self._told(job.serials[page], _HERE if flag else _ABSENT, report.reason)
         read = report.read.count(1)
         self._owner.count_fetched(read, came, len(report.read) - read)
-        self._tell(report.reason)
+        self._grumble.tell(report.reason)
         if not any(serial in self._reading for serial in job.serials):
             del self._jobs[report.number]
 
@@ -161,8 +159,3 @@ class Fetches:
         if self.slot is None:
             return "there is no disk tier now"
         return "not all pages came in time" if _NOT_YET in outcomes else ""
-
-    def _tell(self, reason: str) -> None:
-        if reason and reason != self._silenced:
-            log.warning("the disk tier could not read a page: %s", reason)
-        self._silenced = reason
