@@ -20,7 +20,7 @@ _ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([1, 0, 1, 3, 
 _HERE, _NOT_YET, _ABSENT = 0, 1, 2
 # of the arena, for pages that are being read
 _MOST_READING = 0.9
-# a disk that has read nothing for so long gets no more frames that would wait for it
+# a disk that has read nothing for so long gets no more frames that would wait for it, and nobody waits for it either
 _STALLED_S = 2.0
 
 
@@ -75,7 +75,8 @@ class Fetches:
     def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Calls reply once, maybe at once."""
         slot = 0 if self.slot is None else self.slot
-        room = 1 if self._stalled() else max(1, self._most_frames - self._frames_reading)
+        stalled = self._stalled()
+        room = 1 if stalled else max(1, self._most_frames - self._frames_reading)
         outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys, room)
         waiting = _Waiting(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
         self._read(request.keys, outcomes, entries, serials)
@@ -83,7 +84,7 @@ class Fetches:
             if outcomes[page] in (_GRANTED, _PENDING) and serial in self._reading:
                 self._reading[serial].append((waiting, page))
                 waiting.open += 1
-        if waiting.open and request.deadline > 0:
+        if waiting.open and request.deadline > 0 and not stalled:
             waiting.deadline = self._loop.call_later(request.deadline, self._late, waiting)
         else:
             self._late(waiting)
