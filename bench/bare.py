@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +13,16 @@ MIB: Final = 1 << 20
 BLOCK: Final = 4 * MIB
 
 
+def clear(path: Path) -> None:
+    """Removes a file, and waits until the file system has done what that takes."""
+    path.unlink(missing_ok=True)
+    os.sync()
+    time.sleep(1.0)
+
+
 def write_direct(path: Path, content: mmap.mmap, total: int) -> None:
-    """Writes a new file of `total` bytes in blocks, and syncs it."""
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_DIRECT, 0o600)
+    """Writes a file of `total` bytes in blocks, over what is there if it is, and syncs it."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600)
     try:
         view = memoryview(content)
         for at in range(0, total, BLOCK):

@@ -22,12 +22,16 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
 
 
 class Serve(_Message, frozen=True):
-    """Open the tier. slot: of the worker in the index; folder: where the tier is; cap: bytes that it may take."""
+    """Open the tier. slot: of the worker in the index; folder: where the tier is; cap: bytes that it may take.
+
+    populated: whether all memory of the arena is there, or about to be.
+    """
 
     slot: int
     folder: str
     cap: int
     environments: int
+    populated: bool = False
 
 
 class Write(_Message, frozen=True):

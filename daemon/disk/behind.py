@@ -18,7 +18,7 @@ from .budget import Budget
 from .grumble import Grumble
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
-_BATCH_BYTES: Final = 32 << 20
+_BATCH_BYTES: Final = 128 << 20
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
 _SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes

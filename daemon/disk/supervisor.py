@@ -35,7 +35,10 @@ class Watcher(Protocol):
 
 
 class Supervisor:
-    """Runs from start() to stop(). On the loop's thread only."""
+    """Runs from start() to stop(). On the loop's thread only.
+
+    populated: whether the worker may map all of the arena ahead.
+    """
 
     def __init__(
         self, segments: Segments, options: DiskOptions, watcher: Watcher, loop: asyncio.AbstractEventLoop
@@ -49,6 +52,7 @@ class Supervisor:
         self.leaving = False
         self._why = ""
         self.restarts = 0
+        self.populated = False
 
     def start(self) -> None:
         """Begins to keep a worker running."""
@@ -118,7 +122,7 @@ class Supervisor:
 
     async def _serve(self, worker: WorkerProcess, slot: int) -> None:
         descriptors = self._segments.descriptors()
-        order = Serve(slot, str(self._options.path), self._options.size, self._options.environments)
+        order = Serve(slot, str(self._options.path), self._options.size, self._options.environments, self.populated)
         try:
             await worker.serve(order, descriptors)
         except OSError as error:

@@ -50,6 +50,7 @@ class Disk:
         self._options = config.disk
         self._loop = loop
         self._supervisor = Supervisor(segments, config.disk, self, loop)
+        self._supervisor.populated = config.arena.prefault == "populate"
         self._budget = Budget(config.disk.budget)
         send = self._supervisor.send
         self._behind = Behind(self._owner, config.disk, self._budget, send)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,8 @@ def _serve(channel: Channel) -> int:
     if not isinstance(order, Serve):
         raise ProtocolError(f"{type(order).__name__} came before Serve")
     memory = Memory(descriptors_of(channel), order.slot)
+    if order.populated:
+        threading.Thread(target=memory.populate, name="pagetier-populate", daemon=True).start()
     tier = open_tier(order, memory.frame_bytes)
     try:
         worker = Worker(tier, memory, channel)
