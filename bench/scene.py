@@ -31,6 +31,10 @@ class Scene(Stage):
                     return
                 time.sleep(0.002)
 
+    def wait_until_nothing_is_saved(self) -> None:
+        """The daemon goes on for a moment with writing everything after it was last asked to."""
+        time.sleep(2.5)
+
     def wait_quiet(self) -> None:
         """Until nothing is written any more."""
         seen = -1

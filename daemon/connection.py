@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
             case Attach() | Observe() if not self._greeted:
                 self._greet(request)
             case Reserve() if self._slot >= 0:
-                self._send(self._service.reserve(self._slot, request))
+                self._service.reserve_soon(self._slot, request, self._send_late)
             case Fetch() if self._slot >= 0:
                 self._service.fetch(request, self._send_late)
             case Save() if self._greeted:

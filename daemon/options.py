@@ -106,6 +106,9 @@ class Disk(Section, frozen=True, kw_only=True):
         ),
     ] = "evict"
     ahead: Annotated[float, share_setting("Share of the arena that is written ahead of its eviction.")] = 0.1
+    patience: Annotated[
+        float, duration_setting("How long a store may wait for the disk, rather than lose pages unwritten.")
+    ] = 0.005
     budget: Annotated[int, size_setting("Bytes that may be written a day; 0: any number.")] = 0
     sync: Annotated[float, duration_setting("Longest time from writing a page to its sync.")] = 10.0
     environments: Annotated[int, count_setting("LMDB environments that share the work.", 1, 64)] = 4

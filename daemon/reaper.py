@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 
 from ..shm._core import Owner
 from ..shm.process import Process
@@ -22,6 +23,7 @@ class Reaper:
         self._owner = owner
         self._loop = loop
         self._watched: dict[int, int] = {}
+        self._ends: Counter[int] = Counter()
 
     def watch(self, slot: int, pidfd: int) -> None:
         """Takes over the pidfd. A slot that is watched already keeps its own."""
@@ -43,6 +45,11 @@ class Reaper:
         """The process of this slot has let go of everything: its slot is free at once."""
         self._forget(slot)
         self._owner.reap(slot)
+        self._ends[slot] += 1
+
+    def ends(self, slot: int) -> int:
+        """How many who had this slot are gone: what is done later for one of them is done only if none went since."""
+        return self._ends[slot]
 
     def close(self) -> None:
         """Stops watching; the slots stay as they are."""

@@ -149,6 +149,9 @@ class Tier(Protocol):
     def sync(self) -> None:
         """Brings what was written to the disk. Raises TierError where that fails."""
 
+    def distrust(self) -> None:
+        """Something went wrong that must not: who opens the tier next proves it first, or begins anew."""
+
     def state(self) -> TierState:
         """How it stands."""
 

@@ -32,6 +32,9 @@ class NullTier:
     def sync(self) -> None:
         """Nothing to do."""
 
+    def distrust(self) -> None:
+        """Nothing to prove."""
+
     def state(self) -> TierState:
         """All zero, and clean."""
         return TierState(

@@ -27,6 +27,8 @@ _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
 _STOP_S: Final = 60.0  # with what a stop may take to write to a disk that stays
 _NO_USE_IN_WRITING_ALL: Final = "--disk-stop=1ms"
+# A replay measures hits and not deadlines: what the disk is to have it gets, however slow it is.
+_PATIENT: Final = "--disk-patience=10s"
 
 # It is a process and no import: clients know the daemon by its socket alone. If this process is killed, the kernel
 # tells it to stop (prctl 1 is PR_SET_PDEATHSIG, signal 15 SIGTERM), and it is who removes the folder. The kernel may do
@@ -69,7 +71,7 @@ class Disk(msgspec.Struct, frozen=True):
     def flags(self, folder: Path) -> list[str]:
         """For a daemon that has this folder to itself."""
         path = self.path.absolute() if self.path else folder / "disk"
-        flags = [f"--disk-path={path}", f"--disk-size={self.size}"]
+        flags = [f"--disk-path={path}", f"--disk-size={self.size}", _PATIENT]
         flags += [f"--disk-write={self.write}"] if self.write else []
         return flags if self.path else [*flags, _NO_USE_IN_WRITING_ALL]
 

@@ -12,6 +12,7 @@ from ..mounts import read_mounts
 from ..options import Config
 from ..sizes import format_size, spell_size
 from ..stats import Snapshot
+from .disk_lines import synced
 from .result import Result, ok, problem, warning
 
 _NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p")
@@ -22,7 +23,10 @@ _CLOSE = 0.05
 def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterator[Result]:
     """The disk tier of the configuration; snapshot: of the daemon, None where none answers."""
     if config.disk.path is None:
-        yield ok("disk", "no disk tier is asked for: disk.path and disk.size")
+        if snapshot is not None and snapshot.disk.standing is not Standing.NONE:
+            yield from _standing(snapshot.disk)
+        else:
+            yield ok("disk", "no disk tier is asked for: disk.path and disk.size")
         return
     yield _folder(config.disk.path)
     yield _file_system(config.disk.path, host)
@@ -81,13 +85,20 @@ def _standing(disk: DiskReport) -> Iterator[Result]:
     elif disk.standing is Standing.NONE:
         yield problem("disk tier", "the daemon runs without it: it was started with another configuration")
     else:
-        yield ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}")
+        yield ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}; {synced(disk)}")
     if disk.damaged:
         yield warning("disk pages", f"{disk.damaged:,} pages were not what was written: is the device failing?")
     if disk.note:
         yield warning("disk files", disk.note)
     if disk.disk_total and disk.disk_free < _CLOSE * disk.disk_total:
         yield warning("disk room", f"less than 5 % of the file system is free: {format_size(disk.disk_free)}")
-    if disk.budget is not None and disk.budget.spared_bytes:
+    yield from _budget(disk)
+
+
+def _budget(disk: DiskReport) -> Iterator[Result]:
+    if disk.budget is not None and not disk.budget.spared_bytes:
+        left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
+        yield ok("disk budget", f"{left} of {per_day} a day are left now")
+    elif disk.budget is not None:
         spared = format_size(disk.budget.spared_bytes)
         yield warning("disk budget", f"{spared} were not written for want of it: raise disk.budget, or leave it")

@@ -14,7 +14,7 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     """How it is, where it is, what went wrong."""
     yield f"Disk tier in {disk.folder}: {disk.standing.value}{f', {disk.trouble}' if disk.trouble else ''}"
     if disk.opened:
-        yield f"found {disk.opened}; {_synced(disk)}; damaged pages dropped: {disk.damaged:,}"
+        yield f"found {disk.opened}; {synced(disk)}; damaged pages dropped: {disk.damaged:,}"
         yield (
             f"files take {format_size(disk.file_bytes)} of {format_size(disk.cap)},"
             f" {format_size(disk.disk_free)} free on the file system; {format_size(disk.device_bytes)} handed to it"
@@ -28,7 +28,8 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
         yield f"{left} of {per_day} a day may be written now; {format_size(disk.budget.spared_bytes)} were not"
 
 
-def _synced(disk: DiskReport) -> str:
+def synced(disk: DiskReport) -> str:
+    """When it was last synced, and whether anything was written since."""
     if not disk.last_sync:
         return "never synced"
     ago = max(0.0, time.time() - disk.last_sync)

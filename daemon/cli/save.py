@@ -45,9 +45,13 @@ def _wait(daemon: Daemon, first: Saved, progress: Progress) -> None:
             least, moved = told.bytes, time.monotonic()
         if told.trouble or time.monotonic() - moved > _STALLED_S:
             why = told.trouble or "nothing was written for a while: is disk.size smaller than what is in memory?"
-            raise click.ClickException(f"{told.pages:,} pages, {format_size(told.bytes)} are not on disk: {why}")
+            raise click.ClickException(_left(told, why))
         time.sleep(_PAUSE_S)
         told = _ask(daemon, number)
+
+
+def _left(told: Saved, why: str) -> str:
+    return f"{told.pages:,} pages, {format_size(told.bytes)} are not on disk: {why}" if told.pages else why
 
 
 def _expect_all(told: Saved) -> None:

@@ -23,6 +23,7 @@ _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
 _SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
 _IDLE_S: Final = 1.0
+STALLED_S: Final = 10.0
 # enum pt_write_result in core/behind.h
 _FAILED, _DONE, _SPARED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
@@ -74,7 +75,8 @@ class Behind:
         self._ready = False
         self._syncing = False
         self._unsynced = False
-        self._wrote_at = self._synced_at = time.monotonic()
+        self._wrote_at = self._synced_at = self._moved_at = time.monotonic()
+        self._paid: dict[int, int] = {}
         self.all_wanted = False
         self._grumble = Grumble("the disk tier can not write: %s", "the disk tier writes again")
         self.trouble = ""
@@ -96,6 +98,7 @@ class Behind:
         """The worker is gone, with all its orders; the index has put them back already."""
         self._ready = self._syncing = self._unsynced = False
         self._in_flight.clear()
+        self._paid.clear()
         self._lost_drops += b"".join(self._dropping.values())
         self._dropping.clear()
         waiting, self._then = list(self._then.values()), {}
@@ -110,6 +113,11 @@ class Behind:
             return
         number = self._drop(drops)
         self._then[number] = then
+
+    @property
+    def writing(self) -> bool:
+        """Whether pages are being written, and nothing is wrong with that."""
+        return bool(self._in_flight) and not self.trouble and not self.stalled()
 
     @property
     def busy(self) -> bool:
@@ -146,7 +154,8 @@ class Behind:
         if Stored.NO_ROOM in report.stored:
             self._shrink(entries, report.stored.index(Stored.NO_ROOM))
         self.device_bytes += report.disk_bytes
-        self._wrote_at = time.monotonic()
+        self._budget.spend(report.disk_bytes - self._paid.pop(report.number, 0))
+        self._wrote_at = self._moved_at = time.monotonic()
         self._tell(report.reason)
         self._then.pop(report.number, _nothing)()
         self.look()
@@ -154,7 +163,7 @@ class Behind:
     def synced(self, report: Synced) -> None:
         """The worker has synced; what was ordered meanwhile may not be among it."""
         self._syncing = False
-        self._synced_at = time.monotonic()
+        self._synced_at = self._moved_at = time.monotonic()
         self._tell(report.reason)
 
     def _shrink(self, entries: bytes, page: int) -> None:
@@ -175,7 +184,9 @@ class Behind:
         if not len(admitted) and not drops:
             return len(ordered) > 0
         self._unsynced = True
-        self._put(self._write(admitted, drops), admitted.entries)
+        order = self._write(admitted, drops)
+        self._paid[order.number] = 0 if self.all_wanted else sum(array("Q", admitted.sizes))
+        self._put(order, admitted.entries)
         return len(ordered) > 0
 
     def _admitted(self, ordered: _Ordered) -> _Ordered:
@@ -213,7 +224,19 @@ class Behind:
         self._put(order, b"")
         return order.number
 
+    def stalled(self) -> str:
+        """That the disk has not done for long what it was told, "" if it has."""
+        waited = time.monotonic() - self._moved_at
+        if waited < STALLED_S or not (self._in_flight or self._syncing):
+            return ""
+        return f"the disk has not answered for {waited:.0f} s"
+
+    def _begin_waiting(self) -> None:
+        if not self._in_flight and not self._syncing:
+            self._moved_at = time.monotonic()
+
     def _put(self, order: Write, entries: bytes) -> None:
+        self._begin_waiting()
         self._in_flight[order.number] = entries
         if order.drops:
             self._dropping[order.number] = order.drops
@@ -226,6 +249,7 @@ class Behind:
             self._sync()
 
     def _sync(self) -> None:
+        self._begin_waiting()
         self._syncing, self._unsynced = True, False
         self._send(Sync(next(self._numbers)))
 

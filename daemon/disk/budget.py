@@ -72,12 +72,19 @@ class Budget:
         self._spared_bytes += size
         return False
 
+    def spend(self, size: int) -> None:
+        """More was written than was admitted: trees and padding, or what an administrator told to be written.
+
+        What is owed is paid back by the coming hours.
+        """
+        self._left -= size
+
     def report(self) -> BudgetReport | None:
         """For people."""
         if not self.per_day:
             return None
         self._fill()
-        return BudgetReport(per_day=self.per_day, left=int(self._left), spared_bytes=self._spared_bytes)
+        return BudgetReport(per_day=self.per_day, left=max(0, int(self._left)), spared_bytes=self._spared_bytes)
 
     def _admitted(self, number: int) -> bool:
         chain = self._chains.get(number)

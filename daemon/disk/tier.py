@@ -17,10 +17,12 @@ from ...shm.segments import Segments
 from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
 from ..options import Config
 from ..sizes import format_size
+from .backlog import Backlog
 from .behind import RULES, Behind
 from .budget import Budget
 from .contents import Contents
 from .fetches import Fetches
+from .grumble import Grumble
 from .report import DiskReport, Standing, with_state
 from .supervisor import Supervisor
 
@@ -29,6 +31,7 @@ log = logging.getLogger("pagetierd.disk")
 _TELL_EVERY_S: Final = 1.0
 _SAVING_S: Final = 2.0
 _PAUSE_S: Final = 0.02
+_LETTING_GO_S: Final = 10.0
 
 
 class _Stage(Enum):
@@ -57,6 +60,8 @@ class Disk:
         self._fetches = Fetches(self._owner, int(config.store.expiry * 1e9), send, loop)
         self._contents = Contents(self._owner)
         self._stage = _Stage.BEGUN
+        self._backlog = Backlog(self._owner, config.disk.patience, loop)
+        self._grumble = Grumble("%s", "the disk answers again")
         self._report = DiskReport()
         self._told_at = 0.0
         self._saving_until = 0.0
@@ -91,7 +96,7 @@ class Disk:
             deadline = 0.0
         ends = self._loop.time() + deadline
         while self._report.standing is Standing.OPEN and self._loop.time() < ends:
-            if self.save(0).synced:
+            if self.save(1).synced:
                 break
             self.tidy()
             await asyncio.sleep(_PAUSE_S)
@@ -119,13 +124,23 @@ class Disk:
             self._supervisor.send(Tell())
             self._note()
 
+    def admit(self, sizes: bytes, go: Callable[[], None]) -> None:
+        """Calls go once, now or a moment later: before a reservation of pages of these sizes."""
+        self._backlog.writing = self._behind.writing
+        self._backlog.admit(sizes, go)
+
     def granted(self, outcomes: bytes, entries: bytes, sizes: bytes) -> None:
         """What a reservation was answered, where there is a budget."""
         self._budget.note(outcomes, self._owner.chains(entries), sizes)
 
     def drop_now(self, then: Callable[[], None]) -> None:
-        """Calls then when what was flushed has left the disk, or at once where there is no disk."""
-        self._behind.drop_now(then)
+        """Calls then when what was flushed has left the disk, at once where there is none, later where it hangs.
+
+        What hangs is dropped when the disk is back: it is in nobody's index any more.
+        """
+        once = _Once(then)
+        self._loop.call_later(_LETTING_GO_S, once)
+        self._behind.drop_now(once)
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Pages from disk; reply is called once, at the latest at the request's deadline."""
@@ -137,7 +152,7 @@ class Disk:
             why = "there is no disk tier: set disk.path and disk.size" if not self.wanted else self._trouble()
             return Saved(number, 0, 0, synced=False, trouble=why)
         self._saving_until = self._loop.time() + _SAVING_S
-        if not self._behind.all_wanted:
+        if not self._behind.all_wanted or number == 0:  # each asker counts from 0
             self._behind.all_wanted = True
             self._behind.try_again()
             self._owner.disk_rule(RULES["through"])
@@ -146,7 +161,8 @@ class Disk:
         if not pages:
             self._behind.sync_soon()
         synced = not pages and not self._behind.busy
-        return Saved(number, pages, nbytes, synced=synced, trouble=self._behind.trouble or self._why_spared(spared))
+        trouble = self._behind.stalled() or (self._why_spared(spared) if not pages else "") or self._behind.trouble
+        return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
 
     # ---- what the supervisor tells
 
@@ -162,6 +178,7 @@ class Disk:
         match report:
             case Wrote():
                 self._behind.wrote(report)
+                self._look_at_backlog()
             case HasRead():
                 self._fetches.has_read(report)
             case Synced():
@@ -194,10 +211,15 @@ class Disk:
         self._owner.reap(slot)
         self._owner.disk_close()
         self._behind.lost()
+        self._look_at_backlog()
         self._fetches.lost()
         self._note(standing=Standing.DOWN, trouble=why)
         if not self._supervisor.leaving:
             log.warning("no disk tier: %s", why)
+
+    def _look_at_backlog(self) -> None:
+        self._backlog.writing = self._behind.writing
+        self._backlog.look()
 
     def failed(self, why: str) -> None:
         """There is no worker to be had: it is tried again later."""
@@ -237,7 +259,9 @@ class Disk:
     def _note(self, **news: object) -> None:
         trouble = news.get("trouble") or self._behind.trouble or self._report.trouble
         if self._report.standing is Standing.OPEN or "standing" in news:
-            trouble = news.get("trouble") or self._behind.trouble
+            stalled = self._behind.stalled()
+            self._grumble.tell(stalled)
+            trouble = news.get("trouble") or stalled or self._behind.trouble
         news |= {
             "trouble": trouble,
             "budget": self._budget.report(),
@@ -246,3 +270,15 @@ class Disk:
         }
         self._report = msgspec.structs.replace(self._report, **news)
         self._owner.tell_disk(self._report.pack())
+
+
+class _Once:
+    """A callback that is called by whoever comes first."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def __call__(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()

@@ -35,6 +35,7 @@ TYPED = {
     "disk.write": ("second", "second"),
     "disk.ahead": ("0.2", 0.2),
     "disk.budget": ("1.5T", 3 << 39),
+    "disk.patience": ("7ms", 0.007),
     "disk.sync": ("1m", 60.0),
     "disk.environments": ("7", 7),
     "disk.stop": ("5s", 5.0),

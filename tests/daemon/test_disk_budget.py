@@ -143,3 +143,18 @@ def _was_admitted(budget: Budget, run: int) -> bool:
     """Without deciding anything."""
     chain = budget._chains[run]
     return chain.verdict.name == "ADMITTED"
+
+
+def test_what_the_device_got_beyond_the_pages_is_paid_back_by_the_coming_hours() -> None:
+    clock = Clock()
+    budget = Budget(100, clock)
+    note(budget, [GRANTED] * 4, [1] * 4)
+    assert budget.admits(1, 10)
+    budget.spend(90)
+    assert left(budget) == 0
+    note(budget, [GRANTED], [2])
+    assert not budget.admits(2, 10)
+    clock.now += DAY_S / 2
+    note(budget, [GRANTED], [3])
+    assert left(budget) == 20
+    assert budget.admits(3, 10)

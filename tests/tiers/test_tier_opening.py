@@ -235,3 +235,15 @@ def test_a_tier_tells_how_it_stands(tmp_path: Path) -> None:
     assert (state.cap_bytes, state.damaged, state.clean) == (CAP, 0, True)
     assert 0 < state.disk_free <= state.disk_total
     tier.close()
+
+
+def test_a_tier_that_was_distrusted_is_proven_whatever_it_synced_after(tmp_path: Path) -> None:
+    tier = small_tier(tmp_path)
+    assert all(tier.write([], PAGES).stored)
+    tier.distrust()
+    tier.sync()
+    tier.close()
+    how, held, _ = opened(tmp_path)
+    assert "proven sound in " in how
+    assert held == 60
+    assert opened(tmp_path)[0] == "as it was left"

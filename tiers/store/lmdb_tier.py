@@ -144,6 +144,11 @@ class LmdbTier:
                 with contextlib.suppress(OSError):  # it stays dirty, which is safe: the disk is full, say
                     self._journal.mark_synced(when, clean=clean)
 
+    def distrust(self) -> None:
+        """The next opening proves each environment."""
+        with contextlib.suppress(OSError):
+            self._journal.distrust()
+
     def state(self) -> TierState:
         """From the files' lengths and the environments' own counts."""
         with telling(self._options.folder):

@@ -66,22 +66,25 @@ class Journal:
     def __init__(self, folder: Path, state: State) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._distrusted = False
         self.state = state
 
     def mark_dirty(self) -> None:
         """Before the first change after a sync. Cheap where it is marked already."""
         with self._lock:
-            if self.state.clean or self.state.boot != boot_id():
+            if not self._distrusted and (self.state.clean or self.state.boot != boot_id()):
                 self._write(msgspec.structs.replace(self.state, clean=False, boot=boot_id()))
 
     def mark_synced(self, when: int, *, clean: bool) -> None:
         """After a sync that began at `when`. clean: nothing was changed since."""
         with self._lock:
-            self._write(msgspec.structs.replace(self.state, clean=clean, boot=boot_id(), last_sync=when))
+            if not self._distrusted:
+                self._write(msgspec.structs.replace(self.state, clean=clean, boot=boot_id(), last_sync=when))
 
     def distrust(self) -> None:
-        """Who opens it next proves it first, as after a power loss."""
+        """Who opens it next proves it first, as after a power loss. For the rest of this run nothing changes that."""
         with self._lock:
+            self._distrusted = True
             self._write(msgspec.structs.replace(self.state, clean=False, boot="distrusted"))
 
     def _write(self, state: State) -> None:

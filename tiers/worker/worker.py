@@ -82,8 +82,9 @@ class Worker:
         while (order := self._writes.get()) is not None:
             try:
                 self._channel.send(self._write(order) if isinstance(order, Write) else self._sync(order))
-            except TierError as error:
-                self._broken = str(error)
+            except Exception as error:  # noqa: BLE001  py-lmdb raises SystemError, too: a thread must not end in silence
+                self._tier.distrust()
+                self._broken = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
                 self._channel.end()
                 return
 
