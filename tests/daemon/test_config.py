@@ -74,11 +74,11 @@ def test_the_table_of_settings_is_whole() -> None:
 
 def test_defaults() -> None:
     config = load(None, {"XDG_RUNTIME_DIR": "/run/user/7"}, {})
-    assert (config.name, config.arena.size, config.arena.frame_size) == ("pagetier", 1 << 30, 256 << 10)
+    assert (config.name, config.arena.size, config.arena.frame_size) == ("pagetier", 1 << 30, 1 << 20)
     assert (config.evict.low, config.evict.high, config.store.expiry) == (0.005, 0.01, 60.0)
     assert (config.access.socket_mode, config.access.users, config.access.groups) == (0o660, (), ())
     assert config.socket.is_absolute()
-    assert config.entries == config.arena.frames == 4096
+    assert config.entries == config.arena.frames == 1024
 
 
 @pytest.mark.parametrize("path", TYPED)

@@ -29,7 +29,7 @@ def test_flags_reach_the_configuration() -> None:
     assert code == 0, output
     (config,) = seen
     assert (config.name, config.arena.size, config.evict.high, config.access.users) == ("other", 2 << 30, 0.5, (0, 7))
-    assert config.arena.frame_size == 256 << 10
+    assert config.arena.frame_size == 1 << 20
 
 
 def test_no_flags_are_the_defaults() -> None:
@@ -49,7 +49,7 @@ def test_help_names_flags_and_defaults() -> None:
     _, output, code = run("--help")
     assert code == 0
     assert all(field.flag in output and field.setting.metavar in output for field in fields())
-    assert all(f"[default: {text}]" in output for text in ("256KiB", "0660", "1m", "0.005", "populate"))
+    assert all(f"[default: {text}]" in output for text in ("1MiB", "0660", "1m", "0.005", "populate"))
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:
