@@ -43,7 +43,7 @@ class Arena(Section, frozen=True, kw_only=True):
     """The shared memory that pages live in."""
 
     size: Annotated[int, size_setting("Bytes of the arena, rounded down to whole frames.", 4096)] = 1 << 30
-    frame_size: Annotated[int, frame_setting("Bytes of a frame: a power of two; small pages want small ones.")] = 1 << 20
+    frame_size: Annotated[int, frame_setting("Bytes of a frame: a power of two, as small as pages are.")] = 1 << 20
     prefault: Annotated[
         Literal["populate", "lazy"],
         choice_setting("Take all memory at start, or when a page first needs it.", "populate", "lazy"),

@@ -20,7 +20,7 @@ TYPED = {
     "name": ("other-1", "other-1"),
     "socket": ("/tmp/x/y.sock", Path("/tmp/x/y.sock")),
     "arena.size": ("1.5G", 3 << 29),
-    "arena.frame_size": ("1MiB", 1 << 20),
+    "arena.frame_size": ("2MiB", 2 << 20),
     "arena.prefault": ("lazy", "lazy"),
     "arena.threads": ("3", 3),
     "arena.huge_pages": ("advise", "advise"),
