@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from disk import ABSENT, HERE, DiskDaemon, Engine, TroubledDaemon
+from disk_daemon import ABSENT, HERE, DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.report import Standing
 from running import eventually
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk import ABSENT, HERE, NO_ROOM, NOT_YET, DiskDaemon, Engine, keys_of
+from disk_daemon import ABSENT, HERE, NO_ROOM, NOT_YET, DiskDaemon, Engine, keys_of
 from pagetier.shm.protocol import Fetch, Fetched
 from running import RunningDaemon, eventually
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk import HERE, SPACE, DiskDaemon, Engine
+from disk_daemon import HERE, SPACE, DiskDaemon, Engine
 from pagetier.daemon.exits import Exit
 from running import RunningDaemon, eventually
 from terminal import pagetier_on_terminal

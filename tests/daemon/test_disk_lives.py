@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from disk import HERE, DiskDaemon, Engine, TroubledDaemon
+from disk_daemon import HERE, DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.report import Standing
 from running import eventually
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disk import ABSENT, HERE, Engine, TroubledDaemon
+from disk_daemon import ABSENT, HERE, Engine, TroubledDaemon
 from impostor import impostor
 from pagetier.daemon.disk.report import Standing
 

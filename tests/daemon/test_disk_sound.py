@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from disk import ABSENT, HERE, DiskDaemon, Engine, content_of
+from disk_daemon import ABSENT, HERE, DiskDaemon, Engine, content_of
 from pagetier.daemon.disk.report import DiskReport
 from running import eventually
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from disk import HERE, DiskDaemon, Engine, TroubledDaemon
+from disk_daemon import HERE, DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.report import Standing
 
 FRAMES = 16

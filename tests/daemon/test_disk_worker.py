@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk import ABSENT, HERE, NOT_YET, REFUSED, DiskDaemon, Engine
+from disk_daemon import ABSENT, HERE, NOT_YET, REFUSED, DiskDaemon, Engine
 from pagetier.daemon.disk.report import Standing
 from running import eventually
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from disk import HERE, DiskDaemon, Engine
+from disk_daemon import HERE, DiskDaemon, Engine
 from running import eventually
 
 FRAMES = 32
