@@ -161,7 +161,7 @@ def test_a_worker_that_can_not_be_started_leaves_nothing(
 
 
 def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -> None:
-    me = Process.of(os.getpid())
+    me, before = Process.of(os.getpid()), children()
     while segments.owner.attach(me.pid, 0, me.started, secrets.randbits(60), "engine") >= 0:
         pass
 
@@ -170,7 +170,7 @@ def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -
 
     watcher = supervised(segments, test, tmp_path)
     assert set(watcher.failures) == {"its worker can not be started: all slots are taken"}
-    assert children() == set()
+    assert children() <= before, "a worker was left"  # other tests of this process have daemons of their own
     for taker in segments.owner.takers():
         segments.owner.reap(taker["slot"])
 
