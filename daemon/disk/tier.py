@@ -168,7 +168,7 @@ class Disk:
 
     def started(self, slot: int) -> None:
         """A worker is there; what it holds comes next."""
-        self._slot = slot
+        self._fetches.slot = slot  # before there is anything to fetch: what is read in is the worker's, never another's
         self._began = time.monotonic()
         self._stage = _Stage.BEGUN
         self._contents = Contents(self._owner)
@@ -230,7 +230,6 @@ class Disk:
         """The index learns what is on disk; then the work begins."""
         contents, self._contents = self._contents, Contents(self._owner)
         await contents.tell()
-        self._fetches.slot = self._slot
         self._behind.begin()
         self._note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()
