@@ -1,0 +1,131 @@
+"""The caches of the engines we know, each by a constructor of its own. What is not here: layout.cache_of.
+
+`tensors` are per layer, in the order of the model's layers; shapes are what torch says, whatever the strides are:
+an engine that keeps heads before tokens in memory usually shows them in the same shape. All raise LayoutError for
+tensors of another shape, on several devices, or that the copies can not address, and TypeError for what is no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+
+from .layout import CacheLayout, LayoutError, cache_of
+from .views import Tensor, View, view_of
+
+
+def vllm(tensors: Sequence[Tensor], k_width: int | None = None) -> CacheLayout:
+    """As vLLM has it from 0.30 on: [blocks, heads, tokens, K and V side by side], in any of its six orders in memory.
+
+    Layers or blocks outermost, heads inside of blocks or outside, tokens before heads or behind: the strides say it.
+    The layers may be views of one allocation, and so may the layers of several groups of a hybrid model.
+
+    Args:
+        tensors: one a layer.
+        k_width: how many elements of the last axis are K; by default half of them. All: there is no V (a latent).
+    """
+    layers = []
+    for view in _views(tensors, 4, "blocks, heads, tokens, K and V"):
+        width = view.shape[3]
+        if not 0 < (k := width // 2 if k_width is None else k_width) <= width or (k_width is None and width % 2):
+            raise LayoutError(f"K has {k_width} of {width} elements")
+        rows = view.order(0, 2, 1, 3)
+        layers.append(_split(rows, k) if k < width else [("latent", rows)])
+    return cache_of(layers)
+
+
+def kv_first(tensors: Sequence[Tensor]) -> CacheLayout:
+    """[2, blocks, tokens, heads, elements]: K and V outermost, as in vLLM's FlashAttention up to 0.29."""
+    views = _views(tensors, 5, "2, blocks, tokens, heads, elements")
+    return cache_of([_both(view, 0) for view in views])
+
+
+def kv_second(tensors: Sequence[Tensor]) -> CacheLayout:
+    """[blocks, 2, tokens, heads, elements]: K and V inside of each block, as in vLLM's FlashInfer up to 0.29."""
+    views = _views(tensors, 5, "blocks, 2, tokens, heads, elements")
+    return cache_of([_both(view, 1) for view in views])
+
+
+def token_slots(tensor: Tensor) -> CacheLayout:
+    """[layers, tokens, 2 x heads, elements]: a slot a token, the heads of K before those of V, as in LightLLM.
+
+    Blocks are single tokens then, and block tables are tables of slots.
+    """
+    (view,) = _views([tensor], 4, "layers, tokens, 2 x heads, elements")
+    if view.shape[2] % 2:
+        raise LayoutError(f"an odd number of heads, {view.shape[2]}, where there are those of K and V")
+    heads = view.shape[2] // 2
+    rows = [view.at(0, layer).grown(1) for layer in range(view.shape[0])]
+    return cache_of([[("k", row.part(2, 0, heads)), ("v", row.part(2, heads, heads))] for row in rows])
+
+
+def separate_slots(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
+    """[tokens, heads, elements] for K and again for V, as in SGLang: a slot a token."""
+    k, v = (_views(tensors, 3, "tokens, heads, elements") for tensors in (keys, values))
+    if len(k) != len(v):
+        raise LayoutError(f"{len(k)} layers of K and {len(v)} of V")
+    return cache_of([[("k", one.grown(1)), ("v", other.grown(1))] for one, other in zip(k, v, strict=True)])
+
+
+def separate_blocks(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
+    """[blocks, tokens, heads, elements] for K and again for V, which may be of other widths."""
+    k, v = (_views(tensors, 4, "blocks, tokens, heads, elements") for tensors in (keys, values))
+    if len(k) != len(v):
+        raise LayoutError(f"{len(k)} layers of K and {len(v)} of V")
+    return cache_of([[("k", one), ("v", other)] for one, other in zip(k, v, strict=True)])
+
+
+def latents(tensors: Sequence[Tensor]) -> CacheLayout:
+    """MLA: [blocks, tokens, elements], or [tokens, 1, elements] where a token has a slot: one head, no V."""
+    views = _views(tensors, 3, "blocks, tokens, elements")
+    return cache_of([[("latent", view.grown(2))] for view in views])
+
+
+def scales(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
+    """[blocks, tokens, heads] for K and for V: one scale a head and token. To be joined with the cache they scale."""
+    k, v = (_views(tensors, 3, "blocks, tokens, heads") for tensors in (keys, values))
+    if len(k) != len(v):
+        raise LayoutError(f"{len(k)} layers of scales of K and {len(v)} of V")
+    return cache_of([[("k scale", one.grown(3)), ("v scale", other.grown(3))] for one, other in zip(k, v, strict=True)])
+
+
+def states(layers: Sequence[Sequence[Tensor]]) -> CacheLayout:
+    """Recurrent states: several tensors a layer, each [blocks, ...], opaque bytes. A block and a page are one token.
+
+    To ranks these are heads: give PageOrder.of_model as many as there are ranks, and each has its own.
+    """
+    return cache_of(
+        [[(f"state {at}", _opaque(view_of(tensor))) for at, tensor in enumerate(tensors)] for tensors in layers]
+    )
+
+
+def _opaque(view: View) -> View:
+    """One row a block. Raises LayoutError if a block's bytes do not lie side by side."""
+    shape, strides = view.shape[1:], view.strides[1:]
+    wanted = [*accumulate(reversed(shape[1:]), int.__mul__, initial=1)][::-1] if shape else []
+    for axis, (count, stride, elements) in enumerate(zip(shape, strides, wanted, strict=True), 1):
+        if count > 1 and stride != elements * view.itemsize:
+            raise LayoutError(f"a state's block has to be contiguous: axis {axis} has a stride of {stride} bytes")
+    size = (view.shape[0], 1, 1, prod(shape))
+    return View(
+        view.address, size, (view.strides[0], 0, 0, view.itemsize), view.itemsize, view.dtype, view.device, view.owner
+    )
+
+
+def _views(tensors: Sequence[Tensor], axes: int, names: str) -> list[View]:
+    views = [view_of(tensor) for tensor in tensors]
+    for layer, view in enumerate(views):
+        if len(view.shape) != axes:
+            raise LayoutError(f"layer {layer}: a tensor of shape {list(view.shape)}, where [{names}] is wanted")
+    return views
+
+
+def _both(view: View, axis: int) -> list[tuple[str, View]]:
+    if view.shape[axis] != 2:
+        raise LayoutError(f"axis {axis} of shape {list(view.shape)} has to be K and V, 2")
+    return [("k", view.at(axis, 0)), ("v", view.at(axis, 1))]
+
+
+def _split(rows: View, k_width: int) -> list[tuple[str, View]]:
+    return [("k", rows.part(3, 0, k_width)), ("v", rows.part(3, k_width, rows.shape[3] - k_width))]

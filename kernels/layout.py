@@ -1,0 +1,161 @@
+"""An engine's cache as base pointers and strides, and a check that refuses what the copies can not address.
+
+A cache is a set of *planes*. A plane is K or V of one layer (or a latent, scales, a recurrent state): rows of `width`
+bytes, one for each block, token and head. Whatever an engine's order of axes is, it is in the strides alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+
+import msgspec
+
+from .views import View
+
+
+class LayoutError(ValueError):
+    """A cache, a page or a share of a model that can not be copied; the message names what is in the way."""
+
+
+class Plane(msgspec.Struct, frozen=True):
+    """Rows of one kind in one layer of a cache. All strides in bytes.
+
+    kind: "k", "v", "latent", whatever tells the planes of a layer apart. address: of block 0, token 0, head 0.
+    blocks, tokens, heads: how many of each, tokens in a block. width: bytes of a row.
+    """
+
+    layer: int
+    kind: str
+    dtype: str
+    address: int
+    blocks: int
+    tokens: int
+    heads: int
+    width: int
+    block_stride: int
+    token_stride: int
+    head_stride: int
+
+    def __post_init__(self) -> None:
+        if min(self.blocks, self.tokens, self.heads, self.width) < 1:
+            raise LayoutError(f"{self}: a plane has at least one block, token, head and byte")
+        reach = self.width
+        for stride, count, axis in sorted(self._axes()):
+            if count > 1 and stride < reach:
+                raise LayoutError(f"{self}: {axis} stride of {stride} bytes, but what it steps over takes {reach}")
+            reach += (count - 1) * stride
+
+    def _axes(self) -> Iterator[tuple[int, int, str]]:
+        yield self.block_stride, self.blocks, "block"
+        yield self.token_stride, self.tokens, "token"
+        yield self.head_stride, self.heads, "head"
+
+    def __str__(self) -> str:
+        return f"layer {self.layer}, {self.kind}"
+
+
+def plane_of(view: View, layer: int, kind: str) -> Plane:
+    """A plane of a view with the axes (blocks, tokens, heads, elements).
+
+    Raises LayoutError where the elements of a row do not lie side by side, or rows overlap.
+    """
+    if len(view.shape) != 4:
+        raise LayoutError(
+            f"layer {layer}, {kind}: {len(view.shape)} axes where blocks, tokens, heads, elements are wanted"
+        )
+    blocks, tokens, heads, elements = view.shape
+    if elements > 1 and view.strides[3] != view.itemsize:
+        raise LayoutError(
+            f"layer {layer}, {kind}: element stride of {view.strides[3]} bytes: the last axis has to be contiguous"
+            f" ({view.dtype} has {view.itemsize} bytes)"
+        )
+    width = elements * view.itemsize
+    return Plane(layer, kind, view.dtype, view.address, blocks, tokens, heads, width, *view.strides[:3])
+
+
+class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """All planes of one rank's cache, ordered by layer; layers are counted from 0, each has at least one plane.
+
+    owners: keep the memory alive. device: where it is, by torch's name.
+    """
+
+    planes: tuple[Plane, ...]
+    device: str
+    owners: tuple[object, ...] = ()
+
+    def __post_init__(self) -> None:
+        if [layer for layer, _ in groupby(self.planes, lambda plane: plane.layer)] != list(range(self.layers)):
+            raise LayoutError("the planes of a cache are ordered by layer, from layer 0 on, without a gap")
+        first = self.planes[0]
+        for plane in self.planes:
+            if (plane.blocks, plane.tokens) != (first.blocks, first.tokens):
+                raise LayoutError(
+                    f"{plane}: {plane.blocks} blocks of {plane.tokens} tokens, but {first} has"
+                    f" {first.blocks} of {first.tokens}"
+                )
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """Two planes in the same place would overwrite each other in a load."""
+        places: dict[int, Plane] = {}
+        for plane in self.planes:
+            other = places.setdefault(plane.address, plane)
+            if other is not plane:
+                raise LayoutError(f"{plane} and {other} begin at the same address")
+
+    @property
+    def layers(self) -> int:
+        """How many."""
+        return self.planes[-1].layer + 1 if self.planes else 1
+
+    @property
+    def blocks(self) -> int:
+        """How many there are: ids are below it."""
+        return self.planes[0].blocks
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block; 1 where every token has a slot of its own."""
+        return self.planes[0].tokens
+
+    @cached_property
+    def by_layer(self) -> tuple[tuple[Plane, ...], ...]:
+        """The planes of each layer."""
+        return tuple(tuple(planes) for _, planes in groupby(self.planes, lambda plane: plane.layer))
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(plane.kind for plane in self.by_layer[0])
+        blocks = f"{self.blocks} blocks of {self.block_tokens}"
+        return f"<CacheLayout {self.layers} layers of {kinds}; {blocks} on {self.device}>"
+
+
+def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
+    """A cache of views with the axes (blocks, tokens, heads, elements), a kind for each, layer by layer.
+
+    Raises LayoutError: see plane_of and CacheLayout; also for views on several devices.
+    """
+    views = [(layer, kind, view) for layer, kinds in enumerate(layers) for kind, view in kinds]
+    if not views:
+        raise LayoutError("a cache without a tensor")
+    device = views[0][2].device
+    for layer, kind, view in views:
+        if view.device != device:
+            raise LayoutError(f"layer {layer}, {kind} is on {view.device}, but the cache is on {device}")
+    planes = tuple(plane_of(view, layer, kind) for layer, kind, view in views)
+    return CacheLayout(planes, device, tuple(view.owner for _, _, view in views))
+
+
+def joined(*caches: CacheLayout) -> CacheLayout:
+    """Several tensors a layer in one page: the planes of the first cache, then those of the next, layer by layer.
+
+    Raises LayoutError where they have other layers, blocks or devices, or a kind is there twice in a layer.
+    """
+    if len({(cache.layers, cache.device) for cache in caches}) != 1:
+        raise LayoutError(f"can not be joined: {', '.join(map(repr, caches))}")
+    layers = zip(*(cache.by_layer for cache in caches), strict=True)
+    planes = tuple(plane for layer in layers for planes in layer for plane in planes)
+    if len({(plane.layer, plane.kind) for plane in planes}) < len(planes):
+        raise LayoutError("a layer has two planes of one kind")
+    return CacheLayout(planes, caches[0].device, tuple(owner for cache in caches for owner in cache.owners))

@@ -1,0 +1,151 @@
+"""What one copy moves: tables of planes, pages and blocks, the same for the kernels and for the host path.
+
+    planes: i64 [n, 8], a row a plane:
+        base        address of block 0, token 0, this rank's first head
+        block       stride from block to block; all in bytes
+        token       stride from token to token within a block
+        head        stride from head to head
+        at          where in the page the first head of this rank begins
+        page_head   stride in the page from head to head; its tokens lie side by side
+        heads       how many
+        width       bytes of a row
+    pages, blocks, skip: see SlotMap.
+
+Byte o of page p lies in the arena at frames[p, o // frame bytes] * frame bytes + o % frame bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .layout import CacheLayout, LayoutError, Plane
+from .page import ALONE, Heads, PageOrder, Rows, Shard
+from .slots import SlotMap
+
+PLANE_FIELDS: Final = 8
+
+
+class Transfer(msgspec.Struct, frozen=True, eq=False):
+    """One copy between a cache and pages, checked: all that it addresses in the cache is there.
+
+    layers: of each plane, ascending. owners: keep the cache's memory alive.
+    """
+
+    planes: npt.NDArray[np.int64]
+    layers: npt.NDArray[np.int64]
+    slots: SlotMap
+    page_bytes: int
+    device: str
+    owners: tuple[object, ...]
+
+    def planes_of(self, layers: range) -> range:
+        """Which rows of `planes` belong to these layers of this rank's cache."""
+        first, end = np.searchsorted(self.layers, [layers.start, layers.stop])
+        return range(int(first), int(end))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it moves."""
+        pages = self.slots.pages if not len(self.slots.skip) else self.slots.pages[self.slots.skip == 0]
+        return int((pages[:, 2] - pages[:, 1]).sum() * (self.planes[:, 6] * self.planes[:, 7]).sum())
+
+
+class PagedCache:
+    """One rank's cache, and which bytes of a page are its own. May be used from any thread."""
+
+    def __init__(self, cache: CacheLayout, page: PageOrder, shard: Shard = ALONE) -> None:
+        """Raises LayoutError where the cache is not what the page and the shard say: its message names the plane."""
+        self.cache, self.page, self.shard = cache, page, shard
+        stage = range(shard.first_layer, shard.first_layer + cache.layers)
+        if stage.stop > len(page.layers):
+            raise LayoutError(f"layers {stage.start} to {stage.stop} of a page that has {len(page.layers)}")
+        rows, heads, layers = [], [], []
+        for planes, wanted, offsets in zip(
+            cache.by_layer, page.layers[stage.start :], page.offsets[stage.start :], strict=False
+        ):
+            if [plane.kind for plane in planes] != [row.kind for row in wanted]:
+                raise LayoutError(f"layer {planes[0].layer} has {_kinds(planes)}, but the page {_kinds(wanted)}")
+            for plane, row, offset in zip(planes, wanted, offsets, strict=True):
+                its = _share(plane, row, shard)
+                rows.append(_row(plane, its, offset, page.tokens))
+                heads.append(its)
+                layers.append(plane.layer)
+        self._planes = np.array(rows, np.int64)
+        self._layers = np.array(layers, np.int64)
+        self._heads = tuple(heads)
+
+    def storing(self, slots: SlotMap) -> tuple[Transfer, ...]:
+        """What this rank copies into pages: its share of the tokens, too, where several ranks have the same heads.
+
+        One copy, or several if its planes are not all replicated alike. Raises ValueError: see loading(); a block may
+        be stored several times.
+        """
+        self._check(slots)
+        shares = [heads.tokens(self.page.tokens) for heads in self._heads]
+        return tuple(
+            self._transfer(slots.narrowed(share), np.array([its == share for its in shares]))
+            for share in dict.fromkeys(shares)
+        )
+
+    def loading(self, slots: SlotMap) -> Transfer:
+        """What this rank copies out of pages: all of its heads and layers.
+
+        Raises ValueError for pages or blocks of other sizes, for block ids that the cache does not have, for the same
+        block twice, or the same tokens in two pages. Pages that are skipped are not looked at.
+        """
+        used = self._check(slots)
+        ids, counts = np.unique(slots.blocks[np.unique(used)], return_counts=True)
+        if (counts > 1).any():
+            raise ValueError(f"block {ids[counts > 1][0]} would be loaded {counts[counts > 1][0]} times")
+        if slots.overlap():
+            raise ValueError("two pages would be loaded to the same tokens")
+        return self._transfer(slots, np.full(len(self._planes), fill_value=True))
+
+    def _check(self, slots: SlotMap) -> npt.NDArray[np.int64]:
+        if (slots.page_tokens, slots.block_tokens) != (self.page.tokens, self.cache.block_tokens):
+            raise ValueError(
+                f"pages of {slots.page_tokens} tokens in blocks of {slots.block_tokens}, but the pages have"
+                f" {self.page.tokens} and the cache's blocks {self.cache.block_tokens}"
+            )
+        used = slots.used()
+        ids = slots.blocks[used]
+        if len(ids) and int(ids.max()) >= self.cache.blocks:
+            raise ValueError(f"block {ids.max()}, but the cache has {self.cache.blocks}")
+        return used
+
+    def _transfer(self, slots: SlotMap, which: npt.NDArray[np.bool_]) -> Transfer:
+        planes, layers = self._planes[which], self._layers[which]
+        return Transfer(planes, layers, slots, self.page.nbytes, self.cache.device, self.cache.owners)
+
+    def __repr__(self) -> str:
+        return f"<PagedCache {self.cache!r} as {self.page!r}, {self.shard}>"
+
+
+def _share(plane: Plane, row: Rows, shard: Shard) -> Heads:
+    """Raises LayoutError if the plane is not this share of the page's."""
+    if (plane.dtype, plane.width) != (row.dtype, row.width):
+        raise LayoutError(
+            f"{plane}: rows of {plane.width} bytes of {plane.dtype}, but the page has {row.width} bytes of {row.dtype}"
+        )
+    heads = shard.heads(row.heads)
+    if plane.heads != heads.count:
+        raise LayoutError(
+            f"{plane}: {plane.heads} heads, but rank {shard.rank} of {shard.ranks} has {heads.count} of {row.heads}"
+        )
+    return heads
+
+
+def _row(plane: Plane, heads: Heads, offset: int, tokens: int) -> list[int]:
+    page_head = tokens * plane.width
+    at = offset + heads.first * page_head
+    strides = [plane.block_stride, plane.token_stride, plane.head_stride]
+    return [plane.address, *strides, at, page_head, heads.count, plane.width]
+
+
+def _kinds(planes: Sequence[Plane] | Sequence[Rows]) -> str:
+    return ", ".join(plane.kind for plane in planes)
