@@ -1,0 +1,43 @@
+"""Where the pages of a copy lie in the arena: a table of frames, as a page is not contiguous there."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+
+class Arena(msgspec.Struct, frozen=True):
+    """Memory cut into frames: `nbytes` from `address` on, as whoever copies sees it; owner keeps it alive.
+
+    The frames of pages are shared by all who attach; the caller has the pages pinned, or was granted them.
+    """
+
+    address: int
+    nbytes: int
+    frame_bytes: int
+    owner: object = None
+
+
+class Frames(msgspec.Struct, frozen=True, eq=False):
+    """The frames of each page, in order: table is i32 [pages, frames of a page], for pages of one size."""
+
+    arena: Arena
+    table: npt.NDArray[np.int32]
+
+    @property
+    def page_room(self) -> int:
+        """Bytes that the frames of a page hold."""
+        return int(self.table.shape[1]) * self.arena.frame_bytes
+
+
+def frames_of(arena: Arena, table: npt.ArrayLike) -> Frames:
+    """Raises ValueError for frames that the arena does not have, and where the table is not [pages, frames]."""
+    numbers = np.asarray(table)
+    if numbers.ndim != 2 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ValueError(f"a table of frames is integers [pages, frames], not {numbers.dtype} of shape {numbers.shape}")
+    count = arena.nbytes // arena.frame_bytes
+    wrong = numbers[(numbers < 0) | (numbers >= count)]
+    if len(wrong):
+        raise ValueError(f"frame {wrong[0]}, but the arena has {count} frames of {arena.frame_bytes} bytes")
+    return Frames(arena, np.ascontiguousarray(numbers, np.int32))
