@@ -19,6 +19,8 @@ static PyObject *plan(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"plan", plan, METH_VARARGS, NULL},
     {"miss", pins_miss, METH_VARARGS, NULL},
+    {"gather", strided_gather, METH_VARARGS, NULL},
+    {"scatter", strided_scatter, METH_VARARGS, NULL},
     {0},
 };
 

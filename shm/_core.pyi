@@ -22,6 +22,41 @@ def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> tuple[i
 def miss(kind: type[_P], context: object, asked: int, /) -> _P:
     """A match of nothing, for whoever has no session."""
 
+def gather(
+    arena: int,
+    arena_bytes: int,
+    frame_bytes: int,
+    frames: Array,
+    planes: Array,
+    pages: Array,
+    blocks: Array,
+    block_tokens: int,
+    skip: Array,
+    threads: int,
+    /,
+) -> None:
+    """Copies tokens of pages out of a strided cache into frames (u32, as many for each page) of an arena in memory.
+
+    planes, pages: i64, rows of pt_plane and pt_tokens (core/tables.h); blocks: i32; skip: u8, a flag for each page,
+    1: leave it alone, or none. What can be seen to be wrong is a ValueError before any byte moves; what is named
+    must be memory.
+    """
+
+def scatter(
+    arena: int,
+    arena_bytes: int,
+    frame_bytes: int,
+    frames: Array,
+    planes: Array,
+    pages: Array,
+    blocks: Array,
+    block_tokens: int,
+    skip: Array,
+    threads: int,
+    /,
+) -> None:
+    """The way back, by the same tables: frames of an arena into a strided cache."""
+
 class Pins:
     """The pages of one match, pinned until release(), which may be called again; also as a context manager.
 
@@ -88,6 +123,36 @@ class Session:
         """
     def copy_in(self, entries: Array, addresses: Array, sizes: Array, offset: int, threads: int, /) -> int:
         """Copies memory into pages that were granted to this process, from byte `offset` of each page on."""
+    def gather(
+        self,
+        entries: Array,
+        page_bytes: int,
+        planes: Array,
+        pages: Array,
+        blocks: Array,
+        block_tokens: int,
+        skip: Array,
+        threads: int,
+        /,
+    ) -> int:
+        """Copies a strided cache into pages of page_bytes that were granted to this process; the module's tables.
+
+        Returns how many pages from the first on were done, skipped ones too; it stops at a page of another size.
+        """
+    def scatter(
+        self,
+        pins: Pins,
+        first: int,
+        page_bytes: int,
+        planes: Array,
+        pages: Array,
+        blocks: Array,
+        block_tokens: int,
+        skip: Array,
+        threads: int,
+        /,
+    ) -> int:
+        """Copies pinned pages from `first` on into a strided cache; otherwise like the other way."""
     def publish(self, entries: Array, serials: Array, part: int, /) -> bytes:
         """Finishes a part of granted pages and lets go of them; a u8 each: 1 stored, 0 doomed meanwhile."""
     def abandon(self, entries: Array, serials: Array, part: int, /) -> None:

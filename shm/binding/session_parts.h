@@ -1,7 +1,7 @@
 /* session_parts.h - the rest of the type Session: finishing and giving up parts, and small questions. */
 #pragma once
 
-#include "session.h"
+#include "strided.h"
 
 /* True if the entry is still the filling that was granted. */
 static bool still_granted(const pt_view *v, uint32_t entry, uint64_t serial)
@@ -132,6 +132,8 @@ static PyMethodDef session_methods[] = {
     {"repin", (PyCFunction)session_repin, METH_VARARGS, NULL},
     {"copy_out", (PyCFunction)session_copy_out, METH_VARARGS, NULL},
     {"copy_in", (PyCFunction)session_copy_in, METH_VARARGS, NULL},
+    {"gather", (PyCFunction)session_gather, METH_VARARGS, NULL},
+    {"scatter", (PyCFunction)session_scatter, METH_VARARGS, NULL},
     {"publish", (PyCFunction)session_publish, METH_VARARGS, NULL},
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
     {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},

@@ -9,26 +9,32 @@
 #include <emmintrin.h>
 
 /* Copies past the caches: whoever reads a page next does so on another core, much later, and memory that is about to be
- * overwritten whole need not be read first. `to` is 64-byte aligned, as frames are. */
+ * overwritten whole need not be read first. `to` is 16-byte aligned; the caller sees to pt_copy_fence before the release
+ * that publishes the page. */
 static inline void pt_copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     uint64_t at = 0;
     for (; at + 64 <= bytes; at += 64)
         for (int i = 0; i < 64; i += 16)
             _mm_stream_si128((__m128i *)(to + at + i), _mm_loadu_si128((const __m128i *)(from + at + i)));
+    for (; at + 16 <= bytes; at += 16)
+        _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
     memcpy(to + at, from + at, bytes - at);
-    _mm_sfence(); /* before the release that publishes the page */
 }
+static inline void pt_copy_fence(void) { _mm_sfence(); }
 #else
 #define pt_copy_past_caches memcpy
+static inline void pt_copy_fence(void) {}
 #endif
 
 static inline void pt_copy_into(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
-    if (bytes >= PT_PAGE && ((uintptr_t)to & 63) == 0)
-        pt_copy_past_caches(to, from, bytes);
-    else
+    if (bytes < PT_PAGE || ((uintptr_t)to & 63) != 0) {
         memcpy(to, from, bytes);
+        return;
+    }
+    pt_copy_past_caches(to, from, bytes);
+    pt_copy_fence();
 }
 
 enum pt_direction { PT_OUT_OF_ARENA, PT_INTO_ARENA };
@@ -43,17 +49,26 @@ typedef struct {
 #define PT_COPY_THREADS 16u
 #define PT_COPY_SHARE (2u << 20) /* bytes that are worth a thread of their own */
 
-/* True if the entry's chain holds its page and every link of it is inside the arena: checked, as a damaged index may
- * cost a page but not a crash. The caller has the entry pinned or was granted it. */
-static inline bool pt_chain_holds(const pt_view *v, uint32_t entry)
+/* True if the entry has a page of `size` bytes, its chain holds it and every link of it is inside the arena: checked, as a
+ * damaged index may cost a page but not a crash. Writes the frames down unless `frames` is NULL; there is room for
+ * pt_frames_for(v, size). The caller has the entry pinned or was granted it. */
+static inline bool pt_chain_read(const pt_view *v, uint32_t entry, uint64_t size, uint32_t *frames)
 {
     const pt_entry *e = &v->entries[entry];
-    uint32_t frame = e->first_frame, left = e->frame_count;
-    if (e->size > (uint64_t)v->frame_count * v->frame_bytes || left != pt_frames_for(v, e->size))
+    uint32_t frame = e->first_frame, left = pt_frames_for(v, size);
+    if (size > (uint64_t)v->frame_count * v->frame_bytes || e->size != size || e->frame_count != left)
         return false;
-    for (; left && frame < v->frame_count && v->frames[frame].owner == entry; left--)
+    for (; left && frame < v->frame_count && v->frames[frame].owner == entry; left--) {
+        if (frames)
+            *frames++ = frame;
         frame = v->frames[frame].next;
+    }
     return !left;
+}
+
+static inline bool pt_chain_holds(const pt_view *v, uint32_t entry)
+{
+    return pt_chain_read(v, entry, v->entries[entry].size, NULL);
 }
 
 /* The caller has the entry pinned or was granted it. */
@@ -112,33 +127,45 @@ static void *pt_copy_share(void *given)
     return NULL;
 }
 
+/* How many of `threads` so many bytes are worth, at least one. */
+static inline uint32_t pt_copy_threads(uint64_t bytes, uint32_t threads)
+{
+    if (threads > PT_COPY_THREADS)
+        threads = PT_COPY_THREADS;
+    if (threads > bytes / PT_COPY_SHARE)
+        threads = (uint32_t)(bytes / PT_COPY_SHARE);
+    return threads ? threads : 1;
+}
+
+/* Calls work(shares + t * step) for each t < threads, on threads of its own and on the caller's; what no thread could
+ * be had for is done by the caller too. */
+static inline void pt_on_threads(void *(*work)(void *), void *shares, size_t step, uint32_t threads)
+{
+    pthread_t helpers[PT_COPY_THREADS];
+    bool started[PT_COPY_THREADS] = {false};
+    for (uint32_t t = 1; t < threads; t++)
+        started[t] = pthread_create(&helpers[t], NULL, work, (uint8_t *)shares + t * step) == 0;
+    work(shares);
+    for (uint32_t t = 1; t < threads; t++) {
+        if (started[t])
+            pthread_join(helpers[t], NULL);
+        else
+            work((uint8_t *)shares + t * step);
+    }
+}
+
 /* Copies all jobs on up to `threads` threads, the caller's among them; fewer where fewer can be had. */
 static inline void pt_copy(const pt_view *v, const pt_job *jobs, uint32_t count, enum pt_direction way, uint32_t threads)
 {
     uint64_t total = 0, step;
-    pthread_t helpers[PT_COPY_THREADS];
     pt_share shares[PT_COPY_THREADS];
-    bool started[PT_COPY_THREADS] = {false};
     for (uint32_t i = 0; i < count; i++)
         total += jobs[i].bytes;
-    if (threads > PT_COPY_THREADS)
-        threads = PT_COPY_THREADS;
-    if (threads > total / PT_COPY_SHARE)
-        threads = (uint32_t)(total / PT_COPY_SHARE);
-    if (threads < 1)
-        threads = 1;
+    threads = pt_copy_threads(total, threads);
     step = (total / threads + 63) / 64 * 64;
     for (uint32_t t = 0; t < threads; t++) {
         uint64_t from = t * step < total ? t * step : total;
         shares[t] = (pt_share){v, jobs, count, way, from, t + 1 == threads ? total : (from + step < total ? from + step : total)};
     }
-    for (uint32_t t = 1; t < threads; t++)
-        started[t] = pthread_create(&helpers[t], NULL, pt_copy_share, &shares[t]) == 0;
-    pt_copy_share(&shares[0]);
-    for (uint32_t t = 1; t < threads; t++) {
-        if (started[t])
-            pthread_join(helpers[t], NULL);
-        else
-            pt_copy_share(&shares[t]);
-    }
+    pt_on_threads(pt_copy_share, shares, sizeof shares[0], threads);
 }

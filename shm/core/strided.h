@@ -1,0 +1,143 @@
+/* strided.h - bytes between a strided KV cache and the frames of pages, on a few threads of the calling process. */
+#pragma once
+
+#include "copy.h"
+#include "tables.h"
+
+/* A few tokens of one head that follow each other in the cache as they do in the page. */
+typedef struct {
+    uint64_t address, bytes;
+} pt_run;
+
+#define PT_RUNS 64u
+
+/* Where a page goes on in the arena. */
+typedef struct {
+    const uint32_t *frame;
+    uint8_t *at;
+    uint64_t left; /* in this frame */
+} pt_cursor;
+
+static inline pt_cursor pt_cursor_at(const pt_transfer *t, int64_t page, uint64_t offset)
+{
+    const uint32_t *frame = t->frames + (uint64_t)page * t->chain + offset / t->frame_bytes;
+    uint64_t inside = offset % t->frame_bytes;
+    return (pt_cursor){frame, t->arena + *frame * t->frame_bytes + inside, t->frame_bytes - inside};
+}
+
+static inline void pt_move(uint8_t *inside, uint8_t *memory, uint64_t bytes, enum pt_direction way)
+{
+    if (way == PT_OUT_OF_ARENA)
+        memcpy(memory, inside, bytes);
+    else if (((uintptr_t)inside | bytes) % 16)
+        memcpy(inside, memory, bytes);
+    else
+        pt_copy_past_caches(inside, memory, bytes);
+}
+
+/* Copies so many bytes of the page on from the cursor, frame by frame. */
+static inline void pt_cursor_copy(const pt_transfer *t, pt_cursor *c, uint8_t *memory, uint64_t bytes, enum pt_direction way)
+{
+    for (; bytes > c->left; c->left = t->frame_bytes) {
+        pt_move(c->at, memory, c->left, way);
+        memory += c->left;
+        bytes -= c->left;
+        c->at = t->arena + *++c->frame * t->frame_bytes;
+    }
+    pt_move(c->at, memory, bytes, way);
+    c->at += bytes;
+    c->left -= bytes;
+}
+
+/* Finds where tokens from *from on lie in the cache, of the first head; moves *from behind those that it found. */
+static inline uint32_t pt_find_runs(const pt_transfer *t, const pt_plane *p, int64_t position, int64_t *from, int64_t to,
+                                    pt_run *runs)
+{
+    int64_t block = (position + *from) / t->block_tokens, slot = (position + *from) % t->block_tokens;
+    bool whole = p->token == p->width; /* a block's tokens follow each other */
+    uint32_t count = 0;
+    for (; *from < to && count < PT_RUNS; block++, slot = 0) {
+        int64_t left = t->block_tokens - slot < to - *from ? t->block_tokens - slot : to - *from;
+        int64_t step = whole ? left : 1;
+        uint64_t address = (uint64_t)(p->base + t->blocks[block] * p->block + slot * p->token);
+        for (; left && count < PT_RUNS; left -= step, *from += step, address += (uint64_t)p->token)
+            runs[count++] = (pt_run){address, (uint64_t)(step * p->width)};
+    }
+    return count;
+}
+
+/* Copies tokens [from, to) of one plane of a page. */
+static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64_t page, int64_t from, int64_t to,
+                                  enum pt_direction way)
+{
+    pt_run runs[PT_RUNS];
+    while (from < to) {
+        uint64_t offset = (uint64_t)(p->at + from * p->width);
+        uint32_t count = pt_find_runs(t, p, t->pages[page].position, &from, to, runs);
+        for (int64_t head = 0; head < p->heads; head++) {
+            pt_cursor cursor = pt_cursor_at(t, page, offset + (uint64_t)(head * p->page_head));
+            for (uint32_t i = 0; i < count; i++)
+                pt_cursor_copy(t, &cursor, (uint8_t *)(uintptr_t)(runs[i].address + (uint64_t)(head * p->head)), runs[i].bytes, way);
+        }
+    }
+}
+
+/* Threads take pieces of work until none is left: who began late, or was held up, does less. A piece is some tokens of one
+ * plane of a page. */
+typedef struct {
+    const pt_transfer *transfer;
+    enum pt_direction way;
+    int64_t pieces; /* of each plane of a page */
+    pt_a64 next;
+} pt_pieces;
+
+static inline void pt_copy_piece(const pt_pieces *w, uint64_t number, enum pt_direction way)
+{
+    const pt_transfer *t = w->transfer;
+    int64_t pair = (int64_t)number / w->pieces, piece = (int64_t)number % w->pieces, page = pair / t->plane_count;
+    if (pt_tokens_empty(t, page))
+        return;
+    int64_t first = t->pages[page].first, tokens = t->pages[page].end - first;
+    pt_copy_tokens(t, &t->planes[pair % t->plane_count], page, first + tokens * piece / w->pieces,
+                   first + tokens * (piece + 1) / w->pieces, way);
+}
+
+static void *pt_copy_pieces(void *given)
+{
+    pt_pieces *w = given;
+    uint64_t all = (uint64_t)(w->transfer->page_count * w->transfer->plane_count * w->pieces), number;
+    while ((number = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed)) < all) {
+        if (w->way == PT_OUT_OF_ARENA)
+            pt_copy_piece(w, number, PT_OUT_OF_ARENA);
+        else
+            pt_copy_piece(w, number, PT_INTO_ARENA);
+    }
+    pt_copy_fence();
+    return NULL;
+}
+
+/* Bytes of the first `pages` pages that are copied. */
+static inline uint64_t pt_transfer_bytes(const pt_transfer *t)
+{
+    uint64_t row = 0, tokens = 0;
+    for (int64_t i = 0; i < t->plane_count; i++)
+        row += pt_plane_row(&t->planes[i]);
+    for (int64_t i = 0; i < t->page_count; i++)
+        tokens += pt_tokens_empty(t, i) ? 0 : (uint64_t)(t->pages[i].end - t->pages[i].first);
+    return row * tokens;
+}
+
+#define PT_PIECES 8 /* that a thread should find, at least: a page of one plane is cut by its tokens */
+
+/* Copies all that the transfer names on up to `threads` threads, the caller's among them; fewer where fewer can be had. The
+ * caller guarantees that pt_transfer_flaw found nothing, that the pages are pinned or were granted to it, and that the
+ * cache's memory is there. */
+static inline void pt_transfer_run(const pt_transfer *t, enum pt_direction way, uint32_t threads)
+{
+    int64_t pairs = t->page_count * t->plane_count;
+    threads = pt_copy_threads(pt_transfer_bytes(t), threads);
+    pt_pieces work = {t, way, 1, 0};
+    if (threads > 1 && pairs)
+        work.pieces = (PT_PIECES * threads + pairs - 1) / pairs;
+    pt_on_threads(pt_copy_pieces, &work, 0, threads);
+}
