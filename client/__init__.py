@@ -1,13 +1,16 @@
 """What an engine imports: keys, match, load, prefetch and store. Attaches to the daemon over its Unix socket."""
 
+from .blocks import Blocks
 from .client import Client
 from .keys import Keys, Namespace
 from .match import Handover, Match
+from .part import Part
 from .prefetch import Prefetch
 from .promise import Promise
-from .store import Outcome, Part, Reservation, StoreResult
+from .store import Outcome, Reservation, StoreResult
 
 __all__ = [
+    "Blocks",
     "Client",
     "Handover",
     "Keys",

@@ -18,14 +18,16 @@ from ..kernels.host import Access, HostBuffers, pages_of
 from ..shm._core import miss
 from ..shm.paths import default_socket
 from ..shm.protocol import Fetch, Reserve, Space
+from .blocks import Blocks
 from .keys import Keys, Namespace
-from .loading import copy_out, pages_behind
+from .loading import destination_of, pages_behind
 from .match import Handover, Match
 from .membership import Membership
+from .part import WHOLE, Part
 from .prefetch import ANSWER_S, Prefetch
 from .promise import Promise
 from .requests import patience
-from .store import WHOLE, Answered, Part, Reservation, StoreResult
+from .store import Answered, Reservation, StoreResult
 
 _COPY_THREADS = 4
 
@@ -98,7 +100,7 @@ class Client:
         self._member.requests.leave(prefetch)
         return prefetch
 
-    def load(self, match: Match, into: HostBuffers, first: int = 0, deadline: float | None = None) -> int:
+    def load(self, match: Match, into: HostBuffers | Blocks, first: int = 0, deadline: float | None = None) -> int:
         """Copies pages of a match, from page `first` on, to host memory; returns how many.
 
         Pages behind the pinned ones that are on disk are brought in, if there is room for them; they are pinned for
@@ -108,44 +110,49 @@ class Client:
         Args:
             match: held, of a client of this process that is not closed.
             into: one writable buffer in C order for all pages, or a sequence of buffers, one a page. Buffers are
-                numpy arrays, torch CPU tensors, bytearrays and the like.
+                numpy arrays, torch CPU tensors, bytearrays and the like. Or blocks of an engine's cache.
             first: the first page to copy, counted from the head of the match.
             deadline: seconds to wait for pages on disk, from when they are asked for; with 0 what has come in while
                 others were copied is copied, too.
 
-        Raises TypeError or ValueError for buffers that can not be written to.
+        Raises TypeError or ValueError for buffers and blocks that can not be written to.
         """
-        behind = pages_behind(match, into, first)
+        to = destination_of(into, first, self._threads)
+        behind = pages_behind(match, to)
         if behind is None:
-            return copy_out(match, into, first, 0, self._threads)
+            return to.copy(match, 0)
         seconds = self._patience(deadline)
         ends = time.monotonic() + seconds
         # The disk works while memory is copied. It is given a little less time than there is, so that what is not
         # heard of in time is the daemon's fault.
         prefetch = self._fetch(behind.rest, seconds - min(ANSWER_S, seconds / 8), seconds)
         try:
-            done = copy_out(match, into, first, 0, self._threads)
+            done = to.copy(match, 0)
             if done < len(match) - first:
                 return done
             prefetch.wait(ends - time.monotonic())
         finally:
             self._member.requests.leave(prefetch)
         with self.match(behind.all) as longer:
-            return done + copy_out(longer, into, first, done, self._threads)
+            return done + to.copy(longer, done)
 
-    def store(self, keys: Keys, pages: HostBuffers, part: Part = WHOLE, deadline: float | None = None) -> StoreResult:
+    def store(
+        self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, deadline: float | None = None
+    ) -> StoreResult:
         """Stores a page for each key, or this writer's part of each.
 
         Args:
             keys: the whole chain from the head of the prompt, so that its recency is right; what is present already
                 costs a look-up and is not read.
             pages: host memory for each key, in the same forms as for load(). With parts each is `part.count` times
-                smaller than its page.
-            part: which share of every page this writer fills.
+                smaller than its page. Of blocks the rank's own part is stored, but for those that are to be skipped.
+            part: which share of every page this writer fills; blocks say that themselves.
             deadline: seconds to wait for the daemon; with 0 or less everything is refused.
 
-        Raises TypeError or ValueError for what is no page for each key.
+        Raises TypeError or ValueError for what is no page for each key, and for blocks that are not whole pages.
         """
+        if isinstance(pages, Blocks):
+            return self._store_blocks(keys, pages, deadline)
         memory = pages_of(pages, len(keys), Access.READ)
         with self.reserve(keys, memory.sizes * part.count, part, deadline) as reservation:
             reservation.write_all(memory, self._threads)
@@ -181,6 +188,12 @@ class Client:
         promise = self._ask(keys, sizes, part, self._patience(deadline))
         self._member.requests.leave(promise)
         return promise
+
+    def _store_blocks(self, keys: Keys, pages: Blocks, deadline: float | None) -> StoreResult:
+        pages.whole(len(keys))
+        with self.reserve(keys, pages.page_bytes, pages.part, deadline) as reservation:
+            reservation.gather(pages, self._threads)
+            return reservation.publish()
 
     def close(self) -> None:
         """Lets go of everything; matches that are still held can not be loaded any more. May be called again.

@@ -1,30 +1,98 @@
-"""From pinned pages to host memory, and which of the pages behind them are worth asking the disk for."""
+"""From pinned pages to where an engine wants them, and which of the pages behind them are worth asking the disk for."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..kernels.host import Access, HostBuffers, HostPages, page_count, pages_of
+from ..shm._core import Session
+from .blocks import Blocks
 from .keys import Keys
 from .match import Match
 
 
-def copy_out(match: Match, into: HostBuffers, first: int, done: int, threads: int) -> int:
-    """Copies pages of a match, from page `first + done` on, to memory that begins with page `first`; returns how many.
+class Destination(ABC):
+    """Where pages of a match are copied to, from its page `first` on."""
 
-    Raises TypeError or ValueError for buffers that can not be written to.
-    """
-    session = match.session
-    sizes = match.page_sizes[first:]
-    count = _room(into, int(sizes[0])) if len(sizes) else 0
-    if session is None or not count:
-        return 0
-    memory = _as_far_as(pages_of(into, count, Access.WRITE), sizes)
-    if len(memory) <= done:
-        return 0
-    return session.copy_out(match, first + done, memory.addresses[done:], memory.sizes[done:], threads)
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    @abstractmethod
+    def room(self, page_bytes: int) -> int:
+        """How many pages of this size there is room for. Raises TypeError or ValueError for what can not be written."""
+
+    def copy(self, match: Match, done: int) -> int:
+        """Copies, but for the first `done` pages; returns how many."""
+        session = match.session
+        sizes = match.page_sizes[self.first :]
+        count = min(self.room(int(sizes[0])), len(sizes)) if len(sizes) else 0
+        return self._copy(session, match, done, count) if session is not None and count > done else 0
+
+    @abstractmethod
+    def _copy(self, session: Session, match: Match, done: int, count: int) -> int:
+        """Pages from first + done to first + count."""
+
+
+class BufferDestination(Destination):
+    """Host memory in C order."""
+
+    def __init__(self, into: HostBuffers, first: int, threads: int) -> None:
+        super().__init__(first)
+        self._into = into
+        self._threads = threads
+
+    def room(self, page_bytes: int) -> int:
+        """None where one buffer is meant for pages of another size."""
+        try:
+            return page_count(self._into, page_bytes)
+        except ValueError:
+            pages_of(self._into, 1, Access.WRITE)  # raises if it is the buffer itself that is wrong
+            return 0
+
+    def _copy(self, session: Session, match: Match, done: int, count: int) -> int:
+        sizes = match.page_sizes[self.first :]
+        memory = _as_far_as(pages_of(self._into, self.room(int(sizes[0])), Access.WRITE), sizes)
+        addresses = memory.addresses[done:]
+        return session.copy_out(match, self.first + done, addresses, memory.sizes[done:], self._threads)
+
+
+class BlockDestination(Destination):
+    """An engine's cache. Raises ValueError where the blocks can not be loaded to, before anything is copied."""
+
+    def __init__(self, into: Blocks, first: int, threads: int) -> None:
+        super().__init__(first)
+        self._transfer = into.loading
+        self._threads = threads
+
+    def room(self, page_bytes: int) -> int:
+        """Of whatever size: what is no page of this cache is a miss."""
+        return len(self._transfer.slots)
+
+    def _copy(self, session: Session, match: Match, done: int, count: int) -> int:
+        transfer = self._transfer
+        slots = transfer.slots.some(done, count)
+        return session.scatter(
+            match,
+            self.first + done,
+            transfer.page_bytes,
+            transfer.planes,
+            slots.pages,
+            slots.blocks,
+            slots.block_tokens,
+            slots.skip,
+            self._threads,
+        )
+
+
+def destination_of(into: HostBuffers | Blocks, first: int, threads: int) -> Destination:
+    """Of whatever a caller of load() gives."""
+    if isinstance(into, Blocks):
+        return BlockDestination(into, first, threads)
+    return BufferDestination(into, first, threads)
 
 
 class Behind(msgspec.Struct, frozen=True):
@@ -34,7 +102,7 @@ class Behind(msgspec.Struct, frozen=True):
     all: Keys
 
 
-def pages_behind(match: Match, into: HostBuffers, first: int) -> Behind | None:
+def pages_behind(match: Match, into: Destination) -> Behind | None:
     """The pages on disk behind the pinned ones, as far as there is room for them; None if there are none.
 
     Where no page is pinned whose size would tell how many pages one buffer holds, that is as many as there are.
@@ -43,18 +111,9 @@ def pages_behind(match: Match, into: HostBuffers, first: int) -> Behind | None:
     if keys is None or match.reach <= len(match) or not match.held or session is None or not session.usable:
         return None
     sizes = match.page_sizes
-    page_bytes = int(sizes[min(first, len(sizes) - 1)]) if len(sizes) else 1
-    ends = min(match.reach, first + _room(into, page_bytes))
-    return Behind(keys[len(match) : ends], keys[:ends]) if ends > max(first, len(match)) else None
-
-
-def _room(into: HostBuffers, page_bytes: int) -> int:
-    """How many pages the buffers hold; none where one buffer is meant for pages of another size."""
-    try:
-        return page_count(into, page_bytes)
-    except ValueError:
-        pages_of(into, 1, Access.WRITE)  # raises if it is the buffer itself that is wrong
-        return 0
+    page_bytes = int(sizes[min(into.first, len(sizes) - 1)]) if len(sizes) else 1
+    ends = min(match.reach, into.first + into.room(page_bytes))
+    return Behind(keys[len(match) : ends], keys[:ends]) if ends > max(into.first, len(match)) else None
 
 
 def _as_far_as(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:

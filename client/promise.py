@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..shm.protocol import Answer, Reserved
+from .part import Part
 from .requests import Attachment, Owed, Requests
-from .store import Answered, Part, Reservation
+from .store import Answered, Reservation
 
 
 class Promise(Owed[Answered]):

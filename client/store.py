@@ -11,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.host import Access, HostBuffer, HostPages, pages_of
-from ..shm._core import PARTS, Session
+from ..kernels.transfer import Transfer
+from ..shm._core import Session
+from .blocks import Blocks
+from .part import Part
 
 _GRANTED = 0
 _OUTCOMES_FROM_INDEX = bytes.maketrans(bytes(range(5)), bytes([0, 1, 2, 3, 3]))
@@ -24,23 +27,6 @@ class Outcome(IntEnum):
     PRESENT = 1
     PENDING = 2
     REFUSED = 3
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Which share of every page this writer fills: part `index` of `count` equal ones, up to 32.
-
-    A page is readable once all parts of it were stored.
-    """
-
-    index: int = 0
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.count <= PARTS or not 0 <= self.index < self.count:
-            raise ValueError(f"part {self.index} of {self.count}: 1 to {PARTS} parts, counted from 0")
-
-
-WHOLE = Part()
 
 
 class StoreResult(msgspec.Struct, frozen=True):
@@ -147,6 +133,20 @@ class Reservation:
             copied = self._copy(which, memory, int(offset), threads)
             self._give_up(which[copied:])
 
+    def gather(self, pages: Blocks, threads: int = 1) -> None:
+        """Copies a rank's part of all granted pages out of its cache, as far as the blocks say; may be called again.
+
+        Pages that are to be skipped are given up. Raises ValueError for blocks of another part or number of pages, and
+        as PagedCache.storing does.
+        """
+        if len(pages) != len(self) or pages.part != self._part:
+            raise ValueError(f"{pages.part} of {len(pages)} pages, but {self._part} of {len(self)} was reserved")
+        transfers = pages.storing
+        self._give_up(self._open[pages.slots.skips[self._open]])
+        for transfer in transfers:
+            which = self._open
+            self._give_up(which[self._gather(transfer, which, threads) :])
+
     def publish(self) -> StoreResult:
         """Finishes this writer's part of every granted page. A page that was doomed meanwhile is refused."""
         pages, self._open = self._open, self._open[:0]
@@ -171,6 +171,22 @@ class Reservation:
             return 0
         entries = self._entries[which]
         return self._session.copy_in(entries, memory.addresses, memory.sizes, offset, threads)
+
+    def _gather(self, transfer: Transfer, which: npt.NDArray[np.intp], threads: int) -> int:
+        """How many of these pages were copied, from the first on."""
+        if self._session is None or not len(which):
+            return 0
+        slots = transfer.slots
+        return self._session.gather(
+            self._entries[which],
+            transfer.page_bytes,
+            transfer.planes,
+            slots.pages[which],
+            slots.blocks,
+            slots.block_tokens,
+            b"",
+            threads,
+        )
 
     def _give_up(self, pages: npt.NDArray[np.intp]) -> None:
         if self._session is not None and len(pages):

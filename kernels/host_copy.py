@@ -5,6 +5,8 @@ Who is attached copies by way of the session, which takes the frames from the pa
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..shm import _core
 from .frames import Frames
 from .transfer import Transfer
@@ -16,15 +18,15 @@ def gather(transfer: Transfer, frames: Frames, threads: int = 1) -> None:
     Raises ValueError, before anything is copied, if the cache is not in host memory, the table of frames is not one
     row a page or its rows do not hold a page.
     """
-    _core.gather(*_arguments(transfer, frames), threads)
+    _core.gather(*_arguments(transfer, frames, threads))
 
 
 def scatter(transfer: Transfer, frames: Frames, threads: int = 1) -> None:
     """From the pages into the cache; otherwise as gather()."""
-    _core.scatter(*_arguments(transfer, frames), threads)
+    _core.scatter(*_arguments(transfer, frames, threads))
 
 
-def _arguments(transfer: Transfer, frames: Frames) -> tuple[object, ...]:
+def _arguments(transfer: Transfer, frames: Frames, threads: int) -> Any:
     require_host(transfer)
     slots, arena = transfer.slots, frames.arena
     if len(frames.table) != len(slots) or (len(slots) and frames.page_room < transfer.page_bytes):
@@ -33,7 +35,7 @@ def _arguments(transfer: Transfer, frames: Frames) -> tuple[object, ...]:
             f" but there are {len(slots)} pages of {transfer.page_bytes}"
         )
     where = (arena.address, arena.nbytes, arena.frame_bytes, frames.table)
-    return (*where, transfer.planes, slots.pages, slots.blocks, slots.block_tokens, slots.skip)
+    return (*where, transfer.planes, slots.pages, slots.blocks, slots.block_tokens, slots.skip, threads)
 
 
 def require_host(transfer: Transfer) -> None:

@@ -14,6 +14,7 @@ Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
 
 _NO_SKIP: Final = np.zeros(0, np.uint8)
 _MOST: Final = 2**31
+_FARTHEST: Final = 2**62
 
 
 class SlotMap(msgspec.Struct, frozen=True, eq=False):
@@ -34,11 +35,21 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         return len(self.pages)
 
     def without(self, skip: Sequence[bool] | npt.NDArray[np.bool_]) -> SlotMap:
-        """The same, without the pages for which `skip` is true. Raises ValueError if it is not one for each page."""
-        mask = np.asarray(skip, np.bool_).astype(np.uint8)
+        """The same, also without the pages for which `skip` is true. Raises ValueError if it is not one for each."""
+        mask = np.asarray(skip, np.bool_)
         if mask.shape != (len(self),):
             raise ValueError(f"a mask of shape {mask.shape} for {len(self)} pages")
-        return msgspec.structs.replace(self, skip=mask)
+        before = self.skip if len(self.skip) else np.zeros(len(self), np.uint8)
+        return msgspec.structs.replace(self, skip=before | mask)
+
+    def some(self, first: int, end: int) -> SlotMap:
+        """Pages from `first` to `end`."""
+        return msgspec.structs.replace(self, pages=self.pages[first:end], skip=self.skip[first:end])
+
+    @property
+    def skips(self) -> npt.NDArray[np.bool_]:
+        """True for each page that is left alone."""
+        return self.skip.astype(np.bool_) if len(self.skip) else np.zeros(len(self), np.bool_)
 
     def narrowed(self, tokens: range) -> SlotMap:
         """The same, of each page only what lies in `tokens`, which count from its token 0."""
@@ -88,6 +99,9 @@ def slot_map(
     tokens = range(position, ends) if tokens is None else tokens
     if min(count, page_tokens - 1, block_tokens - 1) < 0 or tokens.step != 1:
         raise ValueError("pages and blocks have at least one token, and a range of tokens has step 1")
+    if max(abs(position), abs(ends), page_tokens, len(table) * block_tokens) >= _FARTHEST:
+        raise ValueError(f"tokens {position} to {ends} of {len(table)} blocks of {block_tokens}: more than 62 bits")
+    tokens = tokens or range(position, position)
     if len(tokens) and not (max(0, position) <= tokens.start and tokens.stop <= min(ends, len(table) * block_tokens)):
         raise ValueError(
             f"tokens {tokens.start} to {tokens.stop}, but the {count} pages are tokens {position} to {ends}"
@@ -115,10 +129,10 @@ def _ids(blocks: Ids) -> npt.NDArray[np.int32]:
     if getattr(device, "type", "cpu") != "cpu":
         raise TypeError(f"block ids are wanted on the host, these are on {device}: they are checked before a copy")
     ids = np.asarray(blocks)
-    if not len(ids):
-        return np.zeros(0, np.int32)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise TypeError(f"block ids are integers in one row, not {ids.dtype} of shape {ids.shape}")
+    if not ids.size:
+        return np.zeros(0, np.int32)
     if int(ids.min()) < 0 or int(ids.max()) >= _MOST:
         raise ValueError(f"block ids from {ids.min()} to {ids.max()}: they are 0 or more, with at most 31 bits")
-    return np.ascontiguousarray(ids, np.int32)
+    return np.array(ids, np.int32)  # our own: what was checked stays as it was

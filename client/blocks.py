@@ -1,0 +1,59 @@
+"""Pages that lie in the blocks of an engine's cache: what load and store take instead of buffers."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from ..kernels.host_copy import require_host
+from ..kernels.slots import SlotMap
+from ..kernels.transfer import PagedCache, Transfer
+from .part import Part
+
+
+class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Pages in blocks of one rank's cache, in host memory.
+
+    slots: an item for each page. cache: as long as it lives, so does the engine's memory.
+    """
+
+    cache: PagedCache
+    slots: SlotMap
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def part(self) -> Part:
+        """What this rank stores of every page."""
+        return Part(self.cache.shard.part, self.cache.shard.parts)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, with the parts of all ranks."""
+        return self.cache.page.nbytes
+
+    def whole(self, count: int) -> tuple[Transfer, ...]:
+        """As storing; raises ValueError, too, unless these are `count` pages, all but those to skip with all tokens."""
+        if len(self) != count:
+            raise ValueError(f"blocks of {len(self)} pages for {count} keys")
+        partial = ((self.slots.pages[:, 1] > 0) | (self.slots.pages[:, 2] < self.slots.page_tokens)) & ~self.slots.skips
+        if partial.any():
+            raise ValueError(f"page {partial.argmax()} has only some of its tokens: it can not be stored alone")
+        return self.storing
+
+    @cached_property
+    def loading(self) -> Transfer:
+        """Raises ValueError for a cache that is not in host memory, and as PagedCache.loading does."""
+        transfer = self.cache.loading(self.slots)
+        require_host(transfer)
+        return transfer
+
+    @cached_property
+    def storing(self) -> tuple[Transfer, ...]:
+        """Raises ValueError for a cache that is not in host memory, and as PagedCache.storing does."""
+        transfers = self.cache.storing(self.slots)
+        for transfer in transfers:
+            require_host(transfer)
+        return transfers
