@@ -40,6 +40,11 @@ $(VENV)/.demo: $(VENV)/.made $(PINS)
 	@$(INSTALL) --editable '.[demo]'
 	@touch $@
 
+$(VENV)/.kernels: $(VENV)/.made $(PINS)
+	@echo "== installing torch and triton"
+	@$(INSTALL) --editable '.[gpu]'
+	@touch $@
+
 $(CORE): shm/_core.c $(wildcard shm/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
 	@$(BIN)/python setup.py --quiet build_ext --inplace --force
@@ -70,7 +75,7 @@ ifneq ($(STRESS),)
 	@$(MAKE) --no-print-directory -C $(dir $(STRESS)) test
 endif
 
-pytest: venv $(VENV)/.demo
+pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
 	@$(BIN)/pytest -n $(JOBS)
 

@@ -1,0 +1,191 @@
+"""The kernel pair against plain loops: every byte of the cache and of the arena is compared, also those outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from interpreted import interpreted_kernels
+from paged_cases import FRAME_BYTES, Case, Stored, case_of, cases
+from paged_reference import gathered, scattered
+from pagetier.kernels import copy_kernels
+from pagetier.kernels.frames import Arena, Frames
+from pagetier.kernels.launch import Tables, launch
+from pagetier.kernels.slots import SlotMap, slot_map
+
+
+class Device(msgspec.Struct, frozen=True):
+    """Where the kernels run: the pair, where the cache is, and a tensor of so many bytes for the arena."""
+
+    kernels: Any
+    name: str
+    arena: Callable[[int], Any]
+
+
+class Run:
+    """A case with memory for it: random bytes in the cache and in the arena."""
+
+    def __init__(self, case: Case, device: Device) -> None:
+        self.case, self.device = case, device
+        rng = np.random.default_rng(case.cache_bytes)
+        self.cache = _aligned(case.cache_bytes, device.name)
+        self.arena = device.arena(case.frames.arena.nbytes)
+        for memory in (self.cache, self.arena):
+            memory.copy_(torch.from_numpy(rng.integers(0, 256, len(memory), np.uint8)))
+        planes = case.transfer.planes.copy()
+        planes[:, 0] += self.cache.data_ptr()
+        self.transfer = msgspec.structs.replace(case.transfer, planes=planes, device=device.name)
+        arena = Arena(self.arena.data_ptr(), case.frames.arena.nbytes, FRAME_BYTES, self.arena)
+        self.tables = Tables(self.transfer, Frames(arena, case.frames.table))
+
+    def contents(self) -> tuple[Any, Any]:
+        """Copies of cache and arena, when the device is done."""
+        if self.device.name != "cpu":
+            torch.cuda.synchronize()
+        return self.cache.cpu().numpy().copy(), self.arena.numpy().copy()
+
+    def check(self) -> None:
+        """Gathers, then fills the arena anew and scatters."""
+        case, kernels = self.case, self.device.kernels
+        cache, arena = self.contents()
+        launch(kernels.gather, self.tables, case.planes, case.grid)
+        wanted = gathered(case.transfer, case.frames, cache, arena, case.planes)
+        self.expect(cache, wanted)
+        self.arena.add_(101)
+        arena = self.contents()[1]
+        launch(kernels.scatter, self.tables, case.planes, case.grid)
+        self.expect(scattered(case.transfer, case.frames, cache, arena, case.planes), arena)
+
+    def expect(self, cache: Any, arena: Any) -> None:
+        for is_there, wanted in zip(self.contents(), (cache, arena), strict=True):
+            np.testing.assert_array_equal(is_there, wanted)
+
+
+def _aligned(nbytes: int, device: str) -> Any:
+    """Beginning at a multiple of 16 bytes, as torch's own tensors do on a GPU."""
+    memory = torch.empty(nbytes + FRAME_BYTES, dtype=torch.uint8, device=device)
+    begin = -memory.data_ptr() % FRAME_BYTES
+    return memory[begin : begin + nbytes]
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)], scope="module")
+def device(request: pytest.FixtureRequest) -> Device:
+    if request.param == "interpreter":
+        return Device(interpreted_kernels(), "cpu", lambda nbytes: _aligned(nbytes, "cpu"))
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    return Device(copy_kernels, "cuda:0", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8).pin_memory())
+
+
+@given(case=cases())
+@settings(deadline=None, max_examples=100)
+def test_any_copy_moves_its_bytes_and_no_other(device: Device, case: Case) -> None:
+    Run(case, device).check()
+
+
+NHD, HND = ("layer", "kind", "block", "token", "head"), ("layer", "kind", "block", "head", "token")
+SHAPES = {
+    "NHD": [Stored(NHD, layers=2, kinds=2, heads=4, width=256)],
+    "HND": [Stored(HND, layers=2, kinds=2, heads=4, width=256)],
+    "blocks outermost": [Stored(("block", "layer", "kind", "token", "head"), layers=2, kinds=2, heads=4, width=256)],
+    "heads outermost": [Stored(("head", "block", "token", "kind", "layer"), layers=2, kinds=2, heads=4, width=160)],
+    "K and V side by side": [
+        Stored(("layer", "block", "token", "head", "kind"), layers=2, kinds=2, heads=2, width=256)
+    ],
+    "latents": [Stored(NHD, layers=3, kinds=1, heads=1, width=1152)],
+    "scales": [Stored(NHD, layers=2, kinds=2, heads=4, width=128), Stored(NHD, layers=2, kinds=2, heads=4, width=4)],
+    "odd": [Stored(HND, layers=1, kinds=2, heads=3, width=37, shift=5)],
+}
+OPAQUE = [Stored(NHD, layers=2, kinds=1, heads=1, width=70_000), Stored(NHD, layers=2, kinds=1, heads=1, width=4098)]
+
+
+@pytest.mark.parametrize("block_tokens", [1, 16, 24])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_known_shapes_as_they_are_launched(device: Device, shape: str, block_tokens: int) -> None:
+    """A request that ends inside its third page, of 24 tokens each; tiles as by default."""
+    rng = np.random.default_rng(3)
+    slots = slot_map(rng.permutation(90)[: -(-70 // block_tokens)], 3, 24, block_tokens, tokens=range(1, 70))
+    Run(case_of(SHAPES[shape], slots, rng), device).check()
+
+
+def test_opaque_states(device: Device) -> None:
+    rng = np.random.default_rng(4)
+    Run(case_of(OPAQUE, slot_map([5, 0, 3], 3, 1, 1), rng), device).check()
+
+
+def pages_of(slots: SlotMap, **changed: Any) -> Case:
+    return case_of(SHAPES["scales"], msgspec.structs.replace(slots, **changed), np.random.default_rng(5))
+
+
+FOUR = slot_map([3, 1, 2, 0], 4, 16, 16)
+NOTHING = {
+    "no pages": {"pages": np.zeros((0, 3), np.int64)},
+    "no tokens": {"pages": FOUR.pages * [1, 1, 0]},
+    "all skipped": {"skip": np.ones(4, np.uint8)},
+}
+
+
+@pytest.mark.parametrize("changed", NOTHING.values(), ids=NOTHING)
+def test_nothing_to_move(device: Device, changed: dict[str, Any]) -> None:
+    Run(pages_of(FOUR, **changed), device).check()
+
+
+def test_the_mask_may_be_written_on_the_device(device: Device) -> None:
+    """What a kernel of the caller's finds present is left alone, as if the host had said so."""
+    masked = pages_of(FOUR, skip=np.array([0, 1, 1, 0], np.uint8))
+    run = Run(masked, device)
+    run.tables.skip.fill_(0)
+    run.tables.skip[1:3] = 1
+    run.check()
+
+
+def test_layer_by_layer_is_all_of_it(device: Device) -> None:
+    """Planes of several units lie in another order on the device, but are named as in the caller's table."""
+    whole, by_layer = Run(pages_of(FOUR), device), Run(pages_of(FOUR), device)
+    launch(device.kernels.gather, whole.tables)
+    for plane in range(len(by_layer.transfer.planes)):
+        launch(device.kernels.gather, by_layer.tables, range(plane, plane + 1))
+    np.testing.assert_array_equal(by_layer.contents()[1], whole.contents()[1])
+
+
+def test_narrow_planes_do_not_slow_the_others(device: Device) -> None:
+    units = {name: [group.unit for group in Run(of(SHAPES[name]), device).tables.groups] for name in SHAPES}
+    assert units.pop("scales") == [16, 4]
+    assert units.pop("odd") == [1]
+    assert set(map(tuple, units.values())) == {(16,)}
+
+
+def test_strides_that_are_never_taken_do_not_count(device: Device) -> None:
+    """Torch gives any stride to an axis of one."""
+    case = case_of(SHAPES["latents"], slot_map([0, 1], 2, 1, 1), np.random.default_rng(6))
+    case.transfer.planes[:, 2:4] = 1
+    run = Run(case, device)
+    assert [group.unit for group in run.tables.groups] == [16]
+    run.check()
+
+
+@pytest.mark.parametrize("planes", [range(-1, 2), range(9), range(2, 1), range(0, 4, 2)], ids=str)
+def test_planes_that_are_not_there(device: Device, planes: range) -> None:
+    run = Run(of(SHAPES["scales"]), device)
+    with pytest.raises(ValueError, match=r"range\(.*\) of 8 planes"):
+        launch(device.kernels.gather, run.tables, planes)
+
+
+def test_frames_that_do_not_fit(device: Device) -> None:
+    case = Run(of(SHAPES["NHD"]), device).case
+    whole = case.frames
+    for table in (whole.table[:3], whole.table[:, :-1]):
+        with pytest.raises(ValueError, match="frames for"):
+            Tables(case.transfer, Frames(whole.arena, table))
+    with pytest.raises(ValueError, match="not aligned"):
+        Tables(case.transfer, Frames(Arena(8, whole.arena.nbytes, FRAME_BYTES), whole.table))
+
+
+def of(tensors: list[Stored]) -> Case:
+    return case_of(tensors, FOUR, np.random.default_rng(7))

@@ -1,0 +1,23 @@
+"""The kernel pair, interpreted on the CPU: a second copy of its module, so that the first can still be compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+import triton
+
+from pagetier.kernels import copy_kernels
+
+
+@cache
+def interpreted_kernels() -> Any:
+    """A module like copy_kernels. Triton decides when it decorates, so its switch is on while the module is read."""
+    spec = importlib.util.spec_from_file_location("interpreted_copy_kernels", copy_kernels.__file__)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        spec.loader.exec_module(module)
+    return module

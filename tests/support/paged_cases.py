@@ -1,0 +1,133 @@
+"""Copies by chance: caches in any order of their axes, pages, frames, and what is to be left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+
+from pagetier.kernels.frames import Arena, Frames
+from pagetier.kernels.launch import GRID, Grid
+from pagetier.kernels.slots import SlotMap
+from pagetier.kernels.transfer import Transfer
+
+FRAME_BYTES = 4096
+GUARD = 64  # bytes before and behind each tensor of a cache
+AXES = ("layer", "kind", "block", "token", "head")
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """One tensor of a cache. order: its axes, the outermost first; gap: bytes between rows; shift: where it begins."""
+
+    order: tuple[str, ...]
+    layers: int
+    kinds: int
+    heads: int
+    width: int
+    gap: int = 0
+    shift: int = 0
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """Which heads of a page are the cache's: so many of others before and behind."""
+
+    before: int = 0
+    behind: int = 0
+
+
+ALONE = Rank()
+
+
+class Case(msgspec.Struct, frozen=True, eq=False):
+    """A copy whose cache begins at address 0, and whose arena nobody knows yet. planes: which of them move."""
+
+    transfer: Transfer
+    frames: Frames
+    cache_bytes: int
+    planes: range
+    grid: Grid
+
+
+def planes_of(tensors: Sequence[Stored], slots: SlotMap, blocks: int, rank: Rank) -> tuple[Any, int, int]:
+    """The table of planes, tensor by tensor; the bytes of the cache; the bytes of a page."""
+    rows, begin, at = [], GUARD, 0
+    for tensor in tensors:
+        begin += tensor.shift
+        counts = {"layer": tensor.layers, "kind": tensor.kinds, "block": blocks}
+        counts |= {"token": slots.block_tokens, "head": tensor.heads}
+        strides, step = {}, tensor.width + tensor.gap
+        for axis in reversed(tensor.order):
+            strides[axis], step = step, step * counts[axis]
+        page_head = slots.page_tokens * tensor.width
+        for layer, kind in product(range(tensor.layers), range(tensor.kinds)):
+            base = begin + layer * strides["layer"] + kind * strides["kind"]
+            first = at + rank.before * page_head
+            in_cache = (base, strides["block"], strides["token"], strides["head"])
+            rows.append((*in_cache, first, page_head, tensor.heads, tensor.width))
+            at += -(-(rank.before + tensor.heads + rank.behind) * page_head // 16) * 16
+        begin += prod(counts.values()) * (tensor.width + tensor.gap) + GUARD
+    return np.array(rows, np.int64), begin, at
+
+
+def case_of(
+    tensors: Sequence[Stored], slots: SlotMap, rng: np.random.Generator, rank: Rank = ALONE, grid: Grid = GRID
+) -> Case:
+    """All planes; the pages' frames are anywhere in an arena with some more of them."""
+    planes, cache_bytes, page_bytes = planes_of(tensors, slots, int(slots.blocks.max(initial=0)) + 2, rank)
+    transfer = Transfer(planes, np.arange(len(planes)), slots, page_bytes, "cpu", ())
+    page_frames = -(-page_bytes // FRAME_BYTES)
+    count = len(slots) * page_frames + 3
+    table = rng.permutation(count)[: len(slots) * page_frames].reshape(len(slots), page_frames).astype(np.int32)
+    frames = Frames(Arena(FRAME_BYTES, count * FRAME_BYTES, FRAME_BYTES), table)
+    return Case(transfer, frames, cache_bytes, range(len(planes)), grid)
+
+
+@st.composite
+def stored_tensors(draw: Any, layers: int) -> Stored:
+    """As engines have them, and as none has: any order of the axes, any width."""
+    step = draw(st.sampled_from([16, 16, 16, 8, 4, 2, 1]))
+    return Stored(
+        order=tuple(draw(st.permutations(AXES))),
+        layers=layers,
+        kinds=draw(st.integers(1, 2)),
+        heads=draw(st.integers(1, 3)),
+        width=step * draw(st.sampled_from([1, 3, 8, 16, 72])),
+        gap=step * draw(st.sampled_from([0, 0, 1, 3])),
+        shift=step * draw(st.integers(0, 3)),
+    )
+
+
+@st.composite
+def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
+    """One request that begins anywhere in its first page and block; its blocks are anywhere in the cache."""
+    page_tokens, block_tokens = draw(st.integers(1, 9)), draw(st.sampled_from([1, 1, 2, 3, 4, 16]))
+    count, position = draw(st.integers(1, 4)), draw(st.integers(-page_tokens + 1, 2 * block_tokens))
+    pages = np.zeros((count, 3), np.int64)
+    for page in range(count):
+        begin = position + page * page_tokens
+        first = max(0, -begin)
+        whole = st.just((first, page_tokens))
+        pages[page] = begin, *draw(whole | st.tuples(*[st.integers(first, page_tokens)] * 2).map(sorted))
+    needed = -(-(position + count * page_tokens) // block_tokens)
+    blocks = rng.permutation(needed + 2)[:needed].astype(np.int32)
+    skip = draw(st.just([]) | st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    return SlotMap(page_tokens, block_tokens, blocks, pages, np.array(skip, np.uint8))
+
+
+@st.composite
+def cases(draw: Any) -> Case:
+    """All of it. The interpreter takes milliseconds an item, so tiles are as large as leaves few of them."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    layers = draw(st.integers(1, 2))
+    tensors = draw(st.lists(stored_tensors(layers), min_size=1, max_size=2))
+    case = case_of(tensors, draw(slot_maps(rng)), rng, Rank(draw(st.integers(0, 2)), draw(st.integers(0, 2))))
+    some = st.tuples(*[st.integers(0, len(case.planes))] * 2).map(lambda edges: range(*sorted(edges)))
+    units = case.transfer.slots.page_tokens * int(case.transfer.planes[:, 6:].prod(axis=1).max()) // 16
+    tiles = {1024, *(1 << max(4, (units // few).bit_length()) for few in (1, 3))}
+    grid = Grid(draw(st.sampled_from([1, 2, 3, 7, 500])), draw(st.sampled_from(sorted(tiles))))
+    return msgspec.structs.replace(case, planes=draw(st.just(case.planes) | some), grid=grid)
