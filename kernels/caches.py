@@ -25,26 +25,20 @@ def vllm(tensors: Sequence[Tensor], k_width: int | None = None) -> CacheLayout:
         tensors: one a layer.
         k_width: how many elements of the last axis are K; by default half of them. All: there is no V (a latent).
     """
-    layers = []
-    for view in _views(tensors, 4, "blocks, heads, tokens, K and V"):
-        width = view.shape[3]
-        if not 0 < (k := width // 2 if k_width is None else k_width) <= width or (k_width is None and width % 2):
-            raise LayoutError(f"K has {k_width} of {width} elements")
-        rows = view.order(0, 2, 1, 3)
-        layers.append(_split(rows, k) if k < width else [("latent", rows)])
-    return cache_of(layers)
+    views = _views(tensors, 4, "blocks, heads, tokens, K and V")
+    return cache_of([_split(view.order(0, 2, 1, 3), k_width) for view in views])
 
 
 def kv_first(tensors: Sequence[Tensor]) -> CacheLayout:
     """[2, blocks, tokens, heads, elements]: K and V outermost, as in vLLM's FlashAttention up to 0.29."""
     views = _views(tensors, 5, "2, blocks, tokens, heads, elements")
-    return cache_of([_both(view, 0) for view in views])
+    return cache_of([_both(view, 0, layer) for layer, view in enumerate(views)])
 
 
 def kv_second(tensors: Sequence[Tensor]) -> CacheLayout:
     """[blocks, 2, tokens, heads, elements]: K and V inside of each block, as in vLLM's FlashInfer up to 0.29."""
     views = _views(tensors, 5, "blocks, 2, tokens, heads, elements")
-    return cache_of([_both(view, 1) for view in views])
+    return cache_of([_both(view, 1, layer) for layer, view in enumerate(views)])
 
 
 def token_slots(tensor: Tensor) -> CacheLayout:
@@ -96,17 +90,25 @@ def states(layers: Sequence[Sequence[Tensor]]) -> CacheLayout:
     To ranks these are heads: give PageOrder.of_model as many as there are ranks, and each has its own.
     """
     return cache_of(
-        [[(f"state {at}", _opaque(view_of(tensor))) for at, tensor in enumerate(tensors)] for tensors in layers]
+        [
+            [
+                (f"state {at}", _opaque(view_of(tensor), f"layer {layer}, state {at}"))
+                for at, tensor in enumerate(tensors)
+            ]
+            for layer, tensors in enumerate(layers)
+        ]
     )
 
 
-def _opaque(view: View) -> View:
+def _opaque(view: View, name: str) -> View:
     """One row a block. Raises LayoutError if a block's bytes do not lie side by side."""
+    if not view.shape:
+        raise LayoutError(f"{name}: a tensor without axes, where [blocks, ...] is wanted")
     shape, strides = view.shape[1:], view.strides[1:]
     wanted = [*accumulate(reversed(shape[1:]), int.__mul__, initial=1)][::-1] if shape else []
     for axis, (count, stride, elements) in enumerate(zip(shape, strides, wanted, strict=True), 1):
         if count > 1 and stride != elements * view.itemsize:
-            raise LayoutError(f"a state's block has to be contiguous: axis {axis} has a stride of {stride} bytes")
+            raise LayoutError(f"{name}: a block has to be contiguous, but axis {axis} has a stride of {stride} bytes")
     size = (view.shape[0], 1, 1, prod(shape))
     return View(
         view.address, size, (view.strides[0], 0, 0, view.itemsize), view.itemsize, view.dtype, view.device, view.owner
@@ -121,11 +123,17 @@ def _views(tensors: Sequence[Tensor], axes: int, names: str) -> list[View]:
     return views
 
 
-def _both(view: View, axis: int) -> list[tuple[str, View]]:
+def _both(view: View, axis: int, layer: int) -> list[tuple[str, View]]:
     if view.shape[axis] != 2:
-        raise LayoutError(f"axis {axis} of shape {list(view.shape)} has to be K and V, 2")
+        raise LayoutError(f"layer {layer}: axis {axis} of shape {list(view.shape)} has to be K and V, 2")
     return [("k", view.at(axis, 0)), ("v", view.at(axis, 1))]
 
 
-def _split(rows: View, k_width: int) -> list[tuple[str, View]]:
-    return [("k", rows.part(3, 0, k_width)), ("v", rows.part(3, k_width, rows.shape[3] - k_width))]
+def _split(rows: View, k_width: int | None) -> list[tuple[str, View]]:
+    width = rows.shape[3]
+    if k_width is None and width % 2:
+        raise LayoutError(f"{width} elements can not be halved between K and V: say how many are K's")
+    k = width // 2 if k_width is None else k_width
+    if not 0 < k <= width:
+        raise LayoutError(f"K has {k} of {width} elements")
+    return [("k", rows.part(3, 0, k)), ("v", rows.part(3, k, width - k))] if k < width else [("latent", rows)]

@@ -10,13 +10,18 @@ import numpy.typing as npt
 class Arena(msgspec.Struct, frozen=True):
     """Memory cut into frames: `nbytes` from `address` on, as whoever copies sees it; owner keeps it alive.
 
-    The frames of pages are shared by all who attach; the caller has the pages pinned, or was granted them.
+    The frames of pages are shared by all who attach; the caller has the pages pinned, or was granted them. Raises
+    ValueError for frames of no bytes, or no memory.
     """
 
     address: int
     nbytes: int
     frame_bytes: int
     owner: object = None
+
+    def __post_init__(self) -> None:
+        if self.address < 1 or self.nbytes < 0 or self.frame_bytes < 1:
+            raise ValueError(f"no arena: {self.nbytes} bytes at {self.address:#x}, in frames of {self.frame_bytes}")
 
 
 class Frames(msgspec.Struct, frozen=True, eq=False):
@@ -40,4 +45,4 @@ def frames_of(arena: Arena, table: npt.ArrayLike) -> Frames:
     wrong = numbers[(numbers < 0) | (numbers >= count)]
     if len(wrong):
         raise ValueError(f"frame {wrong[0]}, but the arena has {count} frames of {arena.frame_bytes} bytes")
-    return Frames(arena, np.ascontiguousarray(numbers, np.int32))
+    return Frames(arena, np.array(numbers, np.int32, order="C"))  # our own: what was checked stays as it was

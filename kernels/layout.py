@@ -6,9 +6,12 @@ bytes, one for each block, token and head. Whatever an engine's order of axes is
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
+from typing import TypeAlias
 
 import msgspec
 
@@ -47,6 +50,16 @@ class Plane(msgspec.Struct, frozen=True):
                 raise LayoutError(f"{self}: {axis} stride of {stride} bytes, but what it steps over takes {reach}")
             reach += (count - 1) * stride
 
+    @property
+    def end(self) -> int:
+        """The address behind its last byte."""
+        return self.address + sum(stride * (count - 1) for stride, count, _ in self._axes()) + self.width
+
+    @property
+    def pattern(self) -> Pattern:
+        """Which bytes it has, counted from its address."""
+        return tuple((stride, count) for stride, count, _ in self._axes() if count > 1), self.width
+
     def _axes(self) -> Iterator[tuple[int, int, str]]:
         yield self.block_stride, self.blocks, "block"
         yield self.token_stride, self.tokens, "token"
@@ -54,6 +67,31 @@ class Plane(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"layer {self.layer}, {self.kind}"
+
+
+Pattern: TypeAlias = tuple[tuple[tuple[int, int], ...], int]
+"""Strides, how many places each of them leads to, and the bytes at each place."""
+
+
+@lru_cache(maxsize=1 << 16)  # the layers of one allocation ask the same again and again
+def _meet(gap: int, one: Pattern, other: Pattern) -> bool:
+    """Whether two planes have a byte in common, the other of which begins `gap` bytes further on."""
+    reach: dict[int, tuple[int, int]] = {}
+    for stride, count in one[0]:
+        reach[stride] = (1 - count, 0)
+    for stride, count in other[0]:
+        reach[stride] = (reach.get(stride, (0, 0))[0], count - 1)
+    return _hits(gap, sorted(reach.items(), reverse=True), -other[1], one[1])
+
+
+def _hits(gap: int, reach: list[tuple[int, tuple[int, int]]], low: int, high: int) -> bool:
+    """Whether some choice of steps brings gap between low and high. The longest come first: few of them come close."""
+    if not reach:
+        return low < gap < high
+    (stride, (least, most)), rest = reach[0], reach[1:]
+    back, forth = (sum(step * ends[at] for step, ends in rest) for at in (0, 1))
+    first, last = max(least, (low - forth - gap) // stride + 1), min(most, (high - back - gap - 1) // stride)
+    return any(_hits(gap + steps * stride, rest, low, high) for steps in range(first, last + 1))
 
 
 def plane_of(view: View, layer: int, kind: str) -> Plane:
@@ -78,7 +116,8 @@ def plane_of(view: View, layer: int, kind: str) -> Plane:
 class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
     """All planes of one rank's cache, ordered by layer; layers are counted from 0, each has at least one plane.
 
-    owners: keep the memory alive. device: where it is, by torch's name.
+    owners: keep the memory alive. device: where it is, by torch's name. Raises LayoutError where two planes of a layer
+    are of one kind, have other blocks than the rest, or overlap: a load of one would overwrite the other.
     """
 
     planes: tuple[Plane, ...]
@@ -88,6 +127,11 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
     def __post_init__(self) -> None:
         if [layer for layer, _ in groupby(self.planes, lambda plane: plane.layer)] != list(range(self.layers)):
             raise LayoutError("the planes of a cache are ordered by layer, from layer 0 on, without a gap")
+        self._check_alike()
+        self._check_kinds()
+        self._check_apart()
+
+    def _check_alike(self) -> None:
         first = self.planes[0]
         for plane in self.planes:
             if (plane.blocks, plane.tokens) != (first.blocks, first.tokens):
@@ -95,15 +139,19 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
                     f"{plane}: {plane.blocks} blocks of {plane.tokens} tokens, but {first} has"
                     f" {first.blocks} of {first.tokens}"
                 )
-        self._check_apart()
+
+    def _check_kinds(self) -> None:
+        for plane, count in Counter(map(str, self.planes)).items():
+            if count > 1:
+                raise LayoutError(f"{plane}: a layer has {count} planes of this kind")
 
     def _check_apart(self) -> None:
-        """Two planes in the same place would overwrite each other in a load."""
-        places: dict[int, Plane] = {}
-        for plane in self.planes:
-            other = places.setdefault(plane.address, plane)
-            if other is not plane:
-                raise LayoutError(f"{plane} and {other} begin at the same address")
+        planes = sorted(self.planes, key=lambda plane: plane.address)
+        addresses, patterns = [plane.address for plane in planes], [plane.pattern for plane in planes]
+        for at, plane in enumerate(planes):
+            for other in range(at + 1, bisect_left(addresses, plane.end)):
+                if _meet(addresses[other] - plane.address, patterns[at], patterns[other]):
+                    raise LayoutError(f"{plane} and {planes[other]} overlap in memory")
 
     @property
     def layers(self) -> int:
@@ -150,12 +198,11 @@ def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
 def joined(*caches: CacheLayout) -> CacheLayout:
     """Several tensors a layer in one page: the planes of the first cache, then those of the next, layer by layer.
 
-    Raises LayoutError where they have other layers, blocks or devices, or a kind is there twice in a layer.
+    Raises LayoutError where they have other layers, blocks or devices, a kind is there twice in a layer, or they
+    overlap.
     """
     if len({(cache.layers, cache.device) for cache in caches}) != 1:
-        raise LayoutError(f"can not be joined: {', '.join(map(repr, caches))}")
+        raise LayoutError(f"can not be joined: {', '.join(map(repr, caches)) or 'nothing'}")
     layers = zip(*(cache.by_layer for cache in caches), strict=True)
     planes = tuple(plane for layer in layers for planes in layer for plane in planes)
-    if len({(plane.layer, plane.kind) for plane in planes}) < len(planes):
-        raise LayoutError("a layer has two planes of one kind")
     return CacheLayout(planes, caches[0].device, tuple(owner for cache in caches for owner in cache.owners))

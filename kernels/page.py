@@ -60,10 +60,14 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
         Args:
             cache: of any rank; all of them get the same order out of theirs.
             tokens: of a page.
-            heads: of the whole model, of every plane or by kind.
+            heads: of the whole model, of every plane or by kind; a kind that is not named has all of its own here.
             layers: of all stages together. If they are more than the cache's, all layers are alike.
+
+        Raises:
+            LayoutError: heads of a kind that the cache does not have, layers of which the cache has not enough to tell.
         """
         own = cls.of(cache, tokens).layers
+        _check_kinds(heads, own)
         if layers != len(own) and len(set(own)) > 1:
             raise LayoutError("layers that differ: a page of the whole model can not be told from one stage's")
         planes = [own[at if layers == len(own) else 0] for at in range(layers)]
@@ -97,6 +101,12 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
 
     def __repr__(self) -> str:
         return f"<PageOrder {self.tokens} tokens, {len(self.layers)} layers, {self.nbytes / 2**20:.1f} MiB>"
+
+
+def _check_kinds(heads: int | Mapping[str, int], layers: tuple[tuple[Rows, ...], ...]) -> None:
+    named = set() if isinstance(heads, int) else set(heads)
+    if unknown := named - {rows.kind for layer in layers for rows in layer}:
+        raise LayoutError(f"heads of {', '.join(sorted(unknown))}, but no plane of the cache is of that kind")
 
 
 def _with_heads(rows: Rows, heads: int | Mapping[str, int]) -> Rows:

@@ -62,8 +62,7 @@ class PagedCache:
         """Raises LayoutError where the cache is not what the page and the shard say: its message names the plane."""
         self.cache, self.page, self.shard = cache, page, shard
         stage = range(shard.first_layer, shard.first_layer + cache.layers)
-        if stage.stop > len(page.layers):
-            raise LayoutError(f"layers {stage.start} to {stage.stop} of a page that has {len(page.layers)}")
+        _check_stage(stage, len(page.layers), shard)
         rows, heads, layers = [], [], []
         for planes, wanted, offsets in zip(
             cache.by_layer, page.layers[stage.start :], page.offsets[stage.start :], strict=False
@@ -124,6 +123,19 @@ class PagedCache:
 
     def __repr__(self) -> str:
         return f"<PagedCache {self.cache!r} as {self.page!r}, {self.shard}>"
+
+
+def _check_stage(layers: range, of_page: int, shard: Shard) -> None:
+    """Stages that do not add up would publish pages with layers that nobody wrote."""
+    if layers.stop > of_page:
+        raise LayoutError(f"layers {layers.start} to {layers.stop} of a page that has {of_page}")
+    stage, behind = shard.stage, shard.stages - 1 - shard.stage
+    for left, stages in ((layers.start, stage), (of_page - layers.stop, behind)):
+        if left < stages or (left and not stages):
+            raise LayoutError(
+                f"layers {layers.start} to {layers.stop} of {of_page} as stage {stage} of {shard.stages}: the other"
+                f" stages can not have the rest"
+            )
 
 
 def _share(plane: Plane, row: Rows, shard: Shard) -> Heads:

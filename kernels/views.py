@@ -22,6 +22,10 @@ class _Torch(Protocol):
     def dtype(self) -> Any: ...
     @property
     def device(self) -> Any: ...
+    @property
+    def is_quantized(self) -> bool: ...
+    def is_conj(self) -> bool: ...
+    def is_neg(self) -> bool: ...
     def data_ptr(self) -> int: ...
     def stride(self) -> Sequence[int]: ...
     def element_size(self) -> int: ...
@@ -53,6 +57,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
     def part(self, axis: int, first: int, count: int) -> View:
         """Some of an axis."""
+        axis %= len(self.shape)
         shape = (*self.shape[:axis], count, *self.shape[axis + 1 :])
         return self._with(self.address + first * self.strides[axis], shape, self.strides)
 
@@ -73,7 +78,8 @@ class View(msgspec.Struct, frozen=True, eq=False):
 def view_of(tensor: Tensor) -> View:
     """Where a tensor lies; nothing is copied.
 
-    Raises TypeError for what is no tensor or has no plain memory, and for arrays that can not be written to.
+    Raises TypeError for what is no tensor or has no plain memory, for arrays that can not be written to, and where what
+    lies in memory are not the values: quantised tensors, views that negate or conjugate, another machine's byte order.
     """
     if isinstance(tensor, np.ndarray):
         return _view_of_array(tensor)
@@ -85,6 +91,8 @@ def view_of(tensor: Tensor) -> View:
 def _view_of_array(array: npt.NDArray[Any]) -> View:
     if array.dtype.hasobject:
         raise TypeError(f"an array of {array.dtype} holds references to Python objects, not bytes")
+    if not array.dtype.isnative:
+        raise TypeError(f"an array of {array.dtype.name} in another byte order than this machine's")
     if not array.flags.writeable:
         raise TypeError("the array is read-only: no page could be loaded into it")
     address: int = array.__array_interface__["data"][0]
@@ -97,12 +105,16 @@ def _view_of_torch(tensor: _Torch) -> View:
         address, strides = tensor.data_ptr(), tuple(stride * size for stride in tensor.stride())
     except RuntimeError as error:  # sparse tensors and those without storage
         raise TypeError(f"the tensor has no plain memory: {error}") from error
+    if not address and all(tensor.shape):
+        raise TypeError(f"the tensor has no plain memory: on {tensor.device} it has no address")
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        raise TypeError("the tensor's memory does not hold its values: it is quantised, or negates or conjugates them")
     dtype = str(tensor.dtype).removeprefix("torch.")
     return View(address, tuple(tensor.shape), strides, size, dtype, str(tensor.device), tensor)
 
 
 def _is_torch(tensor: object) -> TypeGuard[_Torch]:
-    return hasattr(tensor, "data_ptr")
+    return hasattr(tensor, "data_ptr") and hasattr(tensor, "stride")
 
 
 def _without(items: tuple[int, ...], axis: int) -> tuple[int, ...]:
