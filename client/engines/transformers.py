@@ -14,7 +14,6 @@ equal bit by bit, provided that both compute alike: the same torch, threads, kin
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,12 +22,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from ...kernels import caches
+from ...kernels.page import PageOrder, Rows
+from ...kernels.slots import slot_map
+from ...kernels.transfer import PagedCache
+from ..blocks import Blocks
 from ..client import Client
 from ..keys import Namespace
 from ..store import StoreResult
-
-LAYOUT = "layer,kv,head,token,dim 1"
-"""The order of a page's bytes, and its version."""
 
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
@@ -43,20 +44,6 @@ class CachedPrompt(msgspec.Struct, frozen=True, eq=False):
     cache: DynamicCache
     pages_from_memory: int = 0
     pages_from_disk: int = 0
-
-
-class PageShape(msgspec.Struct, frozen=True):
-    """A page as a tensor."""
-
-    layers: int
-    heads: int
-    tokens: int
-    dim: int
-
-    @property
-    def axes(self) -> tuple[int, int, int, int, int]:
-        """In the order of LAYOUT; kv are 2, keys and values."""
-        return self.layers, 2, self.heads, self.tokens, self.dim
 
 
 class PromptCache:
@@ -75,12 +62,12 @@ class PromptCache:
         self.namespace = namespace
         self._client = client
         self._model = model
-        self._shape = _page_shape(model, namespace.page_tokens)
+        self._order = _page_order(model, namespace.page_tokens)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page."""
-        return math.prod(self._shape.axes) * int(self._model.dtype.itemsize)
+        return self._order.nbytes
 
     def load(self, prompt: torch.Tensor, deadline: float | None = None) -> CachedPrompt:
         """What is cached of a prompt, in a cache of its own. The last token is always left to the engine.
@@ -88,11 +75,11 @@ class PromptCache:
         deadline: seconds to wait for pages on disk; by default the client's.
         """
         with self._client.match(self.namespace.keys(prompt[:-1])) as match:
-            pages = torch.empty((match.reach, *self._shape.axes), dtype=self._model.dtype)
-            loaded = self._client.load(match, pages, deadline=deadline)
+            states = self._empty_states(match.reach * self._order.tokens)
+            loaded = self._client.load(match, self._blocks(states, match.reach), deadline=deadline) if states else 0
             in_memory = min(loaded, len(match))
-        cache = self._cache_of(pages[:loaded])
-        return CachedPrompt(loaded * self._shape.tokens, cache, in_memory, loaded - in_memory)
+        tokens = loaded * self._order.tokens
+        return CachedPrompt(tokens, self._cache_of(states, tokens), in_memory, loaded - in_memory)
 
     def prefill(self, prompt: torch.Tensor, cache: DynamicCache, logits_to_keep: int = 1) -> Iterator[torch.Tensor]:
         """Computes the part of a prompt that the cache lacks, and adds it to the cache.
@@ -101,48 +88,58 @@ class PromptCache:
 
         Yields the logits of each chunk, (tokens, vocabulary): of its last `logits_to_keep` tokens, 0: of all.
         """
-        for start in range(cache.get_seq_length(), len(prompt), self._shape.tokens):
-            yield self._forward(prompt[start : start + self._shape.tokens], cache, logits_to_keep)
+        for start in range(cache.get_seq_length(), len(prompt), self._order.tokens):
+            yield self._forward(prompt[start : start + self._order.tokens], cache, logits_to_keep)
 
     def store(self, prompt: torch.Tensor, cache: DynamicCache) -> StoreResult:
-        """Stores the full pages of a prompt. What is present already is not even gathered.
+        """Stores the full pages of a prompt. What is present already is not even read.
 
         The caller guarantees that prefill() filled the cache with this prompt; it may hold more behind it.
         Raises ValueError for a cache that holds less, several sequences, or another model's state.
         """
         keys = self.namespace.keys(prompt)
-        self._check(cache, len(keys) * self._shape.tokens)
-        with self._client.reserve(keys, self.page_bytes) as reservation:
-            for page in reservation.granted.tolist():
-                reservation.write(page, self._page_of(cache, page))
-            return reservation.publish()
+        if not keys:
+            return StoreResult(b"")
+        states = _states(cache)
+        self._check(states, len(keys) * self._order.tokens)
+        return self._client.store(keys, self._blocks(states, len(keys)))
 
     def _forward(self, chunk: torch.Tensor, cache: DynamicCache, logits_to_keep: int) -> torch.Tensor:
         with torch.no_grad():
             inputs = {"input_ids": chunk[None], "past_key_values": cache}
             return self._model(**inputs, use_cache=True, logits_to_keep=logits_to_keep).logits[0]
 
-    def _cache_of(self, pages: torch.Tensor) -> DynamicCache:
-        """A cache filled from pages, (page, *axes of LAYOUT)."""
+    def _empty_states(self, tokens: int) -> list[torch.Tensor]:
+        """As _states; none for no tokens."""
+        shape = self._state_shape(tokens)
+        return [torch.empty(shape, dtype=self._model.dtype) for layer in self._order.layers for _ in layer if tokens]
+
+    def _state_shape(self, tokens: int) -> tuple[int, int, int, int]:
+        rows = self._order.layers[0][0]
+        return 1, rows.heads, tokens, rows.width // self._model.dtype.itemsize
+
+    def _blocks(self, states: list[torch.Tensor], pages: int) -> Blocks:
+        """The cache of a prompt is one block of as many tokens as it has."""
+        rows = [state.transpose(1, 2) for state in states]
+        layout = caches.separate_blocks(rows[::2], rows[1::2])
+        slots = slot_map([0], pages, self._order.tokens, layout.block_tokens)
+        return Blocks(PagedCache(layout, self._order), slots)
+
+    def _cache_of(self, states: list[torch.Tensor], tokens: int) -> DynamicCache:
         cache = DynamicCache(config=self._model.config)
-        for layer, of_layer in enumerate(pages.unbind(1) if len(pages) else ()):
-            keys, values = of_layer.permute(1, 2, 0, 3, 4).flatten(2, 3)  # (kv, head, page and token, dim)
-            cache.update(keys[None], values[None], layer)
+        if tokens:
+            for layer, (keys, values) in enumerate(zip(states[::2], states[1::2], strict=True)):
+                cache.update(keys[:, :, :tokens], values[:, :, :tokens], layer)
         return cache
 
-    def _page_of(self, cache: DynamicCache, page: int) -> torch.Tensor:
-        tokens = slice(page * self._shape.tokens, (page + 1) * self._shape.tokens)
-        return torch.stack([state[0, :, tokens] for state in _states(cache)]).reshape(self._shape.axes)
-
-    def _check(self, cache: DynamicCache, tokens: int) -> None:
-        states = _states(cache) if cache.get_seq_length() else []
-        if tokens and len(states) != 2 * self._shape.layers:
-            raise ValueError(f"the cache holds {len(states) // 2} layers, not {self._shape.layers}")
-        least = (1, self._shape.heads, tokens, self._shape.dim)
+    def _check(self, states: list[torch.Tensor], tokens: int) -> None:
+        if len(states) != 2 * len(self._order.layers):
+            raise ValueError(f"the cache holds {len(states) // 2} layers, not {len(self._order.layers)}")
+        least, dtype = self._state_shape(tokens), self._model.dtype
         for state in states:
             batch, heads, length, dim = state.shape
-            if (batch, heads, min(length, tokens), dim) != least or state.dtype != self._model.dtype:
-                raise ValueError(f"the cache holds {state.dtype} {tuple(state.shape)}, not {self._model.dtype} {least}")
+            if (batch, heads, min(length, tokens), dim) != least or state.dtype != dtype:
+                raise ValueError(f"the cache holds {state.dtype} {tuple(state.shape)}, not {dtype} {least}")
 
 
 def namespace_of(model: PreTrainedModel, page_tokens: int, name: str = "") -> Namespace:
@@ -166,22 +163,25 @@ def namespace_of(model: PreTrainedModel, page_tokens: int, name: str = "") -> Na
         revision=getattr(config, "_commit_hash", None) or "",
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=page_tokens,
-        layout=LAYOUT,
+        layout=_page_order(model, page_tokens).layout,
         rope=_spelt(rope),
         quantisation=_spelt(getattr(model.config, "quantization_config", None)),
     )
 
 
-def _page_shape(model: PreTrainedModel, page_tokens: int) -> PageShape:
+def _page_order(model: PreTrainedModel, page_tokens: int) -> PageOrder:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return PageShape(config.num_hidden_layers, heads, page_tokens, dim)
+    dtype = str(model.dtype).removeprefix("torch.")
+    layer = tuple(Rows(kind, dtype, heads, dim * model.dtype.itemsize) for kind in ("k", "v"))
+    return PageOrder(page_tokens, (layer,) * config.num_hidden_layers)
 
 
 def _states(cache: DynamicCache) -> list[torch.Tensor]:
-    """Keys and values, layer by layer, (batch, head, token, dim) each."""
-    return [state for layer in cache.layers for state in (layer.keys, layer.values)]
+    """Keys and values, layer by layer, (batch, head, token, dim) each; none of a cache that holds nothing."""
+    layers = cache.layers if cache.get_seq_length() else []
+    return [state for layer in layers for state in (layer.keys, layer.values)]
 
 
 def _check_attention(config: Any, rope: object) -> None:
