@@ -1,0 +1,209 @@
+"""The host path against plain torch indexing: all memory is compared, of the cache and of the pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from engine_caches import ENGINES, SLOTS, STATES, EngineCache, Shape, hybrid  # noqa: E402
+from pagetier.kernels.frames import Arena, frames_of  # noqa: E402
+from pagetier.kernels.host_copy import gather, scatter  # noqa: E402
+from pagetier.kernels.layout import CacheLayout  # noqa: E402
+from pagetier.kernels.page import PageOrder  # noqa: E402
+from pagetier.kernels.slots import slot_map  # noqa: E402
+from pagetier.kernels.transfer import PagedCache  # noqa: E402
+from torch_paging import Job, Pages, Request, jobs, load_plainly, stored  # noqa: E402
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8]
+any_engine = pytest.mark.parametrize("engine", ENGINES)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def shapes(draw: Any, job: Job) -> Shape:
+    """A cache for the job; widths and numbers of heads are rarely powers of two."""
+    return Shape(
+        layers=draw(st.integers(1, 3)),
+        blocks=job.blocks + 2,
+        tokens=job.block_tokens,
+        heads=draw(st.integers(1, 4)),
+        width=draw(st.sampled_from([1, 3, 5, 8, 12, 24])),
+        dtype=draw(st.sampled_from(DTYPES)),
+        shift=draw(st.sampled_from([0, 0, 0, 1])),
+    )
+
+
+def case(data: st.DataObject, engine: str) -> tuple[Job, EngineCache, PageOrder, Pages]:
+    seed = data.draw(seeds, "seed")
+    torch.manual_seed(seed)
+    job = data.draw(jobs(1 if engine in STATES else None, 1 if engine in SLOTS | STATES else None))
+    cache = ENGINES[engine](data.draw(shapes(job)))
+    order = PageOrder.of(cache.layout, job.page_tokens)
+    return job, cache, order, Pages(job.pages, order.nbytes, data.draw(st.sampled_from([4096, 4096, 96])), seed)
+
+
+def check_store(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> None:
+    before, expected = cache.copies(), stored(job, cache, order, pages)
+    (transfer,) = PagedCache(cache.layout, order).storing(job.slots())
+    gather(transfer, pages.frames)
+    assert torch.equal(pages.memory, expected)
+    assert all(map(torch.equal, cache.memory, before))
+
+
+def check_load(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> None:
+    before, arena = cache.copies(), pages.memory.clone()
+    scatter(PagedCache(cache.layout, order).loading(job.slots()), pages.frames)
+    found = cache.copies()
+    cache.restore(before)
+    load_plainly(job, cache, order, pages)
+    assert all(map(torch.equal, found, cache.memory))
+    assert torch.equal(pages.memory, arena)
+
+
+@any_engine
+@settings(deadline=None, max_examples=15)
+@given(st.data())
+def test_a_store(engine: str, data: st.DataObject) -> None:
+    check_store(*case(data, engine))
+
+
+@any_engine
+@settings(deadline=None, max_examples=15)
+@given(st.data())
+def test_a_load(engine: str, data: st.DataObject) -> None:
+    check_load(*case(data, engine))
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.data())
+def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
+    job, cache, order, pages = case(data, "kv_second")
+    twice = tuple(msgspec.structs.replace(one, table=tuple(b // 2 for b in one.table)) for one in job.requests)
+    check_store(msgspec.structs.replace(job, requests=twice), cache, order, pages)
+
+
+@settings(deadline=None, max_examples=15)
+@given(jobs(), seeds, st.sampled_from(DTYPES))
+def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -> None:
+    """Blocks of the one group go through pages and back while the other's lie between them."""
+    torch.manual_seed(seed)
+    shape = Shape(2, job.blocks + 3, job.block_tokens, 3, 5, dtype)
+    attention, states = hybrid(shape.blocks, shape, dtype)
+    used = {block for request in job.requests for block in request.table}
+    free = tuple(block for block in range(shape.blocks) if block not in used)
+    theirs = Job(1, 1, (Request(free[::-1], len(free), 0, range(len(free)), None),))
+    for which, cache in ((job, attention), (theirs, states)):
+        order = PageOrder.of(cache.layout, which.page_tokens)
+        pages = Pages(which.pages, order.nbytes, 4096, seed)
+        check_store(which, cache, order, pages)
+        check_load(which, cache, order, Pages(which.pages, order.nbytes, 4096, seed + 1))
+
+
+@pytest.mark.parametrize("engine", ["vllm BLHNC", "token_slots", "latents"])
+def test_many_bytes_on_several_threads(engine: str) -> None:
+    """Enough of them that threads are had, and pages of many frames."""
+    torch.manual_seed(7)
+    tokens, page_tokens = (1, 24) if engine in SLOTS else (8, 24)
+    shape = Shape(4, 400 // tokens, tokens, 6, 40, torch.bfloat16)
+    table = tuple(torch.randperm(shape.blocks)[: 384 // tokens].tolist())
+    job = Job(page_tokens, tokens, (Request(table, 16, 0, range(1, 383), None),))
+    cache = ENGINES[engine](shape)
+    order = PageOrder.of(cache.layout, page_tokens)
+    pages = Pages(16, order.nbytes, 4096, 7)
+    before, expected = cache.copies(), stored(job, cache, order, pages)
+    paged = PagedCache(cache.layout, order)
+    gather(*paged.storing(job.slots()), pages.frames, threads=3)
+    assert torch.equal(pages.memory, expected)
+    for memory in cache.memory:
+        memory.zero_()
+    zeroes = cache.copies()
+    scatter(paged.loading(job.slots()), pages.frames, threads=3)
+    found = cache.copies()
+    cache.restore(zeroes)
+    load_plainly(job, cache, order, pages)
+    assert all(map(torch.equal, found, cache.memory))
+    assert not all(map(torch.equal, before, zeroes))
+
+
+def test_nothing_to_copy() -> None:
+    cache = ENGINES["kv_first"](Shape(1, 4, 2, 1, 3, torch.float16))
+    order = PageOrder.of(cache.layout, 3)
+    pages = Pages(0, order.nbytes, 4096, 0)
+    paged, nothing = PagedCache(cache.layout, order), slot_map([], 0, 3, 2)
+    arena, before = pages.memory.clone(), cache.copies()
+    gather(*paged.storing(nothing), pages.frames)
+    scatter(paged.loading(nothing), pages.frames)
+    assert torch.equal(pages.memory, arena)
+    assert all(map(torch.equal, cache.memory, before))
+
+
+# ---- refused, and nothing has moved
+
+
+def refused(why: str, transfer: Any, frames: Any, untouched: list[Any]) -> None:
+    before = [memory.clone() for memory in untouched]
+    for copy in (gather, scatter):
+        with pytest.raises(ValueError, match=why):
+            copy(transfer, frames)
+    assert all(map(torch.equal, untouched, before))
+
+
+def small() -> tuple[EngineCache, PagedCache, Pages]:
+    cache = ENGINES["kv_first"](Shape(1, 4, 2, 2, 256, torch.float32))
+    order = PageOrder.of(cache.layout, 2)
+    return cache, PagedCache(cache.layout, order), Pages(2, order.nbytes, 4096, 0)
+
+
+def test_frames_of_another_number_of_pages() -> None:
+    cache, paged, pages = small()
+    transfer = paged.loading(slot_map([0, 1], 1, 2, 2))
+    refused("frames for 2 pages of at most 8192 bytes, but there are 1", transfer, pages.frames, cache.memory)
+
+
+def test_frames_that_do_not_hold_a_page() -> None:
+    cache, paged, pages = small()
+    transfer = paged.loading(slot_map([0, 1], 2, 2, 2))
+    half = frames_of(pages.arena, pages.table[:, :1])
+    refused("pages of at most 4096 bytes, but there are 2 pages of 8192", transfer, half, [*cache.memory, pages.memory])
+
+
+@pytest.mark.parametrize("frame", [-1, 7, 2**31, 2**32 + 1])
+def test_a_frame_outside_the_arena(frame: int) -> None:
+    _, _, pages = small()
+    table = pages.table.astype(np.int64)
+    table[1, 0] = frame
+    with pytest.raises(ValueError, match=f"frame {frame}, but the arena has 7 frames of 4096 bytes"):
+        frames_of(pages.arena, table)
+
+
+@pytest.mark.parametrize("table", [[], [1, 2], [[1.0]], [[True]], [["1"]], np.zeros((1, 1, 1), np.int32)], ids=repr)
+def test_what_is_no_table_of_frames(table: Any) -> None:
+    with pytest.raises(ValueError, match=r"a table of frames is integers \[pages, frames\]"):
+        frames_of(Arena(4096, 8192, 4096), table)
+
+
+def test_a_table_of_frames_is_what_was_checked() -> None:
+    table = np.array([[0, 1]], np.int32)
+    frames = frames_of(Arena(4096, 8192, 4096), table)
+    table[:] = 99
+    assert frames.table.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(("address", "nbytes", "frame"), [(0, 4096, 4096), (64, -1, 4096), (64, 4096, 0)])
+def test_no_arena(address: int, nbytes: int, frame: int) -> None:
+    with pytest.raises(ValueError, match=f"no arena: {nbytes} bytes at .*, in frames of {frame}"):
+        Arena(address, nbytes, frame)
+
+
+def test_a_cache_elsewhere() -> None:
+    cache, paged, pages = small()
+    layout = CacheLayout(paged.cache.planes, "cuda:0", paged.cache.owners)
+    transfer = PagedCache(layout, paged.page).loading(slot_map([0, 1], 2, 2, 2))
+    refused("the cache is on cuda:0: the host path copies host memory alone", transfer, pages.frames, cache.memory)

@@ -1,0 +1,152 @@
+"""What a copy between an engine's cache and pages does, in plain torch indexing, and copies by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from engine_caches import EngineCache
+from pagetier.kernels.frames import Arena, Frames, frames_of
+from pagetier.kernels.page import PageOrder
+from pagetier.kernels.slots import SlotMap, joined_slots, slot_map
+
+GUARD = 4096
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Some pages: where the first begins in the table of blocks, which of its tokens are copied, who is skipped."""
+
+    table: tuple[int, ...]
+    count: int
+    position: int
+    tokens: range
+    skip: tuple[bool, ...] | None
+
+    def places(self, page: int, page_tokens: int, block_tokens: int) -> tuple[Any, Any, Any]:
+        """Which tokens of the page are copied; of each its block and where it is in the block."""
+        tokens = torch.arange(page_tokens)
+        at = self.position + page * page_tokens + tokens
+        wanted = (at >= self.tokens.start) & (at < self.tokens.stop) & (not (self.skip and self.skip[page]))
+        at = at[wanted]
+        return tokens[wanted], torch.tensor(self.table, dtype=torch.int64)[at // block_tokens], at % block_tokens
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Requests in one copy."""
+
+    page_tokens: int
+    block_tokens: int
+    requests: tuple[Request, ...]
+
+    @property
+    def pages(self) -> int:
+        """Of all requests."""
+        return sum(request.count for request in self.requests)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks a cache needs at least."""
+        return max((max(request.table) for request in self.requests if request.table), default=0) + 1
+
+    def slots(self) -> SlotMap:
+        """As it is said to the copies."""
+        maps = []
+        for one in self.requests:
+            its = slot_map(one.table, one.count, self.page_tokens, self.block_tokens, one.position, one.tokens)
+            maps.append(its if one.skip is None else its.without(one.skip))
+        return joined_slots(*maps)
+
+    def places(self, pages: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Of each of these pages of which something is copied: see Request.places."""
+        at = iter(pages)
+        for request in self.requests:
+            for page in range(request.count):
+                places, its = request.places(page, self.page_tokens, self.block_tokens), next(at)
+                if len(places[0]):
+                    yield its, *places
+
+
+@st.composite
+def _requests(draw: Any, page_tokens: int, block_tokens: int) -> Request:
+    """Its table is numbered from 0 on."""
+    count, position = draw(st.integers(0, 3)), draw(st.integers(1 - page_tokens, 2 * block_tokens))
+    end = position + count * page_tokens
+    first = max(0, min(position, end))
+    tokens = range(*sorted(draw(st.tuples(*[st.integers(first, max(first, end))] * 2))))
+    if draw(st.booleans()):
+        tokens = range(first, max(first, end))
+    skip = draw(st.none() | st.lists(st.booleans(), min_size=count, max_size=count).map(tuple))
+    return Request(tuple(range(-(-max(0, end) // block_tokens))), count, position, tokens, skip)
+
+
+@st.composite
+def jobs(draw: Any, page_tokens: int | None = None, block_tokens: int | None = None) -> Job:
+    """No two tokens are in one place; blocks are anywhere."""
+    page_tokens = draw(st.integers(1, 9)) if page_tokens is None else page_tokens
+    block_tokens = draw(st.integers(1, 7)) if block_tokens is None else block_tokens
+    requests = draw(st.lists(_requests(page_tokens, block_tokens), min_size=1, max_size=3))
+    needed = sum(len(request.table) for request in requests)
+    blocks = iter(draw(st.permutations(range(needed + 2))))
+    placed = (msgspec.structs.replace(one, table=tuple(next(blocks) for _ in one.table)) for one in requests)
+    return Job(page_tokens, block_tokens, tuple(placed))
+
+
+class Pages:
+    """Memory for the pages of a copy, their frames anywhere in it, between guard zones."""
+
+    def __init__(self, count: int, page_bytes: int, frame_bytes: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        each = -(-page_bytes // frame_bytes)
+        frames = count * each + 3
+        self.memory = torch.from_numpy(rng.integers(0, 256, GUARD + frames * frame_bytes + GUARD, np.uint8))
+        self.arena = Arena(self.memory.data_ptr() + GUARD, frames * frame_bytes, frame_bytes, self.memory)
+        self.table = rng.permutation(frames)[: count * each].reshape(count, each)
+
+    @property
+    def frames(self) -> Frames:
+        """As it is said to the copies."""
+        return frames_of(self.arena, self.table)
+
+    def of(self, memory: Any) -> Any:
+        """The bytes of each page, one behind the other, if this is what is in memory."""
+        return self._in_frames(memory)[torch.from_numpy(self.table)].flatten(1)
+
+    def put(self, memory: Any, pages: Any) -> None:
+        """Puts pages into frames."""
+        self._in_frames(memory)[torch.from_numpy(self.table)] = pages.view(*self.table.shape, self.arena.frame_bytes)
+
+    def _in_frames(self, memory: Any) -> Any:
+        return memory[GUARD:-GUARD].view(-1, self.arena.frame_bytes)
+
+
+def stored(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> Any:
+    """All memory of the pages as it should be after a store."""
+    memory = pages.memory.clone()
+    after = pages.of(memory)
+    for page, tokens, blocks, slots in job.places(after):
+        for plane, rows in _planes(page, cache.planes, order):
+            found = plane[blocks, slots].permute(1, 0, 2).contiguous().view(torch.uint8)
+            rows[:, tokens] = found.view(*rows.shape[:1], len(tokens), rows.shape[2])
+    pages.put(memory, after)
+    return memory
+
+
+def load_plainly(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> None:
+    """What a load should do to the cache."""
+    for page, tokens, blocks, slots in job.places(pages.of(pages.memory)):
+        for plane, rows in _planes(page, cache.planes, order):
+            values = rows[:, tokens].permute(1, 0, 2).contiguous().view(plane.dtype)
+            plane[blocks, slots] = values.view(len(tokens), *plane.shape[2:])
+
+
+def _planes(page: Any, planes: Sequence[Sequence[Any]], order: PageOrder) -> Iterator[tuple[Any, Any]]:
+    """Each plane of a cache, and its bytes in a page as [heads, tokens, width]."""
+    for layer, offsets in zip(planes, order.offsets, strict=True):
+        for plane, offset in zip(layer, offsets, strict=True):
+            heads, width = plane.shape[2], plane.shape[3] * plane.dtype.itemsize
+            yield plane, page[offset : offset + heads * order.tokens * width].view(heads, order.tokens, width)
