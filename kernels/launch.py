@@ -31,7 +31,7 @@ class Grid(msgspec.Struct, frozen=True):
 
     programs: int = 16
     tile: int = 1024
-    warps: int = 4
+    warps: int = 8
 
 
 GRID: Final = Grid()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import msgspec
@@ -106,7 +106,7 @@ def stored_tensors(draw: Any, layers: int) -> Stored:
 def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
     """One request that begins anywhere in its first page and block; its blocks are anywhere in the cache."""
     page_tokens, block_tokens = draw(st.integers(1, 9)), draw(st.sampled_from([1, 1, 2, 3, 4, 16]))
-    count, position = draw(st.integers(1, 4)), draw(st.integers(-page_tokens + 1, 2 * block_tokens))
+    count, position = draw(st.integers(1, 3)), draw(st.integers(-page_tokens + 1, 2 * block_tokens))
     pages = np.zeros((count, 3), np.int64)
     for page in range(count):
         begin = position + page * page_tokens
@@ -127,7 +127,8 @@ def cases(draw: Any) -> Case:
     tensors = draw(st.lists(stored_tensors(layers), min_size=1, max_size=2))
     case = case_of(tensors, draw(slot_maps(rng)), rng, Rank(draw(st.integers(0, 2)), draw(st.integers(0, 2))))
     some = st.tuples(*[st.integers(0, len(case.planes))] * 2).map(lambda edges: range(*sorted(edges)))
-    units = case.transfer.slots.page_tokens * int(case.transfer.planes[:, 6:].prod(axis=1).max()) // 16
+    most = max(tensor.heads * tensor.width // gcd(tensor.width, 16) for tensor in tensors)
+    units = case.transfer.slots.page_tokens * most
     tiles = {1024, *(1 << max(4, (units // few).bit_length()) for few in (1, 3))}
     grid = Grid(draw(st.sampled_from([1, 2, 3, 7, 500])), draw(st.sampled_from(sorted(tiles))))
     return msgspec.structs.replace(case, planes=draw(st.just(case.planes) | some), grid=grid)
