@@ -1,4 +1,4 @@
-"""What asynchronous copies need of a device: streams, events, and an order between them. GPUs and the host each have one."""
+"""What asynchronous copies need of a device: streams, events, and an order between them. The host is one, too."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stream(Protocol):
     """Work in order; that of two streams is in no order. For one thread at a time."""
 
     def after(self, event: object) -> None:
-        """What is enqueued from now on begins after an event of the engine's own; see the device. Raises DeviceError."""
+        """What is enqueued from now on begins after an event of the engine's; see the device. Raises DeviceError."""
 
     def enqueue(self, copy: Copy) -> None:
         """Begins a copy and does not wait for it. Both memories stay, and what is read is not written, until it ended.
