@@ -8,7 +8,6 @@ tensors of another shape, on several devices, or that the copies can not address
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import prod
 
 from .layout import CacheLayout, LayoutError, cache_of
@@ -104,12 +103,13 @@ def _opaque(view: View, name: str) -> View:
     """One row a block. Raises LayoutError if a block's bytes do not lie side by side."""
     if not view.shape:
         raise LayoutError(f"{name}: a tensor without axes, where [blocks, ...] is wanted")
-    shape, strides = view.shape[1:], view.strides[1:]
-    wanted = [*accumulate(reversed(shape[1:]), int.__mul__, initial=1)][::-1] if shape else []
-    for axis, (count, stride, elements) in enumerate(zip(shape, strides, wanted, strict=True), 1):
-        if count > 1 and stride != elements * view.itemsize:
+    wanted = view.itemsize
+    for axis in range(len(view.shape) - 1, 0, -1):
+        count, stride = view.shape[axis], view.strides[axis]
+        if count > 1 and stride != wanted:
             raise LayoutError(f"{name}: a block has to be contiguous, but axis {axis} has a stride of {stride} bytes")
-    size = (view.shape[0], 1, 1, prod(shape))
+        wanted *= count
+    size = (view.shape[0], 1, 1, prod(view.shape[1:]))
     return View(
         view.address, size, (view.strides[0], 0, 0, view.itemsize), view.itemsize, view.dtype, view.device, view.owner
     )

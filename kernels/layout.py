@@ -104,6 +104,9 @@ def plane_of(view: View, layer: int, kind: str) -> Plane:
             f"layer {layer}, {kind}: {len(view.shape)} axes where blocks, tokens, heads, elements are wanted"
         )
     blocks, tokens, heads, elements = view.shape
+    if 0 in view.shape:
+        sizes = f"{blocks} blocks of {tokens} tokens, {heads} heads of {elements} elements"
+        raise LayoutError(f"layer {layer}, {kind} is empty: {sizes}")
     if elements > 1 and view.strides[3] != view.itemsize:
         raise LayoutError(
             f"layer {layer}, {kind}: element stride of {view.strides[3]} bytes: the last axis has to be contiguous"

@@ -1,0 +1,184 @@
+"""The order of a page's bytes, its name, and which share of it a rank has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.kernels import caches
+from pagetier.kernels.layout import CacheLayout, LayoutError, joined
+from pagetier.kernels.page import Heads, PageOrder, Rows, Shard
+
+rows = st.builds(
+    Rows,
+    kind=st.sampled_from(["k", "v", "latent"]),
+    dtype=st.sampled_from(["float16", "bfloat16", "int8"]),
+    heads=st.integers(1, 3),
+    width=st.integers(1, 3),
+)
+layers = st.lists(st.lists(rows, min_size=1, max_size=2).map(tuple), min_size=1, max_size=2).map(tuple)
+orders = st.builds(PageOrder, tokens=st.integers(1, 2), layers=layers)
+
+
+def kv(heads: int = 2, layers: int = 2, width: int = 3, dtype: Any = np.float16) -> CacheLayout:
+    return caches.kv_first([np.zeros((2, 4, 3, heads, width), dtype) for _ in range(layers)])
+
+
+@given(orders)
+def test_planes_lie_in_order_at_multiples_of_16(order: PageOrder) -> None:
+    planes = [rows for layer in order.layers for rows in layer]
+    begins = [begin for layer in order.offsets for begin in layer]
+    ends = [begin + row.heads * order.tokens * row.width for begin, row in zip(begins, planes, strict=True)]
+    assert begins[0] == 0
+    assert order.nbytes == ends[-1]
+    for end, begin in zip(ends, begins[1:], strict=False):
+        assert begin % 16 == 0
+        assert end <= begin < end + 16
+    assert [len(layer) for layer in order.offsets] == [len(layer) for layer in order.layers]
+
+
+@given(orders, orders)
+def test_two_orders_have_one_name_only_if_they_are_equal(one: PageOrder, other: PageOrder) -> None:
+    assert (one.layout == other.layout) == (one == other)
+
+
+@given(orders, st.data())
+def test_everything_is_in_the_name(order: PageOrder, data: st.DataObject) -> None:
+    layer = data.draw(st.integers(0, len(order.layers) - 1))
+    plane = data.draw(st.integers(0, len(order.layers[layer]) - 1))
+    row = order.layers[layer][plane]
+    changes: list[dict[str, Any]] = [{"kind": "o"}, {"dtype": "o"}, {"heads": row.heads + 1}, {"width": row.width + 1}]
+    change = data.draw(st.sampled_from(changes))
+    planes = [list(its) for its in order.layers]
+    planes[layer][plane] = msgspec.structs.replace(row, **change)
+    changed = [
+        PageOrder(order.tokens, tuple(map(tuple, planes))),
+        PageOrder(order.tokens + 1, order.layers),
+        PageOrder(order.tokens, (*order.layers, order.layers[0])),
+        PageOrder(order.tokens, ((*order.layers[0], row), *order.layers[1:])),
+    ]
+    assert len({order.layout, *(one.layout for one in changed)}) == 5
+
+
+def test_layers_are_not_planes() -> None:
+    k, v = Rows("k", "int8", 1, 16), Rows("v", "int8", 1, 16)
+    together, apart = PageOrder(1, ((k, v),)), PageOrder(1, ((k,), (v,)))
+    assert together.nbytes == apart.nbytes
+    assert together.layout != apart.layout
+
+
+def test_the_name_stays() -> None:
+    """Pages on disk are found by it. If this fails, they are lost: was that the intention?"""
+    order = PageOrder.of(kv(), 16)
+    assert order.offsets == ((0, 192), (384, 576))
+    assert order.layout == "page-1-c1ce471212c8de71776b77b64385362f"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_all_ranks_have_one_order(ranks: int, stages: int) -> None:
+    whole = PageOrder.of(kv(heads=4, layers=2), 5)
+    assert PageOrder.of_model(kv(max(1, 4 // ranks), 2 // stages), 5, 4, 2) == whole
+    assert PageOrder.of_model(kv(max(1, 4 // ranks), 2 // stages), 5, 4, 2).layout == whole.layout
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_heads_by_kind(ranks: int) -> None:
+    """A latent has one head, whoever has it."""
+    latent = caches.latents([np.zeros((4, 3, 8), np.float32)] * 1)
+    model = PageOrder.of_model(joined(kv(4 // ranks, 1), latent), 5, {"k": 4, "v": 4}, 1)
+    assert [(row.kind, row.heads) for row in model.layers[0]] == [("k", 4), ("v", 4), ("latent", 1)]
+
+
+def test_heads_of_an_unknown_kind() -> None:
+    with pytest.raises(LayoutError, match="heads of key, value, but no plane of the cache is of that kind"):
+        PageOrder.of_model(kv(), 5, {"key": 4, "value": 4}, 2)
+
+
+def test_layers_that_differ() -> None:
+    one, other = (np.zeros((2, 4, 3, 2, width), np.int8) for width in (3, 4))
+    cache = caches.kv_first([one, other])
+    assert PageOrder.of_model(cache, 5, 2, 2) == PageOrder.of(cache, 5)
+    with pytest.raises(LayoutError, match="layers that differ"):
+        PageOrder.of_model(cache, 5, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "planes"),
+    [
+        (0, ((Rows("k", "int8", 1, 1),),)),
+        (-1, ((Rows("k", "int8", 1, 1),),)),
+        (1, ()),
+        (1, ((),)),
+        (1, ((Rows("k", "int8", 0, 1),),)),
+        (1, ((Rows("k", "int8", 1, 0),),)),
+    ],
+)
+def test_an_empty_page(tokens: int, planes: Any) -> None:
+    with pytest.raises(LayoutError, match="at least one token, and a plane of at least one head and byte"):
+        PageOrder(tokens, planes)
+
+
+def test_a_page_of_2_gib() -> None:
+    assert PageOrder(1, ((Rows("k", "int8", 1, 2**31 - 1),),)).nbytes == 2**31 - 1
+    with pytest.raises(LayoutError, match="a page of 2147483648 bytes: it has to be below 2147483648"):
+        PageOrder(2, ((Rows("k", "int8", 1024, 2**20),),))
+
+
+def test_repr_is_a_status_line() -> None:
+    assert repr(PageOrder(4, ((Rows("k", "int8", 1, 2**18),),))) == "<PageOrder 4 tokens, 1 layers, 1.0 MiB>"
+
+
+# ---- ranks
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 16])
+def test_ranks_have_all_heads_between_them(heads: int, ranks: int) -> None:
+    """In order, each as many, and a head of several ranks has a replica for each of them."""
+    if heads % ranks and ranks % heads:
+        with pytest.raises(LayoutError, match=f"{heads} heads can not be divided among {ranks} ranks"):
+            Shard(ranks - 1, ranks).heads(heads)
+        return
+    shares = [Shard(rank, ranks).heads(heads) for rank in range(ranks)]
+    had = [(head, share.replica) for share in shares for head in range(share.first, share.first + share.count)]
+    replicas = max(1, ranks // heads)
+    assert had == [(head, replica) for head in range(heads) for replica in range(replicas)]
+    assert {(share.count, share.replicas) for share in shares} == {(max(1, heads // ranks), replicas)}
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_replicas_share_the_tokens_evenly(tokens: int, replicas: int) -> None:
+    shares = [Heads(0, 1, replica, replicas).tokens(tokens) for replica in range(replicas)]
+    assert [token for share in shares for token in share] == list(range(tokens))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_parts_are_counted_over_stages_and_ranks() -> None:
+    parts = [Shard(rank, 3, stage * 5, stage, 2) for stage in range(2) for rank in range(3)]
+    assert [shard.part for shard in parts] == list(range(6))
+    assert {shard.parts for shard in parts} == {6}
+    assert (Shard().part, Shard().parts) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rank": 2, "ranks": 2},
+        {"rank": -1},
+        {"ranks": 0},
+        {"stage": 1},
+        {"stage": -1},
+        {"stages": 0},
+        {"first_layer": -1},
+    ],
+    ids=str,
+)
+def test_ranks_that_are_none(wrong: dict[str, int]) -> None:
+    with pytest.raises(LayoutError, match="ranks, stages and layers are counted from 0"):
+        Shard(**wrong)
