@@ -1,0 +1,219 @@
+"""A request's block table, seen page by page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.kernels.slots import SlotMap, joined_slots, slot_map
+
+torch = pytest.importorskip("torch")
+
+
+def copied(slots: SlotMap) -> list[tuple[int, int, int, int]]:
+    """Page, token of the page, block, token of the block: of each that is copied, as the tables say it."""
+    found = []
+    for page, (position, first, end) in enumerate(slots.pages.tolist()):
+        for token in range(first, end):
+            block, slot = divmod(position + token, slots.block_tokens)
+            if not (len(slots.skip) and slots.skip[page]):
+                found.append((page, token, int(slots.blocks[block]), slot))
+    return found
+
+
+@st.composite
+def maps(draw: Any) -> tuple[SlotMap, list[tuple[int, int, int, int]]]:
+    """With what is copied."""
+    page, block, count = draw(st.integers(1, 6)), draw(st.integers(1, 5)), draw(st.integers(0, 4))
+    position = draw(st.integers(-9, 12))
+    ends = position + count * page
+    low, high = max(0, position), max(0, position, ends)
+    tokens = range(*sorted(draw(st.tuples(*[st.integers(low, high)] * 2))))
+    table = draw(st.lists(st.integers(0, 9), min_size=-(-high // block), max_size=-(-high // block) + 1))
+    skip = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    its = slot_map(table, count, page, block, position, tokens).without(skip)
+    wanted = [
+        ((at - position) // page, (at - position) % page, table[at // block], at % block)
+        for at in tokens
+        if not skip[(at - position) // page]
+    ]
+    return its, wanted
+
+
+@given(maps())
+def test_tokens_are_where_the_table_says(case: tuple[SlotMap, list[tuple[int, int, int, int]]]) -> None:
+    slots, wanted = case
+    assert copied(slots) == wanted
+    assert sorted({int(slots.blocks[place]) for place in slots.used()}) == sorted({block for _, _, block, _ in wanted})
+
+
+@given(maps(), st.integers(0, 6), st.integers(0, 6))
+def test_narrowed_to_some_tokens_of_each_page(case: tuple[SlotMap, Any], first: int, count: int) -> None:
+    slots, wanted = case
+    some = range(first, first + count)
+    assert copied(slots.narrowed(some)) == [one for one in wanted if one[1] in some]
+    assert copied(slots) == wanted
+
+
+@given(st.lists(maps(), min_size=1, max_size=3))
+def test_joined_requests(cases: list[tuple[SlotMap, Any]]) -> None:
+    size = (cases[0][0].page_tokens, cases[0][0].block_tokens)
+    alike = [case for case in cases if (case[0].page_tokens, case[0].block_tokens) == size]
+    wanted, pages = [], 0
+    for slots, its in alike:
+        wanted += [(page + pages, *rest) for page, *rest in its]
+        pages += len(slots)
+    together = joined_slots(*(slots for slots, _ in alike))
+    assert copied(together) == wanted
+    assert len(together) == pages
+
+
+def test_all_pages_are_whole_unless_said_otherwise() -> None:
+    slots = slot_map([5, 6, 7], 2, 3, 4, position=5)
+    assert slots.pages.tolist() == [[5, 0, 3], [8, 0, 3]]
+    assert slots.blocks.tolist() == [5, 6, 7]
+    assert (len(slots), len(slots.skip)) == (2, 0)
+
+
+def test_pages_that_begin_before_the_table() -> None:
+    slots = slot_map([5, 6], 2, 4, 3, position=-2, tokens=range(1, 5))
+    assert slots.pages.tolist() == [[-2, 3, 4], [2, 0, 3]]
+
+
+@pytest.mark.parametrize("tokens", [range(0), range(3, 3), range(7, 3), range(-5, -9), range(99, 99)])
+def test_no_tokens(tokens: range) -> None:
+    slots = slot_map([5, 6], 2, 4, 3, position=-2, tokens=tokens)
+    assert all(first == end for _, first, end in slots.pages.tolist())
+    assert not len(slots.used())
+
+
+def test_some_pages() -> None:
+    slots = slot_map(range(8), 4, 2, 1).without([True, False, True, False])
+    some = slots.some(1, 3)
+    assert copied(some) == [(0, 0, 2, 0), (0, 1, 3, 0)]
+
+
+def test_skipping_adds_up() -> None:
+    slots = slot_map(range(4), 4, 1, 1).without([True, False, False, False]).without([False, False, True, False])
+    assert slots.skip.tolist() == [1, 0, 1, 0]
+    assert slots.skip.dtype == np.uint8
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), min_size=1, max_size=4))
+def test_overlap(edges: list[tuple[int, int]]) -> None:
+    """Whether any token is in two pages."""
+    pages = np.array([[start - 1, 1, 1 + count] for start, count in edges], np.int64)
+    slots = SlotMap(4, 1, np.arange(20, dtype=np.int32), pages)
+    tokens = [token for start, count in edges for token in range(start, start + count)]
+    assert slots.overlap() == (len(set(tokens)) < len(tokens))
+    assert not slots.without([True] * len(edges)).overlap()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [3, 1, 2],
+        (3, 1, 2),
+        np.array([3, 1, 2]),
+        np.array([3, 1, 2], np.uint64),
+        np.array([3, 0, 1, 0, 2], np.int8)[::2],
+        torch.tensor([3, 1, 2]),
+        torch.tensor([3, 1, 2], dtype=torch.int32),
+    ],
+    ids=lambda ids: f"{type(ids).__name__} {getattr(ids, 'dtype', '')}",
+)
+def test_ids_of_any_kind(ids: Any) -> None:
+    blocks = slot_map(ids, 1, 1, 1).blocks
+    assert blocks.tolist() == [3, 1, 2]
+    assert blocks.dtype == np.int32
+    assert blocks.flags.c_contiguous
+
+
+@pytest.mark.parametrize("ids", [np.array([3, 1], np.int32), torch.tensor([3, 1], dtype=torch.int32)])
+def test_a_table_stays_what_was_checked(ids: Any) -> None:
+    slots = slot_map(ids, 1, 1, 1)
+    ids[:] = 77
+    assert slots.blocks.tolist() == [3, 1]
+
+
+def test_the_largest_id() -> None:
+    assert slot_map([2**31 - 1, 0], 1, 1, 1).blocks.tolist() == [2**31 - 1, 0]
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.0], [True], np.array([False]), ["1"], [[1, 2]], np.zeros((0, 2), int), 5, torch.tensor([True]), [2**70]]
+)
+def test_what_are_no_ids(ids: Any) -> None:
+    with pytest.raises(TypeError, match="block ids are integers in one row, not"):
+        slot_map(ids, 0, 1, 1)
+
+
+@pytest.mark.parametrize("ids", [[0, -1], [2**31], [2**63], torch.tensor([-7])], ids=str)
+def test_ids_that_can_not_be(ids: Any) -> None:
+    with pytest.raises(ValueError, match=r"block ids from .*: they are 0 or more, with at most 31 bits"):
+        slot_map(ids, 0, 1, 1)
+
+
+class OnDevice:
+    """Ids on an accelerator, as far as they are looked at."""
+
+    class device:  # noqa: N801 - torch's name
+        type = "cuda"
+
+
+@pytest.mark.parametrize("ids", [OnDevice(), torch.zeros(2, dtype=torch.int32, device="meta")], ids=["cuda", "meta"])
+def test_ids_on_a_device(ids: Any) -> None:
+    with pytest.raises(TypeError, match="block ids are wanted on the host, these are on"):
+        slot_map(ids, 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "page", "block", "tokens"),
+    [(-1, 1, 1, None), (1, 0, 1, None), (1, 1, 0, None), (1, 2, 1, range(0, 2, 2))],
+)
+def test_sizes_that_can_not_be(count: int, page: int, block: int, tokens: range | None) -> None:
+    with pytest.raises(ValueError, match="pages and blocks have at least one token, and a range of tokens has step 1"):
+        slot_map([0, 1], count, page, block, tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("position", "tokens"),
+    [(-1, None), (1, None), (0, range(7)), (0, range(-1, 2)), (4, range(3, 6)), (4, range(4, 8)), (-3, range(4))],
+)
+def test_tokens_that_the_table_or_the_pages_do_not_have(position: int, tokens: range | None) -> None:
+    """Two pages of three tokens (one, if they begin before the table), two blocks of three."""
+    count = 1 if position < -1 else 2
+    wanted = tokens or range(position, position + 3 * count)
+    why = (
+        f"tokens {wanted.start} to {wanted.stop}, but the {count} pages are tokens {position} to {position + 3 * count}"
+    )
+    with pytest.raises(ValueError, match=f"{why} of 2 blocks of 3"):
+        slot_map([0, 1], count, 3, 3, position, tokens)
+
+
+@pytest.mark.parametrize(
+    ("position", "count", "page", "block"), [(2**62, 0, 1, 1), (-(2**62), 1, 1, 1), (0, 2, 2**61, 1), (0, 0, 1, 2**62)]
+)
+def test_positions_beyond_all_bounds(position: int, count: int, page: int, block: int) -> None:
+    with pytest.raises(ValueError, match="more than 62 bits"):
+        slot_map([0], count, page, block, position, range(0))
+
+
+@pytest.mark.parametrize("skip", [[], [True], [True] * 3, [[True, False]]], ids=str)
+def test_a_mask_of_another_shape(skip: Any) -> None:
+    with pytest.raises(ValueError, match=r"a mask of shape .* for 2 pages"):
+        slot_map([0, 1], 2, 1, 1).without(skip)
+
+
+def test_requests_of_other_sizes() -> None:
+    one, page, block = slot_map([0], 1, 1, 1), slot_map([0], 0, 2, 1), slot_map([0], 1, 1, 2)
+    for maps in ((), (one, page), (one, block)):
+        with pytest.raises(ValueError, match="requests with pages or blocks of different sizes, or none"):
+            joined_slots(*maps)
