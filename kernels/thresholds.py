@@ -57,8 +57,8 @@ class CopySettings(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 2
     patience: float = 1.0
     staging: int = 32 * _MIB
-    stores: Thresholds = Thresholds()
-    loads: Thresholds = Thresholds()
+    stores: Thresholds = msgspec.field(default_factory=Thresholds)
+    loads: Thresholds = msgspec.field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
