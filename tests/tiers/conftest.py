@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,19 @@ def in_memory() -> Iterator[Path]:
     """A folder where syncing costs nothing."""
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts a small file system of the test's own."""
+    point = tmp_path / "mount"
+    point.mkdir()
+
+    def mount(*options: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tier-test", str(point)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting is not allowed here")
+        return point
+
+    yield mount
+    subprocess.run(["umount", "--lazy", str(point)], capture_output=True, check=False)

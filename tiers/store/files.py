@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -17,6 +18,11 @@ from .records import PAGE
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
 
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+_HERE: Final = -100
+_EXCHANGE: Final = 2
+_PADDED: Final = 512  # more than is ever written, and as long as what it is written over
 _MAGIC: Final = 0xBEEFC0DE
 _META: Final = struct.Struct("<II8xQ")  # magic, version, address, map size: 16 bytes into each of the first two pages
 _META_AT: Final = 16
@@ -40,17 +46,30 @@ def own(folder: Path) -> int:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The file holds either what it held or `content`, whatever fails, also after a power loss."""
+    """The file holds either what it held or `content` and blanks, whatever fails, also after a power loss.
+
+    What it held stays beside it: its block takes what is written next, where the file system has no other.
+    """
     beside = path.with_name(path.name + ".tmp")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    padded = content.ljust(_PADDED)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if os.write(descriptor, content) < len(content):
+        if os.write(descriptor, padded) < len(padded):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(descriptor, len(padded))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    beside.rename(path)
+    if not _exchange(beside, path):
+        beside.rename(path)
     sync_folder(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """At once. False where one is missing, or the file system can not."""
+    names = os.fsencode(one), os.fsencode(other)
+    refused: int = _libc.renameat2(_HERE, names[0], _HERE, names[1], _EXCHANGE)
+    return not refused
 
 
 def sync_folder(folder: Path) -> None:

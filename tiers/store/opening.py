@@ -15,7 +15,7 @@ import msgspec
 
 from ...shm.protocol import BUILD
 from ..base import TierError
-from . import files, shrinking, soundness
+from . import files, shrinking, slack, soundness
 from .environment import Environment
 from .records import FORMAT, About
 from .room import Shape, shape_of
@@ -170,6 +170,7 @@ class _Opening:
         if (environment.about.format, environment.about.frame_bytes) != (about.format, about.frame_bytes):
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}", 0)
+        slack.hold(environment)
         return environment
 
     def _fitted(self, environment: Environment) -> Environment:

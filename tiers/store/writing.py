@@ -12,10 +12,11 @@ import lmdb
 import msgspec
 
 from ..base import Outgoing, TierError
-from . import files, reading, records
+from . import files, reading, records, slack
 from .environment import Environment, Transaction
 from .places import page_after
 from .records import Header
+from .slack import FullError
 from .turns import Patience, Turns
 
 _DROPS: Final = 8  # transactions' worth of frames dropped in one: little is written for them, and they serve sooner
@@ -88,6 +89,9 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
 
 
 def _delete_all(environment: Environment, keys: Sequence[bytes]) -> None:
+    """One alone is tried whatever room there is. Raises FullError for more of them, lmdb.Error."""
+    if not slack.can_drop(environment, len(keys), _frames(environment, keys)) and len(keys) > 1:
+        raise FullError(environment)
     with environment.changing() as txn:
         for key in keys:
             delete(environment, txn, key)
@@ -101,7 +105,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
     try:
         try:
             change()
-        except lmdb.PanicError:
+        except (lmdb.PanicError, FullError):
             raise
         except lmdb.Error:
             with contextlib.suppress(lmdb.MapFullError, lmdb.DiskError):
@@ -129,6 +133,11 @@ def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes
         yield batch
 
 
+def _frames(environment: Environment, keys: Sequence[bytes]) -> int:
+    held = filter(None, reading.headers(environment, keys))
+    return sum(run.frames for header in held for run in header.runs)
+
+
 def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
     limit = environment.shape.frames_per_transaction
     batch: list[Outgoing] = []
@@ -144,10 +153,10 @@ def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[li
 
 
 def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> list[str]:
-    """Reasons. Where the map is full, only of those pages that do not fit."""
+    """Reasons. Where the map or the file system is full, only of those pages that do not fit."""
     try:
         _twice(environment, partial(_put_all, environment, pages, turns))
-    except lmdb.MapFullError as error:
+    except (lmdb.MapFullError, FullError) as error:
         if len(pages) == 1:
             return [str(error)]
         return [reason for page in pages for reason in _store(environment, [page], turns)]
@@ -163,6 +172,8 @@ def _reason(environment: Environment, error: lmdb.Error) -> str:
 
 
 def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> None:
+    if not slack.can_store(environment, len(pages), sum(len(page.frames) for page in pages)):
+        raise FullError(environment)
     sums = [records.checksum(page.key, page.size, page.frames) for page in pages]
     patience = Patience(turns)
     with environment.changing() as txn:

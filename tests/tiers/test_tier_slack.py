@@ -1,0 +1,179 @@
+"""What an environment holds ahead of need: on a file system without a free block pages still leave, and come again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagetier.tiers.base import Outcome, Outgoing
+from pagetier.tiers.store import LmdbTier, blocks, files
+from pagetier.tiers.store.environment import Environment
+from pagetier.tiers.store.soundness import shortened
+from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoings, small_tier
+
+
+def take_what_is_left(point: Path) -> None:
+    """To the last block."""
+    with (point / "foreign").open("ab", buffering=0) as file:
+        while os.statvfs(point).f_bfree:
+            file.write(bytes(4096))
+
+
+def stored(tier: LmdbTier, pages: list[Outgoing]) -> list[Outgoing]:
+    """Those of them that are, now."""
+    return [page for page, is_there in zip(pages, tier.write([], pages).stored, strict=True) if is_there]
+
+
+def blocks_in(folder: Path) -> list[int]:
+    """Bytes that the file system gave to each data file."""
+    return [path.stat().st_blocks * 512 for path in sorted(folder.glob("*/data.mdb"))]
+
+
+@pytest.mark.parametrize("environments", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 7, 30, 60])
+def test_pages_can_be_dropped_where_no_block_is_left(tmpfs: Callable[..., Path], environments: int, count: int) -> None:
+    point = tmpfs("size=8m")
+    tier = small_tier(point / "tier", 2 * CAP, environments)
+    pages = stored(tier, outgoings(range(count)))
+    assert len(pages) == count
+    take_what_is_left(point)
+    for at in range(0, count, 20):
+        assert tier.write([page.key for page in pages[at : at + 20]], []).undropped == ""
+        assert keys_in(tier) == {page.key for page in pages[at + 20 :]}
+    tier.close()
+
+
+@pytest.mark.parametrize("environments", [1, 2])
+def test_what_was_freed_takes_new_pages_where_no_block_is_left(tmpfs: Callable[..., Path], environments: int) -> None:
+    point = tmpfs("size=8m")
+    tier = small_tier(point / "tier", 2 * CAP, environments)
+    held = stored(tier, outgoings(range(100)))
+    take_what_is_left(point)
+    for first in range(1000, 2000, 50):
+        assert tier.write([page.key for page in held[:50]], []).undropped == ""
+        new = stored(tier, outgoings(range(first, first + 50)))
+        assert len(new) >= 40
+        held = held[50:] + new
+        assert keys_in(tier) == {page.key for page in held}
+    assert outcomes(tier, held) == {Outcome.EXACT}
+    tier.close()
+
+
+@pytest.mark.parametrize("kib", range(2900, 3200, 10))
+def test_environments_that_fill_a_file_system_at_once_can_all_drop(tmpfs: Callable[..., Path], kib: int) -> None:
+    point = tmpfs(f"size={kib}k")
+    tier = small_tier(point / "tier", 2 * CAP, 2 + 2 * (kib % 20 // 10))
+    kept = stored(tier, outgoings(range(400)))
+    assert 5 < len(kept) < 300
+    take_what_is_left(point)
+    assert tier.write([page.key for page in kept], []).undropped == ""
+    assert {shortened(environment.folder) for environment in tier._environments} == {""}
+    assert keys_in(tier) == set()
+    assert len(stored(tier, outgoings(range(1000, 1400)))) > len(kept) // 2
+    tier.close()
+
+
+def test_it_is_opened_where_no_block_is_left(tmpfs: Callable[..., Path]) -> None:
+    point = tmpfs("size=4m")
+    tier = small_tier(point / "tier", 2 * CAP)
+    pages = stored(tier, outgoings(range(400)))
+    take_what_is_left(point)
+    tier.close()
+    tier = small_tier(point / "tier", 2 * CAP)
+    assert tier.state().opened == "as it was left"
+    assert tier.write([page.key for page in pages[:20]], []).undropped == ""
+    assert stored(tier, outgoings(range(1000, 1005)))
+    tier.close()
+
+
+def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tmp_path: Path) -> None:
+    tier = small_tier(tmp_path)
+    assert bytes_in(tmp_path) < 1 << 17
+    for first in range(0, 400, 20):
+        tier.write([], outgoings(range(first, first + 20)))
+        assert sum(blocks_in(tmp_path)) <= CAP
+        assert bytes_in(tmp_path) <= CAP
+    assert tier.state().used_frames > 0.8 * tier.room
+    tier.close()
+
+
+def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = small_tier(tmp_path)
+    old = stored(tier, outgoings(range(20)))
+    before = bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "_allocate", lambda *_: errno.ENOSPC)
+        written = tier.write([], [outgoing(100, 300 * FRAME), outgoing(101, 300 * FRAME)])
+    assert written.stored == (False, False)
+    assert all("No space left on device: the file system of " in reason for reason in written.reasons)
+    assert all(reason.endswith(" is full") for reason in written.reasons)
+    assert (bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames) == before
+    assert outcomes(tier, old) == {Outcome.EXACT}
+    assert len(stored(tier, [outgoing(100, 300 * FRAME)])) == 1
+    tier.close()
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_a_file_system_that_can_not_be_asked_is_written_to(
+    tmpfs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(blocks, "_allocate", lambda *_: number)
+    tier = small_tier(tmpfs("size=3m") / "tier", 2 * CAP)
+    written = tier.write([], outgoings(range(400)))
+    assert set(written.stored) == {True, False}
+    # LMDB calls a write that was cut short an input/output error
+    reasons = {reason.partition(": the file system of ")[0] for reason in written.reasons}
+    assert reasons <= {"", *(f"mdb_txn_commit: {os.strerror(n)}" for n in (errno.ENOSPC, errno.EIO))}
+    assert tier.state().used_frames == 3 * sum(written.stored)
+    tier.close()
+
+
+def test_a_clean_tier_can_be_changed_where_no_block_is_left(tmpfs: Callable[..., Path]) -> None:
+    point = tmpfs("size=4m")
+    tier = small_tier(point / "tier", 2 * CAP)
+    pages = stored(tier, outgoings(range(40)))
+    for number in range(3):
+        tier.sync()
+        assert tier.state().clean
+        take_what_is_left(point)
+        assert tier.write([page.key for page in pages[10 * number : 10 * number + 10]], []).undropped == ""
+        assert not tier.state().clean
+    tier.close()
+    tier = small_tier(point / "tier", 2 * CAP)
+    assert tier.state().opened == "as it was left"
+    assert keys_in(tier) == {page.key for page in pages[30:]}
+    tier.close()
+
+
+def test_a_state_file_is_written_where_names_can_not_be_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    tier = small_tier(tmp_path)
+    assert stored(tier, outgoings(range(5)))
+    tier.close()
+    assert not (tmp_path / "state.tmp").exists()
+    tier = small_tier(tmp_path)
+    assert tier.state().opened == "as it was left"
+    tier.close()
+
+
+def test_a_file_is_as_long_as_its_meta_pages_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMDB does not write last pages that are free again already: as if there were some."""
+    tier = small_tier(tmp_path, environments=1)
+    (environment,) = tier._environments
+    pages = stored(tier, outgoings(range(10)))
+    promised = environment.file_pages + 16
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "file_pages", promised)
+        environment.age()
+    assert (environment.folder / "data.mdb").stat().st_size == promised * 4096
+    more = stored(tier, outgoings(range(10, 40)))
+    assert outcomes(tier, pages + more) == {Outcome.EXACT}
+    tier.close()
