@@ -147,9 +147,13 @@ class Reservation:
             which = self._open
             self._give_up(which[self._gather(transfer, which, threads) :])
 
-    def publish(self) -> StoreResult:
-        """Finishes this writer's part of every granted page. A page that was doomed meanwhile is refused."""
-        pages, self._open = self._open, self._open[:0]
+    def publish(self, pages: npt.NDArray[np.intp] | None = None) -> StoreResult:
+        """Finishes this writer's part of granted pages, of all by default. A page that was doomed meanwhile is refused.
+
+        Pages that are not open any more are left as they are.
+        """
+        pages = self._open if pages is None else np.intersect1d(pages, self._open)
+        self._open = np.setdiff1d(self._open, pages, assume_unique=True)
         if self._session is not None and len(pages):
             serials = self._serials[pages]
             stored = self._session.publish(self._entries[pages], serials, self._part.index)
@@ -157,9 +161,19 @@ class Reservation:
             self._refuse(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
 
-    def abandon(self) -> None:
-        """Gives the granted pages up: they are never readable, and their room comes back."""
-        self._give_up(self._open)
+    def abandon(self, pages: npt.NDArray[np.intp] | None = None) -> None:
+        """Gives granted pages up, all by default: they are never readable, and their room comes back.
+
+        The caller guarantees that nobody, no GPU either, writes to them any more.
+        """
+        self._give_up(self._open if pages is None else np.intersect1d(pages, self._open))
+
+    def keep(self) -> None:
+        """Neither publishes nor gives up what is open: it comes back when this process ends.
+
+        For pages that a device that failed may still write to.
+        """
+        self._open = self._open[:0]
 
     @property
     def _usable(self) -> bool:

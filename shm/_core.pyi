@@ -111,6 +111,9 @@ class Session:
     @property
     def arena_bytes(self) -> int: ...
     @property
+    def arena_address(self) -> int:
+        """Where the arena is mapped in this process; 0 where the handle is not usable."""
+    @property
     def slot(self) -> int: ...
     def match(self, kind: type[_P], context: object, keys: Array, /) -> _P:
         """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk."""
@@ -163,8 +166,12 @@ class Session:
         """Maps a piece of the arena ahead of its use."""
     def populate_index(self) -> None:
         """Maps index and lock words ahead of the first match."""
+    def hold(self) -> None:
+        """Somebody whom this process can not wait for, a GPU, uses the arena: until unhold() it stays mapped."""
+    def unhold(self) -> None:
+        """Ends one hold(). Raises RuntimeError if there is none."""
     def retire(self) -> bool:
-        """Ends the handle and all its pins; False, and nothing done, while another thread copies or matches."""
+        """Ends the handle and all its pins; False, and nothing done, while another thread copies or matches, or it is held."""
 
 @final
 class Observer:

@@ -12,7 +12,7 @@ typedef struct {
     mapping index, locks, arena;
     uint64_t held_bytes, forks;
     bool open;
-    uint32_t busy; /* calls that work without the GIL; guarded by it */
+    uint32_t busy, holds; /* calls that work without the GIL, and holds among them; guarded by it */
     pt_session shared;
 } Session;
 

@@ -102,6 +102,30 @@ static PyObject *session_populate_index(Session *self, PyObject *unused)
     return locks;
 }
 
+/* hold(): somebody whom this process can not wait for, a GPU, uses the arena: it stays mapped, and retire() is false. */
+static PyObject *session_hold(Session *self, PyObject *unused)
+{
+    (void)unused;
+    self->holds++;
+    self->busy++;
+    Py_INCREF((PyObject *)self);
+    Py_RETURN_NONE;
+}
+
+/* unhold(): ends one hold(). */
+static PyObject *session_unhold(Session *self, PyObject *unused)
+{
+    (void)unused;
+    if (!self->holds) {
+        PyErr_SetString(PyExc_RuntimeError, "unhold() without hold()");
+        return NULL;
+    }
+    self->holds--;
+    self->busy--;
+    Py_DECREF((PyObject *)self);
+    Py_RETURN_NONE;
+}
+
 static PyObject *session_usable(Session *self, void *unused)
 {
     (void)unused;
@@ -121,7 +145,8 @@ static PyObject *session_number(Session *self, void *which)
     uint64_t value = 0;
     if (handle_usable(self)) {
         const pt_header *h = self->shared.view.header;
-        const uint64_t values[] = {h->segments_id, h->incarnation, h->frame_bytes, h->arena_bytes, self->shared.slot};
+        const uint64_t values[] = {h->segments_id, h->incarnation, h->frame_bytes, h->arena_bytes, self->shared.slot,
+                                   (uintptr_t)self->shared.view.arena};
         value = values[(uintptr_t)which];
     }
     return PyLong_FromUnsignedLongLong(value);
@@ -137,6 +162,8 @@ static PyMethodDef session_methods[] = {
     {"publish", (PyCFunction)session_publish, METH_VARARGS, NULL},
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
     {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},
+    {"hold", (PyCFunction)session_hold, METH_NOARGS, NULL},
+    {"unhold", (PyCFunction)session_unhold, METH_NOARGS, NULL},
     {"populate_index", (PyCFunction)session_populate_index, METH_NOARGS, NULL},
     {"retire", (PyCFunction)session_retire, METH_NOARGS, NULL},
     {"populate", (PyCFunction)session_populate, METH_VARARGS, NULL},
@@ -150,6 +177,7 @@ static PyGetSetDef session_getset[] = {
     {"frame_bytes", (getter)session_number, NULL, NULL, (void *)2},
     {"arena_bytes", (getter)session_number, NULL, NULL, (void *)3},
     {"slot", (getter)session_number, NULL, NULL, (void *)4},
+    {"arena_address", (getter)session_number, NULL, NULL, (void *)5},
     {0},
 };
 static PyType_Slot session_slots[] = {

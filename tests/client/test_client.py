@@ -12,7 +12,7 @@ import pytest
 
 from elsewhere import elsewhere, load_handovers, write_part
 from pagetier.client import Client, Handover, Keys, Outcome, Part
-from running import RunningDaemon, namespace
+from running import RunningDaemon, eventually, namespace
 
 PAGE = 100_000
 SPACE = namespace()
@@ -114,6 +114,35 @@ def test_pages_in_use_are_not_evicted(client: Client) -> None:
         into = np.zeros_like(pages)
         assert client.load(match, into) == 100
         assert np.array_equal(into, pages)
+
+
+def test_pages_of_a_reservation_may_be_published_and_given_up_one_by_one(client: Client) -> None:
+    keys, pages = some_keys(5, seed=40), some_pages(5, 40)
+    with client.reserve(keys, PAGE) as reservation:
+        for page in range(5):
+            reservation.write(page, pages[page])
+        assert reservation.publish(np.array([0, 1])).stored == 5, "what is open still counts as on its way"
+        with client.match(keys) as match:
+            assert len(match) == 2
+        reservation.abandon(np.array([1, 3]))
+        assert reservation.publish(np.array([2, 3])).refused == 1
+        assert [outcome.name for outcome in reservation.publish().outcomes].index("REFUSED") == 3
+    with client.match(keys) as match:
+        assert len(match) == 3
+        into = np.zeros_like(pages[:3])
+        assert client.load(match, into) == 3
+    assert np.array_equal(into, pages[:3])
+
+
+def test_pages_that_are_kept_are_neither_found_nor_given_to_others(daemon: RunningDaemon, client: Client) -> None:
+    keys = some_keys(2, seed=41)
+    with daemon.client() as other:
+        with other.reserve(keys, PAGE) as reservation:
+            reservation.keep()
+        with client.match(keys) as match:
+            assert len(match) == 0
+        assert client.store(keys, some_pages(2, 41)).pending == 2
+    assert eventually(lambda: client.store(keys, some_pages(2, 41)).stored == 2)
 
 
 def test_what_is_not_published_is_never_found(client: Client) -> None:

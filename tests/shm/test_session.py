@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -282,3 +284,28 @@ def test_bytes_that_do_not_fit_are_not_copied(world: World) -> None:
     pins = world.session.match(Pins, None, KEYS[5])
     for size, fits in [(FRAME, False), (FRAME + 1, True), (FRAME + 2, False)]:
         assert (load(world.session, pins, size) is not None) == fits
+
+
+def test_a_held_session_stays_mapped(world: World) -> None:
+    session = world.session
+    address, size = session.arena_address, session.arena_bytes
+    session.hold()
+    session.hold()
+    assert not session.retire()
+    session.unhold()
+    assert not session.retire() and session.usable
+    assert len(ctypes.string_at(address, size)) == size
+    session.unhold()
+    assert session.retire()
+    assert session.arena_address == 0
+    with pytest.raises(RuntimeError, match="without hold"):
+        session.unhold()
+
+
+def test_a_hold_keeps_the_session_when_nobody_else_does() -> None:
+    session = World().session
+    known = sys.getrefcount(session)
+    session.hold()
+    assert sys.getrefcount(session) == known + 1
+    session.unhold()
+    assert sys.getrefcount(session) == known
