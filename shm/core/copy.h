@@ -47,7 +47,9 @@ typedef struct {
 } pt_job;
 
 #define PT_COPY_THREADS 16u
+#ifndef PT_COPY_SHARE /* tests have less to copy */
 #define PT_COPY_SHARE (2u << 20) /* bytes that are worth a thread of their own */
+#endif
 
 /* True if the entry has a page of `size` bytes, its chain holds it and every link of it is inside the arena: checked, as a
  * damaged index may cost a page but not a crash. Writes the frames down unless `frames` is NULL; there is room for

@@ -1,0 +1,218 @@
+"""Tokens between a strided cache and frames in plain memory: every byte as the tables say, and none beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chance import chance
+from pagetier.shm._core import gather, scatter
+from strided_tables import FRAME, ORDERS, Shape, Tables
+
+I64 = np.iinfo(np.int64)
+
+
+def gathered(tables: Tables, threads: int = 1) -> None:
+    """Gathers, and compares all memory with what it should be."""
+    arena, cache = tables.with_pages(tables.gathered(tables.framed())), tables.cache.copy()
+    gather(*tables.plain(threads))
+    assert np.array_equal(tables.arena, arena)
+    assert np.array_equal(tables.cache, cache)
+
+
+def scattered(tables: Tables, threads: int = 1) -> None:
+    arena, cache = tables.arena.copy(), tables.scattered(tables.framed())
+    scatter(*tables.plain(threads))
+    assert np.array_equal(tables.arena, arena)
+    assert np.array_equal(tables.cache, cache)
+
+
+def shapes() -> st.SearchStrategy[Shape]:
+    return st.builds(
+        Shape,
+        order=st.permutations(range(4)).map(tuple),
+        padding=st.just((0, 0, 0, 0)) | st.tuples(*[st.sampled_from([0, 0, 1, 16, 33])] * 4),
+        width=st.sampled_from([1, 3, 16, 64, 256, 1152]),
+        heads=st.integers(1, 4) | st.just(17),
+        other_heads=st.integers(0, 2),
+        planes=st.integers(0, 3),
+        block_tokens=st.sampled_from([1, 7, 16, 48]),
+        page_tokens=st.sampled_from([5, 16, 48]),
+        pages=st.integers(0, 3),
+        before=st.integers(0, 4),
+    )
+
+
+@given(shape=shapes(), data=st.data())
+@settings(deadline=None)
+def test_every_byte_is_where_the_tables_say(shape: Shape, data: st.DataObject) -> None:
+    tables = Tables(shape)
+    for page in tables.pages:
+        page[1] = data.draw(st.just(page[1]) | st.integers(int(page[1]), shape.page_tokens))
+        page[2] = data.draw(st.just(page[2]) | st.integers(int(page[1]), shape.page_tokens))
+    if data.draw(st.booleans()):
+        flags = st.lists(st.booleans(), min_size=shape.pages, max_size=shape.pages)
+        tables.skip = np.array(data.draw(flags), np.uint8)
+    gathered(tables)
+    tables.cache[:] = tables.random.integers(0, 256, tables.cache.size, dtype=np.uint8)
+    scattered(tables)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_large_pages_on_threads(order: str) -> None:
+    tables = Tables(Shape(ORDERS[order], width=1152, heads=8, planes=8, page_tokens=64, before=3), chance())
+    gathered(tables, 4)
+    tables.cache[:] = 0
+    scattered(tables, 1000)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_page_of_one_plane_on_threads(threads: int) -> None:
+    """A plane is cut by its tokens where there are few."""
+    for shape in (
+        Shape(width=4096, heads=1, other_heads=0, planes=1, page_tokens=2053, pages=1),
+        Shape(width=1 << 20, heads=1, other_heads=0, planes=1, block_tokens=1, page_tokens=1, pages=9),
+    ):
+        tables = Tables(shape, chance())
+        gathered(tables, threads)
+        tables.cache[:] = 0
+        scattered(tables, threads)
+
+
+def test_there_and_back() -> None:
+    tables = Tables(Shape())
+    before = tables.cache.copy()
+    gather(*tables.plain(1))
+    tables.cache[:] = 0
+    ours = tables.scattered(np.ones_like(tables.framed()))
+    scatter(*tables.plain(1))
+    assert np.array_equal(tables.cache, before * ours)
+
+
+def test_a_cache_from_its_last_block_to_its_first() -> None:
+    tables = Tables(Shape())
+    blocks = tables.shape.used_blocks + 2
+    tables.planes[:, 0] += (blocks - 1) * tables.planes[:, 1]
+    tables.planes[:, 1] *= -1
+    gathered(tables)
+    scattered(tables)
+
+
+def test_nothing_to_do() -> None:
+    for shape in (Shape(pages=0), Shape(planes=0)):
+        tables = Tables(shape)
+        gathered(tables)
+        scattered(tables)
+    tables = Tables(Shape())
+    tables.pages[:, 2] = tables.pages[:, 1]
+    tables.pages[:, 0] = -1000
+    tables.blocks[:] = -1
+    gathered(tables)
+
+
+def test_what_a_skipped_page_names_is_not_looked_at() -> None:
+    tables = Tables(Shape())
+    tables.skip = np.array([0, 1, 0], np.uint8)
+    tables.pages[1, 0] = 10**6
+    tables.frames.reshape(3, -1)[1] = 0
+    gather(*tables.plain(1))
+    tables.frames.reshape(3, -1)[1] = 2**32 - 1
+    tables.blocks[4] = -1
+    scatter(*tables.plain(1))
+
+
+def put(table: str, where: int | tuple[int, int], value: int) -> Callable[[Tables], None]:
+    def spoil(tables: Tables) -> None:
+        getattr(tables, table)[where] = value
+
+    return spoil
+
+
+BASE, BLOCK, TOKEN, HEAD, AT, PAGE_HEAD, HEADS, WIDTH = range(8)
+POSITION, FIRST, END = range(3)
+WRONG: list[tuple[str, Callable[[Tables], None]]] = [
+    (r"planes\[1\]: heads and width are at least 1", put("planes", (1, HEADS), 0)),
+    (r"planes\[1\]: heads and width are at least 1", put("planes", (1, WIDTH), -1)),
+    (r"planes\[3\]: at and page_head are not negative", put("planes", (3, AT), -16)),
+    (r"planes\[3\]: at and page_head are not negative", put("planes", (3, PAGE_HEAD), -16)),
+    (r"planes\[2\]: its heads overlap", put("planes", (2, PAGE_HEAD), 48 * 16 - 1)),
+    (r"planes\[0\]: reaches beyond the page", put("planes", (0, AT), 4 * FRAME - 3 * 48 * 16 + 1)),
+    (r"planes\[0\]: reaches beyond the page", put("planes", (0, HEADS), 22)),
+    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, WIDTH), I64.max // 40)),
+    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, HEADS), I64.max)),
+    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, AT), I64.max)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, BASE), I64.max)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, BLOCK), I64.max // 2)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, TOKEN), I64.min)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, HEAD), I64.max // 2)),
+    (r"planes\[0\]: its addresses in the cache are none", put("planes", (0, BASE), 0)),
+    (r"planes\[0\]: its addresses in the cache are none", put("planes", (0, HEAD), -(1 << 60))),
+    (r"pages\[2\]: the first token is negative", put("pages", (2, FIRST), -1)),
+    (r"pages\[2\]: ends before its first token", put("pages", (2, END), -1)),
+    (r"pages\[0\]: begins before the table of blocks", put("pages", (0, POSITION), -1)),
+    (r"pages\[2\]: ends behind the table of blocks", put("pages", (2, POSITION), 97)),
+    (r"pages\[2\]: ends behind the table of blocks", put("pages", (2, END), 49)),
+    (r"pages\[1\]: a position beyond 64 bits", put("pages", (1, POSITION), I64.max)),
+    (r"pages\[1\]: uses a block with a negative number", put("blocks", 5, -1)),
+    (r"pages\[1\]: a frame lies outside the arena", put("frames", 7, 14)),
+    (r"skip: 2 flags for 3 pages", lambda tables: setattr(tables, "skip", bytes(2))),
+    (r"frames: not as many for each page", lambda tables: setattr(tables, "frames", bytes(40))),
+    (r"frames: 3 bytes are no whole number", lambda tables: setattr(tables, "frames", bytes(3))),
+    (r"planes: 65 bytes are no whole number of 64-byte elements", lambda tables: setattr(tables, "planes", bytes(65))),
+    (r"pages: 25 bytes are no whole number of 24-byte elements", lambda tables: setattr(tables, "pages", bytes(25))),
+    (r"blocks: 2 bytes are no whole number", lambda tables: setattr(tables, "blocks", bytes(2))),
+    (r"block_tokens: at least 1", lambda tables: setattr(tables.shape, "block_tokens", 0)),
+    (r"block_tokens: at least 1", lambda tables: setattr(tables.shape, "block_tokens", -16)),
+]
+
+
+@pytest.mark.parametrize(("why", "spoil"), WRONG)
+@pytest.mark.parametrize("transfer", [gather, scatter])
+def test_tables_that_make_no_sense_are_refused(
+    transfer: Callable[..., None], why: str, spoil: Callable[[Tables], None]
+) -> None:
+    """Before any byte moves."""
+    tables = Tables(Shape())
+    spoil(tables)
+    arena, cache = tables.arena.copy(), tables.cache.copy()
+    with pytest.raises(ValueError, match=f"^{why}"):
+        transfer(*tables.plain(1))
+    assert np.array_equal(tables.arena, arena)
+    assert np.array_equal(tables.cache, cache)
+
+
+@pytest.mark.parametrize(
+    ("address", "size", "frame", "why"),
+    [
+        (0, 14 * FRAME, FRAME, "arena: no memory"),
+        (4096, -1, FRAME, "arena: no memory"),
+        (4096, 14 * FRAME, 0, "frame_bytes: at least 1"),
+        (4096, 14 * FRAME - 1, FRAME, r"pages\[\d\]: a frame lies outside the arena"),
+        (4096, I64.max, I64.max // 3, "frames: a page's bytes exceed 64 bits"),
+    ],
+)
+def test_an_arena_that_makes_no_sense_is_refused(address: int, size: int, frame: int, why: str) -> None:
+    tables = Tables(Shape())
+    tables.frames[:2] = 13, 12
+    with pytest.raises(ValueError, match=f"^{why}"):
+        gather(address, size, frame, tables.frames, *tables.shared(1))
+
+
+def test_the_last_byte_of_a_page_can_be_addressed() -> None:
+    """A plane at the very end of the page's frames is not one byte too far."""
+    tables = Tables(Shape(planes=1))
+    tables.planes[0, AT] = tables.shape.chain * FRAME - 3 * tables.shape.head_bytes
+    gathered(tables)
+    scattered(tables)
+
+
+def test_other_types_are_refused() -> None:
+    tables = Tables(Shape())
+    for planes in (7, tables.planes[:, ::2]):
+        with pytest.raises((TypeError, BufferError, ValueError)):
+            tables.planes = planes  # type: ignore[assignment]
+            gather(*tables.plain(1))

@@ -1,0 +1,255 @@
+"""Tokens between a strided cache and pages of the arena, as a session copies them: pages granted, pages pinned."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from dying import in_child
+from memory import DAY_NS, Memory, attach
+from pagetier.shm._core import Observer, Owner, Pins, Session, miss
+from pagetier.shm.segments import Geometry
+from strided_tables import FRAME, Bytes, Shape, Tables
+
+KEYS = [bytes([number]) * 32 for number in range(8)]
+AT_ENTRIES, AT_FRAMES = 144, 152  # in the header, see core/layout.h
+
+
+class World:
+    """An owner, a session, and a cache of the session's own."""
+
+    def __init__(self, shape: Shape, frame: int = FRAME, frames: int = 64) -> None:
+        self.memory = Memory(Geometry(frame, frames, frames, 2))
+        self.owner: Owner = self.memory.adopted()
+        self.session = self.join()
+        self.tables = Tables(shape)
+        self.size = shape.page_bytes
+
+    def join(self) -> Session:
+        return self.memory.session(attach(self.owner, len(self.owner.takers())))
+
+    def reserve(self, count: int, size: int | None = None) -> tuple[bytes, bytes]:
+        """Pages for as many keys, granted to the session."""
+        space = self.owner.space(bytes(32), "test", 48, 0, 0)
+        sizes = np.full(count, self.size if size is None else size, np.uint64)
+        keys = b"".join(KEYS[:count])
+        outcomes, entries, serials = self.owner.reserve(self.session.slot, space, 0, 1, DAY_NS, keys, sizes)
+        assert outcomes == bytes(count)
+        return entries, serials
+
+    def gather(self, entries: bytes, size: int | None = None) -> int:
+        return self.session.gather(entries, self.size if size is None else size, *self.tables.shared(2))
+
+    def scatter(self, pins: Pins, first: int = 0, session: Session | None = None) -> int:
+        return (session or self.session).scatter(pins, first, self.size, *self.tables.shared(2))
+
+    def stored(self) -> Bytes:
+        """Gathers and publishes three pages; their bytes, that nobody else wrote."""
+        entries, serials = self.reserve(3)
+        assert self.gather(entries) == 3
+        assert self.session.publish(entries, serials, 0) == bytes([1, 1, 1])
+        return self.tables.gathered(np.zeros((3, self.size), np.uint8))
+
+    def pin(self) -> Pins:
+        return self.session.match(Pins, None, b"".join(KEYS[:3]))
+
+    def number(self, at: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        """A word of the index, to be damaged."""
+        index = mmap.mmap(self.memory.descriptors[0], 0)
+        return np.frombuffer(index, np.uint32, 1, at)
+
+    def offset(self, at: int) -> int:
+        return int(self.number(at)[0])
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(Shape(page_tokens=48, width=64))
+    yield world
+    world.memory.close()
+
+
+def counted(world: World) -> tuple[int, int]:
+    index, locks, _ = world.memory.descriptors
+    counts = Observer(index, locks).counts()
+    return counts["loaded_pages"], counts["loaded_bytes"]
+
+
+def test_stored_here_and_loaded_there(world: World) -> None:
+    pages = world.stored()
+    assert counted(world) == (0, 0)
+    with world.pin() as pins:
+        content = np.zeros((3, world.size), np.uint8)
+        addresses = np.array([row.ctypes.data for row in content], np.uint64)
+        assert world.session.copy_out(pins, 0, addresses, np.full(3, world.size, np.uint64), 1) == 3
+        assert np.array_equal(content, pages)
+        world.tables = Tables(world.tables.shape, np.random.default_rng(2))
+        expected = world.tables.scattered(pages)
+        assert world.scatter(pins) == 3
+        assert np.array_equal(world.tables.cache, expected)
+    world.owner.settle()
+    assert world.owner.flush(-1, 3) == (3, 0), "nothing is pinned any more"
+    assert world.owner.check_integrity() == []
+
+
+def test_what_was_really_loaded_is_counted(world: World) -> None:
+    world.stored()
+    world.tables.skip = np.array([0, 1, 0], np.uint8)
+    world.tables.pages[2, 2] = 5
+    row = 4 * 3 * 64  # planes, heads, bytes
+    assert world.scatter(world.pin()) == 3
+    assert counted(world) == (2, (48 + 5) * row)
+
+
+def test_some_of_the_pages(world: World) -> None:
+    pages = world.stored()
+    world.tables.cache[:] = 0
+    world.tables.pages = world.tables.pages[1:]
+    expected = world.tables.scattered(pages[1:])
+    assert world.scatter(world.pin(), 1) == 2
+    assert np.array_equal(world.tables.cache, expected)
+
+
+def test_a_page_of_another_size_ends_it(world: World) -> None:
+    entries, _ = world.reserve(3)
+    assert world.gather(entries, world.size + 1) == 0
+    for nonsense in (b"\xff" * 4, (64).to_bytes(4, "little")):
+        assert world.gather(entries[:8] + nonsense) == 2
+        assert world.gather(nonsense + entries[4:]) == 0
+    assert world.gather(entries, 1 << 40) == 0
+    world.tables.skip = np.ones(3, np.uint8)
+    assert world.gather(b"\xff" * 12) == 3, "what is skipped is not looked at"
+
+
+def damages(world: World, entry: int, frame: int) -> Iterator[tuple[int, int]]:
+    """Places in the index, and what should not be there."""
+    record = world.offset(AT_ENTRIES) + 128 * entry
+    link = world.offset(AT_FRAMES) + 8 * frame
+    yield from ((record + 40, world.size - 1), (record + 44, 1), (record + 48, 2**32 - 1), (record + 52, 1))
+    yield from ((link, 2**32 - 1), (link, 64), (link, frame), (link + 4, entry + 1))
+
+
+def test_a_damaged_chain_costs_a_page(world: World) -> None:
+    pages = world.stored()
+    pins = world.pin()
+    entry = int.from_bytes(pins.entries[4:8], "little")
+    frame = int.from_bytes(world.session.chain(entry)[:4], "little")
+    for at, wrong in damages(world, entry, frame):
+        place = world.number(at)
+        right = place.copy()
+        place[0] = wrong
+        world.tables.cache[:] = 0
+        done = world.scatter(pins)
+        # A chain that goes round ends in time: its frames are this page's own.
+        assert done == (3 if wrong == frame else 1)
+        if done == 1:
+            world.tables.skip = np.array([0, 1, 1], np.uint8)
+            assert np.array_equal(world.tables.cache, without(world, pages))
+            world.tables.skip = np.zeros(0, np.uint8)
+        place[0] = right[0]
+    assert world.scatter(pins) == 3
+
+
+def without(world: World, pages: Bytes) -> Bytes:
+    cache = world.tables.cache.copy()
+    world.tables.cache[:] = 0
+    expected = world.tables.scattered(pages)
+    world.tables.cache[:] = cache
+    return expected
+
+
+def test_what_is_not_pinned_is_a_miss(world: World) -> None:
+    world.stored()
+    world.tables.cache[:] = 0
+    pins, other = world.pin(), world.join()
+    assert world.scatter(pins, session=other) == 0
+    assert world.scatter(miss(Pins, None, 3)) == 0
+    pins.release()
+    assert world.scatter(pins) == 0
+    again = other.match(Pins, None, b"".join(KEYS[:3]))
+    assert other.retire()
+    assert world.scatter(again, session=other) == 0
+    assert other.gather(bytes(12), world.size, *world.tables.shared(1)) == 0
+    assert not world.tables.cache.any()
+
+
+def test_a_forked_child_copies_nothing(world: World) -> None:
+    world.stored()
+    pins = world.pin()
+    world.tables.cache[:] = 0
+
+    def child() -> None:
+        assert world.scatter(pins) == 0
+        assert world.gather(pins.entries) == 0
+        assert not world.tables.cache.any()
+
+    assert in_child(child) == 0
+    assert world.scatter(pins) == 3
+
+
+def test_nonsense_is_refused(world: World) -> None:
+    world.stored()
+    pins = world.pin()
+    with pytest.raises(ValueError, match="3 pages from page 1 on, but 3 are pinned"):
+        world.scatter(pins, 1)
+    with pytest.raises(ValueError, match="3 pages from page 4 on, but 3 are pinned"):
+        world.scatter(pins, 4)
+    with pytest.raises(ValueError, match="entries: 2 for 3 pages"):
+        world.gather(bytes(8))
+    with pytest.raises(ValueError, match="entries: 13 bytes are no whole number"):
+        world.gather(bytes(13))
+    with pytest.raises(ValueError, match="page_bytes: not negative"):
+        world.gather(pins.entries, -1)
+    with pytest.raises(ValueError, match=r"planes\[3\]: reaches beyond the page"):
+        world.gather(pins.entries, int(world.tables.planes[3, 4]) + 3 * 48 * 64 - 1)
+    world.tables.pages[1, 1] = -1
+    calls: list[Callable[[], int]] = [lambda: world.gather(pins.entries), lambda: world.scatter(pins)]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"pages\[1\]: the first token is negative"):
+            call()
+    pins.release()
+    world.owner.settle()
+    assert world.owner.flush(-1, 3) == (3, 0), "no pin was lost to an error"
+
+
+@pytest.fixture
+def busy() -> Iterator[tuple[World, Pins, threading.Thread, list[int]]]:
+    """A thread that is about to scatter 48 MiB."""
+    world = World(Shape(width=8192, heads=8, other_heads=0, planes=4, page_tokens=64), 1 << 20, 64)
+    world.stored()
+    world.tables.cache[:] = 0
+    pins, done = world.pin(), list[int]()
+    thread = threading.Thread(target=lambda: done.append(world.scatter(pins)))
+    yield world, pins, thread, done
+    thread.join()
+    assert done in ([0], [3])
+    assert done == [0] or world.tables.cache.any()
+    world.memory.close()
+
+
+def test_pins_stay_while_they_are_copied(busy: tuple[World, Pins, threading.Thread, list[int]]) -> None:
+    """Released meanwhile, they go with the end of the copy."""
+    world, pins, thread, done = busy
+    before = world.tables.cache.copy()
+    thread.start()
+    while not done and np.array_equal(world.tables.cache[-4096:], before[-4096:]):
+        pass
+    pins.release()
+    thread.join()
+    world.owner.settle()
+    assert done == [3]
+    assert world.owner.flush(-1, 3) == (3, 0)
+
+
+def test_a_session_that_copies_is_not_retired(busy: tuple[World, Pins, threading.Thread, list[int]]) -> None:
+    world, _, thread, done = busy
+    thread.start()
+    refused = 0
+    while not done:
+        refused += not world.session.retire()
+    thread.join()
+    assert done == [3] or not refused
