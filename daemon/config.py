@@ -17,6 +17,8 @@ from .sizes import spell_size
 __all__ = ["FILE_VARIABLE", "Config", "ConfigError", "Field", "fields", "load"]
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
+# the engines' own, which a host may set for all its processes; see kernels/settings.py
+_OF_OTHERS = ("PAGETIER_COPY_CONFIG",)
 
 
 class ConfigError(Exception):
@@ -112,9 +114,9 @@ def _place(before: str) -> str:
 def _from_environment(env: Mapping[str, str]) -> _Givens:
     known = {field.variable: field for field in fields()}
     given: _Givens = {}
-    for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
+    for name in sorted(name for name in env if name.startswith(PREFIX) and name not in (FILE_VARIABLE, *_OF_OTHERS)):
         if name not in known:
-            near = hint(name, [*known, FILE_VARIABLE])
+            near = hint(name, [*known, FILE_VARIABLE, *_OF_OTHERS])
             raise ConfigError(f"unknown variable {name} (= {shown(env[name])}){near}")
         given[known[name].path] = _read(known[name], env[name], f"variable {name}")
     return given

@@ -1,0 +1,245 @@
+"""The copies' own configuration: a small TOML file, which `pagetier calibrate` writes thresholds to.
+
+It is not the daemon's: copies run in the engine's process, and what is fast is a matter of its GPU. All keys are those
+of CopySettings, with the tables [stores] and [loads] of Thresholds::
+
+    store_bandwidth = "20GB/s"
+    backlog = "2s"
+
+    [stores]
+    kernel_below = "32KiB"
+    staged_below = "128KiB"
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from .thresholds import WAYS, CopySettings, Thresholds
+from .units import read_count, read_duration, read_rate, read_size, shown, spell_size
+
+COPY_VARIABLE: Final = "PAGETIER_COPY_CONFIG"
+_Told = TypeVar("_Told", CopySettings, Thresholds)
+_NAME: Final = Path("pagetier", "copy.toml")
+_SYSTEM: Final = Path("/etc")
+_TABLES: Final = ("stores", "loads")
+_HEADER: Final = re.compile(r"\s*\[+\s*\"?(\w+)")
+
+
+class SettingsError(Exception):
+    """The copies' configuration can not be used; the message is for people and names the file and the key."""
+
+
+def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> CopySettings:
+    """What the file says, and the defaults for what it does not say.
+
+    path: of the file; None: the one that `$PAGETIER_COPY_CONFIG` names, else the first there is of
+    `$XDG_CONFIG_HOME/pagetier/copy.toml` (`~/.config`) and `/etc/pagetier/copy.toml`, else no file. A file that is
+    named has to be there. environ: None: this process's. Raises SettingsError.
+    """
+    env = os.environ if environ is None else environ
+    named = path or _named(env)
+    if named is not None:
+        return read_settings(_text(named), str(named))
+    for place in (*_own_place(env), _SYSTEM / _NAME):
+        try:
+            return read_settings(_text(place), str(place))
+        except _MissingError:
+            continue
+    return CopySettings()
+
+
+def default_place(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this user's settings are written: the first place of load_settings(), whether there is a file or not.
+
+    Raises SettingsError if the environment names no place, not even a home.
+    """
+    env = os.environ if environ is None else environ
+    places = [*filter(None, [_named(env)]), *_own_place(env)]
+    if not places:
+        raise SettingsError(f"no place for the file: set {COPY_VARIABLE} or HOME")
+    return places[0]
+
+
+def read_settings(text: str, where: str) -> CopySettings:
+    """The settings in the text of a file; `where` is how messages name it. Raises SettingsError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{where}: {error}") from error
+    tables = {name: document.pop(name) for name in _TABLES if name in document}
+    given: dict[str, Any] = {name: _read_table(table, name, where) for name, table in tables.items()}
+    return _built(CopySettings, given | _read_keys(document, "", where), f"{where}: ")
+
+
+def write_settings(path: Path, settings: CopySettings, measured: str) -> None:
+    """Puts settings into a file, all at once: whoever reads it meanwhile gets the old ones or the new ones.
+
+    The lines of a file that is there stay, comments too, if they say what is to be said; the two tables are always
+    written anew. measured: a line of comment in both, that says what the thresholds come from. Raises SettingsError.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        before = target.read_text() if target.exists() else ""
+        _replace(target, _merged(before, settings, measured))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: can not be written: {error}") from error
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+class _MissingError(SettingsError):
+    """There is no such file."""
+
+
+def _named(env: Mapping[str, str]) -> Path | None:
+    name = env.get(COPY_VARIABLE)
+    return Path(name) if name else None
+
+
+def _own_place(env: Mapping[str, str]) -> list[Path]:
+    """None where the environment has no absolute path for it: a relative one is to be ignored, says XDG."""
+    config, home = Path(env.get("XDG_CONFIG_HOME", "")), Path(env.get("HOME", ""))
+    folder = config if config.is_absolute() else home / ".config"
+    return [folder / _NAME] if folder.is_absolute() else []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _MissingError(f"{path}: can not be read: {error.strerror}") from error
+    except OSError as error:
+        raise SettingsError(f"{path}: can not be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8 text") from error
+
+
+def _read_way(raw: object) -> str:
+    if raw not in WAYS:
+        raise ValueError(f"{shown(raw)} is not one of {', '.join(WAYS)}")
+    return str(raw)
+
+
+_READERS: Final[dict[str, Callable[[object], Any]]] = {
+    "way": _read_way,
+    "programs": read_count,
+    "store_bandwidth": read_rate,
+    "load_bandwidth": read_rate,
+    "backlog": read_duration,
+    "chunk": read_size,
+    "depth": read_count,
+    "patience": read_duration,
+    "staging": read_size,
+    **{f"{table}.{key}": read_size for table in _TABLES for key in Thresholds.__struct_fields__},
+}
+
+
+def _read_table(table: object, name: str, where: str) -> Thresholds:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: {name} = {shown(table)}: must be a table, [{name}]")
+    return _built(Thresholds, _read_keys(table, f"{name}.", where), f"{where}: {name}.")
+
+
+def _read_keys(table: dict[str, Any], prefix: str, where: str) -> dict[str, Any]:
+    return {key: _read_key(f"{prefix}{key}", raw, where) for key, raw in table.items()}
+
+
+def _read_key(name: str, raw: object, where: str) -> Any:
+    if name not in _READERS:
+        raise SettingsError(f'{where}: unknown key "{name}" (= {shown(raw)}){_nearest(name)}')
+    try:
+        return _READERS[name](raw)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {name} = {error}") from error
+
+
+def _nearest(name: str) -> str:
+    """The key that may have been meant, with its table, also if it stands in another one."""
+    last = {known.rpartition(".")[2]: known for known in reversed(_READERS)}
+    full = difflib.get_close_matches(name, [*_READERS, *_TABLES], n=1, cutoff=0.8)
+    loose = difflib.get_close_matches(name.rpartition(".")[2], last, n=1)
+    near = [last[name]] if name in last else full or [last[key] for key in loose]
+    return f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(_READERS)}"
+
+
+def _built(struct: type[_Told], given: dict[str, Any], before: str) -> _Told:
+    try:
+        return struct(**given)
+    except ValueError as error:
+        raise SettingsError(f"{before}{error}") from error
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+def _merged(before: str, settings: CopySettings, measured: str) -> str:
+    kept = f"{_without_tables(before)}\n\n".lstrip()
+    for head in (kept, _keys(settings)):
+        text = f"{head}{_table('stores', settings.stores, measured)}\n{_table('loads', settings.loads, measured)}"
+        try:
+            if read_settings(text, "") == settings:
+                return text
+        except SettingsError:
+            continue
+    raise AssertionError(f"settings that can not be read back: {settings}")
+
+
+def _without_tables(text: str) -> str:
+    """The lines that stand in none of the two tables."""
+    lines, kept = [], True
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        kept = header[1] not in _TABLES if header else kept
+        if kept:
+            lines.append(line)
+    return "\n".join(lines).strip()
+
+
+def _keys(settings: CopySettings) -> str:
+    """Those that are not the default: a default may change with a version."""
+    lines = []
+    for field in msgspec.structs.fields(CopySettings):
+        value = getattr(settings, field.name)
+        if field.name not in _TABLES and value != field.default:
+            sized = _READERS[field.name] in (read_size, read_rate)
+            lines.append(f"{field.name} = {_quoted(spell_size(value) if sized else value)}\n")
+    return "".join([*lines, "\n"]) if lines else ""
+
+
+def _table(name: str, thresholds: Thresholds, measured: str) -> str:
+    keys = msgspec.structs.asdict(thresholds).items()
+    lines = [f"{key} = {_quoted(spell_size(nbytes))}" for key, nbytes in keys]
+    comment = "".join(char if char.isprintable() else " " for char in measured)
+    return "\n".join([f"[{name}]", f"# {comment}", *lines, ""])
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _replace(target: Path, text: str) -> None:
+    """The file gets the mode that it had, or is readable by all: engines of any user go by it."""
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), mode)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

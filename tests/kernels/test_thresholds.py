@@ -1,0 +1,294 @@
+"""What copies are told: the file that says it, what is refused and how, and a file that was written is read back."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.kernels.launch import GRID
+from pagetier.kernels.settings import (
+    COPY_VARIABLE,
+    SettingsError,
+    default_place,
+    load_settings,
+    read_settings,
+    write_settings,
+)
+from pagetier.kernels.thresholds import WAYS, CopySettings, Thresholds
+from pagetier.kernels.units import read_size, spell_size
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def refused(text: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(text, "/x/copy.toml")
+    return str(caught.value)
+
+
+# --- what there is --------------------------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    settings = CopySettings()
+    assert settings.stores == settings.loads == Thresholds(32 * KIB, 32 * KIB)
+    assert (settings.way, settings.chunk, settings.depth) == ("auto", 64 * MIB, 2)
+    assert (settings.store_bandwidth, settings.load_bandwidth) == (0, 0)
+    assert settings.programs == GRID.programs
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"way": "both"},
+        {"programs": 0},
+        {"depth": 0},
+        {"chunk": 0},
+        {"staging": 1},
+        {"load_bandwidth": -1},
+        {"backlog": 0.0},
+        {"patience": float("nan")},
+        {"patience": float("inf")},
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(given: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(given))} = "):
+        CopySettings(**given)  # type: ignore[arg-type]
+
+
+def test_thresholds_are_in_order() -> None:
+    assert Thresholds(0, 0).kernel_below == 0
+    with pytest.raises(ValueError, match="kernel_below = 5 is more than staged_below = 4"):
+        Thresholds(5, 4)
+    with pytest.raises(ValueError, match="kernel_below = -1 is not between"):
+        Thresholds(-1, 4)
+
+
+# --- where it is read from ------------------------------------------------------------------------------------
+
+
+def test_the_file_that_is_named_else_the_users_own_else_the_defaults(tmp_path: Path) -> None:
+    named = put(tmp_path / "named.toml", "programs = 1")
+    home = put(tmp_path / "home/.config/pagetier/copy.toml", "programs = 2")
+    put(tmp_path / "xdg/pagetier/copy.toml", "programs = 3")
+    env = {"HOME": str(tmp_path / "home")}
+    assert load_settings(None, env).programs == 2
+    env["XDG_CONFIG_HOME"] = "relative"
+    assert load_settings(None, env).programs == 2
+    env["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
+    assert load_settings(None, env).programs == 3
+    env[COPY_VARIABLE] = str(named)
+    assert load_settings(None, env).programs == 1
+    assert load_settings(home, env).programs == 2
+    assert load_settings(None, {"HOME": str(tmp_path / "nobody"), COPY_VARIABLE: ""}).programs == 16
+    assert load_settings(None, {}).programs == 16
+
+
+def test_the_environment_is_this_processs_own_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COPY_VARIABLE, str(put(tmp_path / "named.toml", "programs = 5")))
+    assert load_settings().programs == 5
+
+
+def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    with pytest.raises(SettingsError, match=f"^{missing}: can not be read: No such file"):
+        load_settings(None, {COPY_VARIABLE: str(missing)})
+    with pytest.raises(SettingsError, match="Is a directory"):
+        load_settings(tmp_path)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "copy.toml"
+    path.write_bytes(b'way = "\xff"')
+    with pytest.raises(SettingsError, match="not UTF-8"):
+        load_settings(path)
+
+
+def test_where_settings_are_written(tmp_path: Path) -> None:
+    assert default_place({"HOME": "/h"}) == Path("/h/.config/pagetier/copy.toml")
+    assert default_place({"HOME": "/h", "XDG_CONFIG_HOME": "/c"}) == Path("/c/pagetier/copy.toml")
+    assert default_place({"HOME": "/h", COPY_VARIABLE: "/f.toml"}) == Path("/f.toml")
+    with pytest.raises(SettingsError, match=COPY_VARIABLE):
+        default_place({})
+
+
+# --- what it says ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_all_keys() -> None:
+    text = """
+        way = "dma"
+        programs = 8
+        store_bandwidth = "20GB/s"
+        load_bandwidth = "1.5GiB"
+        backlog = "250ms"
+        chunk = "16 MiB"
+        depth = 3
+        patience = 2
+        staging = 1048576
+        [stores]
+        kernel_below = "16KiB"
+        staged_below = "1M"
+        [loads]
+        kernel_below = 0
+        staged_below = 4096
+    """
+    assert read_settings(text, "") == CopySettings(
+        way="dma",
+        programs=8,
+        store_bandwidth=20 * 10**9,
+        load_bandwidth=3 << 29,
+        backlog=0.25,
+        chunk=16 * MIB,
+        depth=3,
+        patience=2.0,
+        staging=MIB,
+        stores=Thresholds(16 * KIB, MIB),
+        loads=Thresholds(0, 4096),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("chunks = 1", 'unknown key "chunks" (= 1); did you mean "chunk"?'),
+        ("kernel_below = 1", 'did you mean "stores.kernel_below"?'),
+        ("[store]\nkernel_below = 1", 'unknown key "store" (= {"kernel_below": 1}); did you mean "stores"?'),
+        ('[loads]\nstaged_bellow = "1K"', 'unknown key "loads.staged_bellow"'),
+        ('[loads]\nstaged_bellow = "1K"', 'did you mean "loads.staged_below"?'),
+        ("zzz = 1", 'unknown key "zzz" (= 1); there are way, programs'),
+        ("stores = 1", "stores = 1: must be a table, [stores]"),
+        ('way = "dmaa"', 'way = "dmaa" is not one of auto, kernel, staged, dma'),
+        ("way = [1]", "way = [1] is not one of"),
+        ('programs = "8"', 'programs = "8" is not a whole number'),
+        ("depth = true", "depth = true is not a whole number"),
+        ("depth = 0", "depth = 0 is not between 1 and 64"),
+        ('chunk = "64MB/s"', 'chunk = "64MB/s" is not a size'),
+        ('chunk = "64Mb"', 'chunk = "64Mb" is not a size'),
+        ("chunk = -1", "chunk = -1 is not a size"),
+        ("chunk = 1.5", "chunk = 1.5 is not a size"),
+        ("staging = 9223372036854775808", "staging = 9223372036854775808 is not between"),
+        ('load_bandwidth = "fast"', 'load_bandwidth = "fast" is not a size'),
+        ("backlog = -0.5", "backlog = -0.5 is not a duration"),
+        ("backlog = nan", "backlog = NaN is not a duration"),
+        ('patience = "2 fortnights"', 'patience = "2 fortnights" is not a duration'),
+        ("patience = false", "patience = false is not a duration"),
+        ("patience = 0", "patience = 0.0 is not a number of seconds"),
+        ("[stores]\nkernel_below = 65536", "stores.kernel_below = 65536 is more than staged_below = 32768"),
+        ("[loads]\nkernel_below = 2020-01-01", 'loads.kernel_below = "2020-01-01" is not a size'),
+        ("way = ", "Invalid value (at end of document)"),
+    ],
+)
+def test_what_is_refused_names_the_file_and_the_key(text: str, words: str) -> None:
+    message = refused(text)
+    assert message.startswith("/x/copy.toml: ")
+    assert words in message
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
+def test_nothing_but_an_error_of_settings_comes_of_any_value(value: object) -> None:
+    from pagetier.kernels.settings import _READERS
+
+    for read in _READERS.values():
+        try:
+            read(value)
+        except ValueError as error:
+            assert " is not " in str(error)
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_sizes_are_spelled_as_they_are_read(nbytes: int) -> None:
+    assert read_size(spell_size(nbytes)) == nbytes
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+thresholds = st.tuples(*[st.integers(0, 2**40)] * 2).map(lambda pair: Thresholds(min(pair), max(pair)))
+any_settings = st.builds(
+    CopySettings,
+    way=st.sampled_from(WAYS),
+    programs=st.integers(1, 65535),
+    store_bandwidth=st.integers(0, 2**63 - 1),
+    load_bandwidth=st.integers(0, 2**63 - 1),
+    backlog=st.floats(1e-300, 86400),
+    chunk=st.integers(1, 2**63 - 1),
+    depth=st.integers(1, 64),
+    patience=st.floats(1e-300, 86400),
+    staging=st.integers(64 * KIB, 2**63 - 1),
+    stores=thresholds,
+    loads=thresholds,
+)
+
+
+@given(any_settings, any_settings, st.text(max_size=20))
+def test_what_was_written_is_read_back_whatever_was_there(
+    before: CopySettings, settings: CopySettings, measured: str
+) -> None:
+    from pagetier.kernels.settings import _merged
+
+    first = _merged("", before, "first")
+    assert read_settings(first, "") == before
+    assert read_settings(_merged(first, settings, measured), "") == settings
+    assert read_settings(_merged("backlog = [\n", settings, measured), "") == settings
+
+
+def test_lines_of_people_stay(tmp_path: Path) -> None:
+    path = put(
+        tmp_path / "copy.toml",
+        '# ours\nprograms = 0x08  # half\nchunk = "1MiB"\n\n[loads]\nkernel_below = 1\n[ stores ]\n# old\n',
+    )
+    settings = msgspec.structs.replace(load_settings(path), stores=Thresholds(4 * KIB, 3 * MIB))
+    write_settings(path, settings, "measured\nby me")
+    assert path.read_text() == (
+        '# ours\nprograms = 0x08  # half\nchunk = "1MiB"\n\n'
+        '[stores]\n# measured by me\nkernel_below = "4KiB"\nstaged_below = "3MiB"\n\n'
+        '[loads]\n# measured by me\nkernel_below = "1B"\nstaged_below = "32KiB"\n'
+    )
+    write_settings(path, settings, "again")
+    assert path.read_text().count("[stores]") == 1
+
+
+def test_what_contradicts_is_written_anew_and_defaults_are_left_out(tmp_path: Path) -> None:
+    path = put(tmp_path / "copy.toml", "# gone\nprograms = 8\nloads = {kernel_below = 1}\n")
+    write_settings(path, CopySettings(depth=3), "by me")
+    assert path.read_text().startswith("depth = 3\n\n[stores]\n# by me\n")
+    assert load_settings(path) == CopySettings(depth=3)
+
+
+def test_a_new_file_is_for_all_to_read_and_an_old_one_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
+    link, path = tmp_path / "link.toml", tmp_path / "deep/er/copy.toml"
+    write_settings(path, CopySettings(), "by me")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.chmod(0o600)
+    link.symlink_to(path)
+    write_settings(link, CopySettings(depth=5), "by me")
+    assert link.is_symlink()
+    assert load_settings(path).depth == 5
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["copy.toml"]
+
+
+def test_what_can_not_be_written_says_so_and_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = put(tmp_path / "file", "depth = 7\n")
+    with pytest.raises(SettingsError, match="can not be written"):
+        write_settings(file / "below.toml", CopySettings(), "by me")
+
+    def broken(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pagetier.kernels.settings.os.fsync", broken)
+    with pytest.raises(SettingsError, match="No space left"):
+        write_settings(file, CopySettings(), "by me")
+    assert file.read_text() == "depth = 7\n"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
