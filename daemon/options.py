@@ -24,6 +24,7 @@ from .settings import (
     groups_setting,
     mode_setting,
     name_setting,
+    pause_setting,
     share_setting,
     size_setting,
     socket_setting,
@@ -89,6 +90,9 @@ class Store(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
     expiry: Annotated[float, duration_setting("How long a living writer may hold a reservation.")] = 60.0
+    quarantine: Annotated[
+        float, pause_setting("How long the memory of a dead process stays out of use: its GPU may still write.")
+    ] = 0.25
 
 
 class Disk(Section, frozen=True, kw_only=True):

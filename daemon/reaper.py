@@ -16,10 +16,13 @@ log = logging.getLogger(__name__)
 class Reaper:
     """Watches the process of each slot and takes back what it held once it is gone. On the loop's thread only.
 
-    A process's socket may close long before its GPU work ends, so the socket says nothing here.
+    A process's socket may close long before its GPU work ends, so the socket says nothing here. Nobody promises that
+    the GPU has ended when the process has, either: so there are `quarantine` seconds between the two.
     """
 
-    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop, quarantine: float) -> None:
+        self._quarantine = quarantine
+        self._dead: dict[int, asyncio.TimerHandle] = {}
         self._owner = owner
         self._loop = loop
         self._watched: dict[int, int] = {}
@@ -39,7 +42,7 @@ class Reaper:
             try:
                 self.watch(taker["slot"], Process(taker["pid"], taker["started"]).watch())
             except ProcessLookupError:
-                self._owner.reap(taker["slot"])
+                self._reap_later(taker["slot"])
 
     def release(self, slot: int) -> None:
         """The process of this slot has let go of everything: its slot is free at once."""
@@ -55,9 +58,19 @@ class Reaper:
         """Stops watching; the slots stay as they are."""
         for slot in list(self._watched):
             self._forget(slot)
+        for timer in self._dead.values():
+            timer.cancel()
 
     def _died(self, slot: int) -> None:
+        self._forget(slot)
+        self._reap_later(slot)
+
+    def _reap_later(self, slot: int) -> None:
+        self._dead[slot] = self._loop.call_later(self._quarantine, self._reap, slot)
+
+    def _reap(self, slot: int) -> None:
         taker = next(t for t in self._owner.takers() if t["slot"] == slot)
+        del self._dead[slot]
         self.release(slot)
         log.info("process %d (%s) is gone: slot %d is free", taker["pid"], taker["name"], slot)
 

@@ -53,7 +53,7 @@ class Service:
         self._loop = loop
         self._admits = False
         self._ttl_ns = int(config.store.expiry * 1e9)
-        self._reaper = Reaper(self._owner, loop)
+        self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
         self.disk = Disk(segments, config, loop)
         self._reaper.watch_adopted()

@@ -99,12 +99,28 @@ def duration_setting(help: str) -> Setting:
     """Seconds, more than zero."""
 
     def read(raw: object) -> float:
-        seconds = parse_duration(raw)  # type: ignore[arg-type]  # it refuses other types itself
+        seconds = _duration(raw)
         if seconds <= 0:
             raise ValueError(f"{shown(raw)} is too short: more than zero")
         return seconds
 
     return Setting(read=read, show=spell_duration, metavar="DURATION", help=help)
+
+
+def pause_setting(help: str) -> Setting:
+    """Seconds, or none."""
+
+    def read(raw: object) -> float:
+        seconds = _duration(raw)
+        if seconds < 0:
+            raise ValueError(f"{shown(raw)} is below zero")
+        return seconds
+
+    return Setting(read=read, show=spell_duration, metavar="DURATION", help=help)
+
+
+def _duration(raw: object) -> float:
+    return parse_duration(raw)  # type: ignore[arg-type]  # it refuses other types itself
 
 
 def choice_setting(help: str, *names: str) -> Setting:

@@ -171,7 +171,7 @@ class Session:
     def unhold(self) -> None:
         """Ends one hold(). Raises RuntimeError if there is none."""
     def retire(self) -> bool:
-        """Ends the handle and all its pins; False, and nothing done, while another thread copies or matches, or it is held."""
+        """Ends the handle and all its pins; False, and nothing done, while another thread copies or it is held."""
 
 @final
 class Observer:

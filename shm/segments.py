@@ -20,7 +20,6 @@ import posix_ipc
 from ._core import Owner, ShmError, plan
 from .files import KINDS, check_user, is_current, lock, open_all, open_new, open_segment, opened, unlink
 from .head import head_of
-from .process import Process
 
 _TRIES: Final = 20
 _U64: Final = 64
@@ -188,7 +187,7 @@ def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     if owner.header()["closed"]:
         return None
     _check_geometry(wish, owner)
-    owner.adopt(_living(owner))
+    owner.adopt(_taken(owner))
     return owner
 
 
@@ -212,6 +211,6 @@ def _check_geometry(wish: Wish, owner: Owner) -> None:
         )
 
 
-def _living(owner: Owner) -> int:
-    """Bits of the slots whose process lives."""
-    return sum(1 << s["slot"] for s in owner.takers() if Process(s["pid"], s["started"]).lives())
+def _taken(owner: Owner) -> int:
+    """Bits of all slots: what the dead held is taken back later, by whoever knows when nothing can write to it."""
+    return sum(1 << taker["slot"] for taker in owner.takers())

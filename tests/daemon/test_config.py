@@ -30,6 +30,7 @@ TYPED = {
     "evict.low": ("0.25", 0.25),
     "evict.high": ("0.5", 0.5),
     "store.expiry": ("250ms", 0.25),
+    "store.quarantine": ("0s", 0.0),
     "disk.path": ("/tmp/x/disk", Path("/tmp/x/disk")),
     "disk.size": ("3GiB", 3 << 30),
     "disk.write": ("second", "second"),
@@ -245,6 +246,11 @@ def test_bad_variables_are_refused(env: dict[str, str], words: list[str]) -> Non
 
 def test_variables_of_others_are_none_of_our_business() -> None:
     assert load(None, {"PATH": "/bin", "PAGETIERX": "1", "pagetier_name": "no"}, {}).name == "pagetier"
+
+
+def test_the_copies_configuration_may_be_named_for_all_of_a_hosts_processes() -> None:
+    assert load(None, {"PAGETIER_COPY_CONFIG": "/etc/x.toml"}, {}).name == "pagetier"
+    assert 'did you mean "PAGETIER_COPY_CONFIG"' in refused(env={"PAGETIER_COPY_CONFG": "/etc/x.toml"})
 
 
 def test_an_empty_list_can_override_a_full_one(file: Path) -> None:

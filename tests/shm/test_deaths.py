@@ -20,6 +20,15 @@ from pagetier.shm.process import Process
 from pagetier.shm.segments import Origin, Segments, Wish, take
 
 
+def take_over(wish: Wish) -> Segments:
+    """As a daemon that has waited until nothing of the dead can write any more."""
+    segments = take(wish)
+    for taker in segments.owner.takers():
+        if not Process(taker["pid"], taker["started"]).lives():
+            segments.owner.reap(taker["slot"])
+    return segments
+
+
 def left(wish: Wish) -> list[Path]:
     return sorted(Path("/dev/shm").glob(f"{wish.name}.*"))
 
@@ -29,24 +38,24 @@ def sound(segments: Segments) -> bool:
 
 
 def test_death_while_segments_are_made(wish: Wish) -> None:
-    for step in deaths(lambda: take(wish)):
-        segments = take(wish)
+    for step in deaths(lambda: take_over(wish)):
+        segments = take_over(wish)
         assert sound(segments), f"died at step {step}"
         assert segments.owner.free_frames == GEOMETRY.frames
         segments.remove()
         assert left(wish) == []
-    take(wish).remove()
+    take_over(wish).remove()
 
 
 def test_death_while_segments_are_adopted(wish: Wish) -> None:
     leave_pages(wish, 5)
-    for step in deaths(lambda: take(wish)):
-        segments = take(wish)
+    for step in deaths(lambda: take_over(wish)):
+        segments = take_over(wish)
         assert segments.origin is Origin.ADOPTED
         assert sound(segments), f"died at step {step}"
         assert held(segments, range(6)) == list(range(5))
         segments.release()
-    take(wish).remove()
+    take_over(wish).remove()
 
 
 def test_death_while_segments_are_removed(wish: Wish) -> None:
@@ -55,8 +64,8 @@ def test_death_while_segments_are_removed(wish: Wish) -> None:
             leave_pages(wish, 2)
 
     seen = set()
-    for step in deaths(lambda: take(wish).remove(), prepare):
-        segments = take(wish)
+    for step in deaths(lambda: take_over(wish).remove(), prepare):
+        segments = take_over(wish)
         seen.add(segments.origin)
         assert sound(segments), f"died at step {step}"
         assert held(segments, range(3)) == ([0, 1] if segments.origin is Origin.ADOPTED else [])
@@ -66,7 +75,7 @@ def test_death_while_segments_are_removed(wish: Wish) -> None:
 
 def test_daemons_killed_at_random_while_they_store(wish: Wish) -> None:
     random = chance()
-    segments = take(wish)
+    segments = take_over(wish)
     known: set[int] = set()
     for _ in range(25):
         segments.release()
@@ -74,7 +83,7 @@ def test_daemons_killed_at_random_while_they_store(wish: Wish) -> None:
         child = spawn(lambda seed=seed: store_for_ever(wish, seed))  # type: ignore[misc]
         time.sleep(float(random.uniform(0.002, 0.03)))
         kill(child)
-        segments = take(wish)
+        segments = take_over(wish)
         assert segments.origin is Origin.ADOPTED
         assert sound(segments)
         assert segments.owner.takers() == []
@@ -89,7 +98,7 @@ def test_daemons_killed_at_random_while_they_store(wish: Wish) -> None:
 def store_for_ever(wish: Wish, seed: int) -> None:
     """A daemon and an engine in one: stores, gives up, leaves open, evicts."""
     random = np.random.default_rng(seed)
-    owner = (segments := take(wish)).owner
+    owner = (segments := take_over(wish)).owner
     session = session_of(segments.descriptors(), attach(owner, seed))
     while True:
         numbers = random.integers(0, 200, 4).tolist()
@@ -120,7 +129,7 @@ class Granted(msgspec.Struct):
 
 def serve(wish: Wish, pid: int, tell: int) -> None:
     """A daemon that grants pages 0, 1 and 2 to a process, 3 to itself, and says so."""
-    owner = take(wish).owner
+    owner = take_over(wish).owner
     process = Process.of(pid)
     slot = owner.attach(pid, os.getuid(), process.started, 1, "test")
     _, entries, serials = reserve(owner, slot, [0, 1, 2])
@@ -155,7 +164,7 @@ def test_a_living_process_goes_on_while_daemons_die(wish: Wish, granted: Granted
     pins = session.match(Pins, None, key_of(0) + key_of(1))
     assert len(pins) == 1
 
-    segments = take(wish)
+    segments = take_over(wish)
     owner: Owner = segments.owner
     assert [taker["pid"] for taker in owner.takers()] == [os.getpid()]
     assert owner.evict(GEOMETRY.frames, 100) == 0, "the only page is pinned"
@@ -173,7 +182,7 @@ def test_a_living_process_goes_on_while_daemons_die(wish: Wish, granted: Granted
 def test_what_a_living_process_does_not_know_of_comes_back(wish: Wish, granted: Granted) -> None:
     """The answer to its request was lost with the daemon."""
     session = session_of(descriptors(wish), granted.slot)
-    segments = take(wish)
+    segments = take_over(wish)
     assert segments.owner.header()["used_frames"] == frames_of([0, 1, 2])
     segments.owner.keep_only(granted.slot, granted.serial(1))
     assert segments.owner.header()["used_frames"] == frames_of([1])
@@ -185,7 +194,7 @@ def test_what_a_living_process_does_not_know_of_comes_back(wish: Wish, granted: 
 
 def test_the_order_of_eviction_outlives_a_daemon(wish: Wish) -> None:
     """The oldest leave first, whichever daemon it was that they were stored or used under."""
-    segments = take(wish)
+    segments = take_over(wish)
     session = session_of(segments.descriptors(), attach(segments.owner, 1))
     for number in range(100):
         store(segments.owner, session, [number])
@@ -193,7 +202,7 @@ def test_the_order_of_eviction_outlives_a_daemon(wish: Wish) -> None:
     assert there == list(range(there[0], 100))
     assert holds(session, there[0]), "the oldest is the youngest now"
     segments.release()
-    segments = take(wish)
+    segments = take_over(wish)
     store(segments.owner, session, list(range(100, 106)))
     still = [number for number in there if holds(session, number)]
     assert still[0] == there[0]
