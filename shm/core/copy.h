@@ -9,16 +9,14 @@
 #include <emmintrin.h>
 
 /* Copies past the caches: whoever reads a page next does so on another core, much later, and memory that is about to be
- * overwritten whole need not be read first. `to` is 16-byte aligned; the caller sees to pt_copy_fence before the release
- * that publishes the page. */
+ * overwritten whole need not be read first. `to` is 16-byte aligned. pt_copy_fence has to come before the release that
+ * publishes the page. */
 static inline void pt_copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     uint64_t at = 0;
     for (; at + 64 <= bytes; at += 64)
         for (int i = 0; i < 64; i += 16)
             _mm_stream_si128((__m128i *)(to + at + i), _mm_loadu_si128((const __m128i *)(from + at + i)));
-    for (; at + 16 <= bytes; at += 16)
-        _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
     memcpy(to + at, from + at, bytes - at);
 }
 static inline void pt_copy_fence(void) { _mm_sfence(); }
@@ -27,14 +25,13 @@ static inline void pt_copy_fence(void) { _mm_sfence(); }
 static inline void pt_copy_fence(void) {}
 #endif
 
+/* Single rows of a cache gain nothing by streaming stores: they were 0.84 of memcpy with them and are 1.0 without. */
 static inline void pt_copy_into(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
-    if (bytes < PT_PAGE || ((uintptr_t)to & 63) != 0) {
+    if (bytes >= PT_PAGE && (uintptr_t)to % 16 == 0)
+        pt_copy_past_caches(to, from, bytes);
+    else
         memcpy(to, from, bytes);
-        return;
-    }
-    pt_copy_past_caches(to, from, bytes);
-    pt_copy_fence();
 }
 
 enum pt_direction { PT_OUT_OF_ARENA, PT_INTO_ARENA };
@@ -126,6 +123,7 @@ static void *pt_copy_share(void *given)
             pt_copy_range(share->view, &share->jobs[i], share->way, share->jobs[i].offset + from - start,
                           share->jobs[i].offset + to - start);
     }
+    pt_copy_fence();
     return NULL;
 }
 

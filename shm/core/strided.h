@@ -30,10 +30,8 @@ static inline void pt_move(uint8_t *inside, uint8_t *memory, uint64_t bytes, enu
 {
     if (way == PT_OUT_OF_ARENA)
         memcpy(memory, inside, bytes);
-    else if (((uintptr_t)inside | bytes) % 16)
-        memcpy(inside, memory, bytes);
     else
-        pt_copy_past_caches(inside, memory, bytes);
+        pt_copy_into(inside, memory, bytes);
 }
 
 /* Copies so many bytes of the page on from the cursor, frame by frame. */
@@ -83,8 +81,8 @@ static inline void pt_copy_heads(const pt_transfer *t, const pt_plane *p, int64_
 
 /* Copies tokens [from, to) of one plane of a page. Where the cache has rows token by token, so do we, a few heads at once:
  * a token's heads mostly lie side by side there, and the processor fetches ahead what is read or written in one go, while
- * the page takes a row here and there as well. (Head by head was 0.55 of memcpy, this is 0.9.) Where it has whole blocks
- * of a head, head by head. */
+ * the page takes a row here and there as well. (Head by head was 0.55 to 0.6 of memcpy, this is 0.95 to 1.0.) Where it has
+ * whole blocks of a head, head by head. */
 static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64_t page, int64_t from, int64_t to,
                                   enum pt_direction way)
 {
