@@ -61,8 +61,9 @@ class Tables:
     def __init__(self, transfer: Transfer, frames: Frames) -> None:
         """Copies the tables in one go, on the device's current stream, and does not wait for it.
 
-        The arena's address is the one that the device knows it by. Raises ValueError if the arena is not aligned to 16
-        bytes, or the table of frames is not one row a page or its rows do not hold a page.
+        A launch on another stream has to wait for this one. The arena's address is the one that the device knows it by.
+        Raises ValueError if the arena is not aligned to 16 bytes, or the table of frames is not one row a page or its
+        rows do not hold a page.
         """
         _require_fit(transfer, frames)
         slots = transfer.slots

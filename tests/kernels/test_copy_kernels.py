@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,7 @@ from paged_cases import FRAME_BYTES, Case, Stored, case_of, cases
 from paged_reference import gathered, scattered
 from pagetier.kernels import copy_kernels
 from pagetier.kernels.frames import Arena, Frames
-from pagetier.kernels.launch import Tables, launch
+from pagetier.kernels.launch import Grid, Tables, launch
 from pagetier.kernels.slots import SlotMap, slot_map
 
 
@@ -102,6 +105,7 @@ SHAPES = {
     "scales": [Stored(NHD, layers=2, kinds=2, heads=2, width=128), Stored(NHD, layers=2, kinds=2, heads=2, width=4)],
     "odd": [Stored(HND, layers=1, kinds=2, heads=3, width=37, shift=5)],
 }
+FOUR = slot_map([3, 1, 2, 0], 4, 16, 16)
 OPAQUE = [Stored(NHD, layers=2, kinds=1, heads=1, width=70_000), Stored(NHD, layers=2, kinds=1, heads=1, width=4098)]
 
 
@@ -114,16 +118,25 @@ def test_known_shapes_as_they_are_launched(device: Device, shape: str, block_tok
     Run(case_of(SHAPES[shape], slots, rng), device).check()
 
 
+@pytest.mark.parametrize("programs", [1, 5, 500])
+def test_few_programs_or_more_than_there_is_to_do(device: Device, programs: int) -> None:
+    case = case_of(SHAPES["scales"], FOUR, np.random.default_rng(8), grid=Grid(programs, tile=128))
+    Run(case, device).check()
+
+
 def test_opaque_states(device: Device) -> None:
     rng = np.random.default_rng(4)
     Run(case_of(OPAQUE, slot_map([5, 0, 3], 3, 1, 1), rng), device).check()
+
+
+def of(tensors: list[Stored]) -> Case:
+    return case_of(tensors, FOUR, np.random.default_rng(7))
 
 
 def pages_of(slots: SlotMap, **changed: Any) -> Case:
     return case_of(SHAPES["scales"], msgspec.structs.replace(slots, **changed), np.random.default_rng(5))
 
 
-FOUR = slot_map([3, 1, 2, 0], 4, 16, 16)
 NOTHING = {
     "no pages": {"pages": np.zeros((0, 3), np.int64)},
     "no tokens": {"pages": FOUR.pages * [1, 1, 0]},
@@ -187,5 +200,13 @@ def test_frames_that_do_not_fit(device: Device) -> None:
         Tables(case.transfer, Frames(Arena(8, whole.arena.nbytes, FRAME_BYTES), whole.table))
 
 
-def of(tensors: list[Stored]) -> Case:
-    return case_of(tensors, FOUR, np.random.default_rng(7))
+@pytest.mark.gpu
+def test_a_subset_under_compute_sanitizer() -> None:
+    """It sees what lies outside of any allocation; the guard zones see what lies inside of one."""
+    tool = shutil.which("compute-sanitizer")
+    if not tool or not torch.cuda.is_available():
+        pytest.skip("there is no GPU, or no compute-sanitizer on PATH")
+    some = "known_shapes and 24 and (scales or latents or odd)"
+    command = [tool, "--error-exitcode=9", sys.executable, "-m", "pytest", "-m", "gpu", "-k", some, __file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stdout[-4000:]
