@@ -1,0 +1,93 @@
+"""A driver that pins memory, for tests: it remembers all that is wrong, and may wait to be told how a call ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+WAIT_S = 20.0
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    """Until something holds that other threads bring about."""
+    ends = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < ends, "it never came to that"
+        time.sleep(0.0002)
+
+
+class PinningDriver:
+    """Registers and unregisters; `wrong` has a line for each call that a real driver would refuse.
+
+    seconds: of a call. fails: which calls of register fail, by number.
+    """
+
+    def __init__(self, seconds: float = 0.0, fails: tuple[int, ...] = ()) -> None:
+        self.seconds, self.fails = seconds, fails
+        self.lock = threading.Lock()
+        self.registered: dict[int, int] = {}
+        self.began: list[int] = []
+        self.wrong: list[str] = []
+        self.at_once = self.most_at_once = 0
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Pins, or raises as a driver does."""
+        with self.lock:
+            number = len(self.began)
+            self.began.append(address)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            self.decide(number, address)
+            with self.lock:
+                self._add(address, nbytes)
+        finally:
+            with self.lock:
+                self.at_once -= 1
+
+    def decide(self, number: int, address: int) -> None:
+        """Takes its time, and raises if this call is to fail."""
+        time.sleep(self.seconds)
+        if number in self.fails:
+            raise OSError(12, "Cannot allocate memory")
+
+    def unregister(self, address: int) -> None:
+        """Unpins what was pinned by one call."""
+        time.sleep(self.seconds)
+        with self.lock:
+            if self.registered.pop(address, None) is None:
+                self.wrong.append(f"{address:#x} is not registered")
+
+    def _add(self, address: int, nbytes: int) -> None:
+        for begin, size in self.registered.items():
+            if address < begin + size and begin < address + nbytes:
+                self.wrong.append(f"{address:#x} is registered already")
+        if nbytes < 1:
+            self.wrong.append(f"{nbytes} bytes at {address:#x}")
+        self.registered[address] = nbytes
+
+
+class GatedDriver(PinningDriver):
+    """Every call of register waits until let() says how it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = threading.Condition()
+        self._ends: dict[int, str] = {}
+        self.waiting: list[int] = []
+
+    def decide(self, number: int, address: int) -> None:
+        """Waits for let()."""
+        with self._told:
+            self.waiting.append(address)
+            assert self._told.wait_for(lambda: address in self._ends, WAIT_S)
+            self.waiting.remove(address)
+        if self._ends[address]:
+            raise RuntimeError(self._ends[address])
+
+    def let(self, address: int, error: str = "") -> None:
+        """The call that waits with this address ends so."""
+        with self._told:
+            self._ends[address] = error
+            self._told.notify_all()
