@@ -2,6 +2,7 @@
 
 from .blocks import Blocks
 from .client import Client
+from .copying import Copier, Load, Store
 from .keys import Keys, Namespace
 from .match import Handover, Match
 from .part import Part
@@ -12,8 +13,10 @@ from .store import Outcome, Reservation, StoreResult
 __all__ = [
     "Blocks",
     "Client",
+    "Copier",
     "Handover",
     "Keys",
+    "Load",
     "Match",
     "Namespace",
     "Outcome",
@@ -21,5 +24,6 @@ __all__ = [
     "Prefetch",
     "Promise",
     "Reservation",
+    "Store",
     "StoreResult",
 ]

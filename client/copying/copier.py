@@ -1,0 +1,150 @@
+"""Copies between an engine's cache and the arena that nobody waits for."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from functools import partial
+from typing import Final, Protocol
+
+from ...kernels.device import Device, Direction
+from ...kernels.slots import SlotMap
+from ...kernels.thresholds import CopySettings
+from ...kernels.transfer import PagedCache
+from ..keys import Keys
+from ..match import Match
+from ..part import Part
+from ..promise import Promise
+from .counts import Counts
+from .lane import Lane
+from .loading_job import LoadingJob, source_of
+from .loads import Load
+from .pages import require_whole
+from .restraint import Backlog, Pace, Rate
+from .stores import Store
+from .storing_job import Order, StoringJob
+from .thread import Drive, in_thread
+
+_LAYERS_AHEAD: Final = 256  # of loads: a device may make whoever enqueues more than about a thousand wait
+_DEFAULT: Final = CopySettings()
+
+
+class Reserving(Protocol):
+    """What is used of a Client."""
+
+    def reserve_soon(self, keys: Keys, sizes: int, part: Part, deadline: float) -> Promise:
+        """See Client.reserve_soon."""
+
+
+class Copier:
+    """Stores and loads of one cache, each way on a stream and a thread of its own. From any thread.
+
+    load(), store() and what they return never make the caller wait, but where a deadline is named. Without a daemon, in
+    a forked child, after close() and after a failure of the device every load is a miss and every store is refused.
+    """
+
+    def __init__(
+        self,
+        client: Reserving,
+        cache: PagedCache,
+        device: Device,
+        settings: CopySettings = _DEFAULT,
+        drive: Drive = in_thread,
+    ) -> None:
+        """Raises ValueError for a cache on another device, and DeviceError.
+
+        Args:
+            client: as long as it is attached there is room for stores; loads are of its matches.
+            cache: of this rank; its memory stays for as long as anything is in flight.
+            device: where the cache is.
+            settings: how much may be copied at once, and how fast.
+            drive: calls the lanes' step(); by default from threads.
+        """
+        if cache.cache.device != device.name:
+            raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
+        self._client, self._cache, self._settings = client, cache, settings
+        self._part = Part(cache.shard.part, cache.shard.parts)
+        self._pid = os.getpid()
+        rate = Rate()
+        self._backlog = Backlog(settings.backlog, rate, settings.store_bandwidth)
+        stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
+        self._stores = Lane(stores, rate, Pace(settings.store_bandwidth), settings.depth)
+        self._loads = Lane(loads, Rate(), Pace(settings.load_bandwidth), _LAYERS_AHEAD)
+        self._stored, self._loaded = Counts(), Counts()
+        for lane, name in ((self._stores, "pagetier-stores"), (self._loads, "pagetier-loads")):
+            weakref.finalize(self, lane.close).atexit = False
+            drive(lane, name)
+
+    def load(self, match: Match, slots: SlotMap, first: int = 0, after: object = None) -> Load:
+        """Begins to copy pages of a match into blocks, and pins them for itself: the match may be let go of.
+
+        Args:
+            match: held; of the client's. Pages behind its pinned ones, on disk, are not loaded: see Client.prefetch.
+            slots: an item for each page from `first` on. They are not read or written until the load has ended.
+            first: the first page to copy, counted from the head of the match.
+            after: an event of the engine's that comes before the first byte is written; None: at once.
+
+        Raises ValueError as PagedCache.loading does.
+        """
+        transfer = self._cache.loading(slots)
+        source = None if self._foreign or self._loads.broken else source_of(match, transfer, first)
+        job = LoadingJob(source, self._cache.cache.layers, self._loaded, after)
+        if source is not None and not self._loads.submit(job):
+            source.let_go()
+            job = LoadingJob(None, job.layers, self._loaded)
+        return Load(job)
+
+    def store(self, keys: Keys, slots: SlotMap, after: object = None) -> Store:
+        """Begins to store this rank's part of a page for each key, but for those that are to be skipped.
+
+        Pages become readable chunk by chunk, from the head on. Those that the copies can not keep up with are left out,
+        from the tail on.
+
+        Args:
+            keys: the whole chain from the head of the prompt, so that its recency is right.
+            slots: an item for each key. Their content stays until the store is ready, or cancelled.
+            after: an event of the engine's that comes before the first byte is read; None: at once.
+
+        Raises ValueError for what are no whole pages, and as PagedCache.storing does.
+        """
+        require_whole(slots, len(keys))
+        sizes, patience = self._cache.page.nbytes, self._settings.patience
+        ask = partial(self._client.reserve_soon, keys, sizes, self._part, patience)
+        order = Order(self._cache.storing(slots), ask)
+        job = StoringJob(order, self._backlog, self._settings, self._stored, after)
+        reason = "the copier was made in another process" if self._foreign else self._stores.broken
+        if reason or not self._stores.submit(job):
+            job.refuse(reason or "the copier is closed")
+        return Store(job)
+
+    def close(self, deadline: float) -> bool:
+        """Begins nothing new, and waits at most `deadline` seconds for what goes on: whether all of it has ended.
+
+        What has not goes on by itself to its end, and the session stays mapped for it. May be called again.
+        """
+        if self._foreign:
+            return True
+        ends = time.monotonic() + deadline
+        lanes = self._stores, self._loads
+        for lane in lanes:
+            lane.close()
+        ended = [lane.wait_idle(ends - time.monotonic()) for lane in lanes]
+        return all(ended)
+
+    @property
+    def counts(self) -> Counts:
+        """What was done so far."""
+        return self._stored + self._loaded
+
+    @property
+    def left_out(self) -> int:
+        """Granted pages that were not stored, as the copies could not keep up."""
+        return self._stored.left_out
+
+    @property
+    def _foreign(self) -> bool:
+        return self._pid != os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<Copier of {self._cache!r}, {self.counts}>"

@@ -1,0 +1,157 @@
+"""A load as its lane sees it: pinned pages, layer by layer."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from ...kernels.device import Copy, Direction, Event
+from ...kernels.frames import Frames
+from ...kernels.transfer import Transfer
+from ...shm._core import Pins, Session
+from ..match import Match
+from .counts import Counts
+from .job import Job, Piece
+from .pages import located
+
+
+class Source(msgspec.Struct, frozen=True, eq=False):
+    """Pages that are pinned for one load alone, and where they go. The session is held until let_go()."""
+
+    session: Session
+    pins: Pins
+    transfer: Transfer
+    frames: Frames
+
+    @property
+    def tokens(self) -> int:
+        """How many are copied."""
+        slots = self.transfer.slots
+        return int((slots.pages[:, 2] - slots.pages[:, 1])[~slots.skips].sum())
+
+    def let_go(self) -> None:
+        """Ends pins and hold."""
+        self.pins.release()
+        self.session.unhold()
+
+
+def source_of(match: Match, transfer: Transfer, first: int) -> Source | None:
+    """Pins pages of a match from `first` on, as many as the transfer takes and are of its size; None: none."""
+    session = match.session
+    if session is None or not match.held:
+        return None
+    session.hold()
+    if session.usable and first >= 0:
+        source = _pinned(session, match, transfer, first)
+        if len(source.frames.table):
+            return source
+        source.pins.release()
+    session.unhold()
+    return None
+
+
+def _pinned(session: Session, match: Match, transfer: Transfer, first: int) -> Source:
+    last = first + len(transfer.slots)
+    pins = session.repin(Pins, None, match.entries[4 * first : 4 * last], match.serials[8 * first : 8 * last])
+    skips = transfer.slots.skips[: len(pins)]
+    other = (np.frombuffer(pins.sizes, np.uint64) != transfer.page_bytes) & ~skips
+    count = int(other.argmax()) if other.any() else len(pins)
+    entries = np.frombuffer(pins.entries, np.uint32)[:count]
+    named = [None if skip else entry for entry, skip in zip(entries.tolist(), skips.tolist(), strict=False)]
+    frames = located(session, named, transfer.page_bytes)
+    slots = transfer.slots.some(0, len(frames.table))
+    return Source(session, pins, msgspec.structs.replace(transfer, slots=slots), frames)
+
+
+class LoadingJob(Job):
+    """Loads a source, or nothing. One piece a layer.
+
+    pages, layers: how many. reason: why it failed, or nothing.
+    """
+
+    def __init__(self, source: Source | None, layers: int, counts: Counts, after: object = None) -> None:
+        super().__init__(after)
+        self.pages = len(source.frames.table) if source else 0
+        self.layers = layers
+        self.reason = ""
+        self._source = source
+        self._counts = counts
+        self._events: list[Event] = []
+        self._begun = self._landed = 0
+        self._sound = layers
+        self._ended = source is None
+
+    def event(self, layer: int) -> Event | None:
+        """Behind a layer that was enqueued; None where it was not, or could not be."""
+        return self._events[layer] if layer < min(len(self._events), self._sound) else None
+
+    def decided(self, layer: int) -> bool:
+        """Whether the layer is enqueued, or will not be."""
+        return layer < len(self._events) or self._ended or self._cancelled or bool(self.reason)
+
+    def has_landed(self, layer: int) -> bool:
+        """Whether the layer is there."""
+        return layer < min(self._landed, self._sound)
+
+    def prepare(self, now: float) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def next(self) -> Piece | None:
+        """The next layer."""
+        source = self._source
+        if source is None or self._cancelled or self.reason or self._begun == self.layers:
+            self._end_if_landed()
+            return None
+        planes = source.transfer.planes_of(range(self._begun, self._begun + 1))
+        self._begun += 1
+        rows = source.transfer.planes[planes.start : planes.stop]
+        nbytes = source.tokens * int((rows[:, 6] * rows[:, 7]).sum())
+        return Piece((Copy(Direction.LOAD, source.transfer, source.frames, planes),), nbytes)
+
+    def launched(self, event: Event) -> None:
+        """Whoever waits for this layer waits for its event from now on."""
+        self._events.append(event)
+        self._tell()
+
+    def landed(self) -> None:
+        """A layer is there."""
+        self._landed += 1
+        self._end_if_landed()
+
+    def spoil(self, reason: str) -> None:
+        """Layers that were enqueued before are sound."""
+        if not self.reason:
+            self._sound = min(self._sound, len(self._events))
+            self._give_up(reason)
+
+    def fail(self, reason: str) -> bool:
+        """Pins and hold are kept while the device may still read the pages."""
+        self._give_up(reason)
+        if self._begun > self._landed:
+            return True
+        self._end_if_landed()
+        return False
+
+    def _give_up(self, reason: str) -> None:
+        self._counts.failed += self.pages
+        self.reason = reason
+        self._tell()
+
+    def _end_if_landed(self) -> None:
+        """When no more is begun and all that was has landed."""
+        source = self._source
+        over = self._begun == self.layers or self._cancelled or self.reason
+        if source is None or not over or self._begun > self._landed:
+            return
+        self._source = None
+        source.let_go()
+        self._count(source)
+        self._ended = True
+        self._tell()
+
+    def _count(self, source: Source) -> None:
+        if not self.reason and self._landed == self.layers:
+            self._counts.loaded += source.transfer.nbytes
+        elif not self.reason:
+            self._counts.cancelled += self.pages

@@ -1,0 +1,89 @@
+"""A load that goes on by itself, as the engine sees it."""
+
+from __future__ import annotations
+
+import time
+
+from ...kernels.device import DeviceError
+from .loading_job import LoadingJob
+
+
+class Load:
+    """Pages on their way into the engine's cache, layer by layer. Made by Copier.load; from any thread.
+
+    Who drops it stops nothing. In a forked child nothing of it is ever ready.
+
+    pages: how many from the first one asked for on; what is behind them is a miss. With 0 every layer is ready.
+    layers: of this rank's cache.
+    """
+
+    def __init__(self, job: LoadingJob) -> None:
+        self.pages, self.layers = job.pages, job.layers
+        self._job = job
+
+    @property
+    def failed(self) -> str:
+        """Why layers that are not ready never will be: the device failed; empty if it did not."""
+        return self._job.reason
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it writes to the cache any more: also after cancel(). Never, if the device failed."""
+        return self._job.ended
+
+    def wait_ended(self, deadline: float) -> bool:
+        """Waits for that, at most `deadline` seconds."""
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, deadline)
+
+    def ready(self, layer: int) -> bool:
+        """Whether a layer of all its pages is in the cache. Waits for nobody."""
+        if self._settled(layer):
+            return not self._job.foreign
+        event = self._job.event(layer)
+        try:
+            return event is not None and not self._job.foreign and event.done()
+        except DeviceError:
+            return False
+
+    def wait(self, layer: int, deadline: float) -> bool:
+        """Waits for a layer, at most `deadline` seconds. False also where it will never come."""
+        if self._settled(layer):
+            return not self._job.foreign
+        ends = time.monotonic() + deadline
+        self._job.wait_until(lambda: self._job.decided(layer), deadline)
+        event = self._job.event(layer)
+        try:
+            return event is not None and not self._job.foreign and event.wait(max(0.0, ends - time.monotonic()))
+        except DeviceError:
+            return False
+
+    def hold(self, stream: object, layer: int, deadline: float) -> bool:
+        """What is given to the engine's stream from now on begins when the layer is in the cache.
+
+        Waits, at most `deadline` seconds, only until its copies are enqueued. False if they are not by then, or will
+        not be: then nothing is held. Raises ValueError for what is no stream.
+        """
+        if self._settled(layer):
+            return not self._job.foreign
+        self._job.wait_until(lambda: self._job.decided(layer), deadline)
+        event = self._job.event(layer)
+        if event is None or self._job.foreign:
+            return False
+        try:
+            event.hold(stream)
+        except DeviceError:
+            return False
+        return True
+
+    def cancel(self) -> None:
+        """Begins no more layers; see `ended`. Those that were enqueued may still become ready."""
+        self._job.cancel()
+
+    def _settled(self, layer: int) -> bool:
+        if not 0 <= layer < self.layers:
+            raise ValueError(f"layer {layer} of {self.layers}")
+        return not self.pages or self._job.has_landed(layer)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else f"failed: {self.failed}" if self.failed else "on its way"
+        return f"<Load of {self.pages} pages, {self.layers} layers, {state}>"

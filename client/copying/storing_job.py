@@ -1,0 +1,198 @@
+"""A store as its lane sees it: asked for, granted, copied in chunks, published chunk by chunk."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from ...kernels.device import Copy, Direction, Event
+from ...kernels.frames import Frames
+from ...kernels.thresholds import CopySettings
+from ...kernels.transfer import Transfer
+from ..promise import Promise
+from ..store import Outcome, Reservation, StoreResult
+from .counts import Counts
+from .grant import Grant
+from .job import Job, Piece
+from .pages import Indices, bytes_of_pages, chunks_of, picked
+from .restraint import Backlog
+
+_UNHEARD = "the daemon did not answer in time"
+_CANCELLED = "it was cancelled"
+_LEFT_OUT = "copies can not keep up: the tail was left out"
+_UNSOUND = "the pages' memory can not be used"
+_SKIPPED = "some pages were to be skipped"
+
+
+class Order(msgspec.Struct, frozen=True, eq=False):
+    """What is to be stored: transfers with an item for each page, and how room for the pages is asked for."""
+
+    transfers: tuple[Transfer, ...]
+    ask: Callable[[], Promise]
+
+    def __len__(self) -> int:
+        return len(self.transfers[0].slots)
+
+
+class Chunk(msgspec.Struct, frozen=True, eq=False):
+    """Pages that are copied together, and where they lie."""
+
+    pages: Indices
+    frames: Frames
+    nbytes: int
+
+
+class StoringJob(Job):
+    """Stores an order. One piece a chunk.
+
+    result: what became of the pages by now. decided: whether that is final.
+    """
+
+    def __init__(
+        self, order: Order, backlog: Backlog, settings: CopySettings, counts: Counts, after: object = None
+    ) -> None:
+        super().__init__(after)
+        self.result = StoreResult(bytes([Outcome.PENDING]) * len(order), "it goes on")
+        self.decided = False
+        self._order, self._backlog, self._settings, self._counts = order, backlog, settings, counts
+        self._sizes = bytes_of_pages(order.transfers, len(order))
+        self._promise: Promise | None = None
+        self._asked = 0.0
+        self._grant: Grant | None = None
+        self._chunks: deque[Chunk] = deque()
+        self._flying: deque[Chunk] = deque()
+        self._reason = ""
+        self._spoilt = False
+
+    def refuse(self, reason: str) -> None:
+        """Ends it before it began: nothing of it is stored."""
+        if self._promise is not None:
+            self._promise.cancel()
+        self._settle(StoreResult(bytes([Outcome.REFUSED]) * len(self._order), reason))
+
+    def prepare(self, now: float) -> bool:
+        """Once the daemon has answered, or was given up on."""
+        if self._promise is None and not self._cancelled:
+            self._promise, self._asked = self._order.ask(), now
+        if self._cancelled:
+            self._counts.cancelled += len(self._order)
+            self.refuse(_CANCELLED)
+        elif self._promise is not None and self._promise.ready:
+            self._take(self._promise.wait(0.0))
+        elif now - self._asked >= self._settings.patience:
+            self.refuse(_UNHEARD)
+        return self._grant is not None or self.decided
+
+    def next(self) -> Piece | None:
+        """The next chunk."""
+        if self._cancelled:
+            self._drop_rest(_CANCELLED)
+        if not self._chunks:
+            self._end_if_landed()
+            return None
+        chunk = self._chunks.popleft()
+        self._flying.append(chunk)
+        return Piece(tuple(self._copies(chunk)), chunk.nbytes)
+
+    def launched(self, event: Event) -> None:
+        """The lane has the event; nobody else waits for it."""
+
+    def landed(self) -> None:
+        """The oldest chunk in flight is copied: it can be read from now on, unless it is not wanted any more."""
+        chunk = self._flying.popleft()
+        self._backlog.leave(chunk.nbytes)
+        with self._changed:  # a cancel() is before this, or after it
+            if self._cancelled or self._spoilt:
+                self._abandon(chunk.pages, _CANCELLED)
+            else:
+                self._publish(chunk)
+        self._end_if_landed()
+
+    def spoil(self, reason: str) -> None:
+        """No chunk that is in flight is published."""
+        self._spoilt = True
+        self._drop_rest(reason)
+
+    def fail(self, reason: str) -> bool:
+        """Chunks in flight stay as they are until the process ends, and the session is held."""
+        if self._grant is None:
+            self._counts.failed += len(self._order)
+            self.refuse(reason)
+            return False
+        self._spoilt = True
+        self._drop_rest(reason)
+        self._end_if_landed()
+        if self._flying:
+            self._counts.failed += sum(len(chunk.pages) for chunk in self._flying)
+            self._decide(StoreResult(self._grant.keep().codes, reason))
+        return bool(self._flying)
+
+    def _take(self, reservation: Reservation) -> None:
+        """The daemon's answer: what was granted is cut into chunks, as far as the backlog has room."""
+        grant = self._grant = Grant(reservation)
+        skips = self._order.transfers[0].slots.skips
+        self._abandon(grant.open[skips[grant.open]], _SKIPPED)
+        pages = grant.open
+        frames = grant.locate(pages, self._order.transfers[0].page_bytes)
+        found = len(frames.table) if frames is not None else 0
+        kept = self._backlog.admit(self._sizes[pages[:found]])
+        self._counts.left_out += found - kept
+        self._counts.failed += len(pages) - found
+        self._abandon(pages[kept:found], _LEFT_OUT)
+        self._abandon(pages[found:], _UNSOUND)
+        if frames is not None:
+            self._cut(pages[:kept], frames)
+        self._note()
+
+    def _cut(self, pages: Indices, frames: Frames) -> None:
+        at = 0
+        for some in chunks_of(pages, self._sizes, self._settings.chunk):
+            table = frames.table[at : at + len(some)]
+            self._chunks.append(Chunk(some, Frames(frames.arena, table), int(self._sizes[some].sum())))
+            at += len(some)
+
+    def _copies(self, chunk: Chunk) -> Iterator[Copy]:
+        for transfer in self._order.transfers:
+            some = picked(transfer, chunk.pages)
+            yield Copy(Direction.STORE, some, chunk.frames, range(len(transfer.planes)))
+
+    def _publish(self, chunk: Chunk) -> None:
+        assert self._grant is not None
+        stored = self._grant.publish(chunk.pages)
+        self._counts.failed += len(chunk.pages) - stored
+        self._counts.stored += chunk.nbytes if stored == len(chunk.pages) else 0
+        self._note()
+
+    def _drop_rest(self, reason: str) -> None:
+        """What was not begun comes back at once."""
+        while self._chunks:
+            chunk = self._chunks.pop()
+            self._backlog.leave(chunk.nbytes)
+            self._abandon(chunk.pages, reason)
+
+    def _abandon(self, pages: Indices, reason: str) -> None:
+        if self._grant is not None and len(pages):
+            self._reason = self._reason or reason
+            self._grant.abandon(pages)
+            self._note()
+
+    def _note(self) -> None:
+        if self._grant is not None:
+            told = self._grant.result
+            self.result = StoreResult(told.codes, self._reason or told.reason)
+
+    def _end_if_landed(self) -> None:
+        if self._grant is not None and not self._chunks and not self._flying and not self.decided:
+            self._grant.let_go()
+            self._settle(self.result)
+
+    def _settle(self, result: StoreResult) -> None:
+        self._ended = True
+        self._decide(result)
+
+    def _decide(self, result: StoreResult) -> None:
+        with self._changed:
+            self.result, self.decided = result, True
+            self._changed.notify_all()

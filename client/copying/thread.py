@@ -1,0 +1,28 @@
+"""The thread of a lane."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from .lane import Lane
+
+Drive: TypeAlias = Callable[[Lane, str], object]
+"""Sees to it that a lane's step() is called, under some name, until the lane is over."""
+
+
+def in_thread(lane: Lane, name: str) -> threading.Thread:
+    """A thread of its own, which ends when the lane is over, or with the process."""
+    thread = threading.Thread(target=_run, args=(lane,), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(lane: Lane) -> None:
+    try:
+        while not lane.over:
+            lane.rest(lane.step())
+    finally:
+        if not lane.over:
+            lane.abort("the thread that copies has ended")

@@ -1,0 +1,185 @@
+"""The host as a device, for engines whose cache is in host memory: a stream is a thread that runs the host path."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeAlias
+
+import msgspec
+
+from .device import Copy, DeviceError, Direction
+from .host_copy import gather, require_host, scatter
+
+_FAILURES = (DeviceError, ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, OSError, MemoryError)
+_LOOK_S = 0.1  # how often who waits for an engine's event looks whether he still has to
+
+_Task: TypeAlias = "Callable[[], object]"
+
+
+class HostEvent:
+    """A point in a HostStream; see Event."""
+
+    def __init__(self) -> None:
+        self._came = threading.Event()
+        self._error = ""
+
+    def done(self) -> bool:
+        """Whether it has come. Raises DeviceError if work before it failed."""
+        return self._came.is_set() and self._sound()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for it; False after so many seconds. Raises as done()."""
+        return self._came.wait(seconds) and self._sound()
+
+    def hold(self, stream: object) -> None:
+        """What is given to the stream from now on begins after it.
+
+        stream: a HostStream, or an Executor of one thread, which waits. Raises ValueError for anything else.
+        """
+        if isinstance(stream, HostStream):
+            stream.after(self)
+        elif isinstance(stream, Executor):
+            stream.submit(self._came.wait)
+        else:
+            raise ValueError(f"{type(stream).__name__}: the host's streams are HostStream and Executor")
+
+    def come(self, error: str) -> None:
+        """For its stream's thread: it has come, or what was before it failed."""
+        self._error = error
+        self._came.set()
+
+    def _sound(self) -> bool:
+        if self._error:
+            raise DeviceError(self._error)
+        return True
+
+
+class _Worker:
+    """What a stream's thread does. It does not know its stream, so that one that is dropped ends it."""
+
+    def __init__(self) -> None:
+        self.tasks: SimpleQueue[_Task | HostEvent | None] = SimpleQueue()
+        self.error = ""
+        self.leaving = threading.Event()
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            if isinstance(task, HostEvent):
+                task.come(self.error)
+            elif not self.error:
+                self._do(task)
+        self.ended.set()
+
+    def _do(self, task: _Task) -> None:
+        try:
+            task()
+        except _FAILURES as error:
+            self.error = f"a copy failed: {error}"
+
+    def leave(self) -> None:
+        self.leaving.set()
+        self.tasks.put(None)
+
+    def wait_for(self, event: object) -> None:
+        """Raises DeviceError if the engine's work failed: what it left must not be read."""
+        while not _has_come(event):
+            if self.leaving.is_set():
+                raise DeviceError("the stream was closed before the engine's event came")
+
+
+class HostStream:
+    """Copies one way, in order, on a thread of its own; see Stream. Made by HostDevice.stream."""
+
+    def __init__(self, direction: Direction, threads: int) -> None:
+        self._threads = threads
+        self._worker = worker = _Worker()
+        name = f"pagetier-{direction.value}-stream"
+        threading.Thread(target=worker.run, name=name, daemon=True).start()
+        weakref.finalize(self, worker.leave).atexit = False
+
+    def after(self, event: object) -> None:
+        """Waits on the stream's thread for a threading.Event, a Future, a HostEvent, or what else has a wait().
+
+        A Future that failed or was cancelled fails the stream. Raises DeviceError, ValueError for what can not be
+        waited for.
+        """
+        if not isinstance(event, Future) and not callable(getattr(event, "wait", None)):
+            raise ValueError(f"{type(event).__name__} has no wait()")
+        self._put(partial(self._worker.wait_for, event))
+
+    def enqueue(self, copy: Copy) -> None:
+        """Begins a copy and does not wait for it. Raises DeviceError, and ValueError for a cache that is elsewhere."""
+        require_host(copy.transfer)
+        self._put(partial(_run, copy, self._threads))
+
+    def record(self) -> HostEvent:
+        """The point after all that was enqueued so far. Raises DeviceError."""
+        event = HostEvent()
+        self._put(event)
+        return event
+
+    def close(self, deadline: float) -> bool:
+        """Takes no more work. Whether the thread ended in so many seconds, having done all that it was given."""
+        self._worker.leave()
+        return self._worker.ended.wait(deadline)
+
+    def _put(self, task: _Task | HostEvent) -> None:
+        if self._worker.error:
+            raise DeviceError(self._worker.error)
+        if self._worker.leaving.is_set():
+            raise DeviceError("the device was closed")
+        self._worker.tasks.put(task)
+
+
+class HostDevice:
+    """Copies by the C host path, on a thread a stream; see Device. threads: on which a large copy may run."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        self._streams: weakref.WeakSet[HostStream] = weakref.WeakSet()
+
+    @property
+    def name(self) -> str:
+        """By torch's name."""
+        return "cpu"
+
+    def stream(self, direction: Direction) -> HostStream:
+        """A stream of its own for copies one way."""
+        stream = HostStream(direction, self._threads)
+        self._streams.add(stream)
+        return stream
+
+    def close(self, deadline: float = 0.0) -> bool:
+        """No stream takes more work. Whether all ended in so many seconds, having done what they were given."""
+        ends = time.monotonic() + deadline
+        ended = [stream.close(max(0.0, ends - time.monotonic())) for stream in list(self._streams)]
+        return all(ended)
+
+
+def _run(copy: Copy, threads: int) -> None:
+    rows = slice(copy.planes.start, copy.planes.stop)
+    whole = copy.transfer
+    some = msgspec.structs.replace(whole, planes=whole.planes[rows], layers=whole.layers[rows])
+    work = gather if copy.direction is Direction.STORE else scatter
+    work(some, copy.frames, threads)
+
+
+def _has_come(event: object) -> bool:
+    """Waits a little. Raises DeviceError if the work before it failed."""
+    if isinstance(event, Future):
+        wait_for([event], _LOOK_S)
+        if event.done() and (event.cancelled() or event.exception() is not None):
+            raise DeviceError("the engine's work failed")
+        return event.done()
+    if isinstance(event, (threading.Event, HostEvent)):
+        return event.wait(_LOOK_S)
+    event.wait()  # type: ignore[attr-defined]
+    return True
