@@ -1,0 +1,227 @@
+"""A copy as runs of bytes that lie side by side on both sides: what DMA engines take.
+
+Nothing here loops over tokens, blocks, pages or planes: a copy becomes a few arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .device import Copy
+from .frames import Frames
+from .slots import SlotMap
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Addresses: TypeAlias = npt.NDArray[np.uint64]
+
+
+class Runs(msgspec.Struct, frozen=True, eq=False):
+    """Arrays of one length, C-contiguous, in the order of the pages and of their bytes.
+
+    cache: where each run begins in the cache, or in the buffer that stands for it. arena: where it begins in a frame,
+    which it does not leave. nbytes: 1 or more. No two runs have a byte of a page in common.
+    """
+
+    cache: Addresses
+    arena: Addresses
+    nbytes: Addresses
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+
+def runs_of(copy: Copy) -> Runs:
+    """Between the cache and the frames: as few runs as there can be without leaving a frame.
+
+    Raises ValueError if the table of frames is not one row a page or its rows do not hold a page.
+    """
+    require_fit(copy)
+    planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
+    dense = _dense(planes, copy.transfer.slots)
+    blocks = _block_spans(copy.transfer.slots)
+    pieces = [_cached(planes[dense], blocks)]
+    if not dense.all():
+        pieces.append(_cached(planes[~dense], _token_spans(blocks)))
+    return _framed(_merged(_joined(pieces), copy), copy.frames)
+
+
+def buffer_runs(copy: Copy, address: int, room: int, begin: int) -> Runs:
+    """Between a buffer of pages and the frames; only what the copy covers, as in runs_of().
+
+    Args:
+        copy: which bytes of which pages.
+        address: of the buffer. It has as many pages as the copy, in the canonical order.
+        room: from one of its pages to the next, in bytes.
+        begin: the byte of a page that its pages begin with.
+
+    Raises:
+        ValueError: see runs_of().
+    """
+    require_fit(copy)
+    planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
+    pieces = _paged(planes, _page_spans(copy.transfer.slots))
+    there = msgspec.structs.replace(pieces, cache=address + pieces.page * room + pieces.offset - begin)
+    return _framed(_merged(there, copy), copy.frames)
+
+
+def run_bytes(copy: Copy) -> int:
+    """How long a run of this copy is on average: bytes over runs, as a run costs the same whatever its length.
+
+    It is counted, not expanded: in each head of each plane there are as many runs as tokens; or as pieces of blocks,
+    if the tokens of a block lie side by side; or as rows of neighbouring blocks, if those do, too. At most a frame; 0
+    if nothing is moved. Heads and planes that lie side by side are not looked for, so it may be more.
+    """
+    planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
+    blocks = _block_spans(copy.transfer.slots)
+    tokens = int(blocks.count.sum())
+    if not tokens or not len(planes):
+        return 0
+    dense = _dense(planes, copy.transfer.slots)
+    adjoining = dense & (planes[:, 1] == copy.transfer.slots.block_tokens * planes[:, 7])
+    counts = np.where(adjoining, _rows_of_blocks(blocks), np.where(dense, len(blocks.count), tokens))
+    mean = int((tokens * planes[:, 6] * planes[:, 7]).sum() // (counts * planes[:, 6]).sum())
+    return min(mean, copy.frames.arena.frame_bytes)
+
+
+def require_fit(copy: Copy) -> None:
+    """Raises ValueError if the frames are not those of the copy's pages, or there are no such planes."""
+    transfer, frames, planes = copy.transfer, copy.frames, copy.planes
+    pages, count = len(transfer.slots), len(transfer.planes)
+    if len(frames.table) != pages or (pages and frames.page_room < transfer.page_bytes):
+        raise ValueError(
+            f"frames for {len(frames.table)} pages of at most {frames.page_room} bytes,"
+            f" but there are {pages} pages of {transfer.page_bytes}"
+        )
+    if planes.step != 1 or not 0 <= planes.start <= planes.stop <= count:
+        raise ValueError(f"{planes} of {count} planes")
+
+
+def _dense(planes: Numbers, slots: SlotMap) -> npt.NDArray[np.bool_]:
+    """Of each plane, whether the tokens of a block lie side by side; an axis of one may have any stride."""
+    side_by_side: npt.NDArray[np.bool_] = planes[:, 2] == planes[:, 7]
+    return side_by_side | (slots.block_tokens == 1)
+
+
+class _Spread(msgspec.Struct, frozen=True, eq=False):
+    """counts[i] items for each i: which[j] is the i of item j, step[j] its number among those."""
+
+    which: Numbers
+    step: Numbers
+
+
+def _spread(counts: Numbers) -> _Spread:
+    which = np.repeat(np.arange(len(counts)), counts)
+    return _Spread(which, np.arange(len(which)) - (np.cumsum(counts) - counts)[which])
+
+
+class _Spans(msgspec.Struct, frozen=True, eq=False):
+    """Tokens side by side: `count` of a page, from `token` on, that are `slot` and behind of one block."""
+
+    page: Numbers
+    token: Numbers
+    count: Numbers
+    block: Numbers
+    slot: Numbers
+
+
+def _page_spans(slots: SlotMap) -> _Spans:
+    """What is copied of each page, as if it were one block."""
+    page = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
+    _, first, end = slots.pages[page].T
+    return _Spans(page, first, end - first, np.zeros_like(first), first)
+
+
+def _block_spans(slots: SlotMap) -> _Spans:
+    """The same, cut at the borders of blocks."""
+    pages, size = _page_spans(slots), slots.block_tokens
+    position = slots.pages[pages.page, 0]
+    first = position + pages.token
+    end = first + pages.count
+    each = _spread((end - 1) // size + 1 - first // size)
+    place = (first // size)[each.which] + each.step
+    begin = np.maximum(first[each.which], place * size)
+    count = np.minimum(end[each.which], (place + 1) * size) - begin
+    block = slots.blocks[place].astype(np.int64)
+    return _Spans(pages.page[each.which], begin - position[each.which], count, block, begin - place * size)
+
+
+def _token_spans(spans: _Spans) -> _Spans:
+    """The same, token by token."""
+    each = _spread(spans.count)
+    token, slot = (first[each.which] + each.step for first in (spans.token, spans.slot))
+    return _Spans(spans.page[each.which], token, np.ones_like(token), spans.block[each.which], slot)
+
+
+def _rows_of_blocks(spans: _Spans) -> int:
+    """How many spans there are if those of a page whose blocks are neighbours count as one."""
+    follows = (np.diff(spans.page) == 0) & (np.diff(spans.block) == 1)
+    return len(spans.page) - int(follows.sum())
+
+
+class _Pieces(msgspec.Struct, frozen=True, eq=False):
+    """Bytes of pages: `nbytes` of `page` from byte `offset` on; cache: their address there."""
+
+    page: Numbers
+    offset: Numbers
+    cache: Numbers
+    nbytes: Numbers
+
+
+def _cached(planes: Numbers, spans: _Spans) -> _Pieces:
+    """Every head of every plane, span by span."""
+    each = _spread(planes[:, 6])
+    heads = planes[each.which]
+    base = heads[:, 0] + each.step * heads[:, 3]
+    cache = base[:, None] + spans.block * heads[:, 1, None] + spans.slot * heads[:, 2, None]
+    return msgspec.structs.replace(_paged(planes, spans), cache=cache.reshape(-1))
+
+
+def _paged(planes: Numbers, spans: _Spans) -> _Pieces:
+    """The same, and where it is in the cache is left open."""
+    each = _spread(planes[:, 6])
+    heads = planes[each.which]
+    at, width = heads[:, 4] + each.step * heads[:, 5], heads[:, 7]
+    offset = (at[:, None] + spans.token * width[:, None]).reshape(-1)
+    nbytes = (spans.count * width[:, None]).reshape(-1)
+    return _Pieces(np.tile(spans.page, len(heads)), offset, offset, nbytes)
+
+
+def _joined(pieces: list[_Pieces]) -> _Pieces:
+    if len(pieces) == 1:
+        return pieces[0]
+    names = _Pieces.__struct_fields__
+    return _Pieces(*(np.concatenate([getattr(its, name) for its in pieces]) for name in names))
+
+
+def _merged(pieces: _Pieces, copy: Copy) -> _Pieces:
+    """Neighbours on both sides become one, but not across a frame's border: frames are not neighbours."""
+    its = _taken(pieces, np.argsort(pieces.page * copy.transfer.page_bytes + pieces.offset, kind="stable"))
+    inside = its.offset[1:] % copy.frames.arena.frame_bytes != 0
+    follows = inside & (np.diff(its.page) == 0)
+    for begin in (its.offset, its.cache):
+        follows &= begin[1:] == begin[:-1] + its.nbytes[:-1]
+    firsts = np.flatnonzero(np.concatenate([np.ones(min(1, len(its.page)), np.bool_), ~follows]))
+    nbytes = np.add.reduceat(its.nbytes, firsts) if len(firsts) else its.nbytes
+    return msgspec.structs.replace(_taken(its, firsts), nbytes=nbytes)
+
+
+def _taken(pieces: _Pieces, places: npt.NDArray[Any]) -> _Pieces:
+    return _Pieces(*(getattr(pieces, name)[places] for name in _Pieces.__struct_fields__))
+
+
+def _framed(pieces: _Pieces, frames: Frames) -> Runs:
+    """Cut at the borders of frames, and where the frames are."""
+    size = frames.arena.frame_bytes
+    first = pieces.offset // size
+    each = _spread((pieces.offset + pieces.nbytes - 1) // size + 1 - first)
+    frame = first[each.which] + each.step
+    begin = np.maximum(pieces.offset[each.which], frame * size)
+    end = np.minimum((pieces.offset + pieces.nbytes)[each.which], (frame + 1) * size)
+    cache = pieces.cache[each.which] + begin - pieces.offset[each.which]
+    number = frames.table[pieces.page[each.which], frame].astype(np.int64)
+    arena = frames.arena.address + number * size + begin % size
+    return Runs(cache.astype(np.uint64), arena.astype(np.uint64), (end - begin).astype(np.uint64))
