@@ -22,7 +22,7 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
 
     blocks: i32, block ids. pages: i64 [pages, 3]: where in the table of blocks, in tokens, the page's token 0 lies;
     the first token of the page that is copied; one behind the last one. skip: u8, 1 for each page that is left alone,
-    or empty.
+    or empty. Raises ValueError for tokens that a page or the table of blocks does not have.
     """
 
     page_tokens: int
@@ -31,16 +31,28 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
     pages: npt.NDArray[np.int64]
     skip: npt.NDArray[np.uint8] = _NO_SKIP
 
+    def __post_init__(self) -> None:
+        position, first, end = self.pages.T
+        if ((first < 0) | (end < first) | (end > self.page_tokens)).any():
+            raise ValueError(f"tokens that pages of {self.page_tokens} do not have")
+        position, first, end = self.copied.T
+        if ((position < -first) | (position > len(self.blocks) * self.block_tokens - end)).any():
+            raise ValueError(f"tokens that {len(self.blocks)} blocks of {self.block_tokens} do not have")
+
     def __len__(self) -> int:
         return len(self.pages)
+
+    @property
+    def copied(self) -> npt.NDArray[np.int64]:
+        """The rows of pages of which something is copied."""
+        return self.pages[~self.skips & (self.pages[:, 2] > self.pages[:, 1])]
 
     def without(self, skip: Sequence[bool] | npt.NDArray[np.bool_]) -> SlotMap:
         """The same, also without the pages for which `skip` is true. Raises ValueError if it is not one for each."""
         mask = np.asarray(skip, np.bool_)
         if mask.shape != (len(self),):
             raise ValueError(f"a mask of shape {mask.shape} for {len(self)} pages")
-        before = self.skip if len(self.skip) else np.zeros(len(self), np.uint8)
-        return msgspec.structs.replace(self, skip=before | mask)
+        return msgspec.structs.replace(self, skip=(self.skips | mask).astype(np.uint8))
 
     def some(self, first: int, end: int) -> SlotMap:
         """Pages from `first` to `end`."""
@@ -54,13 +66,12 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
     def narrowed(self, tokens: range) -> SlotMap:
         """The same, of each page only what lies in `tokens`, which count from its token 0."""
         pages = self.pages.copy()
-        pages[:, 1:] = pages[:, 1:].clip(tokens.start, tokens.stop)
+        pages[:, 1:] = pages[:, 1:].clip(*np.clip((tokens.start, tokens.stop), 0, self.page_tokens))
         return msgspec.structs.replace(self, pages=pages)
 
     def used(self) -> npt.NDArray[np.int64]:
         """Which places of the table of blocks are copied from or to, ascending; a place may come once a page."""
-        pages = self.pages if not len(self.skip) else self.pages[self.skip == 0]
-        pages = pages[pages[:, 2] > pages[:, 1]]
+        pages = self.copied
         first = (pages[:, 0] + pages[:, 1]) // self.block_tokens
         counts = (pages[:, 0] + pages[:, 2] - 1) // self.block_tokens + 1 - first
         starts = np.repeat(first - (np.cumsum(counts) - counts), counts)
@@ -68,8 +79,7 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
 
     def overlap(self) -> bool:
         """Whether two pages are about the same tokens."""
-        pages = self.pages if not len(self.skip) else self.pages[self.skip == 0]
-        pages = pages[pages[:, 2] > pages[:, 1]]
+        pages = self.copied
         ends = pages[:, :1] + pages[:, 1:]
         ends = ends[np.argsort(ends[:, 0])]
         return bool((ends[1:, 0] < ends[:-1, 1]).any())
@@ -118,7 +128,7 @@ def joined_slots(*maps: SlotMap) -> SlotMap:
         raise ValueError("requests with pages or blocks of different sizes, or none")
     starts = np.cumsum([0, *(len(one.blocks) * one.block_tokens for one in maps)])
     pages = [one.pages + np.array([start, 0, 0]) for one, start in zip(maps, starts, strict=False)]
-    skips = [one.skip if len(one.skip) else np.zeros(len(one), np.uint8) for one in maps]
+    skips = [one.skips.astype(np.uint8) for one in maps]
     blocks = np.concatenate([one.blocks for one in maps])
     first = maps[0]
     return SlotMap(first.page_tokens, first.block_tokens, blocks, np.concatenate(pages), np.concatenate(skips))

@@ -51,7 +51,7 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
     @property
     def nbytes(self) -> int:
         """How many bytes it moves."""
-        pages = self.slots.pages if not len(self.slots.skip) else self.slots.pages[self.slots.skip == 0]
+        pages = self.slots.copied
         return int((pages[:, 2] - pages[:, 1]).sum() * (self.planes[:, 6] * self.planes[:, 7]).sum())
 
 

@@ -68,20 +68,20 @@ def check_load(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> 
 
 
 @any_engine
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_a_store(engine: str, data: st.DataObject) -> None:
     check_store(*case(data, engine))
 
 
 @any_engine
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_a_load(engine: str, data: st.DataObject) -> None:
     check_load(*case(data, engine))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
     job, cache, order, pages = case(data, "kv_second")
@@ -89,7 +89,7 @@ def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
     check_store(msgspec.structs.replace(job, requests=twice), cache, order, pages)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=25)
 @given(jobs(), seeds, st.sampled_from(DTYPES))
 def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -> None:
     """Blocks of the one group go through pages and back while the other's lie between them."""

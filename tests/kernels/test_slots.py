@@ -107,7 +107,7 @@ def test_skipping_adds_up() -> None:
 def test_overlap(edges: list[tuple[int, int]]) -> None:
     """Whether any token is in two pages."""
     pages = np.array([[start - 1, 1, 1 + count] for start, count in edges], np.int64)
-    slots = SlotMap(4, 1, np.arange(20, dtype=np.int32), pages)
+    slots = SlotMap(5, 1, np.arange(20, dtype=np.int32), pages)
     tokens = [token for start, count in edges for token in range(start, start + count)]
     assert slots.overlap() == (len(set(tokens)) < len(tokens))
     assert not slots.without([True] * len(edges)).overlap()
@@ -217,3 +217,19 @@ def test_requests_of_other_sizes() -> None:
     for maps in ((), (one, page), (one, block)):
         with pytest.raises(ValueError, match="requests with pages or blocks of different sizes, or none"):
             joined_slots(*maps)
+
+
+@pytest.mark.parametrize("page", [[0, -1, 2], [0, 2, 1], [0, 0, 4]], ids=str)
+def test_tokens_that_a_page_does_not_have(page: list[int]) -> None:
+    """Also of a page that is skipped: the mask may be another one on a device."""
+    with pytest.raises(ValueError, match="tokens that pages of 3 do not have"):
+        SlotMap(3, 2, np.zeros(4, np.int32), np.array([page]), np.ones(1, np.uint8))
+
+
+@pytest.mark.parametrize("position", [-2, 6, 2**63 - 1, -(2**63)])
+def test_pages_that_the_table_does_not_have(position: int) -> None:
+    pages = np.array([[position, 1, 3]])
+    with pytest.raises(ValueError, match="tokens that 4 blocks of 2 do not have"):
+        SlotMap(3, 2, np.zeros(4, np.int32), pages)
+    assert not len(SlotMap(3, 2, np.zeros(4, np.int32), pages, np.ones(1, np.uint8)).used())
+    assert len(SlotMap(3, 2, np.zeros(4, np.int32), np.clip(pages, -1, 5)).used())
