@@ -35,6 +35,14 @@ class Frames(msgspec.Struct, frozen=True, eq=False):
         """Bytes that the frames of a page hold."""
         return int(self.table.shape[1]) * self.arena.frame_bytes
 
+    def require_room(self, pages: int, page_bytes: int) -> None:
+        """Raises ValueError if the table is not one row for each of so many pages, or its rows do not hold a page."""
+        if len(self.table) != pages or (pages and self.page_room < page_bytes):
+            raise ValueError(
+                f"frames for {len(self.table)} pages of at most {self.page_room} bytes,"
+                f" but there are {pages} pages of {page_bytes}"
+            )
+
 
 def frames_of(arena: Arena, table: npt.ArrayLike) -> Frames:
     """Raises ValueError for frames that the arena does not have, and where the table is not [pages, frames]."""

@@ -29,11 +29,7 @@ def scatter(transfer: Transfer, frames: Frames, threads: int = 1) -> None:
 def _arguments(transfer: Transfer, frames: Frames, threads: int) -> Any:
     require_host(transfer)
     slots, arena = transfer.slots, frames.arena
-    if len(frames.table) != len(slots) or (len(slots) and frames.page_room < transfer.page_bytes):
-        raise ValueError(
-            f"frames for {len(frames.table)} pages of at most {frames.page_room} bytes,"
-            f" but there are {len(slots)} pages of {transfer.page_bytes}"
-        )
+    frames.require_room(len(slots), transfer.page_bytes)
     where = (arena.address, arena.nbytes, arena.frame_bytes, frames.table)
     return (*where, transfer.planes, slots.pages, slots.blocks, slots.block_tokens, slots.skip, threads)
 

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+import triton
 
 from . import copy_kernels
-from .frames import Frames
+from .frames import Arena, Frames
 from .slots import SlotMap
 from .transfer import Transfer
 
@@ -65,7 +66,8 @@ class Tables:
         Raises ValueError if the arena is not aligned to 16 bytes, or the table of frames is not one row a page or its
         rows do not hold a page.
         """
-        _require_fit(transfer, frames)
+        frames.require_room(len(transfer.slots), transfer.page_bytes)
+        _require_aligned(frames.arena)
         slots = transfer.slots
         self.device = torch.device(transfer.device)
         self.arena, self.block_tokens = frames.arena, slots.block_tokens
@@ -94,8 +96,11 @@ def launch(kernel: Any, tables: Tables, planes: range | None = None, grid: Grid 
     """Runs one of the pair on the device's current stream and returns before it is done.
 
     planes: which rows of the transfer's planes to move, see Transfer.planes_of; None: all of them. Until the stream is
-    done the cache and the arena stay, and what is moved is not written to. Raises ValueError if there are no such rows.
+    done the cache and the arena stay, and what is moved is not written to. Raises ValueError if there are no such rows,
+    and for a cache in host memory: see host_copy.
     """
+    if tables.device.type == "cpu" and isinstance(kernel, triton.JITFunction):
+        raise ValueError("the cache is in host memory, where no kernel runs")
     count = sum(len(group.rows) for group in tables.groups)
     wanted = range(count) if planes is None else planes
     if wanted.step != 1 or not 0 <= wanted.start <= wanted.stop <= count:
@@ -123,13 +128,7 @@ def _launch_group(kernel: Any, tables: Tables, group: Group, planes: range, grid
     )
 
 
-def _require_fit(transfer: Transfer, frames: Frames) -> None:
-    pages, arena = len(transfer.slots), frames.arena
-    if len(frames.table) != pages or (pages and frames.page_room < transfer.page_bytes):
-        raise ValueError(
-            f"frames for {len(frames.table)} pages of at most {frames.page_room} bytes,"
-            f" but there are {pages} pages of {transfer.page_bytes}"
-        )
+def _require_aligned(arena: Arena) -> None:
     if arena.address % _WIDEST or arena.frame_bytes % _WIDEST:
         raise ValueError(f"an arena at {arena.address:#x} with frames of {arena.frame_bytes} bytes is not aligned")
 

@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from interpreted import interpreted_kernels
 from paged_cases import FRAME_BYTES, Case, Stored, case_of, cases
 from paged_reference import gathered, scattered
-from pagetier.kernels import copy_kernels
-from pagetier.kernels.frames import Arena, Frames
-from pagetier.kernels.launch import Grid, Tables, launch
+from pagetier.kernels import caches, copy_kernels
+from pagetier.kernels.frames import Arena, Frames, frames_of
+from pagetier.kernels.launch import Grid, Tables, launch, scatter
+from pagetier.kernels.page import PageOrder
 from pagetier.kernels.slots import SlotMap, slot_map
+from pagetier.kernels.transfer import PagedCache
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -210,3 +212,15 @@ def test_a_subset_under_compute_sanitizer() -> None:
     command = [tool, "--error-exitcode=9", sys.executable, "-m", "pytest", "-m", "gpu", "-k", some, __file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stdout[-4000:]
+
+
+def test_a_cache_in_host_memory_is_refused_before_a_launch() -> None:
+    state = torch.zeros(4, 2, 8, 2, 16)
+    layout = caches.kv_second([state])
+    cache = PagedCache(layout, PageOrder.of(layout, 8))
+    arena = torch.zeros(16384, dtype=torch.uint8)
+    begin = -arena.data_ptr() % 4096
+    frames = frames_of(Arena(arena.data_ptr() + begin, 8192, 4096), [[1]])
+    tables = Tables(cache.loading(slot_map([2], 1, 8, 8)), frames)
+    with pytest.raises(ValueError, match="in host memory"):
+        scatter(tables)
