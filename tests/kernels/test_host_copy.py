@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -23,6 +23,7 @@ from torch_paging import Job, Pages, Request, jobs, load_plainly, stored  # noqa
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8]
 any_engine = pytest.mark.parametrize("engine", ENGINES)
+any_times = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -68,20 +69,20 @@ def check_load(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> 
 
 
 @any_engine
-@settings(deadline=None, max_examples=25)
+@any_times
 @given(st.data())
 def test_a_store(engine: str, data: st.DataObject) -> None:
     check_store(*case(data, engine))
 
 
 @any_engine
-@settings(deadline=None, max_examples=25)
+@any_times
 @given(st.data())
 def test_a_load(engine: str, data: st.DataObject) -> None:
     check_load(*case(data, engine))
 
 
-@settings(deadline=None, max_examples=25)
+@any_times
 @given(st.data())
 def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
     job, cache, order, pages = case(data, "kv_second")
@@ -89,7 +90,7 @@ def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
     check_store(msgspec.structs.replace(job, requests=twice), cache, order, pages)
 
 
-@settings(deadline=None, max_examples=25)
+@any_times
 @given(jobs(), seeds, st.sampled_from(DTYPES))
 def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -> None:
     """Blocks of the one group go through pages and back while the other's lie between them."""

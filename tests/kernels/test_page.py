@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.kernels import caches
@@ -29,6 +29,7 @@ def kv(heads: int = 2, layers: int = 2, width: int = 3, dtype: Any = np.float16)
     return caches.kv_first([np.zeros((2, 4, 3, heads, width), dtype) for _ in range(layers)])
 
 
+@settings(deadline=None)
 @given(orders)
 def test_planes_lie_in_order_at_multiples_of_16(order: PageOrder) -> None:
     planes = [rows for layer in order.layers for rows in layer]
@@ -42,11 +43,13 @@ def test_planes_lie_in_order_at_multiples_of_16(order: PageOrder) -> None:
     assert [len(layer) for layer in order.offsets] == [len(layer) for layer in order.layers]
 
 
+@settings(deadline=None)
 @given(orders, orders)
 def test_two_orders_have_one_name_only_if_they_are_equal(one: PageOrder, other: PageOrder) -> None:
     assert (one.layout == other.layout) == (one == other)
 
 
+@settings(deadline=None)
 @given(orders, st.data())
 def test_everything_is_in_the_name(order: PageOrder, data: st.DataObject) -> None:
     layer = data.draw(st.integers(0, len(order.layers) - 1))
@@ -152,6 +155,7 @@ def test_ranks_have_all_heads_between_them(heads: int, ranks: int) -> None:
     assert {(share.count, share.replicas) for share in shares} == {(max(1, heads // ranks), replicas)}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_replicas_share_the_tokens_evenly(tokens: int, replicas: int) -> None:
     shares = [Heads(0, 1, replica, replicas).tokens(tokens) for replica in range(replicas)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.kernels.slots import SlotMap, joined_slots, slot_map
@@ -44,6 +44,7 @@ def maps(draw: Any) -> tuple[SlotMap, list[tuple[int, int, int, int]]]:
     return its, wanted
 
 
+@settings(deadline=None)
 @given(maps())
 def test_tokens_are_where_the_table_says(case: tuple[SlotMap, list[tuple[int, int, int, int]]]) -> None:
     slots, wanted = case
@@ -51,6 +52,7 @@ def test_tokens_are_where_the_table_says(case: tuple[SlotMap, list[tuple[int, in
     assert sorted({int(slots.blocks[place]) for place in slots.used()}) == sorted({block for _, _, block, _ in wanted})
 
 
+@settings(deadline=None)
 @given(maps(), st.integers(0, 6), st.integers(0, 6))
 def test_narrowed_to_some_tokens_of_each_page(case: tuple[SlotMap, Any], first: int, count: int) -> None:
     slots, wanted = case
@@ -59,6 +61,7 @@ def test_narrowed_to_some_tokens_of_each_page(case: tuple[SlotMap, Any], first: 
     assert copied(slots) == wanted
 
 
+@settings(deadline=None)
 @given(st.lists(maps(), min_size=1, max_size=3))
 def test_joined_requests(cases: list[tuple[SlotMap, Any]]) -> None:
     size = (cases[0][0].page_tokens, cases[0][0].block_tokens)
@@ -103,6 +106,7 @@ def test_skipping_adds_up() -> None:
     assert slots.skip.dtype == np.uint8
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), min_size=1, max_size=4))
 def test_overlap(edges: list[tuple[int, int]]) -> None:
     """Whether any token is in two pages."""
