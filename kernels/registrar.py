@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from .device import DeviceError
+from .driver import Driver
 from .pinning import Registering, Unregistering
 
 _PORTABLE_AND_MAPPED: Final = 1 | 2  # for every context of the process, and for kernels
@@ -19,19 +20,21 @@ class Registrar(NamedTuple):
     unregister: Unregistering
 
 
-def cuda_registrar(device: str = "cuda") -> Registrar:
+def cuda_registrar(device: str = "cuda", driver: Driver | None = None) -> Registrar:
     """For one GPU of this process, by torch's name; "cuda": the calling thread's current one.
 
-    The functions may be called from any thread. They raise DeviceError with the driver's words. Raises DeviceError if
-    there is no such GPU.
+    The functions may be called from any thread, also while an engine captures a graph. They raise DeviceError with the
+    driver's words. Raises DeviceError if there is no such GPU. driver: of this GPU.
     """
     index = _index(device)
+    its = Driver(index) if driver is None else driver
 
     def register(address: int, nbytes: int) -> None:
-        _call(index, f"pinning {nbytes} bytes", "cudaHostRegister", address, nbytes, _PORTABLE_AND_MAPPED)
+        doing = f"pinning {nbytes} bytes"
+        _call(its, index, doing, "cudaHostRegister", address, nbytes, _PORTABLE_AND_MAPPED)
 
     def unregister(address: int) -> None:
-        _call(index, "unpinning", "cudaHostUnregister", address)
+        _call(its, index, "unpinning", "cudaHostUnregister", address)
 
     return Registrar(register, unregister)
 
@@ -46,9 +49,9 @@ def _index(device: str) -> int:
         raise DeviceError(f"{device}: {error}") from error
 
 
-def _call(index: int, doing: str, name: str, *arguments: int) -> None:
+def _call(driver: Driver, index: int, doing: str, name: str, *arguments: int) -> None:
     """A new thread's device is the first, where a call would make a context of some hundred megabytes."""
-    with torch.cuda.device(index):
+    with torch.cuda.device(index), driver.relaxed():
         cudart: Any = torch.cuda.cudart()
         code = getattr(cudart, name)(*arguments)
         if int(code):

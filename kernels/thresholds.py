@@ -45,7 +45,7 @@ class CopySettings(msgspec.Struct, frozen=True, kw_only=True):
     store_bandwidth, load_bandwidth: bytes a second at most; 0: no cap.
     backlog: seconds of work that may be queued at the measured rate; pages that do not fit are left out.
     chunk: bytes of pages that are enqueued and published together. depth: chunks that are enqueued at once.
-    patience: seconds to wait for the daemon's grant. staging: bytes of the ring on the GPU.
+    patience: seconds to wait for the daemon's grant. staging: bytes of the rings on the GPU, half for each direction.
     """
 
     way: WayName = "auto"

@@ -241,17 +241,27 @@ class Cudart:
         self.calls: list[tuple[object, ...]] = []
         self.devices: list[int] = []
         self.code = 0
+        self.is_relaxed = False
 
     def cudaHostRegister(self, *arguments: int) -> int:  # noqa: N802
+        assert self.is_relaxed
         self.calls.append(("register", self.devices[-1], *arguments))
         return self.code
 
     def cudaHostUnregister(self, *arguments: int) -> int:  # noqa: N802
+        assert self.is_relaxed
         self.calls.append(("unregister", self.devices[-1], *arguments))
         return self.code
 
     def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
         return f"words for {code}"
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """The driver's, which the engine's capture of a graph needs."""
+        self.is_relaxed = True
+        yield
+        self.is_relaxed = False
 
     @contextmanager
     def device(self, index: int) -> Iterator[None]:
@@ -266,6 +276,7 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
     monkeypatch.setattr(torch.cuda, "device", fake.device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr("pagetier.kernels.registrar.Driver", lambda index: fake)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     return fake
 

@@ -1,0 +1,116 @@
+"""How fast each way is at each length of a run: copies in chunks behind each other, as the copier enqueues them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+import torch
+
+from ...kernels.device import Copy, DeviceError, Direction, Stream
+from ...kernels.thresholds import CopySettings, WayName
+from .decide import ORDER, Speed
+from .scene import MIB, Scene
+
+KIB: Final = 1 << 10
+RUNS: Final = tuple(2 * KIB << step for step in range(11))  # to 2 MiB
+TOTAL_BYTES: Final = 256 * MIB  # several times the largest cache of a GPU
+CHUNK_BYTES: Final = 32 * MIB
+ROUNDS: Final = 5
+_LONGEST_S: Final = 60.0
+
+Streams = Callable[[WayName, Direction], Stream]
+"""A stream on which everything goes one way."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """device: its name for people. plain: GB/s of one large copy, by direction; speeds: of our ways, by direction."""
+
+    device: str
+    plain: dict[str, float]
+    speeds: dict[str, list[Speed]]
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """How much is copied: all of the memory in chunks, in so many rounds that count, each way in turn."""
+
+    total_bytes: int = TOTAL_BYTES
+    chunk_bytes: int = CHUNK_BYTES
+    rounds: int = ROUNDS
+    runs: tuple[int, ...] = RUNS
+
+
+def measure_gpu(index: int, settings: CopySettings, timing: Timing | None = None) -> Measured:
+    """Every way on one GPU, both directions. Raises DeviceError where there is none, or too little memory on it."""
+    timing = timing or Timing()
+    streams = gpu_streams(index, settings)
+    try:
+        scene = Scene(f"cuda:{index}", timing.total_bytes)
+        speeds = {way.value: list(speeds_of(scene, streams, way, timing)) for way in Direction}
+        plain = {way.value: plain_speed(scene, way, timing.rounds) for way in Direction}
+    except RuntimeError as error:
+        raise DeviceError(f"cuda:{index}: {error}") from error
+    return Measured(torch.cuda.get_device_name(index), plain, speeds)
+
+
+def gpu_streams(index: int, settings: CopySettings) -> Streams:
+    """New streams of a GPU, for memory that is pinned. Raises DeviceError where there is none."""
+    from ...kernels.cuda import CudaDevice
+
+    CudaDevice(index, settings, lambda frames: True)  # there is no GPU: said before anything is asked of it
+
+    def stream(way: WayName, direction: Direction) -> Stream:
+        device = CudaDevice(index, msgspec.structs.replace(settings, way=way), lambda frames: True)
+        return device.stream(direction)
+
+    return stream
+
+
+def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timing) -> Iterator[Speed]:
+    """Of each way and length, the median of the rounds."""
+    by_way = {way: streams(way, direction) for way in ORDER}
+    for run_bytes in timing.runs:
+        copies = scene.copies(direction, run_bytes, timing.chunk_bytes)
+        actions = [partial(seconds_of, stream, copies) for stream in by_way.values()]
+        for way, seconds in zip(by_way, _medians(actions, timing.rounds), strict=True):
+            yield Speed(way, run_bytes, scene.nbytes / seconds / 1e9)
+
+
+def seconds_of(stream: Stream, copies: Sequence[Copy]) -> float:
+    """From enqueueing the first to the end of the last, by the host's clock: what is computed for them counts, too."""
+    began = time.perf_counter()
+    for copy in copies:
+        stream.enqueue(copy)
+    event = stream.record()
+    while not event.done():
+        if time.perf_counter() - began > _LONGEST_S:
+            raise DeviceError(f"a copy of {len(copies)} chunks takes more than {_LONGEST_S:.0f} s")
+    return time.perf_counter() - began
+
+
+def plain_speed(scene: Scene, direction: Direction, rounds: int) -> float:
+    """GB/s of one copy of all the memory as it lies, on a device's current stream."""
+    there, back = (scene.arena, scene.cache), (scene.cache, scene.arena)
+    target, source = there if direction is Direction.STORE else back
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        if scene.cache.is_cuda:
+            torch.cuda.synchronize(scene.cache.device)
+        return time.perf_counter() - began
+
+    return float(scene.nbytes / _medians([seconds], rounds)[0] / 1e9)
+
+
+def _medians(actions: Sequence[Callable[[], float]], rounds: int) -> list[float]:
+    """Of the seconds of each, taken in turn; the first round, in which kernels are compiled, does not count."""
+    times: list[list[float]] = [[] for _ in actions]
+    for _ in range(rounds + 1):
+        for action, taken in zip(actions, times, strict=True):
+            taken.append(action())
+    return [statistics.median(taken[1:]) for taken in times]

@@ -1,0 +1,85 @@
+"""The work of `pagetier calibrate`: measures, decides, prints, writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...kernels.device import DeviceError
+from ...kernels.settings import COPY_VARIABLE, SettingsError, default_place, load_settings, write_settings
+from ...kernels.thresholds import CopySettings, Thresholds
+from .decide import thresholds_of
+from .show import show
+
+if TYPE_CHECKING:
+    from .measure import Measured
+
+
+class Exit(IntEnum):
+    """What the command ends with; click ends it with 2 where it is used wrongly."""
+
+    OK = 0
+    WRONG = 1
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line. write: None for the default place."""
+
+    device: int
+    write: Path | None
+    dry_run: bool
+    json: bool
+
+
+def main(wanted: Wanted) -> int:
+    """Calibrates, prints what came out, returns the exit code."""
+    try:
+        place = wanted.write or default_place()
+        settings = standing(place)
+        measured = _measured(wanted.device, settings)
+        chosen = {way: thresholds_of(speeds) for way, speeds in measured.speeds.items()}
+        _tell(wanted, measured, chosen)
+        if not wanted.dry_run:
+            _write(place, settings, chosen, measured.device)
+    except (SettingsError, DeviceError, ValueError) as error:
+        sys.stderr.write(f"pagetier calibrate: {' '.join(str(error).split())}\n")
+        return Exit.WRONG
+    return Exit.OK
+
+
+def standing(place: Path) -> CopySettings:
+    """What is told already: by the file to write to; if there is none yet, by the one that it will take precedence of.
+
+    Raises SettingsError.
+    """
+    others = {name: value for name, value in os.environ.items() if name != COPY_VARIABLE}
+    return load_settings(place) if place.exists() else load_settings(None, others)
+
+
+def _measured(device: int, settings: CopySettings) -> Measured:
+    try:
+        from .measure import measure_gpu
+    except ImportError as error:
+        raise DeviceError(f'torch is needed to measure, pip install "pagetier[gpu]": {error}') from error
+    return measure_gpu(device, settings)
+
+
+def _tell(wanted: Wanted, measured: Measured, chosen: dict[str, Thresholds]) -> None:
+    if wanted.json:
+        told = msgspec.to_builtins(measured) | {"thresholds": msgspec.to_builtins(chosen)}
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    else:
+        show(measured, chosen)
+
+
+def _write(place: Path, settings: CopySettings, chosen: dict[str, Thresholds], device: str) -> None:
+    told = msgspec.structs.replace(settings, stores=chosen["store"], loads=chosen["load"])
+    today = datetime.now(UTC).date().isoformat()
+    write_settings(place, told, f"measured by pagetier calibrate on {device}, {today}")
+    sys.stderr.write(f"pagetier calibrate: thresholds written to {place}\n")
