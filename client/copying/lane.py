@@ -35,14 +35,15 @@ class Flight(msgspec.Struct, frozen=True, eq=False):
 class Lane:
     """All that is done with a stream is done in step(), by one thread at a time; the rest is for any thread.
 
-    depth: pieces that are in flight at most. broken: why the device failed, or nothing.
+    depth: pieces that are in flight at most. clock: seconds, as time.monotonic. broken: why the device failed, or nothing.
     """
 
     def __init__(
         self, stream: Stream, rate: Rate, pace: Pace, depth: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.broken = ""
-        self._stream, self._rate, self._pace, self._depth, self._clock = stream, rate, pace, depth, clock
+        self.clock = clock
+        self._stream, self._rate, self._pace, self._depth = stream, rate, pace, depth
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._waiting: list[Job] = []
         self._open: deque[Job] = deque()
@@ -127,7 +128,7 @@ class Lane:
 
     def _land(self) -> None:
         """Those whose event has come, and how fast they were, where that can be told."""
-        now, nbytes, began, gated = self._clock(), 0, math.inf, False
+        now, nbytes, began, gated = self.clock(), 0, math.inf, False
         while self._flying and self._flying[0].event.done():
             flight = self._flying.popleft()
             began = min(began, flight.launched)
@@ -141,7 +142,7 @@ class Lane:
             self._seen = now
 
     def _prepare(self) -> None:
-        now = self._clock()
+        now = self.clock()
         ready = [job for job in self._waiting if job.prepare(now)]
         self._waiting = [job for job in self._waiting if job not in ready]
         self._open.extend(ready)
@@ -150,7 +151,7 @@ class Lane:
         for job in [job for job in self._open if job.cancelled]:
             job.next()
             self._open.remove(job)
-        while self._open and len(self._flying) < self._depth and not self._pace.delay(self._clock()):
+        while self._open and len(self._flying) < self._depth and not self._pace.delay(self.clock()):
             job = self._open[0]
             self._gate(job)
             piece = job.next()
@@ -168,10 +169,10 @@ class Lane:
         except ValueError as error:
             job.spoil(str(error))
         else:
-            self._flying.append(Flight(None, self._stream.record(), 0, self._clock()))
+            self._flying.append(Flight(None, self._stream.record(), 0, self.clock()))
 
     def _enqueue(self, job: Job, piece: Piece) -> None:
-        now = self._clock()
+        now = self.clock()
         try:
             for copy in piece.copies:
                 self._stream.enqueue(copy)

@@ -1,0 +1,232 @@
+"""An index in memory, and processes on it whose copies, answers and clocks a test holds in its hands."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, cast
+
+import numpy as np
+
+from fake_device import FakeDevice
+from memory import DAY_NS, Memory, attach
+from pagetier.client import Copier, Keys, Namespace, Part, Promise
+from pagetier.client.copying.lane import Lane
+from pagetier.client.requests import Attachment, Requests
+from pagetier.kernels import caches
+from pagetier.kernels.device import Direction
+from pagetier.kernels.frames import Arena, frames_of
+from pagetier.kernels.host_copy import gather, scatter
+from pagetier.kernels.page import PageOrder
+from pagetier.kernels.slots import SlotMap, slot_map
+from pagetier.kernels.thresholds import CopySettings
+from pagetier.kernels.transfer import PagedCache
+from pagetier.shm._core import Pins, Session
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
+from pagetier.shm.segments import Geometry
+
+TOKENS, BLOCK, HEADS, WIDTH, LAYERS = 4, 2, 4, 47, 2
+BLOCKS = 48
+PAGE_BLOCKS = TOKENS // BLOCK
+GEOMETRY = Geometry(frame_bytes=4096, frames=24, entries=20, spaces=2)
+GRANTED = 0
+POISON = 0xEE
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+class Cache:
+    """An engine's, of two layers of K and V, and the order of its pages, which have no gap."""
+
+    def __init__(self) -> None:
+        shape = (LAYERS, 2, BLOCKS, BLOCK, HEADS, WIDTH)
+        self.tensors = list(np.random.default_rng(1).integers(0, 2**16, shape, dtype=np.uint16))
+        layout = caches.kv_first(self.tensors)
+        self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+        self.page_bytes = self.paged.page.nbytes
+
+    def slots(self, blocks: list[int]) -> SlotMap:
+        return slot_map(blocks, len(blocks) // PAGE_BLOCKS, TOKENS, BLOCK)
+
+    def fill(self, blocks: list[int], pages: list[Bytes]) -> None:
+        """Puts pages into blocks."""
+        held = np.concatenate(pages)
+        scatter(self.paged.loading(self.slots(blocks)), self._frames(held, len(pages)))
+
+    def spill(self, blocks: list[int]) -> list[Bytes]:
+        """The pages that lie in blocks."""
+        count = len(blocks) // PAGE_BLOCKS
+        held = np.zeros(count * self.page_bytes, np.uint8)
+        gather(self.paged.storing(self.slots(blocks))[0], self._frames(held, count))
+        return list(held.reshape(count, -1))
+
+    def spoil(self, blocks: list[int]) -> None:
+        """Puts something else into blocks."""
+        for tensor in self.tensors:
+            tensor[:, blocks] = POISON
+
+    def layer(self, layer: int) -> slice:
+        """Which bytes of a page are of a layer."""
+        size = self.page_bytes // LAYERS
+        return slice(layer * size, (layer + 1) * size)
+
+    def _frames(self, held: Bytes, count: int) -> Any:
+        arena = Arena(held.ctypes.data, held.nbytes, self.page_bytes, held)
+        return frames_of(arena, np.arange(count).reshape(-1, 1))
+
+
+SPACE = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout="world")
+MOST_PAGES = 5
+
+
+def keys_of(prompt: int, pages: int = MOST_PAGES) -> Keys:
+    return SPACE.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
+
+
+def content_of(key: bytes, nbytes: int) -> Bytes:
+    """Everybody stores the same page under a key."""
+    return np.frombuffer(np.random.default_rng(list(key)).bytes(nbytes), np.uint8).copy()
+
+
+class Wire:
+    """A link whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.sent: deque[Request] = deque()
+        self.answers: list[Answer] = []
+
+    def send(self, request: Request, deadline: float) -> None:
+        self.sent.append(request)
+
+    def read(self, seconds: float) -> list[Answer]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def expect_stray(self) -> None:
+        """Somebody will read."""
+
+    def expect_no_stray(self) -> None:
+        """Nobody needs to."""
+
+
+class Process:
+    """An engine's: a session, requests that the test answers, a device, and copiers whose lanes the test drives."""
+
+    def __init__(self, world: World, settings: CopySettings) -> None:
+        self.world, self.settings = world, settings
+        self.slot, self.session = world.attached()
+        self.device = FakeDevice(world.sound)
+        world.devices.append(self.device)
+        self.cache = Cache()
+        self.wire = Wire()
+        self.requests = Requests()
+        self.lanes: list[Lane] = []
+        self.copier = self.new_copier()
+        self._attachment = Attachment(cast(Link, self.wire), self.session, set())
+
+    def new_copier(self) -> Copier:
+        return Copier(self, self.cache.paged, self.device, self.settings, self._take)
+
+    def reserve_soon(self, keys: Keys, sizes: int, part: Part, deadline: float) -> Promise:
+        """As Client does."""
+        packed = np.full(len(keys), sizes, "<u8").tobytes()
+        space = self.world.space
+
+        def request(number: int) -> Reserve:
+            return Reserve(number, cast(Any, space), part.index, part.count, keys.data, packed)
+
+        promise = Promise(self.requests, self._attachment, part, len(keys))
+        self.requests.ask(self._attachment, request, promise, deadline)
+        self.requests.leave(promise)
+        return promise
+
+    def answer(self, ttl_ns: int = DAY_NS) -> list[int]:
+        """The daemon's to the oldest request: which pages it granted. Their frames hold no trace of what was there."""
+        request = self.wire.sent.popleft()
+        assert isinstance(request, Reserve)
+        answers = self.world.reserve(self.slot, self.session, request.keys, self.cache.page_bytes, ttl_ns)
+        self.wire.answers.append(Reserved(request.number, *answers))
+        self.requests.pump(cast(Link, self.wire))
+        return [at for at, outcome in enumerate(answers[0]) if outcome == GRANTED]
+
+    def step(self) -> None:
+        """Both lanes, of all copiers."""
+        for lane in self.lanes:
+            lane.step()
+
+    def _take(self, lane: Lane, name: str) -> None:
+        lane.clock = self.world.clock
+        self.lanes.append(lane)
+
+
+class World:
+    """The daemon's side, and a watcher who matches what is readable and looks at it.
+
+    sound: frames that hold a page whose store has come to its event. devices: of processes that live, or just died.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.memory = Memory(GEOMETRY)
+        self.owner = self.memory.adopted()
+        self.sound: set[int] = set()
+        self.devices: list[FakeDevice] = []
+        self.tokens = 0
+        self.space = self.owner.space(SPACE.digest, "test", TOKENS, 0, 0)
+        _, self.watcher = self.attached()
+        self.rival_slot, self.rival = self.attached()
+
+    def clock(self) -> float:
+        return self.now
+
+    def attached(self) -> tuple[int, Session]:
+        self.tokens += 1
+        slot = attach(self.owner, self.tokens)
+        return slot, self.memory.session(slot)
+
+    def reserve(self, slot: int, session: Session, keys: bytes, size: int, ttl_ns: int) -> tuple[bytes, bytes, bytes]:
+        """Grants; nobody may be granted frames that a device still uses."""
+        sizes = np.full(len(keys) // 32, size, np.uint64)
+        answers = self.owner.reserve(slot, self.space, 0, 1, ttl_ns, keys, sizes)
+        granted = np.flatnonzero(np.frombuffer(answers[0], np.uint8) == GRANTED)
+        poison = np.full(size, POISON, np.uint8)
+        for entry in np.frombuffer(answers[1], np.uint32)[granted].tolist():
+            frames = frames_in(session, entry)
+            assert not any(frames & device.frames_of(*Direction) for device in self.devices), "granted while in use"
+            self.sound -= frames
+            write(session, entry, poison)
+        return answers
+
+    def store_elsewhere(self, prompt: int, pages: int, size: int) -> None:
+        """Another process stores, at once."""
+        keys = keys_of(prompt, pages)
+        outcomes, entries, serials = self.reserve(self.rival_slot, self.rival, keys.data, size, DAY_NS)
+        for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == GRANTED).tolist():
+            entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
+            number = int(np.frombuffer(entry, np.uint32)[0])
+            write(self.rival, number, content_of(bytes(keys.data[32 * at : 32 * at + 32]), size))
+            self.sound |= frames_in(self.rival, number)
+            assert self.rival.publish(entry, serial, 0) == b"\1"
+
+    def readable(self, prompt: int, size: int) -> int:
+        """How many pages of a prompt are. Each is as it was stored, and its event had come."""
+        keys = keys_of(prompt)
+        with self.watcher.match(Pins, None, keys.data) as pins:
+            pages = [np.zeros(size, np.uint8) for _ in range(len(pins))]
+            where = np.array([page.ctypes.data for page in pages], np.uint64)
+            assert self.watcher.copy_out(pins, 0, where, np.full(len(pins), size, np.uint64), 1) == len(pins)
+            entries = np.frombuffer(pins.entries, np.uint32).tolist()
+            assert all(frames_in(self.watcher, entry) <= self.sound for entry in entries), "readable before its event"
+        for at, page in enumerate(pages):
+            wanted = content_of(bytes(keys.data[32 * at : 32 * at + 32]), size)
+            assert np.array_equal(page, wanted), f"page {at} of prompt {prompt} is not what was stored"
+        return len(pages)
+
+
+def frames_in(session: Session, entry: int) -> set[int]:
+    return set(np.frombuffer(session.chain(entry), np.uint32).tolist())
+
+
+def write(session: Session, entry: int, content: Bytes) -> None:
+    where = np.array([content.ctypes.data], np.uint64), np.array([content.nbytes], np.uint64)
+    assert session.copy_in(np.array([entry], np.uint32), *where, 0, 1) == 1
