@@ -150,6 +150,31 @@ def test_what_a_killed_client_held_is_back_within_a_second() -> None:
             assert daemon.findings() == []
 
 
+def test_what_a_dead_client_held_is_kept_from_others_for_the_quarantine() -> None:
+    """Its GPU may still write. Also where the daemon that saw it attach is dead, too."""
+    held = namespace().keys(range(9000, 9160))
+    with RunningDaemon("16MiB", "64KiB", "--store-quarantine", "1.5s") as daemon, daemon.client() as client:
+        client.store(KEYS, PAGES)
+        for with_the_daemon in (False, True):
+            holder = subprocess.Popen(
+                [sys.executable, "-c", _HOLDER, daemon.socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"10 10\n"
+            if with_the_daemon:
+                daemon.kill()
+            holder.kill()
+            died = time.monotonic()
+            holder.communicate()
+            if with_the_daemon:
+                daemon.start()
+                assert eventually(lambda: client.attached)
+            used = daemon.header()["used_frames"]
+            assert client.store(held, PAGES).pending == 10 or time.monotonic() > died + 1.4
+            assert eventually(lambda before=used: daemon.header()["used_frames"] < before), "it comes back"  # type: ignore[misc]
+            assert time.monotonic() > died + 1.4
+
+
 def test_a_process_that_just_exits_leaves_nothing() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         client.store(KEYS, PAGES)
