@@ -23,15 +23,21 @@ class Runs(msgspec.Struct, frozen=True, eq=False):
     """Arrays of one length, C-contiguous, in the order of the pages and of their bytes.
 
     cache: where each run begins in the cache, or in the buffer that stands for it. arena: where it begins in a frame,
-    which it does not leave. nbytes: 1 or more. No two runs have a byte of a page in common.
+    which it does not leave. nbytes: 1 or more. page: of which page. No two runs have a byte of a page in common.
     """
 
     cache: Addresses
     arena: Addresses
     nbytes: Addresses
+    page: Numbers
 
     def __len__(self) -> int:
         return len(self.nbytes)
+
+    def of_pages(self, pages: range) -> Runs:
+        """Those of some pages that follow each other."""
+        first, end = np.searchsorted(self.page, [pages.start, pages.stop])
+        return Runs(*(getattr(self, name)[first:end] for name in self.__struct_fields__))
 
 
 def runs_of(copy: Copy) -> Runs:
@@ -49,14 +55,13 @@ def runs_of(copy: Copy) -> Runs:
     return _framed(_merged(_joined(pieces), copy), copy.frames)
 
 
-def buffer_runs(copy: Copy, address: int, room: int, begin: int) -> Runs:
-    """Between a buffer of pages and the frames; only what the copy covers, as in runs_of().
+def buffer_runs(copy: Copy, begins: Numbers, begin: int) -> Runs:
+    """Between pages in the canonical order, each in one piece, and the frames; only what the copy covers.
 
     Args:
         copy: which bytes of which pages.
-        address: of the buffer. It has as many pages as the copy, in the canonical order.
-        room: from one of its pages to the next, in bytes.
-        begin: the byte of a page that its pages begin with.
+        begins: where each page begins, one address a page.
+        begin: the byte of a page that lies there.
 
     Raises:
         ValueError: see runs_of().
@@ -64,26 +69,29 @@ def buffer_runs(copy: Copy, address: int, room: int, begin: int) -> Runs:
     require_fit(copy)
     planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
     pieces = _paged(planes, _page_spans(copy.transfer.slots))
-    there = msgspec.structs.replace(pieces, cache=address + pieces.page * room + pieces.offset - begin)
+    there = msgspec.structs.replace(pieces, cache=begins[pieces.page] + pieces.offset - begin)
     return _framed(_merged(there, copy), copy.frames)
 
 
 def run_bytes(copy: Copy) -> int:
     """How long a run of this copy is on average: bytes over runs, as a run costs the same whatever its length.
 
-    It is counted, not expanded: in each head of each plane there are as many runs as tokens; or as pieces of blocks,
-    if the tokens of a block lie side by side; or as rows of neighbouring blocks, if those do, too. At most a frame; 0
-    if nothing is moved. Heads and planes that lie side by side are not looked for, so it may be more.
+    It is counted, not expanded: each head of each plane has as many runs as tokens; or as pieces of blocks, if the
+    tokens of a block lie side by side; or as rows of neighbouring blocks, if those do, too. The heads of a page are one
+    run if they lie side by side and the page is in one block. At most a frame; 0 if nothing is moved. It may be more
+    where planes lie side by side: they are not looked for.
     """
-    planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
-    blocks = _block_spans(copy.transfer.slots)
+    planes, slots = copy.transfer.planes[copy.planes.start : copy.planes.stop], copy.transfer.slots
+    blocks = _block_spans(slots)
     tokens = int(blocks.count.sum())
     if not tokens or not len(planes):
         return 0
-    dense = _dense(planes, copy.transfer.slots)
-    adjoining = dense & (planes[:, 1] == copy.transfer.slots.block_tokens * planes[:, 7])
-    counts = np.where(adjoining, _rows_of_blocks(blocks), np.where(dense, len(blocks.count), tokens))
-    mean = int((tokens * planes[:, 6] * planes[:, 7]).sum() // (counts * planes[:, 6]).sum())
+    dense, heads = _dense(planes, slots), planes[:, 6]
+    adjoining = dense & (planes[:, 1] == slots.block_tokens * planes[:, 7])
+    runs = heads * np.where(adjoining, _rows_of_blocks(blocks), np.where(dense, len(blocks.count), tokens))
+    stacked = dense & (planes[:, 3] == planes[:, 5])
+    runs -= stacked * (heads - 1) * int((blocks.count == slots.page_tokens).sum())
+    mean = int((tokens * heads * planes[:, 7]).sum() // runs.sum())
     return min(mean, copy.frames.arena.frame_bytes)
 
 
@@ -224,4 +232,5 @@ def _framed(pieces: _Pieces, frames: Frames) -> Runs:
     cache = pieces.cache[each.which] + begin - pieces.offset[each.which]
     number = frames.table[pieces.page[each.which], frame].astype(np.int64)
     arena = frames.arena.address + number * size + begin % size
-    return Runs(cache.astype(np.uint64), arena.astype(np.uint64), (end - begin).astype(np.uint64))
+    cache, arena, nbytes = (its.astype(np.uint64) for its in (cache, arena, end - begin))
+    return Runs(cache, arena, nbytes, pieces.page[each.which])

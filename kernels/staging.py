@@ -27,15 +27,15 @@ class Slot:
 
 
 class Ring:
-    """Slots of `slot_bytes` bytes that are used in turn, by one stream alone. Who uses one waits for its `free`."""
+    """Slots of `slot_bytes` bytes from `address` on, in turn, for one stream. Who uses one waits for its `free`."""
 
-    def __init__(self, address: int, nbytes: int, slots: int = 4, owner: object = None) -> None:
+    def __init__(self, address: int, nbytes: int, slots: int = 2, owner: object = None) -> None:
         """In `nbytes` bytes from `address` on; owner keeps them. Raises ValueError if a slot has less than 16 bytes."""
         self.slot_bytes = nbytes // max(slots, 1) // _WIDEST * _WIDEST
         if slots < 1 or not self.slot_bytes or address % _WIDEST:
             raise ValueError(f"no ring: {slots} slots in {nbytes} bytes at {address:#x}")
         self._slots = [Slot(address + at * self.slot_bytes) for at in range(slots)]
-        self._turns = 0
+        self.address, self._turns = address, 0
         self._owner = owner
 
     def turn(self) -> Slot:
@@ -44,24 +44,52 @@ class Ring:
         return self._slots[(self._turns - 1) % len(self._slots)]
 
 
-class Part(msgspec.Struct, frozen=True, eq=False):
-    """What goes through one slot: bytes of pages from byte `begin` on, `room` bytes a page; no page is skipped."""
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """Planes of a copy that go through a ring together: bytes of its pages from byte `begin` on, `room` bytes a page.
+
+    copy: no page of it is skipped. at_once: how many pages go through a slot.
+    """
 
     copy: Copy
     begin: int
     room: int
+    at_once: int
+
+    @property
+    def parts(self) -> list[range]:
+        """The pages that go through each slot."""
+        count = len(self.copy.transfer.slots)
+        return [range(at, min(at + self.at_once, count)) for at in range(0, count, self.at_once)]
 
     def staged(self, address: int) -> Copy:
-        """Between the cache and the pages of a slot at `address`, each in a frame of its own there."""
-        copy, count = self.copy, len(self.copy.transfer.slots)
-        arena = Arena(address, count * self.room, self.room)
-        frames = Frames(arena, np.arange(count, dtype=np.int32)[:, None])
-        moved = range(len(copy.planes))
-        return msgspec.structs.replace(copy, transfer=self._shifted(), frames=frames, planes=moved)
+        """Between the cache and slots, for kernels: as if they all began at `address`, each page in a frame of its own.
 
-    def runs(self, address: int) -> Runs:
-        """Between the pages of a slot at `address` and the frames."""
-        return buffer_runs(self.copy, address, self.room, self.begin)
+        The pages of each part are staged_part(); what is between is empty.
+        """
+        slots, number = self.copy.transfer.slots, np.arange(len(self.copy.transfer.slots))
+        place = number // self.at_once * self.stride + number % self.at_once
+        pages = np.zeros((len(self.parts) * self.stride, 3), np.int64)
+        table = np.zeros((len(pages), 1), np.int32)
+        pages[place], table[place, 0] = slots.pages, number % self.at_once
+        frames = Frames(Arena(address, self.at_once * self.room, self.room), table)
+        transfer = msgspec.structs.replace(self._shifted(), slots=msgspec.structs.replace(slots, pages=pages))
+        return Copy(self.copy.direction, transfer, frames, range(len(self.copy.planes)))
+
+    @property
+    def stride(self) -> int:
+        """A multiple of 16: so kernels get tables of each part that begin at multiples of 16 bytes, see launch."""
+        return -(-self.at_once // _WIDEST) * _WIDEST
+
+    def staged_part(self, part: int) -> range:
+        """The pages of staged() that are a part's."""
+        return range(part * self.stride, part * self.stride + len(self.parts[part]))
+
+    def runs(self, slots: Sequence[Slot]) -> Runs:
+        """Between the pages in slots, one slot a part, and the frames."""
+        number = np.arange(len(self.copy.transfer.slots))
+        addresses = np.array([slot.address for slot in slots], np.int64)
+        begins = addresses[number // self.at_once] + number % self.at_once * self.room
+        return buffer_runs(self.copy, begins, self.begin)
 
     def _shifted(self) -> Transfer:
         its, which = self.copy.transfer, slice(self.copy.planes.start, self.copy.planes.stop)
@@ -70,23 +98,26 @@ class Part(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(its, planes=planes, layers=its.layers[which], page_bytes=self.room)
 
 
-def fits(copy: Copy, slot_bytes: int) -> bool:
-    """Whether every plane of a page does, alone."""
-    planes = _extents(copy)
-    return bool(np.all(planes[:, 1] - planes[:, 0] <= slot_bytes))
-
-
-def parts(copy: Copy, slot_bytes: int) -> Iterator[Part]:
-    """All that the copy moves, cut by pages, and by planes where a page is more than a slot. It has to fit."""
-    slots = copy.transfer.slots
-    pages = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
+def slot_needed(copy: Copy) -> int:
+    """How many bytes a slot has at least for batches() of this copy: its largest plane of a page; 0 if it has none."""
     extents = _extents(copy)
-    for first, end in pairwise(_cuts(extents.tolist(), slot_bytes)):
+    return int(np.max(extents[:, 1] - extents[:, 0], initial=0))
+
+
+def batches(copy: Copy, slot_bytes: int) -> Iterator[Batch]:
+    """All that the copy moves; one batch, or several where a page's bytes are more than a slot.
+
+    Raises ValueError for slots that have less than slot_needed().
+    """
+    if slot_needed(copy) > slot_bytes:
+        raise ValueError(f"slots of {slot_bytes} bytes for planes of {slot_needed(copy)}")
+    slots, extents = copy.transfer.slots, _extents(copy)
+    pages = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
+    for first, end in pairwise(_cuts(extents.tolist(), slot_bytes) if len(pages) else []):
         begin, behind = int(extents[first:end, 0].min()), int(extents[first:end, 1].max())
         planes = range(copy.planes.start + first, copy.planes.start + end)
-        at_once = slot_bytes // (behind - begin)
-        for at in range(0, len(pages), at_once):
-            yield Part(_of(copy, pages[at : at + at_once], planes), begin, behind - begin)
+        at_once = min(slot_bytes // (behind - begin), len(pages))
+        yield Batch(_of(copy, pages, planes), begin, behind - begin, at_once)
 
 
 def _extents(copy: Copy) -> npt.NDArray[np.int64]:

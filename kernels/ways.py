@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import copy as shallow
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -14,7 +16,7 @@ from .device import Copy, Direction
 from .frames import Frames
 from .launch import GRID, Grid, Tables, launch
 from .runs import Addresses, Runs, run_bytes, runs_of
-from .staging import Ring, fits, parts
+from .staging import Ring, Slot, batches, slot_needed
 from .thresholds import CopySettings, WayName
 from .transfer import Transfer
 
@@ -69,6 +71,16 @@ class _Uploaded(msgspec.Struct, frozen=True, eq=False):
     tables: Tables
 
 
+class Kernels(Protocol):
+    """A way that moves some pages of a copy, too, for one that does the rest by other means."""
+
+    def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Queue) -> None:
+        """As Way.enqueue, some pages that follow each other, with frames that begin at another address.
+
+        It costs least to give the same copy again and again. pages: begins at a multiple of 16.
+        """
+
+
 class KernelWay:
     """The kernel pair on the frames themselves: the device reaches them, see Memory."""
 
@@ -78,8 +90,13 @@ class KernelWay:
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
         """See Way. Copies of one transfer and frames that follow each other, layer by layer, share their tables."""
+        self.enqueue_pages(copy, range(len(copy.transfer.slots)), copy.frames.arena.address, queue)
+
+    def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Queue) -> None:
+        """See Kernels."""
         with queue.current():
-            launch(self._pair[copy.direction], self._tables(copy), copy.planes, self._grid)
+            tables = _some(self._tables(copy), pages, address)
+            launch(self._pair[copy.direction], tables, copy.planes, self._grid)
 
     def _tables(self, copy: Copy) -> Tables:
         last = self._last
@@ -87,6 +104,16 @@ class KernelWay:
             last = _Uploaded(copy.transfer, copy.frames, Tables(copy.transfer, copy.frames))
             self._last = last
         return last.tables
+
+
+def _some(tables: Tables, pages: range, address: int) -> Tables:
+    """Of some pages: views of the same tables."""
+    its, rows = shallow(tables), slice(pages.start, pages.stop)
+    its.arena = msgspec.structs.replace(tables.arena, address=address)
+    its.page_count = len(pages)
+    its.pages, its.skip = tables.pages.view(-1, 3)[rows].view(-1), tables.skip[rows]
+    its.frames = tables.frames.view(-1, tables.page_frames)[rows].view(-1)
+    return its
 
 
 class DmaWay:
@@ -107,37 +134,38 @@ class StagedWay:
     another slot. A slot is used again after the mark of its last use, on whichever queue that was.
     """
 
-    def __init__(self, ring: Ring, side: Queue, kernel: Way, memcpy: Memcpy) -> None:
-        """side: for the engines, used by nobody else. kernel: for the ring."""
-        self._ring, self._side, self._kernel, self._memcpy = ring, side, kernel, memcpy
+    def __init__(self, ring: Ring, side: Queue, kernels: Kernels, memcpy: Memcpy) -> None:
+        """side: for the engines, used by nobody else. kernels: for the ring."""
+        self._ring, self._side, self._kernels, self._memcpy = ring, side, kernels, memcpy
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
         """See Way. A plane of which not even one page fits into a slot has the whole copy go by the engines alone."""
-        if not fits(copy, self._ring.slot_bytes):
+        if slot_needed(copy) > self._ring.slot_bytes:
             _move(self._memcpy, copy.direction, runs_of(copy), queue)
-        elif copy.direction is Direction.STORE:
-            self._store(copy, queue)
-        else:
-            self._load(copy, queue)
-
-    def _store(self, copy: Copy, queue: Queue) -> None:
-        for part in parts(copy, self._ring.slot_bytes):
-            slot = self._ring.turn()
-            _after(queue, slot.free)
-            self._kernel.enqueue(part.staged(slot.address), queue)
-            self._side.after(queue.mark())
-            _move(self._memcpy, copy.direction, part.runs(slot.address), self._side)
-            slot.free = self._side.mark()
-        queue.after(self._side.mark())
-
-    def _load(self, copy: Copy, queue: Queue) -> None:
-        for part in parts(copy, self._ring.slot_bytes):
-            slot = self._ring.turn()
-            _after(self._side, slot.free)
-            _move(self._memcpy, copy.direction, part.runs(slot.address), self._side)
+            return
+        step = self._store if copy.direction is Direction.STORE else self._load
+        for batch in batches(copy, self._ring.slot_bytes):
+            slots = [self._ring.turn() for _ in batch.parts]
+            staged, runs = batch.staged(self._ring.address), batch.runs(slots)
+            for part, (slot, pages) in enumerate(zip(slots, batch.parts, strict=True)):
+                kernel = partial(self._kernels.enqueue_pages, staged, batch.staged_part(part), slot.address, queue)
+                step(slot, kernel, runs.of_pages(pages), queue)
+        if copy.direction is Direction.STORE:
             queue.after(self._side.mark())
-            self._kernel.enqueue(part.staged(slot.address), queue)
-            slot.free = queue.mark()
+
+    def _store(self, slot: Slot, kernel: Callable[[], None], runs: Runs, queue: Queue) -> None:
+        _after(queue, slot.free)
+        kernel()
+        self._side.after(queue.mark())
+        _move(self._memcpy, Direction.STORE, runs, self._side)
+        slot.free = self._side.mark()
+
+    def _load(self, slot: Slot, kernel: Callable[[], None], runs: Runs, queue: Queue) -> None:
+        _after(self._side, slot.free)
+        _move(self._memcpy, Direction.LOAD, runs, self._side)
+        queue.after(self._side.mark())
+        kernel()
+        slot.free = queue.mark()
 
 
 class Memory(Enum):

@@ -1,0 +1,182 @@
+"""Runs, moved one by one, are the host path's copy; and there are no more of them than there have to be."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paged_cases import FRAME_BYTES, Case, Stored, case_of, cases
+from pagetier.kernels.device import Copy, Direction
+from pagetier.kernels.frames import Arena, Frames
+from pagetier.kernels.runs import Runs, buffer_runs, run_bytes, runs_of
+from pagetier.kernels.slots import SlotMap, slot_map
+from pagetier.kernels.staging import Ring, batches, slot_needed
+from placed import Placed, aligned, host_copied_pages, moved_bytes
+
+BOTH = pytest.mark.parametrize("direction", Direction)
+TOKENS_BEFORE_HEADS = ("layer", "kind", "block", "token", "head")
+HEADS_BEFORE_TOKENS = ("layer", "kind", "block", "head", "token")
+BLOCKS_OUTERMOST = ("block", "layer", "kind", "head", "token")
+
+
+def moved(runs: Runs, direction: Direction, seed: int = 0) -> None:
+    """In any order: they do not depend on each other."""
+    for at in np.random.default_rng(seed).permutation(len(runs)):
+        ends = (runs.arena[at], runs.cache[at])
+        moved_bytes(*(ends if direction is Direction.STORE else ends[::-1]), runs.nbytes[at])
+
+
+def expect_few(runs: Runs, frames: Frames) -> None:
+    """Each inside of one frame, none that could be one with the next."""
+    size = frames.arena.frame_bytes
+    begin = runs.arena - np.uint64(frames.arena.address)
+    assert runs.nbytes.all()
+    assert np.array_equal(begin // size, (begin + runs.nbytes - 1) // size)
+    follows = (runs.cache[1:] == (runs.cache + runs.nbytes)[:-1]) & (begin[1:] == (begin + runs.nbytes)[:-1])
+    assert not (follows & (begin[1:] % size != 0)).any()
+
+
+@BOTH
+@given(case=cases())
+@settings(deadline=None, max_examples=150)
+def test_runs_are_the_copy(direction: Direction, case: Case) -> None:
+    placed = Placed(case)
+    copy = placed.copy(direction)
+    wanted = placed.after(copy)
+    runs = runs_of(copy)
+    moved(runs, direction)
+    placed.expect(wanted)
+    expect_few(runs, placed.frames)
+
+
+def through(copy: Copy, slot_bytes: int) -> None:
+    """The copy by way of two slots: by the host path on the cache's side of them, by runs on the frames' side."""
+    memory = aligned(2 * slot_bytes, 3)
+    ring = Ring(memory.ctypes.data, len(memory))
+    for batch in batches(copy, ring.slot_bytes):
+        slots = [ring.turn() for _ in batch.parts]
+        staged, runs = batch.staged(ring.address), batch.runs(slots)
+        assert staged.frames.arena.nbytes <= ring.slot_bytes
+        expect_few(runs, copy.frames)
+        for part, (slot, pages) in enumerate(zip(slots, batch.parts, strict=True)):
+            if copy.direction is Direction.STORE:
+                host_copied_pages(staged, batch.staged_part(part), slot.address)
+            moved(runs.of_pages(pages), copy.direction)
+            if copy.direction is Direction.LOAD:
+                host_copied_pages(staged, batch.staged_part(part), slot.address)
+
+
+@BOTH
+@given(case=cases(), slots=st.integers(0, 3))
+@settings(deadline=None, max_examples=100)
+def test_runs_of_a_buffer_cover_what_the_copy_covers(direction: Direction, case: Case, slots: int) -> None:
+    """A page's bytes that are not copied are others in the buffer, and stay as they are in the frames."""
+    placed = Placed(case)
+    copy = placed.copy(direction)
+    wanted = placed.after(copy)
+    through(copy, max(16, slot_needed(copy)) + slots * (case.transfer.page_bytes // 16 * 16))
+    placed.expect(wanted)
+
+
+@given(case=cases())
+@settings(deadline=None, max_examples=100)
+def test_the_average_run_is_counted_without_expanding(case: Case) -> None:
+    """In frames that hold a page; neighbouring heads and planes can only make runs longer."""
+    room = -(-case.transfer.page_bytes // 16) * 16
+    table = np.arange(len(case.transfer.slots), dtype=np.int32)[:, None]
+    copy = Copy(Direction.STORE, case.transfer, Frames(Arena(16, len(table) * room, room), table), case.planes)
+    runs = runs_of(copy)
+    assert run_bytes(copy) <= (int(runs.nbytes.sum()) // len(runs) if len(runs) else 0)
+
+
+def copy_of(stored: list[Stored], slots: SlotMap, page_bytes: int = 0) -> Copy:
+    """All planes, in frames of page_bytes, by default of 4 KiB."""
+    case = case_of(stored, slots, np.random.default_rng(1))
+    frames = case.frames
+    if page_bytes:
+        table = np.arange(len(slots), dtype=np.int32)[:, None]
+        frames = Frames(Arena(16, len(slots) * page_bytes, page_bytes), table)
+    return Copy(Direction.STORE, case.transfer, frames, case.planes)
+
+
+BLOCKS = slot_map([7, 2, 5, 0], 2, 32, 16)
+LARGE_BLOCKS = slot_map([3, 1], 2, 32, 32)
+IN_ORDER = slot_map([4, 5, 6, 7], 2, 32, 16)
+TOKEN_SLOTS = slot_map(list(range(9, 73)), 2, 32, 1)
+ROWS = {"layers": 2, "kinds": 2, "heads": 3, "width": 64}
+KNOWN = {
+    "tokens before heads: rows": (Stored(TOKENS_BEFORE_HEADS, **ROWS), BLOCKS, 64),
+    "heads before tokens: blocks": (Stored(HEADS_BEFORE_TOKENS, **ROWS), BLOCKS, 16 * 64),
+    "neighbouring blocks do not help where heads lie between": (Stored(HEADS_BEFORE_TOKENS, **ROWS), IN_ORDER, 16 * 64),
+    "a latent: blocks": (Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576), BLOCKS, 16 * 576),
+    "a latent in neighbouring blocks: pages": (Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576), IN_ORDER, 32 * 576),
+    "a latent in slots: pages": (Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576), TOKEN_SLOTS, 32 * 576),
+    "heads before tokens, a page a block: planes": (Stored(HEADS_BEFORE_TOKENS, **ROWS), LARGE_BLOCKS, 3 * 32 * 64),
+    "gaps between rows: rows": (Stored(HEADS_BEFORE_TOKENS, 2, 2, 3, 64, gap=16), BLOCKS, 64),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_how_long_runs_are(name: str) -> None:
+    stored, slots, length = KNOWN[name]
+    copy = copy_of([stored], slots, 1 << 20)
+    assert run_bytes(copy) == length
+    assert set(runs_of(copy).nbytes.tolist()) == {length}
+
+
+def test_whole_pages_in_the_cache_are_one_run_a_frame() -> None:
+    """Where the cache has all planes of a block in the page's own order."""
+    slots = slot_map([3, 1], 2, 16, 16)
+    copy = copy_of([Stored(BLOCKS_OUTERMOST, **ROWS)], slots)
+    assert copy.transfer.page_bytes == 3 * FRAME_BYTES
+    assert runs_of(copy).nbytes.tolist() == [FRAME_BYTES] * 6
+    assert run_bytes(copy) == 3 * 16 * 64
+
+
+def test_runs_are_never_longer_than_a_frame() -> None:
+    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 4096)], IN_ORDER)
+    assert run_bytes(copy) == FRAME_BYTES
+
+
+def test_small_planes_weigh_as_much_as_they_have_runs() -> None:
+    """Scales of 4 bytes beside rows of 1 KiB: half of the runs are theirs, nearly all bytes are not."""
+    large, small = Stored(TOKENS_BEFORE_HEADS, 1, 1, 2, 1024), Stored(TOKENS_BEFORE_HEADS, 1, 1, 2, 4)
+    assert run_bytes(copy_of([large, small], BLOCKS, 1 << 20)) == (1024 + 4) // 2
+
+
+def test_nothing_to_move() -> None:
+    for slots in (
+        slot_map([], 0, 16, 16),
+        slot_map([1], 1, 16, 16).without([True]),
+        slot_map([1], 1, 16, 16, 0, range(0)),
+    ):
+        copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], slots)
+        assert len(runs_of(copy)) == run_bytes(copy) == 0
+        assert not list(batches(copy, 1 << 20))
+        assert not len(buffer_runs(copy, np.zeros(1, np.int64), 0))
+    none = msgspec.structs.replace(copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], BLOCKS), planes=range(2, 2))
+    assert len(runs_of(none)) == run_bytes(none) == 0
+    assert not list(batches(none, 1 << 20))
+
+
+def test_a_slot_holds_a_plane() -> None:
+    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], BLOCKS)
+    assert slot_needed(copy) == 3 * 32 * 64
+    small, large = list(batches(copy, slot_needed(copy))), list(batches(copy, 8 * slot_needed(copy)))
+    assert [(len(batch.copy.planes), batch.parts) for batch in small] == [(1, [range(1), range(1, 2)])] * 4
+    assert [(len(batch.copy.planes), batch.parts) for batch in large] == [(4, [range(2)])]
+    with pytest.raises(ValueError, match="slots of 6143 bytes for planes of 6144"):
+        list(batches(copy, slot_needed(copy) - 1))
+
+
+def test_frames_and_planes_that_are_not_the_copys() -> None:
+    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], BLOCKS)
+    for table in (copy.frames.table[:1], copy.frames.table[:, :-1]):
+        with pytest.raises(ValueError, match="frames for"):
+            runs_of(msgspec.structs.replace(copy, frames=Frames(copy.frames.arena, table)))
+    for planes in (range(5), range(-1, 2), range(0, 4, 2)):
+        with pytest.raises(ValueError, match="of 4 planes"):
+            buffer_runs(msgspec.structs.replace(copy, planes=planes), np.zeros(2, np.int64), 0)

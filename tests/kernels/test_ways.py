@@ -1,0 +1,236 @@
+"""The ways against the host path: engines that move bytes with memmove, kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interpreted import interpreted_kernels
+from paged_cases import Case, Stored, case_of, cases
+from pagetier.kernels.device import Copy, Direction
+from pagetier.kernels.frames import Frames
+from pagetier.kernels.launch import Grid
+from pagetier.kernels.runs import runs_of
+from pagetier.kernels.slots import slot_map
+from pagetier.kernels.staging import Ring, slot_needed
+from pagetier.kernels.thresholds import CopySettings, Thresholds
+from pagetier.kernels.ways import DmaWay, KernelWay, Memory, Moves, Queue, StagedWay, chosen
+from placed import Placed, aligned
+from queued import LateDevice, LateKernels, LateQueue, all_moved
+
+BOTH = pytest.mark.parametrize("direction", Direction)
+SEEDS = st.integers(0, 2**32 - 1)
+HEADS = ("layer", "kind", "block", "head", "token")
+STORED = [Stored(HEADS, layers=3, kinds=2, heads=2, width=64)]
+
+
+def memmoved(moves: Moves, _: Queue) -> None:
+    """At once."""
+    all_moved(moves, list(range(len(moves.nbytes))))
+
+
+def interpreted(grid: Grid) -> KernelWay:
+    kernels = interpreted_kernels()
+    return KernelWay(grid, {Direction.STORE: kernels.gather, Direction.LOAD: kernels.scatter})
+
+
+class Rings:
+    """A ring whose memory is filled with random bytes and compared outside of it."""
+
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        self.memory = aligned(4096 + slots * slot_bytes + 4096, 5)
+        self.ring = Ring(self.memory.ctypes.data + 4096, slots * slot_bytes, slots)
+        self._guards = self._outside()
+
+    def _outside(self) -> list[bytes]:
+        return [self.memory[:4096].tobytes(), self.memory[-4096:].tobytes()]
+
+    def expect_guards(self) -> None:
+        assert self._outside() == self._guards
+
+
+def slot_sizes(copy: Copy, more: int) -> int:
+    return max(16, slot_needed(copy)) + more * copy.transfer.page_bytes // 16 * 16
+
+
+@BOTH
+@given(case=cases(), more=st.integers(-1, 3), slots=st.integers(1, 4), seed=SEEDS)
+@settings(deadline=None, max_examples=120)
+def test_staged_in_any_order_that_the_queues_allow(
+    direction: Direction, case: Case, more: int, slots: int, seed: int
+) -> None:
+    """Three copies through one ring, which turns many times; what comes behind the last is done when it has its turn.
+
+    With slots that are too small for a plane all of it goes by the engines.
+    """
+    placed, device = Placed(case), LateDevice(seed)
+    copy = placed.copy(direction)
+    rings = Rings(max(16, slot_sizes(copy, more)), slots)
+    way = StagedWay(rings.ring, device.queues[1], LateKernels(device), device.memcpy)
+    wanted = placed.after(copy)
+    done: list[Any] = []
+    for _ in range(3):
+        way.enqueue(copy, device.queues[0])
+    device.queues[0].do(lambda: done.append(placed.contents()))
+    device.finish()
+    (there,) = done
+    for mine, its in zip(there, wanted, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    rings.expect_guards()
+
+
+@BOTH
+@given(case=cases(), seed=SEEDS)
+@settings(deadline=None, max_examples=50)
+def test_engines_alone(direction: Direction, case: Case, seed: int) -> None:
+    placed, device = Placed(case), LateDevice(seed, 1)
+    wanted = placed.after(placed.copy(direction))
+    DmaWay(device.memcpy).enqueue(placed.copy(direction), device.queues[0])
+    device.finish()
+    placed.expect(wanted)
+
+
+@BOTH
+@given(case=cases())
+@settings(deadline=None, max_examples=15)
+def test_kernels_on_the_frames(direction: Direction, case: Case) -> None:
+    placed = Placed(case)
+    wanted = placed.after(placed.copy(direction))
+    interpreted(case.grid).enqueue(placed.copy(direction), LateQueue(0))
+    placed.expect(wanted)
+
+
+@BOTH
+@given(case=cases(), more=st.integers(0, 2))
+@settings(deadline=None, max_examples=15)
+def test_kernels_on_the_ring(direction: Direction, case: Case, more: int) -> None:
+    placed = Placed(case)
+    copy = placed.copy(direction)
+    wanted, rings = placed.after(copy), Rings(slot_sizes(copy, more), 2)
+    StagedWay(rings.ring, LateQueue(1), interpreted(case.grid), memmoved).enqueue(copy, LateQueue(0))
+    placed.expect(wanted)
+    rings.expect_guards()
+
+
+def small_case(blocks: int = 4) -> Case:
+    """Pages of 32 tokens; heads before tokens, so a run is a block's tokens: 1 KiB."""
+    return case_of(STORED, slot_map(list(range(blocks))[::-1], blocks // 2, 32, 16), np.random.default_rng(1))
+
+
+def test_layers_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one transfer and frames, in a row: they are on the device once."""
+    launched: list[tuple[int, range]] = []
+    monkeypatch.setattr(
+        "pagetier.kernels.ways.launch", lambda _, its, planes, __: launched.append((its.packed.data_ptr(), planes))
+    )
+    way, copy = KernelWay(), Placed(small_case()).copy(Direction.LOAD)
+    other = msgspec.structs.replace(copy, frames=Frames(copy.frames.arena, copy.frames.table))
+    for one in (copy, msgspec.structs.replace(copy, planes=range(2, 4)), other):
+        way.enqueue(one, LateQueue(0))
+    (first, _), (second, planes), (third, _) = launched
+    assert first == second != third
+    assert planes == range(2, 4)
+
+
+class Journal(LateQueue):
+    """Writes down what queues are told, in the order in which they are."""
+
+    def __init__(self, handle: int, lines: list[tuple[str, ...]]) -> None:
+        super().__init__(handle)
+        self.name, self._lines, self._marks = "ab"[handle], lines, 0
+
+    def mark(self) -> Any:
+        self._marks += 1
+        return f"{self.name}{self._marks}"
+
+    def after(self, mark: object) -> None:
+        self._lines.append((self.name, f"after {mark}"))
+
+    def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Any) -> None:
+        self._lines.append((queue.name, f"kernel {len(copy.planes)}x{len(pages)}"))
+
+    def memcpy(self, moves: Moves, queue: Any) -> None:
+        self._lines.append((queue.name, f"engines {moves.nbytes.sum()}"))
+
+
+def journal_of(direction: Direction, slots: int) -> list[tuple[str, ...]]:
+    """One copy of two pages, page by page, through a ring of so many slots; a: its queue, b: that of the engines."""
+    lines: list[tuple[str, ...]] = []
+    main, side = Journal(0, lines), Journal(1, lines)
+    copy = Placed(small_case()).copy(direction)
+    rings = Rings(copy.transfer.page_bytes, slots)
+    StagedWay(rings.ring, side, main, main.memcpy).enqueue(copy, main)
+    return lines
+
+
+PAGE = 6 * 2 * 32 * 64
+
+
+def test_a_slot_is_filled_again_after_the_engines_have_emptied_it() -> None:
+    page = ("a", "kernel 6x1"), ("b", "after a1"), ("b", f"engines {PAGE}")
+    again = ("a", "kernel 6x1"), ("b", "after a2"), ("b", f"engines {PAGE}")
+    assert journal_of(Direction.STORE, 2) == [*page, *again, ("a", "after b3")]
+    assert journal_of(Direction.STORE, 1) == [*page, ("a", "after b1"), *again, ("a", "after b3")]
+
+
+def test_a_slot_is_filled_again_after_the_kernel_has_emptied_it() -> None:
+    page = ("b", f"engines {PAGE}"), ("a", "after b1"), ("a", "kernel 6x1")
+    again = ("b", f"engines {PAGE}"), ("a", "after b2"), ("a", "kernel 6x1")
+    assert journal_of(Direction.LOAD, 2) == [*page, *again]
+    assert journal_of(Direction.LOAD, 1) == [*page, ("b", "after a1"), *again]
+
+
+def test_slots_take_turns() -> None:
+    ring = Ring(64, 100, 3)
+    assert ring.slot_bytes == 32
+    assert [ring.turn().address for _ in range(4)] == [64, 96, 128, 64]
+
+
+@pytest.mark.parametrize("args", [(64, 100, 0), (64, 60, 4), (65, 100, 2)])
+def test_no_ring(args: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no ring"):
+        Ring(*args)
+
+
+LIMITS = [(1025, 1025, "kernel"), (1024, 1025, "staged"), (1024, 1024, "dma"), (0, 0, "dma")]
+
+
+@BOTH
+@pytest.mark.parametrize(("kernel_below", "staged_below", "way"), LIMITS)
+def test_the_length_of_runs_chooses(direction: Direction, kernel_below: int, staged_below: int, way: str) -> None:
+    limits = Thresholds(kernel_below, staged_below)
+    name = "stores" if direction is Direction.STORE else "loads"
+    copy = Placed(small_case()).copy(direction)
+    assert set(runs_of(copy).nbytes.tolist()) == {1024}
+    told: dict[str, Any] = {name: limits}
+    assert chosen(copy, CopySettings(**told), Memory.REACHED) == way
+    assert chosen(copy, CopySettings(**told), Memory.PAGEABLE) == ("staged" if way == "kernel" else way)
+
+
+@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("way", ["kernel", "staged", "dma"])
+def test_a_way_that_is_named_is_taken(way: Any, memory: Memory) -> None:
+    """Unless a kernel would have to reach memory that it can not."""
+    copy = Placed(small_case()).copy(Direction.LOAD)
+    reached = way != "kernel" or memory is Memory.REACHED
+    assert chosen(copy, CopySettings(way=way), memory) == (way if reached else "staged")
+
+
+def test_published_figures_are_the_default() -> None:
+    """28 to 34 KB a run."""
+    copies = [
+        case_of([Stored(HEADS, 1, 1, 1, width)], slot_map([1, 0], 1, 32, 16), np.random.default_rng(1))
+        for width in (1024, 4096)
+    ]
+    names = []
+    for case in copies:
+        table = np.zeros((1, 1), np.int32)
+        frames = Frames(msgspec.structs.replace(case.frames.arena, frame_bytes=1 << 20), table)
+        copy = Copy(Direction.STORE, case.transfer, frames, case.planes)
+        names.append(chosen(copy, CopySettings(), Memory.REACHED))
+    assert names == ["kernel", "dma"]

@@ -1,0 +1,98 @@
+"""Queues of a device that does not exist: work is done later, in any order that the marks allow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import numpy as np
+
+from pagetier.kernels.device import Copy
+from pagetier.kernels.ways import Moves, Queue
+from placed import host_copied_pages, moved_bytes
+
+
+class Mark:
+    """Whether it has come."""
+
+    def __init__(self) -> None:
+        self.come = False
+
+
+class LateQueue:
+    """Keeps its work until step(). Work returns whether it could be done."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self._work: deque[Callable[[], bool]] = deque()
+
+    def mark(self) -> Mark:
+        mark = Mark()
+        self.do(lambda: setattr(mark, "come", True))
+        return mark
+
+    def after(self, mark: object) -> None:
+        assert isinstance(mark, Mark)
+        self._work.append(lambda: mark.come)
+
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def do(self, work: Callable[[], None]) -> None:
+        def done() -> bool:
+            work()
+            return True
+
+        self._work.append(done)
+
+    def step(self) -> bool:
+        """Does what comes next; False if there is nothing, or it waits for another queue."""
+        done = bool(self._work) and self._work[0]()
+        if done:
+            self._work.popleft()
+        return done
+
+
+class LateDevice:
+    """Some queues, and the chance by which they go on."""
+
+    def __init__(self, seed: int, queues: int = 2) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.queues = [LateQueue(number) for number in range(queues)]
+
+    def go_on(self, steps: int) -> None:
+        """So many attempts, each of any queue."""
+        for _ in range(steps):
+            self.queues[self.rng.integers(len(self.queues))].step()
+
+    def finish(self) -> None:
+        """All that can be done is done, in an order by chance."""
+        while any(self.queues[at].step() for at in self.rng.permutation(len(self.queues))):
+            pass
+
+    def memcpy(self, moves: Moves, queue: Queue) -> None:
+        """Each move on its own, in any order; other queues go on in between."""
+        order = self.rng.permutation(len(moves.nbytes))
+        late = self.queues[queue.handle]
+        late.do(lambda: all_moved(moves, order.tolist()))
+        self.go_on(int(self.rng.integers(4)))
+
+
+class LateKernels:
+    """Make copies by the host path, when their turn comes."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+
+    def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Queue) -> None:
+        assert pages.start % 16 == 0
+        self._device.queues[queue.handle].do(partial(host_copied_pages, copy, pages, address))
+        self._device.go_on(int(self._device.rng.integers(4)))
+
+
+def all_moved(moves: Moves, order: list[int]) -> None:
+    """One after the other."""
+    for at in order:
+        moved_bytes(moves.targets[at], moves.sources[at], moves.nbytes[at])
