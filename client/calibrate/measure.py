@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -51,7 +52,7 @@ def measure_gpu(index: int, settings: CopySettings, timing: Timing | None = None
     try:
         scene = Scene(f"cuda:{index}", timing.total_bytes)
         speeds = {way.value: list(speeds_of(scene, streams, way, timing)) for way in Direction}
-        plain = {way.value: plain_speed(scene, way, timing.rounds) for way in Direction}
+        plain = {way.value: _plain_speed(scene, way, timing.rounds) for way in Direction}
     except RuntimeError as error:
         raise DeviceError(f"cuda:{index}: {error}") from error
     return Measured(torch.cuda.get_device_name(index), plain, speeds)
@@ -75,42 +76,55 @@ def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timi
     by_way = {way: streams(way, direction) for way in ORDER}
     for run_bytes in timing.runs:
         copies = scene.copies(direction, run_bytes, timing.chunk_bytes)
-        actions = [partial(seconds_of, stream, copies) for stream in by_way.values()]
-        for way, seconds in zip(by_way, _medians(actions, timing.rounds), strict=True):
+        actions = [partial(do, Work(stream, copies)) for stream in by_way.values()]
+        for way, seconds in zip(by_way, median_seconds(actions, timing.rounds), strict=True):
             yield Speed(way, run_bytes, scene.nbytes / seconds / 1e9)
 
 
-def seconds_of(stream: Stream, copies: Sequence[Copy]) -> float:
-    """From enqueueing the first to the end of the last, by the host's clock: what is computed for them counts, too."""
-    began = time.perf_counter()
-    for copy in copies:
-        stream.enqueue(copy)
-    event = stream.record()
-    while not event.done():
-        if time.perf_counter() - began > _LONGEST_S:
-            raise DeviceError(f"a copy of {len(copies)} chunks takes more than {_LONGEST_S:.0f} s")
-    return time.perf_counter() - began
+class Work(msgspec.Struct, frozen=True, eq=False):
+    """Copies that go to a stream one behind the other."""
+
+    stream: Stream
+    copies: Sequence[Copy]
 
 
-def plain_speed(scene: Scene, direction: Direction, rounds: int) -> float:
-    """GB/s of one copy of all the memory as it lies, on a device's current stream."""
+def do(*works: Work) -> None:
+    """Enqueues a copy of each in turn until there are no more, and waits for the end of all. Raises DeviceError."""
+    for copies in zip_longest(*(work.copies for work in works)):
+        for work, copy in zip(works, copies, strict=True):
+            if copy is not None:
+                work.stream.enqueue(copy)
+    ends = time.monotonic() + _LONGEST_S
+    for event in [work.stream.record() for work in works]:
+        while not event.done():  # it is asked without a pause: one would be measured, too
+            if time.monotonic() > ends:
+                raise DeviceError(f"copies that take more than {_LONGEST_S:.0f} s")
+
+
+def begin_plain(scene: Scene, direction: Direction) -> None:
+    """One copy of all the memory as it lies, on torch's current stream; does not wait for it, where that is a GPU's."""
     there, back = (scene.arena, scene.cache), (scene.cache, scene.arena)
     target, source = there if direction is Direction.STORE else back
-
-    def seconds() -> float:
-        began = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        if scene.cache.is_cuda:
-            torch.cuda.synchronize(scene.cache.device)
-        return time.perf_counter() - began
-
-    return float(scene.nbytes / _medians([seconds], rounds)[0] / 1e9)
+    target.copy_(source, non_blocking=True)
 
 
-def _medians(actions: Sequence[Callable[[], float]], rounds: int) -> list[float]:
-    """Of the seconds of each, taken in turn; the first round, in which kernels are compiled, does not count."""
+def _plain_speed(scene: Scene, direction: Direction, rounds: int) -> float:
+    def plain() -> None:
+        begin_plain(scene, direction)
+        scene.settle()
+
+    return scene.nbytes / median_seconds([plain], rounds)[0] / 1e9
+
+
+def median_seconds(actions: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Of each action, taken in turn, by the host's clock: what it computes counts, too.
+
+    A round in which kernels are compiled goes before and does not count.
+    """
     times: list[list[float]] = [[] for _ in actions]
     for _ in range(rounds + 1):
         for action, taken in zip(actions, times, strict=True):
-            taken.append(action())
+            began = time.perf_counter()
+            action()
+            taken.append(time.perf_counter() - began)
     return [statistics.median(taken[1:]) for taken in times]

@@ -36,6 +36,12 @@ class Scene:
         self.arena: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=not on_host)
         self.arena.zero_()
         self.nbytes = nbytes
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits for all that was given to the device: no stream of ours waits for what torch does."""
+        if self.cache.is_cuda:
+            torch.cuda.synchronize(self.cache.device)
 
     def copies(self, direction: Direction, run_bytes: int, chunk_bytes: int) -> list[Copy]:
         """All of the memory once, in copies of so many bytes; what lies side by side on both sides is a run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from pagetier.client.calibrate.measure import (
     TOTAL_BYTES,
     Measured,
     Timing,
+    Work,
+    begin_plain,
+    do,
     measure_gpu,
-    plain_speed,
-    seconds_of,
     speeds_of,
 )
 from pagetier.client.calibrate.scene import FRAME_BYTES, PAGE_BYTES, Scene
@@ -196,13 +198,21 @@ def test_a_scene_has_runs_of_just_this_length_and_covers_all_bytes(scene: Scene,
         assert max(int(its.nbytes.max()) for its in runs) <= FRAME_BYTES
 
 
+def work(scene: Scene, direction: Direction) -> Work:
+    return Work(host_stream("dma", direction), scene.copies(direction, 4 * KIB, SMALL.chunk_bytes))
+
+
 def test_what_was_stored_is_loaded_to_where_it_was(scene: Scene) -> None:
     before = scene.cache.clone()
-    seconds_of(host_stream("dma", Direction.STORE), scene.copies(Direction.STORE, 4 * KIB, SMALL.chunk_bytes))
+    do(work(scene, Direction.STORE))
     assert not torch.equal(scene.arena, before)
     scene.cache.zero_()
-    seconds_of(host_stream("dma", Direction.LOAD), scene.copies(Direction.LOAD, 4 * KIB, SMALL.chunk_bytes))
+    do(work(scene, Direction.LOAD))
     assert torch.equal(scene.cache, before)
+    other = Scene("cpu", scene.nbytes // 2)
+    do(work(scene, Direction.STORE), work(other, Direction.LOAD))
+    assert torch.equal(scene.cache, before)
+    assert not other.cache.any()
 
 
 def test_every_way_is_measured_at_every_length(scene: Scene) -> None:
@@ -218,7 +228,24 @@ def test_every_way_is_measured_at_every_length(scene: Scene) -> None:
         (way, nbytes) for nbytes in SMALL.runs for way in ORDER
     ]
     assert all(0.001 < speed.gb_per_s < 1000 for speed in found)
-    assert 0.001 < plain_speed(scene, Direction.LOAD, 2) < 1000
+
+
+def test_a_plain_copy_moves_all_as_it_lies() -> None:
+    scene = Scene("cpu", PAGE_BYTES)
+    begin_plain(scene, Direction.STORE)
+    assert torch.equal(scene.arena, scene.cache)
+    scene.arena.zero_()
+    begin_plain(scene, Direction.LOAD)
+    assert not scene.cache.any()
+
+
+def test_what_never_ends_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagetier.client.calibrate.measure._LONGEST_S", 0.05)
+    stream = host_stream("dma", Direction.STORE)
+    stream.after(threading.Event())
+    with pytest.raises(DeviceError, match="more than 0 s"):
+        do(Work(stream, []))
+    stream.close(0)
 
 
 def test_a_failure_on_the_way_is_not_a_speed(scene: Scene) -> None:
