@@ -31,7 +31,7 @@ class _Attributes(ctypes.Structure):
     _fields_ = (("order", c_uint), ("source", _Location), ("target", _Location), ("flags", c_uint))
 
 
-_BATCH: Final = ctypes.CFUNCTYPE(
+BATCH: Final = ctypes.CFUNCTYPE(
     c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p
 )
 """cuMemcpyBatchAsync as it is since CUDA 12.8, with a place for the failed index, whatever the driver's version."""
@@ -49,7 +49,7 @@ class Driver:
         # One reference more to the context that torch has, and it is never given back: streams stay usable.
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
         found = _batch_entry(self._library)
-        self._batch: Any = _BATCH(found) if found else None
+        self._batch: Any = BATCH(found) if found else None
 
     def enter(self) -> None:
         """Makes this thread one that uses the device; does nothing from the second time on.
@@ -149,7 +149,7 @@ def _batch_entry(library: Any) -> int:
         error, address, _ = bindings.cuGetProcAddress(b"cuMemcpyBatchAsync", _BATCH_SINCE, 0)
     except (ImportError, AttributeError, RuntimeError):  # the last if they do not find the driver
         return _entry(library)
-    return 0 if int(error) else int(address)
+    return 0 if int(error) else int(address or 0)
 
 
 def _entry(library: Any) -> int:
