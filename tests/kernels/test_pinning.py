@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import resource
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from pagetier.kernels.pinning import CHUNK, LARGEST_CHUNK, Pinning
 from pagetier.kernels.registrar import cuda_registrar
 from pinned import WAIT_S, GatedDriver, PinningDriver, eventually
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 SMALL = 4 * KIB
 BASE = 1 << 30
 
@@ -308,6 +309,18 @@ def test_without_a_gpu_there_is_no_registrar() -> None:
     for device in ("cuda", "cuda:3", "nonsense"):
         with pytest.raises(DeviceError, match=f"^{device}: "):
             cuda_registrar(device)
+
+
+@pytest.mark.gpu
+def test_a_gpu_knows_the_memory_as_pinned_until_it_is_closed() -> None:
+    with mmap.mmap(-1, 9 * MIB) as memory:
+        host = torch.frombuffer(memory, dtype=torch.uint8)
+        with Pinning(host.data_ptr(), len(memory), *cuda_registrar("cuda:0"), chunk=4 * MIB) as pinned:
+            assert pinned.wait(WAIT_S)
+            assert pinned.progress == 1.0
+            assert all(host[at * MIB :].is_pinned() for at in range(9))
+        assert not host.is_pinned()
+        del host
 
 
 # --- any order ------------------------------------------------------------------------------------------------

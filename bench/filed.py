@@ -1,0 +1,40 @@
+"""Results that are kept in a file beside the benchmark, as not every machine can measure them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from measure import Result
+
+
+def row_of(result: Result) -> dict[str, Any]:
+    """As JSON has it; met: None where there is no goal."""
+    met = result.goal.met(result.value) if result.goal.sign else None
+    row: dict[str, Any] = msgspec.to_builtins(result)
+    return row | {"goal": str(result.goal), "met": met}
+
+
+def save(told: dict[str, Any], path: Path) -> None:
+    """Writes a results file, unless nothing was measured here, and the file has what was measured elsewhere."""
+    if not told["measured"] and path.exists() and json.loads(path.read_text())["measured"]:
+        return
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def show(told: dict[str, Any]) -> None:
+    """The same for people."""
+    if not told["measured"]:
+        Console().print(f"not measured: {told['reason']}")
+        return
+    table = Table("name", "value", "unit", "goal", "", "against", title=told["device"])
+    for row in told["results"]:
+        verdict = {None: "", True: "met", False: "MISSED"}[row["met"]]
+        table.add_row(row["name"], f"{row['value']:.4g}", row["unit"], row["goal"], verdict, row["against"])
+    Console().print(table)

@@ -1,0 +1,288 @@
+"""How fast copies go over the bus to a GPU, and what they cost a model.
+
+Each way and the one that calibration chooses, over one large plain copy of pinned memory; a matrix product that runs
+beside them; how early the first layer of a load can be used. Without a GPU it says that nothing was measured, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import cycle, product
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import torch
+
+from filed import row_of, save, show
+from measure import REPORTED, Goal, Result, at_least, at_most
+from pagetier.client.calibrate.decide import ORDER, thresholds_of
+from pagetier.client.calibrate.measure import Streams, Timing, Work, begin_plain, do, gpu_streams, speeds_of
+from pagetier.client.calibrate.measure import median_seconds as medians
+from pagetier.client.calibrate.scene import MIB, Scene
+from pagetier.kernels.device import Copy, Direction, Event, Stream
+from pagetier.kernels.thresholds import CopySettings, Thresholds, WayName
+
+KIB: Final = 1 << 10
+RESULTS: Final = Path(__file__).parent / "results" / "gpu_copy.json"
+GOALS: Final[dict[int, Goal]] = {16 * KIB: at_least(0.85), 256 * KIB: at_least(0.95), 2 * MIB: at_least(0.95)}
+"""For the chosen way, by length of a run; the other lengths are reported."""
+
+Begin: TypeAlias = Callable[[], object]
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """How much is done. A benchmark's own numbers are the defaults; smaller ones try it out."""
+
+    total_bytes: int = 256 * MIB
+    chunk_bytes: int = 64 * MIB
+    runs: tuple[int, ...] = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 2 * MIB)
+    rounds: int = 9
+    side: int = 8192  # of the matrices
+    products: int = 30
+
+
+class Bench:
+    """Everything that is measured on one device. stores and loads have memory of their own, so that both can run."""
+
+    def __init__(self, device: str, streams: Streams, scale: Scale) -> None:
+        self.device, self.streams, self.scale = device, streams, scale
+        self._streams: dict[tuple[WayName, Direction], Stream] = {}
+        self.scenes = {direction: Scene(device, scale.total_bytes) for direction in Direction}
+
+    def work(self, direction: Direction, run: int, way: WayName) -> Work:
+        """All of a direction's memory, in chunks, on a stream of its own."""
+        return self.work_on(self.scenes[direction], direction, run, way)
+
+    def work_on(self, scene: Scene, direction: Direction, run: int, way: WayName) -> Work:
+        """The same on any memory. What has the same way and direction has the same stream."""
+        if (way, direction) not in self._streams:
+            self._streams[way, direction] = self.streams(way, direction)
+        return Work(self._streams[way, direction], scene.copies(direction, run, self.scale.chunk_bytes))
+
+    def settle(self) -> None:
+        """Waits for everything on the device."""
+        self.scenes[Direction.LOAD].settle()
+
+    def plain(self, directions: Sequence[Direction]) -> None:
+        """One large copy in each direction, at once, to the end."""
+        for direction in directions:
+            with self._side_stream():
+                begin_plain(self.scenes[direction], direction)
+        self.settle()
+
+    def _side_stream(self) -> Any:
+        return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.device != "cpu" else nullcontext()
+
+
+def thresholds(bench: Bench) -> dict[Direction, Thresholds]:
+    """As `pagetier calibrate` finds them."""
+    scale = bench.scale
+    timing = Timing(scale.total_bytes, scale.chunk_bytes, rounds=3, runs=scale.runs)
+    return {way: thresholds_of(speeds_of(bench.scenes[way], bench.streams, way, timing)) for way in Direction}
+
+
+def verify(bench: Bench) -> None:
+    """Every way and length: the same pages by all of them, and what was stored comes back into a poisoned cache."""
+    scene, before = bench.scenes[Direction.LOAD], bench.scenes[Direction.LOAD].cache.clone()
+    for run in bench.scale.runs:
+        pages = None
+        for way in ORDER:
+            scene.arena.zero_()
+            do(bench.work_on(scene, Direction.STORE, run, way))
+            pages = scene.arena.clone() if pages is None else pages
+            scene.cache.fill_(0xA5)
+            bench.settle()
+            do(bench.work_on(scene, Direction.LOAD, run, way))
+            assert torch.equal(scene.arena, pages), f"{way}: other pages, runs of {run}"
+            assert torch.equal(scene.cache, before), f"{way}: other bytes came back, runs of {run}"
+
+
+# --- over a plain copy ----------------------------------------------------------------------------------------
+
+
+def over_plain(bench: Bench) -> Iterator[Result]:
+    """Each way at each length, one way and both at once, in turn with a plain copy of as many bytes."""
+    both = (Direction.STORE, Direction.LOAD)
+    for directions, run in product(((both[0],), (both[1],), both), bench.scale.runs):
+        ways: tuple[WayName, ...] = (*ORDER, "auto")
+        actions: list[Begin] = [partial(bench.plain, directions)]
+        for way in ways:
+            actions.append(partial(do, *(bench.work(direction, run, way) for direction in directions)))
+        plain, *taken = medians(actions, bench.scale.rounds)
+        nbytes = bench.scale.total_bytes * len(directions)
+        for way, seconds in zip(ways, taken, strict=True):
+            name = f"{_name(directions)}_{_told(way)}_{run // KIB}kib_over_plain"
+            against = f"{nbytes / seconds / 1e9:.1f} GB/s, one plain copy {nbytes / plain / 1e9:.1f}"
+            goal = GOALS.get(run, REPORTED) if way == "auto" else REPORTED
+            yield Result(name, plain / seconds, "x", against, goal)
+
+
+def _name(directions: Sequence[Direction]) -> str:
+    return "both" if len(directions) > 1 else directions[0].value
+
+
+def _told(way: WayName) -> str:
+    return "chosen" if way == "auto" else way
+
+
+# --- beside a matrix product ----------------------------------------------------------------------------------
+
+
+def beside_a_product(bench: Bench) -> Iterator[Result]:
+    """How much longer matrix products take while copies go without a pause, in turn with products alone."""
+    scale, product_of = bench.scale, Product(bench)
+    for direction, run in product(Direction, (16 * KIB, 256 * KIB)):
+        work = bench.work(direction, run, "auto")
+        alone, beside = [], []
+        for _ in range(scale.rounds):
+            alone.append(product_of.seconds())
+            with copying(work):
+                beside.append(product_of.seconds())
+        each = statistics.median(alone)
+        slower = 100 * (statistics.median(beside) / each - 1)
+        against = f"{1e3 * each / scale.products:.2f} ms a product alone, {scale.side} x {scale.side}, bf16"
+        yield Result(f"{direction.value}_{run // KIB}kib_slows_product", slower, "%", against, at_most(3.0))
+
+
+class Product:
+    """A product of two square matrices, several times, as a model does it: on torch's own stream."""
+
+    def __init__(self, bench: Bench) -> None:
+        side, self._count = bench.scale.side, bench.scale.products
+        self._left, self._right = (torch.randn(side, side, device=bench.device).to(torch.bfloat16) for _ in range(2))
+        self._out = torch.empty_like(self._left)
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Of all of them."""
+        began = time.perf_counter()
+        for _ in range(self._count):
+            torch.mm(self._left, self._right, out=self._out)
+        if self._out.is_cuda:  # not for our streams
+            torch.cuda.current_stream(self._out.device).synchronize()
+        return time.perf_counter() - began
+
+
+@contextmanager
+def copying(work: Work) -> Iterator[None]:
+    """Copies without a pause, on a thread of their own, from the first one's end until the end of the block."""
+    begun, over = threading.Event(), threading.Event()
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            _copy_until(work, begun, over)
+        except (RuntimeError, ValueError) as error:
+            failures.append(error)
+        begun.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    yield
+    over.set()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _copy_until(work: Work, begun: threading.Event, over: threading.Event) -> None:
+    events: deque[Event] = deque()
+    for copy in cycle(work.copies):
+        if over.is_set():
+            break
+        work.stream.enqueue(copy)
+        events.append(work.stream.record())
+        if len(events) > 3 and events.popleft().wait(60):
+            begun.set()
+    for event in events:
+        event.wait(60)
+
+
+# --- layer by layer -------------------------------------------------------------------------------------------
+
+
+def by_layer(bench: Bench) -> Iterator[Result]:
+    """Time until the first layer of a load can be used, over the time until all can."""
+    for run in (16 * KIB, 256 * KIB):
+        (copy,) = bench.scenes[Direction.LOAD].copies(Direction.LOAD, run, bench.scale.total_bytes)
+        stream = bench.streams("auto", Direction.LOAD)
+        times = [layer_times(stream, copy) for _ in range(bench.scale.rounds + 1)][1:]
+        first, last = (statistics.median(each) for each in zip(*times, strict=True))
+        against = f"{1e3 * first:.2f} ms of {1e3 * last:.2f} ms, {len(copy.planes)} layers"
+        yield Result(f"first_layer_{run // KIB}kib_over_all", first / last, "x", against)
+
+
+def layer_times(stream: Stream, copy: Copy) -> tuple[float, float]:
+    """Seconds to the end of the first layer and of the last, each enqueued by itself, as a lane of the copier does."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    began = time.perf_counter()
+
+    def enqueue() -> None:
+        for plane in copy.planes:
+            stream.enqueue(msgspec.structs.replace(copy, planes=range(plane, plane + 1)))
+            events.put(stream.record())
+
+    thread = threading.Thread(target=enqueue)
+    thread.start()
+    times = []
+    for _ in copy.planes:
+        event = events.get(timeout=60)
+        while not event.done():
+            time.sleep(0)
+        times.append(time.perf_counter() - began)
+    thread.join()
+    return times[0], times[-1]
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """All of it."""
+    verify(bench)
+    for part in (over_plain, beside_a_product, by_layer):
+        yield from part(bench)
+
+
+def gpu_bench(scale: Scale) -> Bench:
+    """On the first GPU, with the thresholds that are best there."""
+    plain = Bench("cuda:0", gpu_streams(0, CopySettings()), scale)
+    found = thresholds(plain)
+    settings = CopySettings(stores=found[Direction.STORE], loads=found[Direction.LOAD])
+    return Bench("cuda:0", gpu_streams(0, settings), scale)
+
+
+def why_not() -> str:
+    """Why nothing can be measured; "" where it can."""
+    return "" if torch.cuda.is_available() else "no GPU on this machine"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help=f"one object, which goes to {RESULTS.name}, too")
+    as_json = parser.parse_args().json
+    told: dict[str, Any] = {"measured": False, "reason": why_not()}
+    if not told["reason"]:
+        results = list(measure(gpu_bench(Scale())))
+        device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        told = {"measured": True, "device": device, "results": [row_of(result) for result in results]}
+    if as_json:
+        save(told, RESULTS)
+        print(json.dumps(told))
+    else:
+        show(told)
+
+
+if __name__ == "__main__":
+    main()
