@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -79,13 +80,15 @@ SPACE = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout="worl
 MOST_PAGES = 5
 
 
+@cache
 def keys_of(prompt: int, pages: int = MOST_PAGES) -> Keys:
     return SPACE.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
 
 
+@cache
 def content_of(key: bytes, nbytes: int) -> Bytes:
     """Everybody stores the same page under a key."""
-    return np.frombuffer(np.random.default_rng(list(key)).bytes(nbytes), np.uint8).copy()
+    return np.frombuffer(np.random.default_rng(list(key)).bytes(nbytes), np.uint8)
 
 
 class Wire:
@@ -119,6 +122,7 @@ class Process:
         world.devices.append(self.device)
         self.cache = Cache()
         self.wire = Wire()
+        self.asked: deque[Keys] = deque()
         self.requests = Requests()
         self.lanes: list[Lane] = []
         self.copier = self.new_copier()
@@ -138,16 +142,17 @@ class Process:
         promise = Promise(self.requests, self._attachment, part, len(keys))
         self.requests.ask(self._attachment, request, promise, deadline)
         self.requests.leave(promise)
+        self.asked.append(keys)
         return promise
 
-    def answer(self, ttl_ns: int = DAY_NS) -> list[int]:
-        """The daemon's to the oldest request: which pages it granted. Their frames hold no trace of what was there."""
-        request = self.wire.sent.popleft()
+    def answer(self, ttl_ns: int = DAY_NS) -> tuple[Keys, list[int]]:
+        """The daemon's to the oldest request: for which keys, and which pages it granted, whose frames are poisoned."""
+        request, keys = self.wire.sent.popleft(), self.asked.popleft()
         assert isinstance(request, Reserve)
         answers = self.world.reserve(self.slot, self.session, request.keys, self.cache.page_bytes, ttl_ns)
         self.wire.answers.append(Reserved(request.number, *answers))
         self.requests.pump(cast(Link, self.wire))
-        return [at for at, outcome in enumerate(answers[0]) if outcome == GRANTED]
+        return keys, [at for at, outcome in enumerate(answers[0]) if outcome == GRANTED]
 
     def step(self) -> None:
         """Both lanes, of all copiers."""

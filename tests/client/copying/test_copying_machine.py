@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from copying_world import BLOCKS, LAYERS, MOST_PAGES, PAGE_BLOCKS, Process, World, content_of, keys_of
+from copying_world import BLOCKS, LAYERS, MOST_PAGES, PAGE_BLOCKS, SPACE, Process, World, content_of, keys_of
 from fake_device import EngineEvent
 from pagetier.client import Copier, Keys, Load, Outcome, Store
 from pagetier.kernels.device import Direction
@@ -65,7 +65,6 @@ class CopyingMachine(RuleBasedStateMachine):
         assert self.process.cache.page_bytes == PAGE
         self.storing: list[Storing] = []
         self.loading: list[Loading] = []
-        self.asked: list[Storing] = []
         self.free = list(range(BLOCKS))
 
     # ---- the engine
@@ -73,7 +72,7 @@ class CopyingMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.free) >= MOST_PAGES * PAGE_BLOCKS)
     @rule(prompt=prompts, pages=counts, waits=st.booleans())
     def store(self, prompt: int, pages: int, waits: bool) -> None:
-        keys, blocks = keys_of(prompt, pages), self.take(pages)
+        keys, blocks = Keys(SPACE, keys_of(prompt, pages).data), self.take(pages)
         after = EngineEvent() if waits else None
         copier = self.process.copier
         one = Storing(copier, copier.store(keys, self.process.cache.slots(blocks), after), keys, blocks, after)
@@ -82,8 +81,6 @@ class CopyingMachine(RuleBasedStateMachine):
         else:
             self.process.cache.spoil(blocks)
         self.storing.append(one)
-        if not one.store.ready:
-            self.asked.append(one)
 
     def compute(self, one: Storing) -> None:
         contents = [content_of(bytes(key), PAGE) for key in one.keys]
@@ -166,6 +163,16 @@ class CopyingMachine(RuleBasedStateMachine):
         lanes = self.process.lanes
         lanes[pick % len(lanes)].step()
 
+    @rule(rounds=st.integers(1, 3))
+    def all_goes_on(self, rounds: int) -> None:
+        """For a while, as it does where nothing goes wrong."""
+        for _ in range(rounds):
+            self.process.step()
+            while self.process.wire.sent:
+                self.answer(late=False)
+            self.process.step()
+            self.process.device.advance_all()
+
     @rule(seconds=st.sampled_from([1e-6, 1e-3, 0.3]))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
@@ -177,22 +184,21 @@ class CopyingMachine(RuleBasedStateMachine):
             one.odd = one.odd or "unable"
 
     @precondition(lambda self: not self.process.device.dead and (self.storing or self.loading))
-    @rule(later=st.integers(0, 2))
+    @rule(later=st.integers(-6, 2))
     def die(self, later: int) -> None:
-        """At once, or in the middle of a step."""
-        self.process.device.fatal = later
-        if not later:
+        """Not often; at once, or in the middle of a step."""
+        if later == 0:
             self.process.device.die()
+        elif later > 0:
+            self.process.device.fatal = later
 
     # ---- the daemon
 
     @precondition(lambda self: self.process.wire.sent)
     @rule(late=st.booleans())
     def answer(self, late: bool) -> None:
-        request = self.process.wire.sent[0]
-        granted = self.process.answer(1) if late else self.process.answer()
-        one = next((one for one in self.asked if one.keys.data == request.keys and not one.granted), None)  # type: ignore[union-attr]
-        if one is not None:
+        keys, granted = self.process.answer(1) if late else self.process.answer()
+        for one in [one for one in self.storing if one.keys is keys]:
             one.granted = granted
             one.odd = one.odd or ("doomed" if late else "")
 
@@ -205,9 +211,11 @@ class CopyingMachine(RuleBasedStateMachine):
         self.world.owner.settle()
         self.world.owner.evict(frames, 100)
 
-    @rule()
-    def leave(self) -> None:
+    @rule(often=st.integers(0, 3))
+    def leave(self, often: int) -> None:
         """The process wants to go: not while a device may use its memory."""
+        if often:
+            return
         device = self.process.device
         in_use = bool(device.frames_of(*Direction))
         if not self.process.session.retire():
@@ -224,7 +232,7 @@ class CopyingMachine(RuleBasedStateMachine):
 
     def bury(self) -> None:
         self.world.owner.reap(self.process.slot)
-        self.graves += [self.process, self.storing, self.loading, self.asked]
+        self.graves += [self.process, self.storing, self.loading]
         self.world.devices.remove(self.process.device)
         self.start()
 
@@ -272,7 +280,7 @@ class CopyingMachine(RuleBasedStateMachine):
         for one in self.storing:
             if one.after:
                 self.engine_gets_there(0) if not one.after.came else None
-        for _ in range(200):
+        for _ in range(60):
             self.process.step()
             self.process.device.advance_all()
             while self.process.wire.sent:
