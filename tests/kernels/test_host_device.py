@@ -1,0 +1,172 @@
+"""The host as a device: its streams keep order, wait for engines' events, and fail as a whole."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+
+from pagetier.kernels import caches
+from pagetier.kernels.device import Copy, DeviceError, Direction
+from pagetier.kernels.frames import Arena, Frames, frames_of
+from pagetier.kernels.host_device import HostDevice
+from pagetier.kernels.page import PageOrder
+from pagetier.kernels.slots import slot_map
+from pagetier.kernels.transfer import PagedCache, Transfer
+
+LONG_S = 20.0
+PAGES, TOKENS, BLOCK = 3, 4, 2
+
+
+class Scene:
+    """A cache of two layers, an arena for three pages."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.tensors = list(rng.integers(0, 2**16, (2, 2, 8, BLOCK, 2, 8), dtype=np.uint16))
+        layout = caches.kv_first(self.tensors)
+        self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+        size = self.paged.page.nbytes
+        self.memory = np.zeros(PAGES * size, np.uint8)
+        arena = Arena(self.memory.ctypes.data, self.memory.nbytes, size, self.memory)
+        self.frames: Frames = frames_of(arena, np.arange(PAGES).reshape(-1, 1))
+        self.slots = slot_map(range(6), PAGES, TOKENS, BLOCK)
+
+    def storing(self) -> Copy:
+        return self.copy(Direction.STORE, self.paged.storing(self.slots)[0])
+
+    def loading(self, layers: range) -> Copy:
+        copy = self.copy(Direction.LOAD, self.paged.loading(self.slots))
+        return msgspec.structs.replace(copy, planes=copy.transfer.planes_of(layers))
+
+    def copy(self, direction: Direction, transfer: Transfer) -> Copy:
+        return Copy(direction, transfer, self.frames, range(len(transfer.planes)))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_what_is_stored_is_loaded_layer_by_layer(scene: Scene) -> None:
+    device = HostDevice()
+    there, back = device.stream(Direction.STORE), device.stream(Direction.LOAD)
+    there.enqueue(scene.storing())
+    stored = there.record()
+    assert stored.wait(LONG_S) and stored.done()
+    before = [tensor.copy() for tensor in scene.tensors]
+    for tensor in scene.tensors:
+        tensor[:] = 0
+    back.enqueue(scene.loading(range(1, 2)))
+    assert back.record().wait(LONG_S)
+    assert not scene.tensors[0].any() and np.array_equal(scene.tensors[1][:, :6], before[1][:, :6])
+    back.enqueue(scene.loading(range(1)))
+    assert back.record().wait(LONG_S)
+    assert np.array_equal(scene.tensors[0][:, :6], before[0][:, :6])
+    assert device.close(LONG_S)
+
+
+def test_a_stream_waits_for_what_an_engine_has(scene: Scene) -> None:
+    device = HostDevice()
+    event, future, other = threading.Event(), Future[None](), device.stream(Direction.LOAD)
+    barrier, stream = threading.Barrier(2), device.stream(Direction.STORE)
+    stream.after(event)
+    one = stream.record()
+    stream.after(future)
+    two = stream.record()
+    other.after(two)
+    three = other.record()
+    stream.after(barrier)
+    four = stream.record()
+    for opens, comes in ((event.set, one), (lambda: future.set_result(None), two), (barrier.wait, four)):
+        assert not comes.wait(0.01) and not comes.done()
+        opens()
+        assert comes.wait(LONG_S)
+    assert three.wait(LONG_S)
+    with pytest.raises(ValueError, match="int has no wait"):
+        stream.after(3)
+
+
+def test_an_engine_s_stream_is_held(scene: Scene) -> None:
+    device = HostDevice()
+    copies, event = device.stream(Direction.LOAD), threading.Event()
+    copies.after(event)
+    arrived = copies.record()
+    with ThreadPoolExecutor(1) as engine:
+        arrived.hold(engine)
+        computed = engine.submit(arrived.done)
+        stream = device.stream(Direction.STORE)
+        arrived.hold(stream)
+        behind = stream.record()
+        assert not computed.done() and not behind.done()
+        event.set()
+        assert computed.result(LONG_S) and behind.wait(LONG_S)
+    with pytest.raises(ValueError, match="streams are HostStream and Executor"):
+        arrived.hold(None)
+
+
+def test_a_copy_that_fails_fails_its_stream_alone(scene: Scene) -> None:
+    device = HostDevice()
+    stream, sound = device.stream(Direction.STORE), device.stream(Direction.STORE)
+    before = stream.record()
+    assert before.wait(LONG_S)
+    copy = scene.storing()
+    stream.enqueue(msgspec.structs.replace(copy, frames=Frames(scene.frames.arena, scene.frames.table[:1])))
+    event = stream.record()
+    for asks in (lambda: event.wait(LONG_S), event.done, stream.record, lambda: stream.enqueue(copy)):
+        with pytest.raises(DeviceError, match="a copy failed"):
+            asks()
+    assert before.done()
+    sound.enqueue(copy)
+    assert sound.record().wait(LONG_S)
+
+
+@pytest.mark.parametrize("fails", [lambda future: future.set_exception(OSError()), lambda future: future.cancel()])
+def test_work_of_an_engine_that_failed_is_not_copied(scene: Scene, fails: object) -> None:
+    stream, future = HostDevice().stream(Direction.STORE), Future[None]()
+    stream.after(future)
+    stream.enqueue(scene.storing())
+    event = stream.record()
+    assert callable(fails)
+    fails(future)
+    with pytest.raises(DeviceError, match="the engine's work failed"):
+        event.wait(LONG_S)
+    assert not scene.memory.any()
+
+
+def test_a_cache_that_is_elsewhere_is_told_at_once(scene: Scene) -> None:
+    stream, copy = HostDevice().stream(Direction.STORE), scene.storing()
+    elsewhere = msgspec.structs.replace(copy.transfer, device="cuda:0")
+    with pytest.raises(ValueError, match="on cuda:0"):
+        stream.enqueue(msgspec.structs.replace(copy, transfer=elsewhere))
+    assert stream.record().wait(LONG_S)
+
+
+def test_closing_ends_the_threads_after_their_work(scene: Scene) -> None:
+    device = HostDevice()
+    stream = device.stream(Direction.STORE)
+    stream.enqueue(scene.storing())
+    event = stream.record()
+    assert device.close(LONG_S) and event.done() and scene.memory.any()
+    with pytest.raises(DeviceError, match="closed"):
+        stream.enqueue(scene.storing())
+    stuck = device.stream(Direction.LOAD)
+    stuck.after(threading.Event())
+    assert device.close(LONG_S)
+
+
+def test_a_device_that_is_dropped_leaves_no_thread() -> None:
+    def ours() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "pagetier-load-stream"]
+
+    before = ours()
+    stream = HostDevice().stream(Direction.LOAD)
+    (mine,) = set(ours()) - set(before)
+    del stream
+    gc.collect()
+    mine.join(LONG_S)
+    assert not mine.is_alive()
