@@ -143,3 +143,32 @@ class PretendedTorch:
     @contextmanager
     def _current(self, _: Any) -> Iterator[None]:
         yield
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """What it returns, in a thread of its own."""
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(work()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+def mode_after(library: PretendedDriver, use: Callable[[], Any]) -> int:
+    """The capture mode that this thread is in after some call."""
+    use()
+    return mode_now(library)
+
+
+def mode_now(library: PretendedDriver) -> int:
+    """The capture mode that this thread is in."""
+    return library.modes.get(threading.get_ident(), GLOBAL)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """A function that does nothing else."""
+
+    def call(*_: Any) -> Any:
+        raise error
+
+    return call

@@ -1,0 +1,250 @@
+"""The CUDA device on a real one: every byte of cache and arena, the order of streams, graphs while they are captured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from threading import Event, Thread
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from paged_cases import Case, Stored, case_of, cases
+from pagetier.kernels.cuda import CudaDevice, CudaEvent, CudaStream
+from pagetier.kernels.device import Copy, Direction
+from pagetier.kernels.slots import slot_map
+from pagetier.kernels.thresholds import CopySettings
+from placed import Placed
+from pretended_cuda import in_thread
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+BOTH = pytest.mark.parametrize("direction", Direction)
+WAYS = pytest.mark.parametrize("way", ["auto", "kernel", "staged", "dma"])
+PINNED = pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
+LONG = 2_000_000_000  # cycles of a GPU: about a second
+ROWS = ("layer", "kind", "block", "token", "head")
+
+
+class OnGpu:
+    """A case whose cache is on the device; the arena is that of the host's."""
+
+    def __init__(self, case: Case) -> None:
+        self.host = Placed(case, "cuda:0")
+        self.cache = torch.from_numpy(self.host.cache).to("cuda:0")
+        torch.cuda.synchronize()
+
+    def copy(self, direction: Direction) -> Copy:
+        its = self.host.copy(direction)
+        planes = its.transfer.planes.copy()
+        planes[:, 0] += self.cache.data_ptr() - self.host.cache.ctypes.data
+        return msgspec.structs.replace(its, transfer=msgspec.structs.replace(its.transfer, planes=planes))
+
+    def wanted(self, direction: Direction) -> Any:
+        return self.host.after(self.host.copy(direction))
+
+    def expect(self, wanted: Any) -> None:
+        np.testing.assert_array_equal(self.cache.cpu().numpy(), wanted[0])
+        np.testing.assert_array_equal(self.host.arena, wanted[1])
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        """The arena is pinned meanwhile."""
+        address, cudart = self.host.arena.ctypes.data, torch.cuda.cudart()
+        torch.cuda.check_error(cudart.cudaHostRegister(address, self.host.arena.nbytes, 0))
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()
+            torch.cuda.check_error(cudart.cudaHostUnregister(address))
+
+
+@cache
+def device_of(way: Any = "auto", pinned: bool = True, staging: int = 1 << 25) -> CudaDevice:
+    return CudaDevice(0, CopySettings(way=way, staging=staging), lambda _: pinned)
+
+
+@cache
+def stream_of(device: CudaDevice, direction: Direction) -> CudaStream:
+    """One for all tests, as streams stay; used by one thread after another."""
+    stream: CudaStream = in_thread(partial(device.stream, direction))
+    return stream
+
+
+def begun(device: CudaDevice, copies: list[Copy], after: Any = None) -> CudaEvent:
+    """Copies one way, enqueued by a thread of their own; the event behind them."""
+    stream = stream_of(device, copies[0].direction)
+
+    def enqueue() -> CudaEvent:
+        if after is not None:
+            stream.after(after)
+        for copy in copies:
+            stream.enqueue(copy)
+        return stream.record()
+
+    event: CudaEvent = in_thread(enqueue)
+    return event
+
+
+def warmed(way: str, its: OnGpu, direction: Direction) -> CudaDevice:
+    """A device that has compiled and allocated all that this copy takes: so it is enqueued in no time."""
+    device = device_of(way)
+    assert begun(device, [its.copy(direction)] * 2).wait(60)
+    return device
+
+
+def large_case(pages: int = 6) -> Case:
+    """Runs of 256 bytes, 12288 of them a page."""
+    stored = Stored(ROWS, layers=8, kinds=2, heads=4, width=256)
+    slots = slot_map(np.random.default_rng(1).permutation(12 * pages), pages, 192, 16)
+    return case_of([stored], slots, np.random.default_rng(2))
+
+
+@BOTH
+@WAYS
+@PINNED
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_every_byte(direction: Direction, way: str, pinned: bool, case: Case) -> None:
+    """Also all that the copy is not about: it was random bytes and is the same ones."""
+    its = OnGpu(case)
+    wanted = its.wanted(direction)
+    if pinned:
+        with its.registered():
+            assert begun(device_of(way), [its.copy(direction)]).wait(10)
+    else:
+        assert begun(device_of(way, False), [its.copy(direction)]).wait(10)
+    its.expect(wanted)
+
+
+@BOTH
+@WAYS
+def test_many_runs_through_a_small_ring(direction: Direction, way: str) -> None:
+    """Batches that are cut, slots that are used many times, pages that do not fit into one; four copies in a row."""
+    its = OnGpu(large_case())
+    wanted = its.wanted(direction)
+    with its.registered():
+        assert begun(device_of(way, staging=1 << 20), [its.copy(direction)] * 4).wait(30)
+    its.expect(wanted)
+
+
+def test_layer_by_layer() -> None:
+    its = OnGpu(large_case())
+    wanted, copy = its.wanted(Direction.LOAD), its.copy(Direction.LOAD)
+    layers = [msgspec.structs.replace(copy, planes=range(at, at + 2)) for at in range(0, 16, 2)]
+    with its.registered():
+        assert begun(device_of(), layers).wait(10)
+    its.expect(wanted)
+
+
+@WAYS
+def test_a_store_comes_after_what_the_engine_computes(way: str) -> None:
+    its, engine, event = OnGpu(large_case()), torch.cuda.Stream(), torch.cuda.Event()
+    with its.registered():
+        device = warmed(way, its, Direction.STORE)
+        its.host.arena ^= 0xA5
+        its.host.cache ^= 0x5A
+        wanted = its.wanted(Direction.STORE)
+        with torch.cuda.stream(engine):
+            torch.cuda._sleep(LONG)
+            its.cache.bitwise_xor_(0x5A)
+            event.record(engine)
+        stored = begun(device, [its.copy(Direction.STORE)], after=event)
+        assert not stored.wait(0.001)
+        assert stored.wait(10)
+    its.expect(wanted)
+
+
+@WAYS
+def test_the_engine_goes_on_after_a_load(way: str) -> None:
+    """Without anybody waiting on the host: the load itself is late."""
+    its, other, engine, late = OnGpu(large_case()), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
+    with its.registered():
+        device = warmed(way, its, Direction.LOAD)
+        its.host.arena ^= 0xA5
+        wanted = its.wanted(Direction.LOAD)
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(LONG)
+            late.record(other)
+        loaded = begun(device, [its.copy(Direction.LOAD)], after=late)
+        loaded.hold(engine)
+        with torch.cuda.stream(engine):
+            seen = its.cache.clone()
+        assert not loaded.done()
+        engine.synchronize()
+        assert loaded.done()
+    np.testing.assert_array_equal(seen.cpu().numpy(), wanted[0])
+
+
+def test_streams_are_nobody_elses() -> None:
+    """Torch's come round after 32."""
+    device = device_of()
+    ours = {stream_of(device, direction)._queue.handle for direction in Direction}
+    assert len(ours) == 2
+    assert not ours & {torch.cuda.Stream().cuda_stream for _ in range(40)}
+
+
+def test_the_address_of_registered_memory_is_the_hosts() -> None:
+    """Which the kernels rely on."""
+    assert device_of().driver.same_addresses
+
+
+class Copying:
+    """One copy again and again, in a thread of its own and a stream that nobody has used. counts: those that ended."""
+
+    def __init__(self, way: Any, copy: Copy) -> None:
+        self.counts = 0
+        self.failed: BaseException | None = None
+        self._device, self._copy = CudaDevice(0, CopySettings(way=way, staging=1 << 20), lambda _: True), copy
+        self._stop, self._thread = Event(), Thread(target=self._work)
+
+    def _work(self) -> None:
+        try:
+            stream = self._device.stream(self._copy.direction)
+            while not self._stop.is_set():
+                stream.enqueue(self._copy)
+                assert stream.record().wait(60)
+                self.counts += 1
+        except BaseException as error:
+            self.failed = error
+            raise
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+
+@BOTH
+@WAYS
+def test_an_engines_graph_is_captured_beside_copies(direction: Direction, way: Any) -> None:
+    """In global mode, torch's default. The copies allocate and ask for events; the engine, too, asks for one."""
+    its, numbers, graph = OnGpu(large_case()), torch.zeros(1000, device="cuda:0"), torch.cuda.CUDAGraph()
+    wanted = its.wanted(direction)
+    with its.registered():
+        earlier = begun(device_of(way), [its.copy(direction)])
+        assert earlier.wait(60)
+        copying = Copying(way, its.copy(direction))
+        with torch.cuda.graph(graph), copying.running():
+            for _ in range(10):
+                numbers += 1
+                assert earlier.done()
+                time.sleep(0.05)
+    assert copying.failed is None
+    assert copying.counts
+    graph.replay()
+    torch.cuda.synchronize()
+    assert numbers.eq(10).all()
+    its.expect(wanted)

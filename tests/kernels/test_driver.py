@@ -1,0 +1,156 @@
+"""CUDA's driver, pretended: errors, threads and their capture modes, the batched copy, how batches are cut."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagetier.kernels.device import DeviceError
+from pagetier.kernels.driver import Driver
+from pagetier.kernels.memcpy import Batched, OneByOne, memcpy_of
+from pagetier.kernels.ways import Moves
+from pretended_cuda import GLOBAL, RELAXED, PretendedDriver, in_thread, mode_now, raising
+from queued import LateQueue
+
+
+@pytest.fixture(autouse=True)
+def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed here."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+
+
+@pytest.fixture
+def library() -> PretendedDriver:
+    return PretendedDriver()
+
+
+def test_errors_have_the_drivers_names(library: PretendedDriver) -> None:
+    library.fail.add("cuDeviceGet")
+    with pytest.raises(DeviceError, match=r"cuDeviceGet: CUDA_ERROR_OF_TESTS \(1\)"):
+        Driver(0, library)
+
+
+def test_a_driver_that_lacks_a_function() -> None:
+    with pytest.raises(DeviceError, match="no cuDevicePrimaryCtxRetain"):
+        Driver(0, PretendedDriver(lacks={"cuDevicePrimaryCtxRetain"}))
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    with pytest.raises(DeviceError, match=r"there is no CUDA driver: libcuda\.so\.1"):
+        Driver(0)
+
+
+def test_a_thread_is_relaxed_once(library: PretendedDriver) -> None:
+    driver = Driver(0, library)
+
+    def enter() -> int:
+        for _ in range(3):
+            driver.enter()
+        return mode_now(library)
+
+    assert mode_now(library) == GLOBAL
+    assert [in_thread(enter) for _ in range(2)] == [RELAXED] * 2
+    assert library.calls["cuThreadExchangeStreamCaptureMode"] == library.calls["cuCtxSetCurrent"] == 2
+    assert mode_now(library) == GLOBAL
+
+
+def test_a_failed_entry_is_tried_again(library: PretendedDriver) -> None:
+    driver = Driver(0, library)
+    library.fail.add("cuCtxSetCurrent")
+    with pytest.raises(DeviceError, match="cuCtxSetCurrent"):
+        driver.enter()
+    library.fail.clear()
+    driver.enter()
+    assert mode_now(library) == RELAXED
+
+
+def test_a_thread_that_is_relaxed_for_a_call(library: PretendedDriver) -> None:
+    driver = Driver(0, library)
+    with pytest.raises(KeyError), driver.relaxed():
+        assert mode_now(library) == RELAXED
+        raise KeyError
+    assert mode_now(library) == GLOBAL
+
+
+def test_the_batched_copy_by_way_of_the_bindings(library: PretendedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def look_up(*arguments: Any) -> tuple[int, int, int]:
+        asked.append(arguments)
+        return 0, library.batch_address, 0
+
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimpleNamespace(cuGetProcAddress=look_up))
+    assert Driver(0, library).batches
+    assert asked == [(b"cuMemcpyBatchAsync", 12080, 0)]
+    assert not library.calls["cuGetProcAddress_v2"]
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [None, SimpleNamespace(), SimpleNamespace(cuGetProcAddress=raising(RuntimeError("Failed to dlopen libcuda.so.1")))],
+    ids=["none", "odd", "no driver found"],
+)
+def test_the_batched_copy_without_bindings(
+    bindings: Any, library: PretendedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
+    assert Driver(0, library).batches
+    assert library.calls["cuGetProcAddress_v2"] == 1
+
+
+def test_older_drivers_copy_one_by_one() -> None:
+    refusing = SimpleNamespace(cuGetProcAddress=lambda *_: (500, 0, 1))
+    for library in (PretendedDriver(lacks={"cuGetProcAddress_v2"}), PretendedDriver(fail={"cuGetProcAddress_v2"})):
+        driver = Driver(0, library)
+        assert not driver.batches
+        assert isinstance(memcpy_of(driver), OneByOne)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cuda.bindings.driver", refusing)
+        assert not Driver(0, PretendedDriver()).batches
+
+
+class Bytes:
+    """Some runs of a buffer that go to another one, in an order by chance."""
+
+    def __init__(self, count: int) -> None:
+        rng = np.random.default_rng(1)
+        self.source, self.target = rng.integers(0, 256, (2, 8 * count), np.uint8)
+        begins = np.arange(count, dtype=np.uint64) * 8
+        places = rng.permutation(begins)
+        sizes = rng.integers(1, 9, count).astype(np.uint64)
+        self.wanted = self.target.copy()
+        for place, begin, size in zip(places.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+            self.wanted[place : place + size] = self.source[begin : begin + size]
+        self.moves = Moves(self.target.ctypes.data + places, self.source.ctypes.data + begins, sizes)
+
+
+@pytest.mark.parametrize(("count", "batches"), [(0, []), (2, [2]), (3, [3]), (8, [3, 3, 2])])
+def test_large_batches_are_cut(library: PretendedDriver, count: int, batches: list[int]) -> None:
+    its = Bytes(count)
+    Batched(Driver(0, library), at_once=3)(its.moves, LateQueue(0x1234))
+    assert library.batches == [(size, 0x1234) for size in batches]
+    assert np.array_equal(its.target, its.wanted)
+
+
+def test_one_by_one(library: PretendedDriver) -> None:
+    its = Bytes(5)
+    OneByOne(Driver(0, library))(its.moves, LateQueue(1))
+    assert library.calls["cuMemcpyAsync"] == 5
+    assert np.array_equal(its.target, its.wanted)
+
+
+@pytest.mark.parametrize("name", ["cuMemcpyBatchAsync", "cuMemcpyAsync"])
+def test_moves_that_fail(library: PretendedDriver, name: str) -> None:
+    driver = Driver(0, library)
+    library.fail.add(name)
+    memcpy = Batched(driver) if "Batch" in name else OneByOne(driver)
+    with pytest.raises(DeviceError, match=f"{name}: CUDA_ERROR_OF_TESTS"):
+        memcpy(Bytes(2).moves, LateQueue(0))
