@@ -96,7 +96,7 @@ class Pinning:
         if not missing[-1]:
             return True
         begins = frames.table.astype(np.int64) * frames.arena.frame_bytes
-        ends = np.minimum(begins + frames.arena.frame_bytes, self.nbytes)
+        ends = begins + frames.arena.frame_bytes
         return bool((missing[-(-ends // self.chunk)] == missing[begins // self.chunk]).all())
 
     @property
