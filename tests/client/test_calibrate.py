@@ -9,10 +9,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetier.client.calibrate import calibrate
@@ -31,7 +32,7 @@ from pagetier.client.calibrate.measure import (
 from pagetier.client.calibrate.scene import FRAME_BYTES, PAGE_BYTES, Scene
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.host_device import HostDevice, HostStream
-from pagetier.kernels.runs import run_bytes, runs_of
+from pagetier.kernels.runs import runs_of
 from pagetier.kernels.settings import COPY_VARIABLE, load_settings
 from pagetier.kernels.thresholds import CopySettings, Thresholds, WayName
 
@@ -192,10 +193,10 @@ def test_a_scene_has_runs_of_just_this_length_and_covers_all_bytes(scene: Scene,
         copies = scene.copies(direction, nbytes, SMALL.chunk_bytes)
         assert len(copies) == 2
         assert sum(copy.transfer.nbytes for copy in copies) == scene.nbytes
-        assert all(nbytes <= run_bytes(copy) <= 1.2 * nbytes for copy in copies)
-        runs = [runs_of(copy) for copy in copies]
-        assert sum(int(its.nbytes.sum()) for its in runs) == scene.nbytes
-        assert max(int(its.nbytes.max()) for its in runs) <= FRAME_BYTES
+        lengths = np.concatenate([runs_of(copy).nbytes for copy in copies])
+        assert lengths.sum() == scene.nbytes
+        assert nbytes <= lengths.mean() <= 1.2 * nbytes  # now and then two blocks are neighbours by chance
+        assert lengths.max() <= FRAME_BYTES
 
 
 def work(scene: Scene, direction: Direction) -> Work:
@@ -401,7 +402,7 @@ def test_used_wrongly() -> None:
 
 
 @pytest.mark.gpu
-@settings(deadline=None)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_measured() -> None:
     timing = Timing(total_bytes=64 * MIB, rounds=2, runs=(4 * KIB, 64 * KIB, 2 * MIB))
     measured = measure_gpu(0, CopySettings(), timing)

@@ -312,6 +312,7 @@ def test_without_a_gpu_there_is_no_registrar() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_knows_the_memory_as_pinned_until_it_is_closed() -> None:
     with mmap.mmap(-1, 9 * MIB) as memory:
         host = torch.frombuffer(memory, dtype=torch.uint8)
