@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any, Final, cast
 
+import msgspec
 import torch
 
 from .device import Copy, DeviceError, Direction
@@ -17,6 +18,7 @@ from .launch import Grid
 from .memcpy import OneByOne, memcpy_of
 from .staging import Ring
 from .thresholds import CopySettings, WayName
+from .transfer import Transfer
 from .ways import DmaWay, KernelWay, Memcpy, Memory, StagedWay, Way, chosen
 
 _SHORTEST_NAP: Final = 20e-6  # seconds between two looks at an event; each is half as long again
@@ -84,6 +86,14 @@ class CudaQueue:
         return cast("AbstractContextManager[object]", torch.cuda.stream(self._stream))
 
 
+class _Choice(msgspec.Struct, frozen=True, eq=False):
+    """Which way a transfer goes while its frames are this to the device."""
+
+    transfer: Transfer
+    memory: Memory
+    way: Way
+
+
 class CudaStream:
     """See Stream. The thread that uses it is put into relaxed capture mode, see Driver.enter: so not the engine's."""
 
@@ -96,6 +106,8 @@ class CudaStream:
             Memory.REACHED: memcpy_of(self._driver),
             Memory.PAGEABLE: OneByOne(self._driver),
         }
+        self._ways: dict[tuple[WayName, Memory], Way] = {}
+        self._last: _Choice | None = None
 
     def after(self, event: object) -> None:
         """See Stream. event: a torch.cuda.Event that was recorded outside of a capture."""
@@ -110,9 +122,7 @@ class CudaStream:
             raise ValueError(f"a cache on {copy.transfer.device}, but the stream is one of {self._device.name}")
         with translated():
             self._driver.enter()
-            memory = self._device.memory_of(copy.frames)
-            way = self._way(chosen(copy, self._device.settings, memory), memory)
-            way.enqueue(copy, self._queue)
+            self._way(copy).enqueue(copy, self._queue)
 
     def record(self) -> CudaEvent:
         """See Stream."""
@@ -120,7 +130,16 @@ class CudaStream:
             self._driver.enter()
             return CudaEvent(self._queue.mark(), self._driver)
 
-    def _way(self, name: WayName, memory: Memory) -> Way:
+    def _way(self, copy: Copy) -> Way:
+        """A layer's is that of the layer before it, if its frames are to the device what they were."""
+        memory, last = self._device.memory_of(copy.frames), self._last
+        if last is None or last.transfer is not copy.transfer or last.memory is not memory:
+            name = chosen(copy, self._device.settings, memory)
+            way = self._ways[name, memory] = self._ways.get((name, memory)) or self._made(name, memory)
+            last = self._last = _Choice(copy.transfer, memory, way)
+        return last.way
+
+    def _made(self, name: WayName, memory: Memory) -> Way:
         """Without a ring all that would go through it goes by the copy engines alone."""
         if name == "kernel":
             return self._kernel

@@ -52,13 +52,13 @@ class Driver:
         self._batch: Any = BATCH(found) if found else None
 
     def enter(self) -> None:
-        """Makes this thread one that uses the device; does nothing from the second time on.
+        """Makes this thread one that uses this device. Its capture mode is changed the first time.
 
         To be called by threads of ours before anything else: an engine's would capture graphs otherwise than it says.
         """
+        self._call("cuCtxSetCurrent", self._context)
         if getattr(self._thread, "entered", False):
             return
-        self._call("cuCtxSetCurrent", self._context)
         # While an engine captures a CUDA graph in global mode (torch's default), calls that might not belong into a
         # graph, such as asking an event or allocating, fail in every thread that is not relaxed, and the engine's
         # capture fails with them. Ours are never meant to be captured, and are enqueued to streams of ours alone.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .device import Copy
 from .frames import Frames
 from .slots import SlotMap
+from .transfer import Transfer
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Addresses: TypeAlias = npt.NDArray[np.uint64]
@@ -40,19 +41,30 @@ class Runs(msgspec.Struct, frozen=True, eq=False):
         return Runs(*(getattr(self, name)[first:end] for name in self.__struct_fields__))
 
 
-def runs_of(copy: Copy) -> Runs:
-    """Between the cache and the frames: as few runs as there can be without leaving a frame.
+class Cutting:
+    """How a transfer is cut into runs between the cache and the frames; for any number of copies of it."""
 
-    Raises ValueError if the table of frames is not one row a page or its rows do not hold a page.
-    """
-    require_fit(copy)
-    planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
-    dense = _dense(planes, copy.transfer.slots)
-    blocks = _block_spans(copy.transfer.slots)
-    pieces = [_cached(planes[dense], blocks)]
-    if not dense.all():
-        pieces.append(_cached(planes[~dense], _token_spans(blocks)))
-    return _framed(_merged(_joined(pieces), copy), copy.frames)
+    def __init__(self, transfer: Transfer, frames: Frames) -> None:
+        """Raises ValueError if the table of frames is not one row a page or its rows do not hold a page."""
+        require_fit(transfer, frames)
+        self.transfer, self.frames = transfer, frames
+        self._dense = _dense(transfer)
+        self._blocks = _block_spans(transfer.slots)
+        self._tokens = self._blocks if self._dense.all() else _token_spans(self._blocks)
+
+    def runs(self, planes: range) -> Runs:
+        """As few as there can be without leaving a frame. Raises ValueError if there are no such planes."""
+        some = _planes(self.transfer, planes)
+        dense = self._dense[planes.start : planes.stop]
+        parts = [(dense, self._blocks), (~dense, self._tokens)]
+        pieces = [_cached(some[which], spans) for which, spans in parts if which.any()]
+        joined = _joined(pieces or [_cached(some, self._blocks)])
+        return _framed(_merged(joined, self.transfer, self.frames), self.frames)
+
+
+def runs_of(copy: Copy) -> Runs:
+    """Those of one copy; see Cutting, also for what is raised."""
+    return Cutting(copy.transfer, copy.frames).runs(copy.planes)
 
 
 def buffer_runs(copy: Copy, begins: Numbers, begin: int) -> Runs:
@@ -64,54 +76,58 @@ def buffer_runs(copy: Copy, begins: Numbers, begin: int) -> Runs:
         begin: the byte of a page that lies there.
 
     Raises:
-        ValueError: see runs_of().
+        ValueError: see Cutting.
     """
-    require_fit(copy)
-    planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
-    pieces = _paged(planes, _page_spans(copy.transfer.slots))
+    transfer, frames = copy.transfer, copy.frames
+    require_fit(transfer, frames)
+    pieces = _paged(_planes(transfer, copy.planes), _page_spans(transfer.slots))
     there = msgspec.structs.replace(pieces, cache=begins[pieces.page] + pieces.offset - begin)
-    return _framed(_merged(there, copy), copy.frames)
+    return _framed(_merged(there, transfer, frames), frames)
 
 
-def run_bytes(copy: Copy) -> int:
-    """How long a run of this copy is on average: bytes over runs, as a run costs the same whatever its length.
+def run_bytes(transfer: Transfer, frame_bytes: int) -> int:
+    """How long a run of a transfer is on average: bytes over runs, as a run costs the same whatever its length.
 
     It is counted, not expanded: each head of each plane has as many runs as tokens; or as pieces of blocks, if the
     tokens of a block lie side by side; or as rows of neighbouring blocks, if those do, too. The heads of a page are one
     run if they lie side by side and the page is in one block. At most a frame; 0 if nothing is moved. It may be more
     where planes lie side by side: they are not looked for.
     """
-    planes, slots = copy.transfer.planes[copy.planes.start : copy.planes.stop], copy.transfer.slots
+    planes, slots = transfer.planes, transfer.slots
     blocks = _block_spans(slots)
     tokens = int(blocks.count.sum())
     if not tokens or not len(planes):
         return 0
-    dense, heads = _dense(planes, slots), planes[:, 6]
+    dense, heads = _dense(transfer), planes[:, 6]
     adjoining = dense & (planes[:, 1] == slots.block_tokens * planes[:, 7])
     runs = heads * np.where(adjoining, _rows_of_blocks(blocks), np.where(dense, len(blocks.count), tokens))
     stacked = dense & (planes[:, 3] == planes[:, 5])
     runs -= stacked * (heads - 1) * int((blocks.count == slots.page_tokens).sum())
     mean = int((tokens * heads * planes[:, 7]).sum() // runs.sum())
-    return min(mean, copy.frames.arena.frame_bytes)
+    return min(mean, frame_bytes)
 
 
-def require_fit(copy: Copy) -> None:
-    """Raises ValueError if the frames are not those of the copy's pages, or there are no such planes."""
-    transfer, frames, planes = copy.transfer, copy.frames, copy.planes
-    pages, count = len(transfer.slots), len(transfer.planes)
+def require_fit(transfer: Transfer, frames: Frames) -> None:
+    """Raises ValueError if the frames are not those of the transfer's pages."""
+    pages = len(transfer.slots)
     if len(frames.table) != pages or (pages and frames.page_room < transfer.page_bytes):
         raise ValueError(
             f"frames for {len(frames.table)} pages of at most {frames.page_room} bytes,"
             f" but there are {pages} pages of {transfer.page_bytes}"
         )
+
+
+def _planes(transfer: Transfer, planes: range) -> Numbers:
+    count = len(transfer.planes)
     if planes.step != 1 or not 0 <= planes.start <= planes.stop <= count:
         raise ValueError(f"{planes} of {count} planes")
+    return transfer.planes[planes.start : planes.stop]
 
 
-def _dense(planes: Numbers, slots: SlotMap) -> npt.NDArray[np.bool_]:
+def _dense(transfer: Transfer) -> npt.NDArray[np.bool_]:
     """Of each plane, whether the tokens of a block lie side by side; an axis of one may have any stride."""
-    side_by_side: npt.NDArray[np.bool_] = planes[:, 2] == planes[:, 7]
-    return side_by_side | (slots.block_tokens == 1)
+    side_by_side: npt.NDArray[np.bool_] = transfer.planes[:, 2] == transfer.planes[:, 7]
+    return side_by_side | (transfer.slots.block_tokens == 1)
 
 
 class _Spread(msgspec.Struct, frozen=True, eq=False):
@@ -205,10 +221,10 @@ def _joined(pieces: list[_Pieces]) -> _Pieces:
     return _Pieces(*(np.concatenate([getattr(its, name) for its in pieces]) for name in names))
 
 
-def _merged(pieces: _Pieces, copy: Copy) -> _Pieces:
+def _merged(pieces: _Pieces, transfer: Transfer, frames: Frames) -> _Pieces:
     """Neighbours on both sides become one, but not across a frame's border: frames are not neighbours."""
-    its = _taken(pieces, np.argsort(pieces.page * copy.transfer.page_bytes + pieces.offset, kind="stable"))
-    inside = its.offset[1:] % copy.frames.arena.frame_bytes != 0
+    its = _taken(pieces, np.argsort(pieces.page * transfer.page_bytes + pieces.offset, kind="stable"))
+    inside = its.offset[1:] % frames.arena.frame_bytes != 0
     follows = inside & (np.diff(its.page) == 0)
     for begin in (its.offset, its.cache):
         follows &= begin[1:] == begin[:-1] + its.nbytes[:-1]

@@ -15,7 +15,7 @@ from . import copy_kernels
 from .device import Copy, Direction
 from .frames import Frames
 from .launch import GRID, Grid, Tables, launch
-from .runs import Addresses, Runs, run_bytes, runs_of
+from .runs import Addresses, Cutting, Runs, run_bytes, runs_of
 from .staging import Ring, Slot, batches, slot_needed
 from .thresholds import CopySettings, WayName
 from .transfer import Transfer
@@ -121,10 +121,14 @@ class DmaWay:
 
     def __init__(self, memcpy: Memcpy) -> None:
         self._memcpy = memcpy
+        self._last: Cutting | None = None
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """See Way."""
-        _move(self._memcpy, copy.direction, runs_of(copy), queue)
+        """See Way. Copies of one transfer and frames that follow each other share what is worked out."""
+        last = self._last
+        if last is None or last.transfer is not copy.transfer or last.frames is not copy.frames:
+            last = self._last = Cutting(copy.transfer, copy.frames)
+        _move(self._memcpy, copy.direction, last.runs(copy.planes), queue)
 
 
 class StagedWay:
@@ -176,13 +180,16 @@ class Memory(Enum):
 
 
 def chosen(copy: Copy, settings: CopySettings, memory: Memory) -> WayName:
-    """By the length of the copy's runs, unless the settings name a way; a kernel reaches no pageable frames."""
+    """By the length of the transfer's runs, unless the settings name a way; a kernel reaches no pageable frames.
+
+    All copies of a transfer go the same way: those of its layers are as good as alike.
+    """
     name = settings.way if settings.way != "auto" else _by_length(copy, settings)
     return "staged" if name == "kernel" and memory is Memory.PAGEABLE else name
 
 
 def _by_length(copy: Copy, settings: CopySettings) -> WayName:
-    length = run_bytes(copy)
+    length = run_bytes(copy.transfer, copy.frames.arena.frame_bytes)
     limits = settings.stores if copy.direction is Direction.STORE else settings.loads
     if length < limits.kernel_below:
         return "kernel"

@@ -1,4 +1,4 @@
-"""The CUDA device on a real one: every byte of cache and arena, the order of streams, graphs while they are captured."""
+"""The CUDA device on a real one: every byte of cache and arena, the order of streams, graphs being captured."""
 
 from __future__ import annotations
 

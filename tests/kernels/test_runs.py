@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paged_cases import FRAME_BYTES, Case, Stored, case_of, cases
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.frames import Arena, Frames
-from pagetier.kernels.runs import Runs, buffer_runs, run_bytes, runs_of
+from pagetier.kernels.runs import Cutting, Runs, buffer_runs, run_bytes, runs_of
 from pagetier.kernels.slots import SlotMap, slot_map
 from pagetier.kernels.staging import Ring, batches, slot_needed
 from placed import Placed, aligned, host_copied_pages, moved_bytes
@@ -87,9 +87,10 @@ def test_the_average_run_is_counted_without_expanding(case: Case) -> None:
     """In frames that hold a page; neighbouring heads and planes can only make runs longer."""
     room = -(-case.transfer.page_bytes // 16) * 16
     table = np.arange(len(case.transfer.slots), dtype=np.int32)[:, None]
-    copy = Copy(Direction.STORE, case.transfer, Frames(Arena(16, len(table) * room, room), table), case.planes)
-    runs = runs_of(copy)
-    assert run_bytes(copy) <= (int(runs.nbytes.sum()) // len(runs) if len(runs) else 0)
+    runs = Cutting(case.transfer, Frames(Arena(16, len(table) * room, room), table)).runs(
+        range(len(case.transfer.planes))
+    )
+    assert run_bytes(case.transfer, room) <= (int(runs.nbytes.sum()) // len(runs) if len(runs) else 0)
 
 
 def copy_of(stored: list[Stored], slots: SlotMap, page_bytes: int = 0) -> Copy:
@@ -100,6 +101,10 @@ def copy_of(stored: list[Stored], slots: SlotMap, page_bytes: int = 0) -> Copy:
         table = np.arange(len(slots), dtype=np.int32)[:, None]
         frames = Frames(Arena(16, len(slots) * page_bytes, page_bytes), table)
     return Copy(Direction.STORE, case.transfer, frames, case.planes)
+
+
+def average(copy: Copy) -> int:
+    return run_bytes(copy.transfer, copy.frames.arena.frame_bytes)
 
 
 BLOCKS = slot_map([7, 2, 5, 0], 2, 32, 16)
@@ -123,7 +128,7 @@ KNOWN = {
 def test_how_long_runs_are(name: str) -> None:
     stored, slots, length = KNOWN[name]
     copy = copy_of([stored], slots, 1 << 20)
-    assert run_bytes(copy) == length
+    assert average(copy) == length
     assert set(runs_of(copy).nbytes.tolist()) == {length}
 
 
@@ -133,18 +138,18 @@ def test_whole_pages_in_the_cache_are_one_run_a_frame() -> None:
     copy = copy_of([Stored(BLOCKS_OUTERMOST, **ROWS)], slots)
     assert copy.transfer.page_bytes == 3 * FRAME_BYTES
     assert runs_of(copy).nbytes.tolist() == [FRAME_BYTES] * 6
-    assert run_bytes(copy) == 3 * 16 * 64
+    assert average(copy) == 3 * 16 * 64
 
 
 def test_runs_are_never_longer_than_a_frame() -> None:
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 4096)], IN_ORDER)
-    assert run_bytes(copy) == FRAME_BYTES
+    assert average(copy) == FRAME_BYTES
 
 
 def test_small_planes_weigh_as_much_as_they_have_runs() -> None:
     """Scales of 4 bytes beside rows of 1 KiB: half of the runs are theirs, nearly all bytes are not."""
     large, small = Stored(TOKENS_BEFORE_HEADS, 1, 1, 2, 1024), Stored(TOKENS_BEFORE_HEADS, 1, 1, 2, 4)
-    assert run_bytes(copy_of([large, small], BLOCKS, 1 << 20)) == (1024 + 4) // 2
+    assert average(copy_of([large, small], BLOCKS, 1 << 20)) == (1024 + 4) // 2
 
 
 def test_nothing_to_move() -> None:
@@ -154,12 +159,23 @@ def test_nothing_to_move() -> None:
         slot_map([1], 1, 16, 16, 0, range(0)),
     ):
         copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], slots)
-        assert len(runs_of(copy)) == run_bytes(copy) == 0
+        assert len(runs_of(copy)) == average(copy) == 0
         assert not list(batches(copy, 1 << 20))
         assert not len(buffer_runs(copy, np.zeros(1, np.int64), 0))
     none = msgspec.structs.replace(copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], BLOCKS), planes=range(2, 2))
-    assert len(runs_of(none)) == run_bytes(none) == 0
+    assert len(runs_of(none)) == 0
     assert not list(batches(none, 1 << 20))
+
+
+def test_layers_are_cut_alike() -> None:
+    """Planes of both kinds: token by token, and block by block."""
+    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS), Stored(HEADS_BEFORE_TOKENS, **ROWS)], BLOCKS)
+    cutting = Cutting(copy.transfer, copy.frames)
+    for planes in (range(3), range(4, 8), range(3, 5), range(8)):
+        one, other = cutting.runs(planes), runs_of(msgspec.structs.replace(copy, planes=planes))
+        for name in Runs.__struct_fields__:
+            assert np.array_equal(getattr(one, name), getattr(other, name))
+    assert sum(len(cutting.runs(range(at, at + 1))) for at in range(8)) == len(runs_of(copy))
 
 
 def test_a_slot_holds_a_plane() -> None:
