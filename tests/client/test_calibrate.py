@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetier.client.calibrate import calibrate
+from pagetier.client.calibrate import measure as measuring
 from pagetier.client.calibrate.decide import ALWAYS, ORDER, Speed, thresholds_of, way_of
 from pagetier.client.calibrate.measure import (
     RUNS,
@@ -229,6 +230,29 @@ def test_every_way_is_measured_at_every_length(scene: Scene) -> None:
         (way, nbytes) for nbytes in SMALL.runs for way in ORDER
     ]
     assert all(0.001 < speed.gb_per_s < 1000 for speed in found)
+
+
+def test_a_gpu_is_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def scene_of(device: str, nbytes: int) -> Scene:
+        made.append(device)
+        return Scene("cpu", nbytes)
+
+    monkeypatch.setattr(measuring, "Scene", scene_of)
+    monkeypatch.setattr(measuring, "gpu_streams", lambda index, settings: host_stream)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+    measured = measure_gpu(3, CopySettings(), SMALL)
+    assert (made, measured.device) == (["cuda:3"], "GPU 3")
+    assert set(measured.plain) == set(measured.speeds) == {"store", "load"}
+    assert all(value > 0.001 for value in measured.plain.values())
+
+    def no_room(device: str, nbytes: int) -> Scene:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(measuring, "Scene", no_room)
+    with pytest.raises(DeviceError, match="cuda:0: CUDA out of memory"):
+        measure_gpu(0, CopySettings(), SMALL)
 
 
 def test_a_plain_copy_moves_all_as_it_lies() -> None:
