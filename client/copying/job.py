@@ -68,11 +68,12 @@ class Job(ABC):
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
-        if self._waker is not None:
-            self._waker.wake()
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
 
-    def carried_by(self, waker: Waker) -> None:
-        """For its lane, before anything else: whom to tell of a change."""
+    def carried_by(self, waker: Waker | None) -> None:
+        """For its lane, before anything else and when it has ended: whom to tell of a change."""
         self._waker = waker
 
     def take_after(self) -> object:

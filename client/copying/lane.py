@@ -35,7 +35,8 @@ class Flight(msgspec.Struct, frozen=True, eq=False):
 class Lane:
     """All that is done with a stream is done in step(), by one thread at a time; the rest is for any thread.
 
-    depth: pieces that are in flight at most. clock: seconds, as time.monotonic. broken: why the device failed, or nothing.
+    depth: pieces that are in flight at most. clock: seconds, as time.monotonic. broken: why the device failed; or
+    empty.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Lane:
         now = self.clock()
         ready = [job for job in self._waiting if job.prepare(now)]
         self._waiting = [job for job in self._waiting if job not in ready]
-        self._open.extend(ready)
+        self._open.extend(job for job in ready if not job.ended)
 
     def _launch(self) -> None:
         for job in [job for job in self._open if job.cancelled]:
@@ -196,7 +197,10 @@ class Lane:
 
     def _forget_ended(self) -> None:
         with self._changed:
-            self._jobs = {job for job in self._jobs if not job.ended}
+            ended = [job for job in self._jobs if job.ended]
+            self._jobs.difference_update(ended)
+            for job in ended:
+                job.carried_by(None)  # who keeps a store does not keep its stream
             if not self._jobs:
                 self._changed.notify_all()
 

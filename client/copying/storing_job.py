@@ -145,6 +145,7 @@ class StoringJob(Job):
         if frames is not None:
             self._cut(pages[:kept], frames)
         self._note()
+        self._end_if_landed()
 
     def _cut(self, pages: Indices, frames: Frames) -> None:
         at = 0

@@ -21,8 +21,10 @@ def in_thread(lane: Lane, name: str) -> threading.Thread:
 
 def _run(lane: Lane) -> None:
     try:
+        pause = lane.step()
         while not lane.over:
-            lane.rest(lane.step())
+            lane.rest(pause)
+            pause = lane.step()
     finally:
         if not lane.over:
             lane.abort("the thread that copies has ended")

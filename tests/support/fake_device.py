@@ -10,6 +10,7 @@ import msgspec
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.host_copy import gather, scatter
 
+
 class EngineEvent:
     """Something that an engine's own stream will come to."""
 

@@ -16,10 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from copying_world import BLOCKS, LAYERS, MOST_PAGES, PAGE_BLOCKS, SPACE, Process, World, content_of, keys_of
 from fake_device import EngineEvent
 from pagetier.client import Copier, Keys, Load, Outcome, Store
+from pagetier.client.match import Match
 from pagetier.kernels.device import Direction
 from pagetier.kernels.thresholds import CopySettings
-from pagetier.shm._core import Pins
-from pagetier.client.match import Match
 
 PAGE = 6016
 PROMPTS = 3
@@ -66,12 +65,13 @@ class CopyingMachine(RuleBasedStateMachine):
         self.storing: list[Storing] = []
         self.loading: list[Loading] = []
         self.free = list(range(BLOCKS))
+        self.begun = 0
 
     # ---- the engine
 
     @precondition(lambda self: len(self.free) >= MOST_PAGES * PAGE_BLOCKS)
-    @rule(prompt=prompts, pages=counts, waits=st.booleans())
-    def store(self, prompt: int, pages: int, waits: bool) -> None:
+    @rule(prompt=prompts, pages=counts, waits=st.booleans(), told=st.booleans())
+    def store(self, prompt: int, pages: int, waits: bool, told: bool) -> None:
         keys, blocks = Keys(SPACE, keys_of(prompt, pages).data), self.take(pages)
         after = EngineEvent() if waits else None
         copier = self.process.copier
@@ -81,6 +81,16 @@ class CopyingMachine(RuleBasedStateMachine):
         else:
             self.process.cache.spoil(blocks)
         self.storing.append(one)
+        self.begun += 1
+        if told:
+            self.hear()
+
+    def hear(self) -> None:
+        """The daemon answers all, and what can be enqueued is."""
+        self.process.step()
+        while self.process.wire.sent:
+            self.answer(late=False)
+        self.process.step()
 
     def compute(self, one: Storing) -> None:
         contents = [content_of(bytes(key), PAGE) for key in one.keys]
@@ -97,8 +107,10 @@ class CopyingMachine(RuleBasedStateMachine):
         one.after.came = True
 
     @precondition(lambda self: len(self.free) >= MOST_PAGES * PAGE_BLOCKS)
-    @rule(prompt=prompts, first=st.integers(0, 2), pages=counts)
-    def load(self, prompt: int, first: int, pages: int) -> None:
+    @rule(prompt=prompts, first=st.integers(0, 2), pages=counts, there=st.booleans())
+    def load(self, prompt: int, first: int, pages: int, there: bool) -> None:
+        if there:
+            self.world.store_elsewhere(prompt, MOST_PAGES, PAGE)
         keys, blocks = keys_of(prompt), self.take(pages)
         self.process.cache.spoil(blocks)
         slots = self.process.cache.slots(blocks)
@@ -136,6 +148,7 @@ class CopyingMachine(RuleBasedStateMachine):
             self.process.cache.spoil(other.blocks)
             self.free += other.blocks
 
+    @precondition(lambda self: self.begun > 2)
     @rule()
     def close(self) -> None:
         """What goes on goes on."""
@@ -167,26 +180,24 @@ class CopyingMachine(RuleBasedStateMachine):
     def all_goes_on(self, rounds: int) -> None:
         """For a while, as it does where nothing goes wrong."""
         for _ in range(rounds):
-            self.process.step()
-            while self.process.wire.sent:
-                self.answer(late=False)
-            self.process.step()
+            self.hear()
             self.process.device.advance_all()
 
     @rule(seconds=st.sampled_from([1e-6, 1e-3, 0.3]))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
 
+    @precondition(lambda self: self.begun > 2)
     @rule(copies=st.integers(1, 2))
     def can_not_address(self, copies: int) -> None:
         self.process.device.unable = copies
         for one in self.storing:
             one.odd = one.odd or "unable"
 
-    @precondition(lambda self: not self.process.device.dead and (self.storing or self.loading))
-    @rule(later=st.integers(-6, 2))
+    @precondition(lambda self: not self.process.device.dead and self.begun > 2)
+    @rule(later=st.integers(-1, 3))
     def die(self, later: int) -> None:
-        """Not often; at once, or in the middle of a step."""
+        """Perhaps; at once, or in the middle of a step."""
         if later == 0:
             self.process.device.die()
         elif later > 0:
@@ -211,11 +222,10 @@ class CopyingMachine(RuleBasedStateMachine):
         self.world.owner.settle()
         self.world.owner.evict(frames, 100)
 
-    @rule(often=st.integers(0, 3))
-    def leave(self, often: int) -> None:
+    @precondition(lambda self: self.begun > 3)
+    @rule()
+    def leave(self) -> None:
         """The process wants to go: not while a device may use its memory."""
-        if often:
-            return
         device = self.process.device
         in_use = bool(device.frames_of(*Direction))
         if not self.process.session.retire():
@@ -227,6 +237,10 @@ class CopyingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.process.device.dead)
     @rule()
     def process_ends(self) -> None:
+        """Its device does nothing more then, and not before."""
+        self.process.step()
+        in_use = self.process.device.frames_of(*Direction)
+        assert not in_use or not self.process.session.retire(), "the arena was unmapped under a device"
         self.process.device.gone()
         self.bury()
 
@@ -312,7 +326,7 @@ class CopyingMachine(RuleBasedStateMachine):
 
 
 CopyingMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PAGETIER_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("PAGETIER_EXAMPLES", "250")),
     stateful_step_count=50,
     deadline=None,
     print_blob=True,

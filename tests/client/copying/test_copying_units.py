@@ -1,0 +1,310 @@
+"""The small rules: rates, backlog, pace, depth, order of layers, waiting, and who may ask."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+
+from copying_world import LAYERS, PAGE_BLOCKS, Process, World, content_of, keys_of
+from fake_device import EngineEvent, FakeStream
+from pagetier.client import Copier, Match, Outcome, Store
+from pagetier.client.copying.restraint import Backlog, Pace, Rate
+from pagetier.kernels.device import Copy
+from pagetier.kernels.thresholds import CopySettings
+
+PAGE = 6016
+COPYING = CopySettings(chunk=2 * PAGE, depth=2, patience=1.0)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    assert made.owner.check_integrity() == []
+    made.memory.close()
+
+
+def blocks_of(pages: int, begin: int = 0) -> list[int]:
+    return list(range(begin * PAGE_BLOCKS, (begin + pages) * PAGE_BLOCKS))
+
+
+def stored(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> Store:
+    """A store of pages that lie in the cache's first blocks."""
+    keys, blocks = keys_of(prompt, pages), blocks_of(pages)
+    process.cache.fill(blocks, [content_of(bytes(key), PAGE) for key in keys])
+    return process.copier.store(keys, process.cache.slots(blocks), after)
+
+
+def granted(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> Store:
+    store = stored(process, prompt, pages, after)
+    process.step()
+    process.answer()
+    process.step()
+    return store
+
+
+def carried_out(process: Process) -> None:
+    while process.device.advance_all():
+        process.step()
+
+
+def copies(stream: FakeStream) -> list[Copy]:
+    """What is enqueued."""
+    steps = [item.copy for item in stream.todo if hasattr(item, "copy")]
+    return list(dict.fromkeys(steps))
+
+
+def pages_of(copy: Copy) -> list[int]:
+    return [int(position) // 4 for position in copy.transfer.slots.pages[:, 0]]
+
+
+# ---- restraint
+
+
+def test_a_rate_follows_what_is_measured() -> None:
+    rate = Rate()
+    for _ in range(100):
+        rate.note(10**8, 0.1)
+    assert rate.value == pytest.approx(1e9, rel=0.01)
+    rate.note(10**8, 10.0)
+    assert rate.value == pytest.approx(1e7, rel=0.5)
+    rate.note(10**6, 0.0)
+    assert 0 < rate.value < math.inf
+
+
+def test_a_backlog_lets_in_seconds_of_work_from_the_head_on() -> None:
+    rate = Rate()
+    rate.value = 1000.0
+    backlog, sizes = Backlog(2.0, rate, 0), np.full(5, 600, np.int64)
+    assert backlog.admit(sizes) == 3 and backlog.queued == 1800
+    assert backlog.admit(sizes) == 0
+    backlog.leave(600)
+    assert backlog.admit(sizes) == 1
+    backlog.leave(backlog.queued)
+    assert backlog.admit(np.array([10**6, 1])) == 1
+    assert backlog.admit(sizes[:0]) == 0
+
+
+def test_a_backlog_counts_with_the_cap_if_that_is_less() -> None:
+    assert Backlog(2.0, Rate(), 300).admit(np.full(5, 200, np.int64)) == 3
+
+
+def test_a_pace_keeps_to_its_cap_and_a_piece() -> None:
+    pace, now, begun = Pace(100), 0.0, []
+    for _ in range(400):
+        if not pace.delay(now):
+            pace.spend(7, now)
+            begun.append(now)
+        now += 0.01
+    for at, start in enumerate(begun):
+        for count, end in enumerate(begun[at:], 1):
+            assert count * 7 <= 100 * (end - start) + 7 + 1e-6
+    assert len(begun) * 7 == pytest.approx(400, rel=0.2)
+    assert Pace(0).delay(now) == 0
+
+
+# ---- stores
+
+
+def test_chunks_are_published_as_their_events_come(world: World) -> None:
+    process = Process(world, COPYING)
+    store = granted(process, 1, 5)
+    stream = process.device.streams[0]
+    assert [pages_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], "two chunks at once, from the head on"
+    assert not store.ready and store.wait(0).outcomes == [Outcome.PENDING] * 5
+    while world.readable(1, PAGE) < 2:
+        assert stream.advance()
+        process.step()
+    assert store.wait(0).stored == 2 and [pages_of(copy) for copy in copies(stream)][-1] == [4]
+    carried_out(process)
+    assert store.ready and store.wait(0).stored == 5 and store.ended
+    assert process.copier.counts.stored == 5 * PAGE
+    assert store.wait(0).reason == ""
+
+
+def test_what_the_backlog_has_no_room_for_is_left_out_from_the_tail_on(world: World) -> None:
+    process = Process(world, msgspec.structs.replace(COPYING, backlog=3.5 * PAGE / 2**31))
+    store = granted(process, 1, 5)
+    assert process.copier.left_out == 2 and world.owner.settle() == 3
+    other = granted(process, 2, 2)
+    assert other.ready and other.wait(0).outcomes == [Outcome.REFUSED] * 2
+    assert "can not keep up" in other.wait(0).reason
+    carried_out(process)
+    assert [outcome.name for outcome in store.wait(0).outcomes] == ["STORED"] * 3 + ["REFUSED"] * 2
+    assert process.copier.counts.left_out == 4
+    assert granted(process, 2, 2).wait(0).pending == 2, "there is room again"
+
+
+def test_a_bandwidth_cap_holds_chunks_back(world: World) -> None:
+    process = Process(world, msgspec.structs.replace(COPYING, depth=8, backlog=10.0, store_bandwidth=2 * PAGE))
+    granted(process, 1, 5)
+    stream = process.device.streams[0]
+    assert len(copies(stream)) == 1
+    for seconds, enqueued in ((0.9, 1), (0.2, 2), (0.5, 2), (0.6, 3)):
+        world.now += seconds
+        process.step()
+        assert len(copies(stream)) == enqueued
+
+
+def test_loads_do_not_wait_for_stores(world: World) -> None:
+    process = Process(world, COPYING)
+    world.store_elsewhere(2, 3, PAGE)
+    granted(process, 1, 5, EngineEvent())
+    with process.session.match(Match, None, keys_of(2).data) as match:
+        load = process.copier.load(match, process.cache.slots(blocks_of(3, 10)))
+    process.step()
+    while process.device.streams[1].advance():
+        pass
+    assert load.ready(0) and load.ready(1)
+
+
+def test_layers_become_ready_in_order(world: World) -> None:
+    process = Process(world, COPYING)
+    world.store_elsewhere(1, 3, PAGE)
+    with process.session.match(Match, None, keys_of(1).data) as match:
+        load = process.copier.load(match, process.cache.slots(blocks_of(4)), first=1)
+    assert (load.pages, load.layers) == (2, LAYERS) and not load.ready(0)
+    process.step()
+    stream, seen = process.device.streams[1], []
+    while stream.advance():
+        seen.append([load.ready(layer) for layer in range(LAYERS)])
+    assert [True, False] in seen and seen[-1] == [True, True] and not load.ended
+    process.step()
+    assert load.ended and load.wait(1, 0) and process.copier.counts.loaded == 2 * PAGE
+    with pytest.raises(ValueError, match="layer 2 of 2"):
+        load.ready(2)
+
+
+def test_an_engine_s_stream_is_held_until_a_layer_is_there(world: World) -> None:
+    process = Process(world, COPYING)
+    world.store_elsewhere(1, 2, PAGE)
+    with process.session.match(Match, None, keys_of(1).data) as match:
+        load = process.copier.load(match, process.cache.slots(blocks_of(2)))
+    engine = FakeStream(process.device, process.device.streams[0].direction)
+    assert not load.hold(engine, 0, 0) and not engine.todo
+    process.step()
+    assert load.hold(engine, 0, 0) and len(engine.todo) == 1
+    process.device.advance_all()
+    process.step()
+    assert load.hold(engine, 1, 0)
+
+
+def test_bytes_are_measured_from_where_the_engine_s_event_came(world: World) -> None:
+    process = Process(world, COPYING)
+    rate, after = process.copier._backlog._rate, EngineEvent()
+    granted(process, 1, 2, after)
+    world.now += 100.0
+    after.came = True
+    stream = process.device.streams[0]
+    assert stream.advance() and stream.advance()
+    process.step()
+    world.now += 1.0
+    carried_out(process)
+    assert rate.value == pytest.approx(2 * PAGE, rel=1e5) and rate.value > 2**31 / 40
+
+
+# ---- who asks and who does not answer
+
+
+def test_a_daemon_that_does_not_answer_is_given_up_on(world: World) -> None:
+    process = Process(world, COPYING)
+    store = stored(process, 1, 2)
+    process.step()
+    world.now += 0.9
+    process.step()
+    assert not store.ready
+    world.now += 0.2
+    process.step()
+    assert store.ready and store.wait(0).refused == 2 and "did not answer" in store.wait(0).reason
+    process.answer()
+    world.owner.settle()
+    assert world.owner.open_entries == 0
+
+
+def test_nothing_is_begun_for_who_cancels_before_the_answer(world: World) -> None:
+    process = Process(world, COPYING)
+    one, other = stored(process, 1, 2), stored(process, 2, 2)
+    one.cancel()
+    process.step()
+    assert one.ready and process.copier.counts.cancelled == 2
+    other.cancel()
+    process.answer()
+    process.step()
+    assert other.ready and world.owner.settle() == 0 and not process.device.streams[0].todo
+
+
+def test_an_event_that_is_none_refuses_the_store_alone(world: World) -> None:
+    process = Process(world, COPYING)
+    store = process.copier.store(keys_of(1, 1), process.cache.slots(blocks_of(1)), after="no event")
+    process.step()
+    process.answer()
+    process.step()
+    assert store.ready and store.ended and store.wait(0).reason == "no event of this engine's"
+    assert world.owner.settle() == 0 and granted(process, 2, 1).wait(0).pending == 1
+
+
+def test_bad_input_is_told_at_once(world: World) -> None:
+    process = Process(world, COPYING)
+    slots = process.cache.slots(blocks_of(2))
+    with pytest.raises(ValueError, match="blocks of 2 pages for 3 keys"):
+        process.copier.store(keys_of(1, 3), slots)
+    with pytest.raises(ValueError, match="page 0 has only some"):
+        process.copier.store(keys_of(1, 2), msgspec.structs.replace(slots, pages=slots.pages - np.array([0, 0, 1])))
+    with pytest.raises(ValueError, match="the device is cuda:0"):
+        other = type("Other", (), {"name": "cuda:0"})()
+        Copier(process, process.cache.paged, other, COPYING)
+    assert not process.wire.sent
+
+
+def test_pages_to_skip_are_given_up_at_once(world: World) -> None:
+    process = Process(world, COPYING)
+    keys, slots = keys_of(1, 3), process.cache.slots(blocks_of(3))
+    process.cache.fill(blocks_of(3), [content_of(bytes(key), PAGE) for key in keys])
+    store = process.copier.store(keys, slots.without([False, True, False]))
+    process.step()
+    process.answer()
+    process.step()
+    carried_out(process)
+    assert [outcome.name for outcome in store.wait(0).outcomes] == ["STORED", "REFUSED", "STORED"]
+    assert world.readable(1, PAGE) == 1
+
+
+def test_pages_of_another_size_end_a_load(world: World) -> None:
+    process = Process(world, COPYING)
+    world.store_elsewhere(1, 2, PAGE)
+    world.store_elsewhere(1, 3, PAGE + 1)
+    with process.session.match(Match, None, keys_of(1).data) as match:
+        assert len(match) == 3
+        assert process.copier.load(match, process.cache.slots(blocks_of(3))).pages == 2
+        assert process.copier.load(match, process.cache.slots(blocks_of(1)), first=2).pages == 0
+
+
+def test_threads_that_wait_are_woken(world: World) -> None:
+    process = Process(world, COPYING)
+    store = granted(process, 1, 2)
+    with ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(store.wait, 20)
+        time.sleep(0.01)
+        assert not waits.done()
+        carried_out(process)
+        assert waits.result(20).stored == 2
+
+
+def test_a_device_that_fails_leaves_what_was_not_begun_to_others(world: World) -> None:
+    process = Process(world, COPYING)
+    store = granted(process, 1, 5)
+    process.device.die()
+    process.step()
+    assert store.ready and store.wait(0).refused == 5 and "device is dead" in store.wait(0).reason
+    assert not store.ended and not process.session.retire() and not process.copier.close(0)
+    assert world.owner.settle() == 4, "two chunks in flight stay open, the page behind them is free"
+    assert process.copier.counts.failed == 4
+    assert stored(process, 2, 1).wait(0).refused == 1
+    with process.session.match(Match, None, keys_of(1).data) as match:
+        assert process.copier.load(match, process.cache.slots(blocks_of(1))).pages == 0
