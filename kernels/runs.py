@@ -59,7 +59,7 @@ class Cutting:
         parts = [(dense, self._blocks), (~dense, self._tokens)]
         pieces = [_cached(some[which], spans) for which, spans in parts if which.any()]
         joined = _joined(pieces or [_cached(some, self._blocks)])
-        return _framed(_merged(joined, self.transfer, self.frames), self.frames)
+        return _framed(_merged(joined, self.transfer), self.frames)
 
 
 def runs_of(copy: Copy) -> Runs:
@@ -82,7 +82,7 @@ def buffer_runs(copy: Copy, begins: Numbers, begin: int) -> Runs:
     require_fit(transfer, frames)
     pieces = _paged(_planes(transfer, copy.planes), _page_spans(transfer.slots))
     there = msgspec.structs.replace(pieces, cache=begins[pieces.page] + pieces.offset - begin)
-    return _framed(_merged(there, transfer, frames), frames)
+    return _framed(_merged(there, transfer), frames)
 
 
 def run_bytes(transfer: Transfer, frame_bytes: int) -> int:
@@ -221,11 +221,10 @@ def _joined(pieces: list[_Pieces]) -> _Pieces:
     return _Pieces(*(np.concatenate([getattr(its, name) for its in pieces]) for name in names))
 
 
-def _merged(pieces: _Pieces, transfer: Transfer, frames: Frames) -> _Pieces:
-    """Neighbours on both sides become one, but not across a frame's border: frames are not neighbours."""
+def _merged(pieces: _Pieces, transfer: Transfer) -> _Pieces:
+    """Neighbours on both sides become one."""
     its = _taken(pieces, np.argsort(pieces.page * transfer.page_bytes + pieces.offset, kind="stable"))
-    inside = its.offset[1:] % frames.arena.frame_bytes != 0
-    follows = inside & (np.diff(its.page) == 0)
+    follows = np.diff(its.page) == 0
     for begin in (its.offset, its.cache):
         follows &= begin[1:] == begin[:-1] + its.nbytes[:-1]
     firsts = np.flatnonzero(np.concatenate([np.ones(min(1, len(its.page)), np.bool_), ~follows]))

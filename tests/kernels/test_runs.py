@@ -167,6 +167,24 @@ def test_nothing_to_move() -> None:
     assert not list(batches(none, 1 << 20))
 
 
+def test_pages_are_never_one() -> None:
+    """The end of one lies in the cache before a piece of the next that begins in its page where the other ends."""
+    slots = SlotMap(16, 8, np.array([4, 0, 9, 5], np.int32), np.array([[0, 0, 8], [16, 8, 16]]))
+    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 64)], slots)
+    assert runs_of(copy).nbytes.tolist() == [8 * 64] * 2
+    placed = Placed(case_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 64)], slots, np.random.default_rng(1)))
+    wanted = placed.after(placed.copy(Direction.STORE))
+    moved(runs_of(placed.copy(Direction.STORE)), Direction.STORE)
+    placed.expect(wanted)
+
+
+def test_an_axis_of_one_may_have_any_stride() -> None:
+    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576)], TOKEN_SLOTS, 1 << 20)
+    copy.transfer.planes[:, 2] = 1
+    assert average(copy) == 32 * 576
+    assert set(runs_of(copy).nbytes.tolist()) == {32 * 576}
+
+
 def test_layers_are_cut_alike() -> None:
     """Planes of both kinds: token by token, and block by block."""
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS), Stored(HEADS_BEFORE_TOKENS, **ROWS)], BLOCKS)

@@ -61,16 +61,21 @@ class LateDevice:
     def __init__(self, seed: int, queues: int = 2) -> None:
         self.rng = np.random.default_rng(seed)
         self.queues = [LateQueue(number) for number in range(queues)]
+        odds = self.rng.choice([1, 4, 100], queues)  # some queues are much faster than others
+        self._odds = odds / odds.sum()
 
     def go_on(self, steps: int) -> None:
         """So many attempts, each of any queue."""
         for _ in range(steps):
-            self.queues[self.rng.integers(len(self.queues))].step()
+            self._some(1)[0].step()
 
     def finish(self) -> None:
         """All that can be done is done, in an order by chance."""
-        while any(self.queues[at].step() for at in self.rng.permutation(len(self.queues))):
+        while any(queue.step() for queue in self._some(len(self.queues))):
             pass
+
+    def _some(self, count: int) -> list[LateQueue]:
+        return [self.queues[at] for at in self.rng.choice(len(self.queues), count, replace=False, p=self._odds)]
 
     def memcpy(self, moves: Moves, queue: Queue) -> None:
         """Each move on its own, in any order; other queues go on in between."""
