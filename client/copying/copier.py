@@ -12,6 +12,7 @@ from ...kernels.device import Device, Direction
 from ...kernels.slots import SlotMap
 from ...kernels.thresholds import CopySettings
 from ...kernels.transfer import PagedCache
+from ..blocks import part_of, require_named
 from ..keys import Keys
 from ..match import Match
 from ..part import Part
@@ -20,7 +21,6 @@ from .counts import Counts
 from .lane import Lane
 from .loading_job import LoadingJob, source_of
 from .loads import Load
-from .pages import require_whole
 from .restraint import Backlog, Pace, Rate
 from .stores import Store
 from .storing_job import Order, StoringJob
@@ -64,7 +64,7 @@ class Copier:
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
         self._client, self._cache, self._settings = client, cache, settings
-        self._part = Part(cache.shard.part, cache.shard.parts)
+        self._part = part_of(cache.shard)
         self._pid = os.getpid()
         rate = Rate()
         self._backlog = Backlog(settings.backlog, rate, settings.store_bandwidth)
@@ -85,8 +85,10 @@ class Copier:
             first: the first page to copy, counted from the head of the match.
             after: an event of the engine's that comes before the first byte is written; None: at once.
 
-        Raises ValueError as PagedCache.loading does.
+        Raises ValueError as PagedCache.loading does, and for pages of a namespace that says another order.
         """
+        if match.keys is not None:
+            require_named(match.keys.namespace, self._cache.page)
         transfer = self._cache.loading(slots)
         source = None if self._foreign or self._loads.broken else source_of(match, transfer, first)
         job = LoadingJob(source, self._cache.cache.layers, self._loaded, after)
@@ -106,9 +108,10 @@ class Copier:
             slots: an item for each key. Their content stays until the store is ready, or cancelled.
             after: an event of the engine's that comes before the first byte is read; None: at once.
 
-        Raises ValueError for what are no whole pages, and as PagedCache.storing does.
+        Raises ValueError for what are no whole pages, and as load() does.
         """
-        require_whole(slots, len(keys))
+        require_named(keys.namespace, self._cache.page)
+        slots.require_whole(len(keys))
         sizes, patience = self._cache.page.nbytes, self._settings.patience
         ask = partial(self._client.reserve_soon, keys, sizes, self._part, patience)
         order = Order(self._cache.storing(slots), ask)

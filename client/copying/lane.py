@@ -49,6 +49,7 @@ class Lane:
         self._waiting: list[Job] = []
         self._open: deque[Job] = deque()
         self._flying: deque[Flight] = deque()
+        self._aloft = 0
         self._kept: list[Job] = []
         self._changed = threading.Condition()
         self._jobs: set[Job] = set()
@@ -136,6 +137,7 @@ class Lane:
             nbytes += flight.nbytes
             gated |= flight.job is None
             if flight.job is not None:
+                self._aloft -= 1
                 flight.job.landed()
         if nbytes and not gated:
             self._rate.note(nbytes, now - max(began, self._seen))
@@ -152,7 +154,7 @@ class Lane:
         for job in [job for job in self._open if job.cancelled]:
             job.next()
             self._open.remove(job)
-        while self._open and len(self._flying) < self._depth and not self._pace.delay(self.clock()):
+        while self._open and self._aloft < self._depth and not self._pace.delay(self.clock()):
             job = self._open[0]
             self._gate(job)
             piece = job.next()
@@ -181,6 +183,7 @@ class Lane:
             job.spoil(str(error))  # what was enqueued before has to land all the same
         event = self._stream.record()
         self._flying.append(Flight(job, event, piece.nbytes, now))
+        self._aloft += 1
         self._pace.spend(piece.nbytes, now)
         job.launched(event)
 

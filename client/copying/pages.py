@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...kernels.frames import Arena, Frames, frames_of
-from ...kernels.slots import SlotMap
 from ...kernels.transfer import Transfer
 from ...shm._core import Session
 
@@ -59,12 +58,3 @@ def chunks_of(pages: Indices, sizes: npt.NDArray[np.int64], most: int) -> list[I
         chunks[-1].append(page)
         room -= size
     return [np.array(chunk, np.intp) for chunk in chunks]
-
-
-def require_whole(slots: SlotMap, count: int) -> None:
-    """Raises ValueError unless these are `count` pages, all but those to skip with all tokens."""
-    if len(slots) != count:
-        raise ValueError(f"blocks of {len(slots)} pages for {count} keys")
-    partial = ((slots.pages[:, 1] > 0) | (slots.pages[:, 2] < slots.page_tokens)) & ~slots.skips
-    if partial.any():
-        raise ValueError(f"page {partial.argmax()} has only some of its tokens: it can not be stored alone")

@@ -1,0 +1,163 @@
+"""What an engine on the CPU loses by loading its cache: computing a layer while the next arrive, or after all have.
+
+The model is attention over the loaded keys and values, layer by layer: nothing can be computed before its layer is
+there. It computes on one thread; copies have one of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from filed import row_of, save, show
+from measure import Result, at_most, machine, median_times, time_of
+from pagetier.client import Client, Copier, Keys, Load, Namespace
+from pagetier.kernels import caches
+from pagetier.kernels.host_device import HostDevice
+from pagetier.kernels.page import PageOrder
+from pagetier.kernels.slots import SlotMap, slot_map
+from pagetier.kernels.transfer import PagedCache
+from stage import Stage, settle
+
+LAYERS, TOKENS, HEADS, WIDTH = 16, 2048, 8, 128
+PAGE_TOKENS, BLOCK = 256, 16
+LAYER_MIB = 2 * TOKENS * HEADS * WIDTH * 4 >> 20
+LAYER_S = 5e-3  # of computing, at least
+ROUNDS = 25
+RESULTS = Path(__file__).parent / "results" / "overlap.json"
+LONG_S = 30.0
+
+
+class Model:
+    """Attention of some queries over a paged cache, which is all that a layer does."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        self.cache = [torch.rand(2, TOKENS // BLOCK, BLOCK, HEADS, WIDTH) - 0.5 for _ in range(LAYERS)]
+        layout = caches.kv_first(self.cache)
+        self.paged = PagedCache(layout, PageOrder.of(layout, PAGE_TOKENS))
+        self.slots: SlotMap = slot_map(np.arange(TOKENS // BLOCK), TOKENS // PAGE_TOKENS, PAGE_TOKENS, BLOCK)
+        self.queries = torch.rand(8, HEADS * WIDTH) - 0.5
+        while min(time_of(lambda: self.layer(self.queries, 0)) for _ in range(5)) < LAYER_S:
+            self.queries = torch.cat([self.queries, self.queries])
+
+    def layer(self, x: Any, number: int) -> Any:
+        """One layer's output."""
+        k, v = self.cache[number].reshape(2, TOKENS, HEADS * WIDTH)
+        return torch.softmax(x @ k.T, dim=1) @ v + x
+
+    def run(self) -> Any:
+        """All layers."""
+        x = self.queries
+        for number in range(LAYERS):
+            x = self.layer(x, number)
+        return x
+
+    def run_behind(self, load: Load) -> Any:
+        """All layers, each as soon as it is there."""
+        x = self.queries
+        for number in range(LAYERS):
+            assert load.wait(number, LONG_S)
+            x = self.layer(x, number)
+        return x
+
+
+class Engine:
+    """A model whose cache is in the arena already."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.model = client, Model()
+        self.copier = Copier(client, self.model.paged, HostDevice(1))
+        space = Namespace(model="bench", dtype="float32", page_tokens=PAGE_TOKENS, layout=self.model.paged.page.layout)
+        self.keys: Keys = space.keys(range(TOKENS))
+        assert self.copier.store(self.keys, self.model.slots).wait(LONG_S).stored == len(self.keys)
+        self.output = self.model.run()
+
+    def begin(self) -> Load:
+        """All pages, on their way."""
+        with self.client.match(self.keys) as match:
+            load = self.copier.load(match, self.model.slots)
+        assert load.pages == len(self.keys)
+        return load
+
+    def without(self) -> None:
+        """The cache is there."""
+        self.model.run()
+
+    def by_layer(self) -> None:
+        """The cache is loaded while it is computed with."""
+        self._check(self.model.run_behind(self.begin()))
+
+    def all_first(self) -> None:
+        """The cache is loaded, then computed with."""
+        self.loaded()
+        self._check(self.model.run())
+
+    def loaded(self) -> None:
+        """All layers are there."""
+        assert self.begin().wait(LAYERS - 1, LONG_S)
+
+    def first_loaded(self) -> None:
+        """One layer is there; the rest is awaited by rest()."""
+        self.load = self.begin()
+        assert self.load.wait(0, LONG_S)
+
+    def rest(self) -> None:
+        """The rest is there."""
+        assert self.load.wait_ended(LONG_S)
+
+    def _check(self, output: Any) -> None:
+        assert torch.equal(output, self.output), "what was loaded is not what was stored"
+
+
+def spoilt(engine: Engine) -> None:
+    """A load that came to nothing would be seen."""
+    for tensor in engine.model.cache:
+        tensor.zero_()
+    engine.by_layer()
+
+
+def measure() -> Iterator[Result]:
+    with Stage("--arena-size", "1GiB") as stage, stage.client() as client:
+        settle()
+        engine = Engine(client)
+        for _ in range(3):
+            spoilt(engine)
+        yield from results(engine)
+        assert engine.copier.close(LONG_S)
+
+
+def results(engine: Engine) -> Iterator[Result]:
+    alone, by_layer, all_first, loading, first, _ = median_times(
+        ROUNDS, engine.without, engine.by_layer, engine.all_first, engine.loaded, engine.first_loaded, engine.rest
+    )
+    told = f"{LAYERS} layers of {1e3 * alone / LAYERS:.1f} ms and {LAYER_MIB} MiB, medians of {ROUNDS} rounds"
+    rate = f"loading alone: {1e3 * loading:.1f} ms, {LAYERS * LAYER_MIB / 1024 / loading:.1f} GiB/s"
+    yield Result("overlap_lost_by_layer", by_layer / alone - 1, "of no load", told, at_most(0.15))
+    yield Result("overlap_lost_all_first", all_first / alone - 1, "of no load", told)
+    yield Result("overlap_lost_by_layer_over_all_first", (by_layer - alone) / (all_first - alone), "x", told)
+    yield Result("overlap_first_layer_over_all", first / loading, "x", rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help=f"one object, which goes to {RESULTS.name}, too")
+    as_json = parser.parse_args().json
+    device = f"{machine()}, torch {torch.__version__}"
+    told = {"measured": True, "device": device, "results": [row_of(result) for result in measure()]}
+    if as_json:
+        save(told, RESULTS)
+        print(json.dumps(told))
+    else:
+        show(told)
+
+
+if __name__ == "__main__":
+    main()
