@@ -108,11 +108,13 @@ class KernelWay:
 
 def _some(tables: Tables, pages: range, address: int) -> Tables:
     """Of some pages: views of the same tables."""
-    its, rows = shallow(tables), slice(pages.start, pages.stop)
+    its = shallow(tables)
     its.arena = msgspec.structs.replace(tables.arena, address=address)
     its.page_count = len(pages)
-    its.pages, its.skip = tables.pages.view(-1, 3)[rows].view(-1), tables.skip[rows]
-    its.frames = tables.frames.view(-1, tables.page_frames)[rows].view(-1)
+    its.pages, its.skip, its.frames = (
+        table[pages.start * columns : pages.stop * columns]
+        for table, columns in ((tables.pages, 3), (tables.skip, 1), (tables.frames, tables.page_frames))
+    )
     return its
 
 

@@ -14,7 +14,7 @@ from interpreted import interpreted_kernels
 from paged_cases import Case, Stored, case_of, cases
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.frames import Frames
-from pagetier.kernels.launch import Grid
+from pagetier.kernels.launch import GRID, Grid
 from pagetier.kernels.runs import runs_of
 from pagetier.kernels.slots import slot_map
 from pagetier.kernels.staging import Ring, slot_needed
@@ -26,6 +26,7 @@ from queued import LateDevice, LateKernels, LateQueue, all_moved
 BOTH = pytest.mark.parametrize("direction", Direction)
 SEEDS = st.integers(0, 2**32 - 1)
 HEADS = ("layer", "kind", "block", "head", "token")
+NO_FRAMES = np.zeros((0, 0), np.int32)
 STORED = [Stored(HEADS, layers=3, kinds=2, heads=2, width=64)]
 
 
@@ -135,6 +136,24 @@ def test_layers_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     (first, _), (second, planes), (third, _) = launched
     assert first == second != third
     assert planes == range(2, 4)
+
+
+@pytest.mark.parametrize("pages", [0, 2])
+def test_nothing_to_move(pages: int) -> None:
+    """No pages, and pages of which nothing is copied."""
+    slots = slot_map([1, 0, 2, 3], 2, 32, 16, tokens=range(0)).some(0, pages)
+    placed = Placed(case_of(STORED, slots, np.random.default_rng(1)))
+    before, rings = placed.contents(), Rings(1 << 20, 2)
+    kernels = interpreted(GRID)
+    for way in (kernels, DmaWay(memmoved), StagedWay(rings.ring, LateQueue(1), kernels, memmoved)):
+        for direction in Direction:
+            way.enqueue(placed.copy(direction), LateQueue(0))
+    placed.expect(before)
+    empty = slot_map([], 0, 32, 16)
+    nothing = msgspec.structs.replace(placed.copy(Direction.LOAD), frames=Frames(placed.frames.arena, NO_FRAMES))
+    kernels.enqueue(
+        msgspec.structs.replace(nothing, transfer=msgspec.structs.replace(placed.transfer, slots=empty)), LateQueue(0)
+    )
 
 
 class Journal(LateQueue):
