@@ -198,7 +198,7 @@ class CudaDevice:
         return f"cuda:{self.index}"
 
     def stream(self, direction: Direction) -> CudaStream:
-        """See Device. Puts this thread into relaxed capture mode, see Driver.enter."""
+        """See Device."""
         with translated():
             return CudaStream(direction, self)
 

@@ -85,12 +85,21 @@ class Driver:
 
         Torch hands out 32 streams in turn, and so might give us the engine's own.
         """
-        self.enter()
         least, greatest, handle = c_int(), c_int(), c_void_p()
-        self._call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
-        priority = max(greatest.value, -urgent)
-        self._call("cuStreamCreateWithPriority", byref(handle), c_uint(_NON_BLOCKING), c_int(priority))
+        with self.relaxed(), self._inside():
+            self._call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
+            priority = max(greatest.value, -urgent)
+            self._call("cuStreamCreateWithPriority", byref(handle), c_uint(_NON_BLOCKING), c_int(priority))
         return handle.value or 0
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """For calls of any thread: on this device, and afterwards on the one that was current."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     @property
     def same_addresses(self) -> bool:

@@ -108,6 +108,8 @@ class KernelWay:
 
 def _some(tables: Tables, pages: range, address: int) -> Tables:
     """Of some pages: views of the same tables."""
+    if len(pages) == tables.page_count and address == tables.arena.address:
+        return tables
     its = shallow(tables)
     its.arena = msgspec.structs.replace(tables.arena, address=address)
     its.page_count = len(pages)

@@ -73,10 +73,10 @@ def test_torch_without_cuda(library: PretendedDriver) -> None:
 
 
 def test_streams_are_new_ones(library: PretendedDriver, torch: PretendedTorch) -> None:
-    """Two each, loads as urgent as can be; the device's name is that of its caches."""
+    """Two each, loads as urgent as can be; an engine's thread may make them. The device is called as its caches say."""
     made = Made(library)
-    made.device.stream(Direction.STORE)
-    made.device.stream(Direction.LOAD)
+    for direction in (Direction.STORE, Direction.LOAD):
+        assert in_thread(partial(mode_after, library, partial(made.device.stream, direction))) == GLOBAL
     assert library.priorities == [0, 0, -5, -5]
     assert len({stream.handle for stream in torch.streams}) == 4
     assert made.device.name == "cuda:0"

@@ -80,6 +80,18 @@ def test_a_thread_that_is_relaxed_for_a_call(library: PretendedDriver) -> None:
     assert mode_now(library) == GLOBAL
 
 
+def test_a_thread_that_makes_a_stream_stays_on_its_device(library: PretendedDriver) -> None:
+    driver = Driver(0, library)
+    assert driver.stream() != driver.stream(3)
+    library.fail.add("cuStreamCreateWithPriority")
+    with pytest.raises(DeviceError, match="cuStreamCreateWithPriority"):
+        driver.stream()
+    assert library.priorities == [0, -3]
+    assert library.calls["cuCtxPushCurrent_v2"] == library.calls["cuCtxPopCurrent_v2"] == 3
+    assert not library.calls["cuCtxSetCurrent"]
+    assert mode_now(library) == GLOBAL
+
+
 def test_the_batched_copy_by_way_of_the_bindings(library: PretendedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
