@@ -46,7 +46,7 @@ class Cutting:
 
     def __init__(self, transfer: Transfer, frames: Frames) -> None:
         """Raises ValueError if the table of frames is not one row a page or its rows do not hold a page."""
-        require_fit(transfer, frames)
+        frames.require_room(len(transfer.slots), transfer.page_bytes)
         self.transfer, self.frames = transfer, frames
         self._dense = _dense(transfer)
         self._blocks = _block_spans(transfer.slots)
@@ -79,7 +79,7 @@ def buffer_runs(copy: Copy, begins: Numbers, begin: int) -> Runs:
         ValueError: see Cutting.
     """
     transfer, frames = copy.transfer, copy.frames
-    require_fit(transfer, frames)
+    frames.require_room(len(transfer.slots), transfer.page_bytes)
     pieces = _paged(_planes(transfer, copy.planes), _page_spans(transfer.slots))
     there = msgspec.structs.replace(pieces, cache=begins[pieces.page] + pieces.offset - begin)
     return _framed(_merged(there, transfer), frames)
@@ -105,16 +105,6 @@ def run_bytes(transfer: Transfer, frame_bytes: int) -> int:
     runs -= stacked * (heads - 1) * int((blocks.count == slots.page_tokens).sum())
     mean = int((tokens * heads * planes[:, 7]).sum() // runs.sum())
     return min(mean, frame_bytes)
-
-
-def require_fit(transfer: Transfer, frames: Frames) -> None:
-    """Raises ValueError if the frames are not those of the transfer's pages."""
-    pages = len(transfer.slots)
-    if len(frames.table) != pages or (pages and frames.page_room < transfer.page_bytes):
-        raise ValueError(
-            f"frames for {len(frames.table)} pages of at most {frames.page_room} bytes,"
-            f" but there are {pages} pages of {transfer.page_bytes}"
-        )
 
 
 def _planes(transfer: Transfer, planes: range) -> Numbers:
