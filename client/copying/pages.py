@@ -22,13 +22,10 @@ def located(session: Session, entries: Iterable[int | None], page_bytes: int) ->
     """
     arena = Arena(session.arena_address, session.arena_bytes, session.frame_bytes, session)
     count = -(-page_bytes // arena.frame_bytes)
-    rows: list[npt.NDArray[np.uint32]] = []
-    for entry in entries:
-        chain = np.zeros(count, np.uint32) if entry is None else np.frombuffer(session.chain(entry), np.uint32)
-        if len(chain) != count:
-            break
-        rows.append(chain)
-    return frames_of(arena, np.array(rows, np.int32).reshape(-1, count))
+    nothing, chain = bytes(4 * count), session.chain
+    rows = [nothing if entry is None else chain(entry) for entry in entries]
+    sound = next((at for at, row in enumerate(rows) if len(row) != len(nothing)), len(rows))
+    return frames_of(arena, np.frombuffer(b"".join(rows[:sound]), np.int32).reshape(-1, count))
 
 
 def picked(transfer: Transfer, pages: Indices) -> Transfer:

@@ -76,7 +76,7 @@ class Cache:
         return frames_of(arena, np.arange(count).reshape(-1, 1))
 
 
-SPACE = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout="world")
+SPACE = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=Cache().paged.page.layout)
 MOST_PAGES = 5
 
 
