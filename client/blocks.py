@@ -7,8 +7,10 @@ from functools import cached_property
 import msgspec
 
 from ..kernels.host_copy import require_host
+from ..kernels.page import PageOrder, Shard
 from ..kernels.slots import SlotMap
 from ..kernels.transfer import PagedCache, Transfer
+from .keys import Namespace
 from .part import Part
 
 
@@ -27,7 +29,7 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def part(self) -> Part:
         """What this rank stores of every page."""
-        return Part(self.cache.shard.part, self.cache.shard.parts)
+        return part_of(self.cache.shard)
 
     @property
     def page_bytes(self) -> int:
@@ -36,11 +38,7 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def whole(self, count: int) -> tuple[Transfer, ...]:
         """As storing; raises ValueError, too, unless these are `count` pages, all but those to skip with all tokens."""
-        if len(self) != count:
-            raise ValueError(f"blocks of {len(self)} pages for {count} keys")
-        partial = ((self.slots.pages[:, 1] > 0) | (self.slots.pages[:, 2] < self.slots.page_tokens)) & ~self.slots.skips
-        if partial.any():
-            raise ValueError(f"page {partial.argmax()} has only some of its tokens: it can not be stored alone")
+        self.slots.require_whole(count)
         return self.storing
 
     @cached_property
@@ -57,3 +55,17 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
         for transfer in transfers:
             require_host(transfer)
         return transfers
+
+
+def part_of(shard: Shard) -> Part:
+    """What a process with this share of a model stores of every page."""
+    return Part(shard.part, shard.parts, shard.division)
+
+
+def require_named(namespace: Namespace, page: PageOrder) -> None:
+    """Raises ValueError unless pages of the namespace are in this order: others would mean something else."""
+    if (namespace.layout, namespace.page_tokens) != (page.layout, page.tokens):
+        raise ValueError(
+            f"pages of {namespace.name} have {namespace.page_tokens} tokens and the layout {namespace.layout!r},"
+            f" but the cache's have {page.tokens} and {page.layout!r}: PageOrder.layout belongs into the Namespace"
+        )

@@ -18,7 +18,7 @@ from ..kernels.host import Access, HostBuffers, pages_of
 from ..shm._core import miss
 from ..shm.paths import default_socket
 from ..shm.protocol import Fetch, Reserve, Space
-from .blocks import Blocks
+from .blocks import Blocks, require_named
 from .keys import Keys, Namespace
 from .loading import destination_of, pages_behind
 from .match import Handover, Match
@@ -117,7 +117,7 @@ class Client:
 
         Raises TypeError or ValueError for buffers and blocks that can not be written to.
         """
-        to = destination_of(into, first, self._threads)
+        to = destination_of(match, into, first, self._threads)
         behind = pages_behind(match, to)
         if behind is None:
             return to.copy(match, 0)
@@ -152,6 +152,8 @@ class Client:
         Raises TypeError or ValueError for what is no page for each key, and for blocks that are not whole pages.
         """
         if isinstance(pages, Blocks):
+            if part != WHOLE:
+                raise ValueError(f"{part}, but blocks say themselves which part of a page they are")
             return self._store_blocks(keys, pages, deadline)
         memory = pages_of(pages, len(keys), Access.READ)
         with self.reserve(keys, memory.sizes * part.count, part, deadline) as reservation:
@@ -190,6 +192,7 @@ class Client:
         return promise
 
     def _store_blocks(self, keys: Keys, pages: Blocks, deadline: float | None) -> StoreResult:
+        require_named(keys.namespace, pages.cache.page)
         pages.whole(len(keys))
         with self.reserve(keys, pages.page_bytes, pages.part, deadline) as reservation:
             reservation.gather(pages, self._threads)
@@ -214,7 +217,7 @@ class Client:
         space = _space_of(keys.namespace)
 
         def request(number: int) -> Reserve:
-            return Reserve(number, space, part.index, part.count, keys.data, packed)
+            return Reserve(number, space, part.index, part.count, keys.data, packed, part.division)
 
         promise = Promise(member.requests, attachment, part, len(keys))
         member.requests.ask(attachment, request, promise, seconds)

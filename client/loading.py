@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..kernels.host import Access, HostBuffers, HostPages, page_count, pages_of
 from ..shm._core import Session
-from .blocks import Blocks
+from .blocks import Blocks, require_named
 from .keys import Keys
 from .match import Match
 
@@ -88,9 +88,11 @@ class BlockDestination(Destination):
         )
 
 
-def destination_of(into: HostBuffers | Blocks, first: int, threads: int) -> Destination:
-    """Of whatever a caller of load() gives."""
+def destination_of(match: Match, into: HostBuffers | Blocks, first: int, threads: int) -> Destination:
+    """Of whatever a caller of load() gives. Raises ValueError for blocks that are not for pages of this match."""
     if isinstance(into, Blocks):
+        if match.keys is not None:
+            require_named(match.keys.namespace, into.cache.page)
         return BlockDestination(into, first, threads)
     return BufferDestination(into, first, threads)
 

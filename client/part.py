@@ -13,10 +13,13 @@ class Part(msgspec.Struct, frozen=True):
     """Which share of every page this writer fills: part `index` of `count`, up to 32.
 
     A page is readable once all parts of it were stored. Parts of buffers are equal pieces of a page.
+
+    division: a u32 that stands for how pages are cut into parts. Parts of two divisions never make one page.
     """
 
     index: int = 0
     count: int = 1
+    division: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= PARTS or not 0 <= self.index < self.count:

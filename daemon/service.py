@@ -34,7 +34,7 @@ from .reaper import Reaper
 log = logging.getLogger(__name__)
 
 _KEY_BYTES, _SERIAL_BYTES = 32, 8
-_U64 = 1 << 64
+_U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
 _TIERS = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
@@ -103,7 +103,14 @@ class Service:
         if wrong or space < 0:
             return _refused(request, wrong or "the table of namespaces is full of namespaces with pages")
         outcomes, entries, serials = self._owner.reserve(
-            slot, space, request.part, request.parts, self._ttl_ns, request.keys, request.sizes
+            slot,
+            space,
+            request.part,
+            request.parts,
+            self._ttl_ns,
+            request.keys,
+            request.sizes,
+            request.division,
         )
         if self.disk.budgeted:
             self.disk.granted(outcomes, entries, request.sizes)
@@ -178,6 +185,8 @@ def _wrong(request: Reserve) -> str:
         return f"{len(request.sizes)} bytes of sizes for {pages} pages"
     if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
         return f"part {request.part} of {request.parts} makes no sense: at most {PARTS} parts"
+    if not 0 <= request.division < _U32:
+        return f"division {request.division} makes no sense: it is a u32"
     return wrong_space(request.space)
 
 

@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .tables import frozen
+
 
 class Arena(msgspec.Struct, frozen=True):
     """Memory cut into frames: `nbytes` from `address` on, as whoever copies sees it; owner keeps it alive.
@@ -25,10 +27,16 @@ class Arena(msgspec.Struct, frozen=True):
 
 
 class Frames(msgspec.Struct, frozen=True, eq=False):
-    """The frames of each page, in order: table is i32 [pages, frames of a page], for pages of one size."""
+    """The frames of each page, in order: table is i32 [pages, frames of a page], for pages of one size; read-only.
+
+    Made by frames_of, which asks whether the arena has them.
+    """
 
     arena: Arena
     table: npt.NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "table", frozen(self.table, np.int32, -1, -1))
 
     @property
     def page_room(self) -> int:
@@ -53,4 +61,4 @@ def frames_of(arena: Arena, table: npt.ArrayLike) -> Frames:
     wrong = numbers[(numbers < 0) | (numbers >= count)]
     if len(wrong):
         raise ValueError(f"frame {wrong[0]}, but the arena has {count} frames of {arena.frame_bytes} bytes")
-    return Frames(arena, np.array(numbers, np.int32, order="C"))  # our own: what was checked stays as it was
+    return Frames(arena, numbers.astype(np.int32))

@@ -19,6 +19,7 @@ from .layout import CacheLayout, LayoutError, Plane
 ALIGNMENT: Final = 16
 _MOST_BYTES: Final = 1 << 31  # offsets in a page are 32-bit numbers in the kernels
 _VERSION: Final = b"pagetier page order 1"
+_DIVISION: Final = b"pagetier division 1"
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -130,19 +131,19 @@ class Heads(msgspec.Struct, frozen=True):
 class Shard(msgspec.Struct, frozen=True):
     """Which share of a model a process has: tensor-parallel rank, and pipeline stage.
 
-    rank, ranks: of how many tensor-parallel ones. first_layer: of its stage, counted over the whole page.
-    stage, stages: of how many pipeline stages.
+    rank, ranks: of how many tensor-parallel ones. stage: which pipeline stage. stages: layers of each stage, the same
+    for all processes of an engine; empty: there is one, which has them all.
     """
 
     rank: int = 0
     ranks: int = 1
-    first_layer: int = 0
     stage: int = 0
-    stages: int = 1
+    stages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.ranks or not 0 <= self.stage < self.stages or self.first_layer < 0:
-            raise LayoutError(f"{self}: ranks, stages and layers are counted from 0")
+        stages = self.stages or (1,)
+        if not 0 <= self.rank < self.ranks or not 0 <= self.stage < len(stages) or min(stages) < 1:
+            raise LayoutError(f"{self}: ranks and stages are counted from 0, and a stage has at least one layer")
 
     @property
     def part(self) -> int:
@@ -152,7 +153,21 @@ class Shard(msgspec.Struct, frozen=True):
     @property
     def parts(self) -> int:
         """Of how many parts a page is made."""
-        return self.stages * self.ranks
+        return max(1, len(self.stages)) * self.ranks
+
+    @property
+    def division(self) -> int:
+        """A u32 that stands for how pages are divided among all processes; 0: there is one process."""
+        text = _DIVISION + msgspec.msgpack.encode([self.ranks, self.stages if len(self.stages) > 1 else ()])
+        return int.from_bytes(sha256(text).digest()[:4], "little") if self.parts > 1 else 0
+
+    def layers(self, of_page: int) -> range:
+        """Those of its stage, counted over the page. Raises LayoutError if the stages have another number of them."""
+        stages = self.stages or (of_page,)
+        if sum(stages) != of_page:
+            raise LayoutError(f"stages of {sum(stages)} layers, but the page has {of_page}")
+        first = sum(stages[: self.stage])
+        return range(first, first + stages[self.stage])
 
     def heads(self, of_model: int) -> Heads:
         """Its share of a plane's heads. Where there are fewer heads than ranks, several ranks have each.

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .tables import frozen
+
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
 """Block ids on the host: a sequence, an array, a CPU tensor."""
 
@@ -22,7 +24,8 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
 
     blocks: i32, block ids. pages: i64 [pages, 3]: where in the table of blocks, in tokens, the page's token 0 lies;
     the first token of the page that is copied; one behind the last one. skip: u8, 1 for each page that is left alone,
-    or empty. Raises ValueError for tokens that a page or the table of blocks does not have.
+    or empty. All are read-only, copies if need be. Raises TypeError or ValueError for other tables, and ValueError for
+    tokens that a page or the table of blocks does not have.
     """
 
     page_tokens: int
@@ -32,6 +35,9 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
     skip: npt.NDArray[np.uint8] = _NO_SKIP
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "blocks", frozen(self.blocks, np.int32, -1))
+        msgspec.structs.force_setattr(self, "pages", frozen(self.pages, np.int64, -1, 3))
+        msgspec.structs.force_setattr(self, "skip", frozen(self.skip, np.uint8, len(self) if len(self.skip) else 0))
         position, first, end = self.pages.T
         if ((first < 0) | (end < first) | (end > self.page_tokens)).any():
             raise ValueError(f"tokens that pages of {self.page_tokens} do not have")
@@ -62,6 +68,14 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
     def skips(self) -> npt.NDArray[np.bool_]:
         """True for each page that is left alone."""
         return self.skip.astype(np.bool_) if len(self.skip) else np.zeros(len(self), np.bool_)
+
+    def require_whole(self, count: int) -> None:
+        """Raises ValueError unless these are `count` pages, and all that are not skipped have all their tokens."""
+        if len(self) != count:
+            raise ValueError(f"blocks of {len(self)} pages for {count} keys")
+        partial = ((self.pages[:, 1] > 0) | (self.pages[:, 2] < self.page_tokens)) & ~self.skips
+        if partial.any():
+            raise ValueError(f"page {partial.argmax()} has only some of its tokens: it can not be stored alone")
 
     def narrowed(self, tokens: range) -> SlotMap:
         """The same, of each page only what lies in `tokens`, which count from its token 0."""

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from .layout import CacheLayout, LayoutError, Plane
 from .page import ALONE, Heads, PageOrder, Rows, Shard
 from .slots import SlotMap
+from .tables import frozen
 
 PLANE_FIELDS: Final = 8
 
@@ -42,6 +43,10 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
     page_bytes: int
     device: str
     owners: tuple[object, ...]
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "planes", frozen(self.planes, np.int64, -1, PLANE_FIELDS))
+        msgspec.structs.force_setattr(self, "layers", frozen(self.layers, np.int64, len(self.planes)))
 
     def planes_of(self, layers: range) -> range:
         """Which rows of `planes` belong to these layers of this rank's cache."""
@@ -61,8 +66,9 @@ class PagedCache:
     def __init__(self, cache: CacheLayout, page: PageOrder, shard: Shard = ALONE) -> None:
         """Raises LayoutError where the cache is not what the page and the shard say: its message names the plane."""
         self.cache, self.page, self.shard = cache, page, shard
-        stage = range(shard.first_layer, shard.first_layer + cache.layers)
-        _check_stage(stage, len(page.layers), shard)
+        stage = shard.layers(len(page.layers))
+        if cache.layers != len(stage):
+            raise LayoutError(f"a cache of {cache.layers} layers, but stage {shard.stage} has {len(stage)}")
         rows, heads, layers = [], [], []
         for planes, wanted, offsets in zip(
             cache.by_layer, page.layers[stage.start :], page.offsets[stage.start :], strict=False
@@ -123,19 +129,6 @@ class PagedCache:
 
     def __repr__(self) -> str:
         return f"<PagedCache {self.cache!r} as {self.page!r}, {self.shard}>"
-
-
-def _check_stage(layers: range, of_page: int, shard: Shard) -> None:
-    """Stages that do not add up would publish pages with layers that nobody wrote."""
-    if layers.stop > of_page:
-        raise LayoutError(f"layers {layers.start} to {layers.stop} of a page that has {of_page}")
-    stage, behind = shard.stage, shard.stages - 1 - shard.stage
-    for left, stages in ((layers.start, stage), (of_page - layers.stop, behind)):
-        if left < stages or (left and not stages):
-            raise LayoutError(
-                f"layers {layers.start} to {layers.stop} of {of_page} as stage {stage} of {shard.stages}: the other"
-                f" stages can not have the rest"
-            )
 
 
 def _share(plane: Plane, row: Rows, shard: Shard) -> Heads:

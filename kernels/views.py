@@ -27,6 +27,7 @@ class _Torch(Protocol):
     def is_conj(self) -> bool: ...
     def is_neg(self) -> bool: ...
     def data_ptr(self) -> int: ...
+    def untyped_storage(self) -> object: ...
     def stride(self) -> Sequence[int]: ...
     def element_size(self) -> int: ...
 
@@ -36,7 +37,7 @@ Tensor: TypeAlias = "npt.NDArray[Any] | _Torch"
 
 
 class View(msgspec.Struct, frozen=True, eq=False):
-    """Where the elements of a tensor lie, valid while `owner` lives.
+    """Where the elements of a tensor lie, valid while `owner` lives and nobody resizes it.
 
     strides: in bytes, one for each axis of the shape. dtype, device: by torch's names, such as "bfloat16", "cuda:0".
     """
@@ -110,7 +111,8 @@ def _view_of_torch(tensor: _Torch) -> View:
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         raise TypeError("the tensor's memory does not hold its values: it is quantised, or negates or conjugates them")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return View(address, tuple(tensor.shape), strides, size, dtype, str(tensor.device), tensor)
+    # the storage, not the tensor, which may be given another one
+    return View(address, tuple(tensor.shape), strides, size, dtype, str(tensor.device), tensor.untyped_storage())
 
 
 def _is_torch(tensor: object) -> TypeGuard[_Torch]:

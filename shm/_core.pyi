@@ -220,9 +220,21 @@ class Owner:
     def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
         """The number of a namespace, made on first use; -1 if the table is full of namespaces with pages."""
     def reserve(
-        self, slot: int, space: int, part: int, parts: int, ttl_ns: int, keys: Array, sizes: Array, /
+        self,
+        slot: int,
+        space: int,
+        part: int,
+        parts: int,
+        ttl_ns: int,
+        keys: Array,
+        sizes: Array,
+        division: int = 0,
+        /,
     ) -> tuple[bytes, bytes, bytes]:
-        """Answers a chain of keys, head first, as (outcomes u8, entries u32, serials u64); see core/reserve.h."""
+        """Answers a chain of keys, head first, as (outcomes u8, entries u32, serials u64); see core/reserve.h.
+
+        division: how a page is cut into its parts; writers of one page have to agree in it.
+        """
     def settle(self) -> int:
         """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open."""
     def evict(self, frames: int, limit: int, /) -> int:

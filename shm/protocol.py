@@ -14,7 +14,7 @@ import msgspec
 
 from ._core import FORMAT
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 MESSAGE_LIMIT: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -75,7 +75,8 @@ class Space(msgspec.Struct, frozen=True, array_like=True):
 class Reserve(_Message, frozen=True):
     """Room for a part of each page of a chain, head first.
 
-    keys: 32 bytes each; sizes: u64 each, bytes of the whole page.
+    keys: 32 bytes each; sizes: u64 each, bytes of the whole page. division: how a page is cut into its parts (u32);
+    parts of two divisions never make one page.
     """
 
     number: int
@@ -84,6 +85,7 @@ class Reserve(_Message, frozen=True):
     parts: int
     keys: bytes
     sizes: bytes
+    division: int = 0
 
 
 class Reserved(_Message, frozen=True):

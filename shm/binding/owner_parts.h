@@ -26,14 +26,15 @@ static bool request_sound(Owner *self, const pt_request *r)
     return false;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes) -> (outcomes, entries, serials) */
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division) -> (outcomes, entries, serials) */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
     unsigned long long ttl;
     PyObject *keys, *sizes, *packed = NULL;
     array in[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|I", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
+                                                   &r.division))
         return NULL;
     r.expires_ns = r.now + ttl;
     if (!request_sound(self, &r) || !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))

@@ -27,7 +27,7 @@
 #include <string.h>
 
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
-#define PT_FORMAT 2u
+#define PT_FORMAT 3u
 #define PT_PAGE 4096u
 #define PT_SLOTS 56u        /* processes attached at once: pin bits of a lock word */
 #define PT_PARTS 32u        /* parts of a page: half of the part bits, the other half says "let go" */
@@ -55,17 +55,16 @@ typedef struct {
     uint32_t first_frame;  /* PT_NONE when no frames (a page that is only on disk) */
     uint32_t frame_count;
     uint32_t space;        /* index of the page's namespace */
-    uint16_t parts;        /* 1..PT_PARTS */
+    uint8_t parts;         /* 1..PT_PARTS */
     pt_a8 tiers;           /* PT_TIER_* : where the bytes are, or are being written to */
-    uint8_t reserved;
+    uint8_t on_list;       /* PT_LIST_* */
+    uint8_t marks;         /* PT_MARK_* : for the disk tier */
     /* second line */
     uint32_t list_prev, list_next;   /* free entries, or open reservations */
     uint32_t space_prev, space_next; /* the pages of one namespace */
     uint64_t expires_ns;             /* CLOCK_MONOTONIC: an open reservation is doomed after it */
     uint8_t writers[PT_PARTS];       /* slot of each part's writer, PT_NO_WRITER while nobody was granted it */
-    uint8_t on_list;                 /* PT_LIST_* */
-    uint8_t marks;                   /* PT_MARK_* : for the disk tier */
-    uint8_t pad[2];
+    uint32_t division;               /* how the page was cut into parts: parts of two divisions make no page */
     uint32_t chain;                  /* the run of pages that were granted together; 0: not known */
 } pt_entry;
 _Static_assert(sizeof(pt_entry) == 128, "an entry is two cache lines");

@@ -64,6 +64,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     e->size = page->size;
     e->space = page->space;
     e->parts = 1;
+    e->division = 0;
     e->chain = 0;
     atomic_store_explicit(&v->locks[entry].parts, 0, memory_order_relaxed);
     pt_stamp(o, entry, page->tick);

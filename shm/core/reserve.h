@@ -7,7 +7,7 @@ enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FUL
 
 typedef struct {
     uint32_t slot, space;
-    uint32_t part, parts;
+    uint32_t part, parts, division;
     uint64_t now, expires_ns;
     uint32_t chain;       /* of what is granted */
     uint64_t most_frames; /* that a fetch may be granted; 0: any number */
@@ -24,11 +24,11 @@ static inline pt_answer pt_answer_with(pt_owner *o, enum pt_outcome outcome, uin
     return (pt_answer){outcome, entry, entry == PT_NONE ? 0 : o->view.entries[entry].serial};
 }
 
-/* Another rank of the same page: granted if its part is still free. */
+/* Another rank of the same page: granted if its part is still free, and if the page was cut as its engine cuts it. */
 static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry, uint64_t size)
 {
     pt_entry *e = &o->view.entries[entry];
-    if (e->parts != r->parts || e->size != size || e->writers[r->part] != PT_NO_WRITER)
+    if (e->parts != r->parts || e->division != r->division || e->size != size || e->writers[r->part] != PT_NO_WRITER)
         return pt_answer_with(o, PT_PENDING, entry);
     e->writers[r->part] = (uint8_t)r->slot;
     o->view.header->deeds.granted++;
@@ -64,7 +64,8 @@ static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
     e->serial = o->view.header->next_serial++;
-    e->parts = (uint16_t)r->parts;
+    e->parts = (uint8_t)r->parts;
+    e->division = r->division;
     e->marks = 0;
     e->chain = r->chain;
     e->expires_ns = r->expires_ns;

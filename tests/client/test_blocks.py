@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from pagetier.client import Blocks, Client, Keys, Namespace, Outcome, Part
 from pagetier.kernels import caches
@@ -152,6 +153,31 @@ def test_bad_input_is_told_before_anything_is_reserved_or_copied(client: Client)
         assert len(match) == 0
 
 
+def test_pages_of_a_namespace_that_says_another_order_are_refused(client: Client) -> None:
+    """They would be taken for what they are not."""
+    engine, slots = Engine(1), request(1, 2)
+    for space in (namespace(TOKENS), namespace(TOKENS, layout="other"), namespace(6, layout=engine.paged.page.layout)):
+        keys = Keys(space, bytes(64))
+        with pytest.raises(ValueError, match=r"PageOrder\.layout belongs into the Namespace"):
+            client.store(keys, Blocks(engine.paged, slots))
+        with client.match(keys) as match, pytest.raises(ValueError, match=r"PageOrder\.layout belongs"):
+            client.load(match, Blocks(engine.paged, slots))
+    with pytest.raises(ValueError, match="blocks say themselves"):
+        client.store(keys_of(engine, 9, 2), Blocks(engine.paged, slots), Part(0, 2))
+
+
+def test_a_tensor_that_is_given_other_memory_leaves_the_cache_as_it_was(client: Client) -> None:
+    tensor = torch.zeros(2, 30, BLOCK, 4, 20, dtype=torch.int16)
+    layout = caches.kv_first([tensor])
+    paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+    space = namespace(TOKENS, layout=paged.page.layout)
+    keys, slots = space.keys(range(TOKENS * 2)), request(1, 2)
+    tensor.data = torch.ones(1, dtype=torch.int16)
+    assert client.store(keys, Blocks(paged, slots)).stored == 2
+    with client.match(keys) as match:
+        assert client.load(match, Blocks(paged, slots)) == 2
+
+
 def test_pages_of_another_size_are_a_miss(client: Client) -> None:
     engine = Engine(1)
     keys = keys_of(engine, 8, 3)
@@ -175,7 +201,7 @@ def test_more_parallel_ranks_than_parts_are_told() -> None:
     layout = caches.latents([np.zeros((30, BLOCK, 6), np.uint8)])
     paged = PagedCache(layout, PageOrder.of(layout, TOKENS), Shard(rank=3, ranks=64))
     with Client("/nowhere/pagetier.sock") as client, pytest.raises(ValueError, match="part 3 of 64"):
-        client.store(Keys(namespace(TOKENS), bytes(32)), Blocks(paged, request(1, 1)))
+        client.store(Keys(namespace(TOKENS, layout=paged.page.layout), bytes(32)), Blocks(paged, request(1, 1)))
 
 
 def test_pages_on_disk_are_brought_in_for_blocks() -> None:

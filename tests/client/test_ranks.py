@@ -66,8 +66,8 @@ def test_a_page_appears_when_the_last_rank_has_stored_its_part(engines: Engines)
     assert all_told([reader], "load", 0, prompt) == [(PAGES, 0)]
 
 
-def test_two_degrees_that_store_the_same_prompt_at_once_do_not_mix_their_parts(engines: Engines) -> None:
-    both = engines[Group(2)] + engines[Group(8)] + engines[Group(2, 2)]
+def test_engines_that_store_the_same_prompt_at_once_do_not_mix_their_parts(engines: Engines) -> None:
+    both = [pipe for group in (Group(4), Group(2, 2), Group(2), Group(8)) for pipe in engines[group]]
     for prompt in range(200, 230):
         outcomes = {outcome for outcomes in all_told(both, "store", 0, prompt) for outcome in outcomes}
         assert outcomes <= {"STORED", "PRESENT", "PENDING"}, outcomes

@@ -164,7 +164,7 @@ def test_replicas_share_the_tokens_evenly(tokens: int, replicas: int) -> None:
 
 
 def test_parts_are_counted_over_stages_and_ranks() -> None:
-    parts = [Shard(rank, 3, stage * 5, stage, 2) for stage in range(2) for rank in range(3)]
+    parts = [Shard(rank, 3, stage, (5, 7)) for stage in range(2) for rank in range(3)]
     assert [shard.part for shard in parts] == list(range(6))
     assert {shard.parts for shard in parts} == {6}
     assert (Shard().part, Shard().parts) == (0, 1)
@@ -178,11 +178,23 @@ def test_parts_are_counted_over_stages_and_ranks() -> None:
         {"ranks": 0},
         {"stage": 1},
         {"stage": -1},
-        {"stages": 0},
-        {"first_layer": -1},
+        {"stages": (4, 0)},
+        {"stage": 2, "stages": (1, 1)},
     ],
     ids=str,
 )
-def test_ranks_that_are_none(wrong: dict[str, int]) -> None:
-    with pytest.raises(LayoutError, match="ranks, stages and layers are counted from 0"):
+def test_ranks_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LayoutError, match="ranks and stages are counted from 0"):
         Shard(**wrong)
+
+
+def test_a_division_is_the_same_for_all_ranks_of_an_engine_and_for_no_other() -> None:
+    engines = [(1, (2, 2)), (1, (1, 3)), (1, (3, 1)), (2, ()), (2, (2, 2)), (4, ()), (4, (2, 2)), (8, ())]
+    divisions = [
+        {Shard(rank, ranks, stage, stages).division for rank in range(ranks) for stage in range(len(stages) or 1)}
+        for ranks, stages in engines
+    ]
+    assert all(len(of_engine) == 1 for of_engine in divisions)
+    assert len(set.union(*divisions)) == len(engines)
+    assert Shard().division == Shard(stages=(7,)).division == 0
+    assert Shard(1, 2, stages=(7,)).division == Shard(0, 2).division

@@ -110,11 +110,11 @@ class Rank:
         layers = model.layers // group.stages
         self._layers = range(stage * layers, (stage + 1) * layers)
         self._heads = Shard(rank=rank, ranks=group.ranks).heads(model.heads)
-        self._model = model
+        self._model, self._group = model, group
         build = _latents if model.planes == 1 else _BUILDERS[group]
         self.cache = build(layers, self._heads.count, model.dim)
         order = PageOrder.of_model(self.cache.layout, PAGE_TOKENS, model.heads, model.layers)
-        shard = Shard(rank, group.ranks, self._layers.start, stage, group.stages)
+        shard = Shard(rank, group.ranks, stage, (layers,) * group.stages)
         self.paged = PagedCache(self.cache.layout, order, shard)
 
     def keys(self, prompt: int) -> Keys:
@@ -151,8 +151,7 @@ class Rank:
             raw[...] = POISON
 
     def _copy(self) -> Rank:
-        shard = self.paged.shard
-        return Rank(self._model, Group(shard.ranks, shard.stages), shard.stage, shard.rank)
+        return Rank(self._model, self._group, self.paged.shard.stage, self.paged.shard.rank)
 
     def _share(self, prompt: int) -> State:
         first = self._heads.first
