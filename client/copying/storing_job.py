@@ -105,7 +105,7 @@ class StoringJob(Job):
         self._backlog.leave(chunk.nbytes)
         with self._changed:  # a cancel() is before this, or after it
             if self._cancelled or self._spoilt:
-                self._abandon(chunk.pages, _CANCELLED)
+                self._give_up(chunk, _CANCELLED)
             else:
                 self._publish(chunk)
         self._end_if_landed()
@@ -171,7 +171,15 @@ class StoringJob(Job):
         while self._chunks:
             chunk = self._chunks.pop()
             self._backlog.leave(chunk.nbytes)
-            self._abandon(chunk.pages, reason)
+            self._give_up(chunk, reason)
+
+    def _give_up(self, chunk: Chunk, reason: str) -> None:
+        """Nothing writes to it any more, and nobody wants it."""
+        if self._cancelled:
+            self._counts.cancelled += len(chunk.pages)
+        else:
+            self._counts.failed += len(chunk.pages)
+        self._abandon(chunk.pages, reason)
 
     def _abandon(self, pages: Indices, reason: str) -> None:
         if self._grant is not None and len(pages):

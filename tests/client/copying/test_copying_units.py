@@ -239,6 +239,17 @@ def test_nothing_is_begun_for_who_cancels_before_the_answer(world: World) -> Non
     assert other.ready and world.owner.settle() == 0 and not process.device.streams[0].todo
 
 
+def test_what_is_in_flight_is_given_up_when_it_has_landed(world: World) -> None:
+    process = Process(world, COPYING)
+    store = granted(process, 1, 5)
+    store.cancel()
+    process.step()
+    assert world.owner.settle() == 4 and not store.ready and not store.ended
+    carried_out(process)
+    assert store.ready and store.ended and store.wait(0).refused == 5 and store.wait(0).reason == "it was cancelled"
+    assert world.owner.settle() == 0 and process.copier.counts.cancelled == 5 and world.readable(1, PAGE) == 0
+
+
 def test_an_event_that_is_none_refuses_the_store_alone(world: World) -> None:
     process = Process(world, COPYING)
     store = process.copier.store(keys_of(1, 1), process.cache.slots(blocks_of(1)), after="no event")
@@ -304,7 +315,7 @@ def test_a_device_that_fails_leaves_what_was_not_begun_to_others(world: World) -
     assert store.ready and store.wait(0).refused == 5 and "device is dead" in store.wait(0).reason
     assert not store.ended and not process.session.retire() and not process.copier.close(0)
     assert world.owner.settle() == 4, "two chunks in flight stay open, the page behind them is free"
-    assert process.copier.counts.failed == 4
+    assert process.copier.counts.failed == 5
     assert stored(process, 2, 1).wait(0).refused == 1
     with process.session.match(Match, None, keys_of(1).data) as match:
         assert process.copier.load(match, process.cache.slots(blocks_of(1))).pages == 0
