@@ -1,0 +1,185 @@
+"""Copiers over a real daemon when somebody dies, ends or forks in the middle of copies."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
+from dying import in_child, kill, spawn
+from pagetier.client import Client
+from pagetier.kernels.slots import SlotMap, slot_map
+from running import RunningDaemon, eventually
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("32MiB") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with daemon.client() as attached:
+        yield attached
+
+
+def empty(daemon: RunningDaemon) -> bool:
+    return daemon.header()["open_entries"] == 0
+
+
+def test_the_client_s_end_waits_for_what_is_in_flight(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        engine, gate = Engine(client, 1), threading.Event()
+        keys, slots = engine.keys(7, 6), slots_of(6)
+        store = engine.copier.store(keys, slots, gate)
+        assert eventually(lambda: not empty(daemon))
+        assert not engine.copier.close(0.05)
+        threading.Timer(0.2, gate.set).start()
+    assert store.wait(LONG_S).stored in (0, 6) and store.ended
+
+
+def test_an_engine_that_is_killed_in_the_middle_of_copies_harms_nobody(daemon: RunningDaemon) -> None:
+    """While another process stores and loads in the same arena, again and again."""
+    with daemon.client() as client:
+        mine, slots = Engine(client, 1), slots_of(24)
+        for turn in range(6):
+            child = spawn(partial(_stores_and_loads_for_ever, daemon.socket, turn))
+            ends = time.monotonic() + 0.15 + 0.07 * turn
+            while time.monotonic() < ends:
+                _stored_and_loaded(mine, 500, slots)
+            kill(child)
+            _stored_and_loaded(mine, 501, slots)
+            assert eventually(lambda: empty(daemon)), "what the dead was granted comes back"
+            assert daemon.findings() == []
+        for prompt in range(600, 640):
+            _says_its_number_if_it_is_there(mine, prompt)
+        assert mine.copier.close(LONG_S)
+
+
+def _stored_and_loaded(engine: Engine, prompt: int, slots: SlotMap) -> None:
+    """Of no other content than it should."""
+    keys = engine.keys(prompt, len(slots))
+    engine.number(prompt)
+    engine.copier.store(keys, slots).wait(LONG_S)
+    engine.number(0)
+    load = engine.load(keys, slots)
+    assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
+    if load.pages:
+        assert engine.says(slot_map(slots.blocks, load.pages, TOKENS, BLOCK), prompt)
+
+
+def _says_its_number_if_it_is_there(engine: Engine, prompt: int) -> None:
+    load = engine.load(engine.keys(prompt, 24), slots_of(24))
+    assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
+    if load.pages:
+        assert engine.says(slot_map(slots_of(24).blocks, load.pages, TOKENS, BLOCK), prompt)
+
+
+def _stores_and_loads_for_ever(socket: Path, seed: int) -> None:
+    with Client(socket) as client:
+        assert client.wait_attached(LONG_S)
+        engine, slots = Engine(client, seed), slots_of(24)
+        while True:
+            prompt = 600 + int(np.random.default_rng().integers(40))
+            engine.number(prompt)
+            store = engine.copier.store(engine.keys(prompt, 24), slots)
+            other = engine.load(engine.keys(prompt ^ 1, 8), slots_of(8, 5), after=_Ended(store.wait_ended))
+            store.wait(LONG_S)
+            other.wait_ended(LONG_S)
+
+
+class _Ended:
+    """An event: something has ended."""
+
+    def __init__(self, waits: Callable[[float], bool]) -> None:
+        self._waits = waits
+
+    def wait(self) -> None:
+        self._waits(LONG_S)
+
+
+def test_a_daemon_that_is_killed_in_the_middle_loses_nothing() -> None:
+    """What it granted is published while it is away, and found by the next one; loads go on."""
+    with RunningDaemon("32MiB") as daemon, daemon.client() as client:
+        one, other, gate = Engine(client, 1), Engine(client, 2), threading.Event()
+        there, slots = one.keys(1, 8), slots_of(8)
+        one.copier.store(there, slots).wait(LONG_S)
+        keys = one.keys(2, 20)
+        store = one.copier.store(keys, slots_of(20), gate)
+        assert eventually(lambda: not empty(daemon))
+        daemon.kill()
+        load = other.load(there, slots)
+        assert load.wait(LAYERS - 1, LONG_S) and np.array_equal(other.tokens(slots), one.tokens(slots))
+        gate.set()
+        assert store.wait(LONG_S).stored == 20
+        assert one.copier.store(one.keys(3, 2), slots_of(2)).wait(LONG_S).refused == 2
+        daemon.start()
+        assert eventually(lambda: client.attached)
+        load = other.load(keys, slots_of(20))
+        assert load.pages == 20 and load.wait(LAYERS - 1, LONG_S)
+        assert np.array_equal(other.tokens(slots_of(20)), one.tokens(slots_of(20)))
+        assert eventually(lambda: one.copier.store(one.keys(3, 2), slots_of(2)).wait(LONG_S).stored == 2)
+        assert daemon.findings() == []
+
+
+def test_a_daemon_that_starts_again_leaves_grants_in_flight_alone() -> None:
+    with RunningDaemon("32MiB") as daemon, daemon.client() as client:
+        one, gate = Engine(client, 1), threading.Event()
+        keys = one.keys(2, 20)
+        store = one.copier.store(keys, slots_of(20), gate)
+        assert eventually(lambda: not empty(daemon))
+        daemon.kill()
+        daemon.start()
+        assert eventually(lambda: client.attached) and daemon.findings() == []
+        assert daemon.header()["open_entries"] == 20
+        gate.set()
+        assert store.wait(LONG_S).stored == 20 and daemon.findings() == []
+
+
+def test_a_forked_child_uses_nothing_of_its_parent_s(client: Client) -> None:
+    engine, gate = Engine(client, 1), threading.Event()
+    keys, slots = engine.keys(8, 4), slots_of(4)
+    engine.copier.store(keys, slots).wait(LONG_S)
+    store = engine.copier.store(engine.keys(9, 4), slots, gate)
+    load = engine.load(keys, slots_of(4, 2), after=gate)
+
+    def child() -> None:
+        assert not load.ready(0) and not load.wait(0, 0.01) and not load.hold(None, 0, 0)
+        assert store.ready and store.wait(0).refused == 4
+        store.cancel()
+        load.cancel()
+        assert engine.copier.store(keys, slots).wait(0).refused == 4
+        with client.match(keys) as match:
+            missed = engine.copier.load(match, slots)
+        assert missed.pages == 0 and missed.ready(0)
+        assert engine.copier.close(0)
+
+    assert in_child(child) == 0
+    gate.set()
+    assert store.wait(LONG_S).stored == 4 and load.wait(LAYERS - 1, LONG_S)
+
+
+def test_a_fork_in_the_middle_of_everything_does_not_hang(client: Client) -> None:
+    engine, slots, leave = Engine(client, 1), slots_of(16), threading.Event()
+
+    def busy() -> None:
+        while not leave.is_set():
+            engine.copier.store(engine.keys(int(time.monotonic_ns()) % 1000, 16), slots).wait(LONG_S)
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        for _ in range(10):
+            refused = in_child(lambda: os._exit(engine.copier.store(engine.keys(1, 2), slots_of(2)).wait(0).refused))
+            assert refused == 2
+    finally:
+        leave.set()
+        thread.join()

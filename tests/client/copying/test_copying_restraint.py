@@ -1,0 +1,52 @@
+"""How much copying is let happen: rates, backlogs, paces."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pagetier.client.copying.restraint import Backlog, Pace, Rate
+
+
+def test_a_rate_follows_what_is_measured() -> None:
+    rate = Rate()
+    for _ in range(100):
+        rate.note(10**8, 0.1)
+    assert rate.value == pytest.approx(1e9, rel=0.01)
+    rate.note(10**8, 10.0)
+    assert rate.value == pytest.approx(1e7, rel=0.5)
+    rate.note(10**6, 0.0)
+    assert 0 < rate.value < math.inf
+
+
+def test_a_backlog_lets_in_seconds_of_work_from_the_head_on() -> None:
+    rate = Rate()
+    rate.value = 1000.0
+    backlog, sizes = Backlog(2.0, rate, 0), np.full(5, 600, np.int64)
+    assert backlog.admit(sizes) == 3 and backlog.queued == 1800
+    assert backlog.admit(sizes) == 0
+    backlog.leave(600)
+    assert backlog.admit(sizes) == 1
+    backlog.leave(backlog.queued)
+    assert backlog.admit(np.array([10**6, 1])) == 1
+    assert backlog.admit(sizes[:0]) == 0
+
+
+def test_a_backlog_counts_with_the_cap_if_that_is_less() -> None:
+    assert Backlog(2.0, Rate(), 300).admit(np.full(5, 200, np.int64)) == 3
+
+
+def test_a_pace_keeps_to_its_cap_and_a_piece() -> None:
+    pace, now, begun = Pace(100), 0.0, []
+    for _ in range(400):
+        if not pace.delay(now):
+            pace.spend(7, now)
+            begun.append(now)
+        now += 0.01
+    for at, start in enumerate(begun):
+        for count, end in enumerate(begun[at:], 1):
+            assert count * 7 <= 100 * (end - start) + 7 + 1e-6
+    assert len(begun) * 7 == pytest.approx(400, rel=0.2)
+    assert Pace(0).delay(now) == 0

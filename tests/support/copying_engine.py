@@ -1,0 +1,57 @@
+"""An engine with a copier over the host path, and a cache whose content can be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagetier.client import Client, Copier, Keys, Load, Namespace
+from pagetier.kernels import caches
+from pagetier.kernels.host_device import HostDevice
+from pagetier.kernels.page import PageOrder
+from pagetier.kernels.slots import SlotMap, slot_map
+from pagetier.kernels.thresholds import CopySettings
+from pagetier.kernels.transfer import PagedCache
+
+TOKENS, BLOCK, LAYERS, BLOCKS = 16, 8, 4, 64
+LONG_S = 30.0
+COPYING = CopySettings(chunk=1 << 20)
+
+
+class Engine:
+    """A cache of four layers, K and V first, pages of 256 KiB; content by its seed."""
+
+    def __init__(self, client: Client, seed: int, settings: CopySettings = COPYING) -> None:
+        shape = (LAYERS, 2, BLOCKS, BLOCK, 8, 128)
+        self.tensors = list(np.random.default_rng(seed).integers(0, 2**16, shape, dtype=np.uint16))
+        layout = caches.kv_first(self.tensors)
+        self.client = client
+        self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+        self.copier = Copier(client, self.paged, HostDevice(), settings)
+
+    def keys(self, prompt: int, pages: int) -> Keys:
+        space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=self.paged.page.layout)
+        return space.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
+
+    def load(self, keys: Keys, slots: SlotMap, **options: Any) -> Load:
+        with self.client.match(keys) as match:
+            return self.copier.load(match, slots, **options)
+
+    def tokens(self, slots: SlotMap) -> Any:
+        places = slots.pages[0, 0] + np.arange(len(slots) * TOKENS)
+        return np.stack([one[:, slots.blocks[places // BLOCK], places % BLOCK] for one in self.tensors])
+
+    def number(self, prompt: int) -> None:
+        """All of the cache says of which prompt it is."""
+        for tensor in self.tensors:
+            tensor[:] = prompt
+
+    def says(self, slots: SlotMap, prompt: int) -> bool:
+        return bool((self.tokens(slots) == prompt).all())
+
+
+def slots_of(pages: int, seed: int = 1) -> SlotMap:
+    """In blocks at random."""
+    blocks = np.random.default_rng(seed).permutation(BLOCKS)[: pages * TOKENS // BLOCK]
+    return slot_map(blocks, pages, TOKENS, BLOCK)
