@@ -40,7 +40,7 @@ static void adopt(trial *t)
 
 static void store_some(trial *t)
 {
-    pt_request r = {t->session.slot, 0, 0, 1, pt_now_ns(), UINT64_MAX, 0, 0};
+    pt_request r = {.slot = t->session.slot, .part = 0, .parts = 1, .now = pt_now_ns(), .expires_ns = UINT64_MAX};
     for (uint32_t n = 0; n < MANY; n++) {
         uint32_t id = page_with_parts(&t->random, 1);
         uint64_t size = page_size(id);
@@ -132,7 +132,7 @@ static void damage_and_adopt(trial *t)
 static uint32_t store_crowd(trial *t, uint32_t *entries, uint64_t *serials)
 {
     uint32_t stored = 0;
-    pt_request r = {t->session.slot, 0, 0, 1, pt_now_ns(), UINT64_MAX, 0, 0};
+    pt_request r = {.slot = t->session.slot, .part = 0, .parts = 1, .now = pt_now_ns(), .expires_ns = UINT64_MAX};
     for (uint32_t n = 0; n < ALL; n++) {
         uint64_t words[4] = {n < FIRST ? 0 : PT_WINDOW - 1, n, n, n}, size = 8;
         pt_answer a;

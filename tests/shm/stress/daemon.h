@@ -94,7 +94,7 @@ static inline void service_churn(service *s)
 {
     uint32_t id = page_with_parts(&s->random, 1);
     uint64_t now = pt_now_ns(), size = page_size(id);
-    pt_request r = {s->ghost.session->slot, page_space(id), 0, 1, now, now + 1000000, 0, 0};
+    pt_request r = {.slot = s->ghost.session->slot, .space = page_space(id), .part = 0, .parts = 1, .now = now, .expires_ns = now + 1000000};
     pt_answer a;
     uint8_t key[PT_KEY_BYTES];
     page_key(id, key);

@@ -133,7 +133,7 @@ static void slots_run_out_and_come_back(void)
 static void the_tail_of_a_prompt_leaves_first(void)
 {
     scene s = scene_new(8, 8);
-    pt_request r = {s.one.slot, 0, 0, 1, NOON, NOON + TTL, 0, 0};
+    pt_request r = {.slot = s.one.slot, .part = 0, .parts = 1, .now = NOON, .expires_ns = NOON + TTL};
     uint8_t keys[4 * PT_KEY_BYTES];
     uint64_t sizes[4] = {FRAME, FRAME, FRAME, FRAME}, serials[4];
     uint32_t entries[4];

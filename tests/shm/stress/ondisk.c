@@ -29,7 +29,7 @@ static pt_answer fetch(scene *s, char name)
 {
     uint8_t key[PT_KEY_BYTES];
     pt_answer a;
-    pt_request r = {s->one.slot, 0, 0, 1, later(s), s->now + TTL, 0, 0};
+    pt_request r = {.slot = s->one.slot, .part = 0, .parts = 1, .now = later(s), .expires_ns = s->now + TTL};
     key_of(name, key);
     pt_fetch(&s->owner, &r, key, 1, &a);
     expect_sound(&s->owner, "after a fetch");

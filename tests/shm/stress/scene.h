@@ -46,7 +46,7 @@ static inline void scene_end(scene *s)
 static inline pt_answer ask(scene *s, const pt_session *who, const char *name, uint64_t size, uint32_t part, uint32_t parts)
 {
     uint64_t now = s->now += 10;
-    pt_request r = {who->slot, 0, part, parts, now, now + TTL, 0, 0};
+    pt_request r = {.slot = who->slot, .part = part, .parts = parts, .now = now, .expires_ns = now + TTL};
     uint8_t key[PT_KEY_BYTES] = {0};
     pt_answer a;
     strncpy((char *)key, name, sizeof key);
