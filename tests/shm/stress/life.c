@@ -14,6 +14,18 @@ static void a_page_is_stored(void)
     scene_end(&s);
 }
 
+/* As many parts, but cut otherwise. */
+static enum pt_outcome asked_by_another_engine(scene *s, const char *name, uint32_t division)
+{
+    pt_request r = {.slot = s->other.slot, .part = 1, .parts = 2, .division = division, .now = s->now, .expires_ns = s->now + TTL};
+    uint8_t key[PT_KEY_BYTES] = {0};
+    uint64_t size = FRAME;
+    pt_answer a;
+    memcpy(key, name, strlen(name));
+    pt_reserve(&s->owner, &r, key, &size, 1, &a);
+    return a.outcome;
+}
+
 static void parts_join(void)
 {
     scene s = scene_new(8, 8);
@@ -21,6 +33,7 @@ static void parts_join(void)
     EXPECT(ask(&s, &s.other, "a", FRAME, 1, 3).outcome == PT_PENDING);
     EXPECT(ask(&s, &s.other, "a", FRAME + 1, 1, 2).outcome == PT_PENDING);
     EXPECT(ask(&s, &s.other, "a", FRAME, 0, 2).outcome == PT_PENDING);
+    EXPECT(asked_by_another_engine(&s, "a", 7) == PT_PENDING);
     EXPECT(finish(&s, &first, 0) && !there(&s.one, "a"));
     pt_answer second = ask(&s, &s.other, "a", FRAME, 1, 2);
     EXPECT(second.outcome == PT_GRANTED && second.entry == first.entry && second.serial == first.serial);
