@@ -55,18 +55,14 @@ def token_slots(tensor: Tensor) -> CacheLayout:
 
 def separate_slots(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
     """[tokens, heads, elements] for K and again for V, as in SGLang: a slot a token."""
-    k, v = (_views(tensors, 3, "tokens, heads, elements") for tensors in (keys, values))
-    if len(k) != len(v):
-        raise LayoutError(f"{len(k)} layers of K and {len(v)} of V")
-    return cache_of([[("k", one.grown(1)), ("v", other.grown(1))] for one, other in zip(k, v, strict=True)])
+    pairs = _pairs(keys, values, 3, "tokens, heads, elements")
+    return cache_of([[("k", one.grown(1)), ("v", other.grown(1))] for one, other in pairs])
 
 
 def separate_blocks(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
     """[blocks, tokens, heads, elements] for K and again for V, which may be of other widths."""
-    k, v = (_views(tensors, 4, "blocks, tokens, heads, elements") for tensors in (keys, values))
-    if len(k) != len(v):
-        raise LayoutError(f"{len(k)} layers of K and {len(v)} of V")
-    return cache_of([[("k", one), ("v", other)] for one, other in zip(k, v, strict=True)])
+    pairs = _pairs(keys, values, 4, "blocks, tokens, heads, elements")
+    return cache_of([[("k", one), ("v", other)] for one, other in pairs])
 
 
 def latents(tensors: Sequence[Tensor]) -> CacheLayout:
@@ -77,10 +73,8 @@ def latents(tensors: Sequence[Tensor]) -> CacheLayout:
 
 def scales(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
     """[blocks, tokens, heads] for K and for V: one scale a head and token. To be joined with the cache they scale."""
-    k, v = (_views(tensors, 3, "blocks, tokens, heads") for tensors in (keys, values))
-    if len(k) != len(v):
-        raise LayoutError(f"{len(k)} layers of scales of K and {len(v)} of V")
-    return cache_of([[("k scale", one.grown(3)), ("v scale", other.grown(3))] for one, other in zip(k, v, strict=True)])
+    pairs = _pairs(keys, values, 3, "blocks, tokens, heads")
+    return cache_of([[("k scale", one.grown(3)), ("v scale", other.grown(3))] for one, other in pairs])
 
 
 def states(layers: Sequence[Sequence[Tensor]]) -> CacheLayout:
@@ -121,6 +115,12 @@ def _views(tensors: Sequence[Tensor], axes: int, names: str) -> list[View]:
         if len(view.shape) != axes:
             raise LayoutError(f"layer {layer}: a tensor of shape {list(view.shape)}, where [{names}] is wanted")
     return views
+
+
+def _pairs(keys: Sequence[Tensor], values: Sequence[Tensor], axes: int, names: str) -> list[tuple[View, View]]:
+    if len(keys) != len(values):
+        raise LayoutError(f"{len(keys)} layers of K and {len(values)} of V")
+    return list(zip(_views(keys, axes, names), _views(values, axes, names), strict=True))
 
 
 def _both(view: View, axis: int, layer: int) -> list[tuple[str, View]]:

@@ -17,6 +17,7 @@ from .frames import Arena, Frames
 from .slots import SlotMap
 from .transfer import Transfer
 
+_MOST: Final = 1 << 31
 _WIDEST: Final = 16  # bytes of an access; tables begin at multiples of it, so that no place of theirs is compiled for
 
 Table = npt.NDArray[Any]
@@ -56,7 +57,7 @@ class Tables:
 
     groups: planes by the widest access that they allow, the widest first, in which order they are on the device.
     planes, pages, blocks, skip, frames: one-dimensional tensors. skip has an item a page; a kernel of the caller's may
-    write it on the launch's stream, and the page is left alone where it is not 0.
+    set more of them on the launch's stream, and clear none: what was skipped was not checked.
     """
 
     def __init__(self, transfer: Transfer, frames: Frames) -> None:
@@ -131,6 +132,8 @@ def _launch_group(kernel: Any, tables: Tables, group: Group, planes: range, grid
 def _require_aligned(arena: Arena) -> None:
     if arena.address % _WIDEST or arena.frame_bytes % _WIDEST:
         raise ValueError(f"an arena at {arena.address:#x} with frames of {arena.frame_bytes} bytes is not aligned")
+    if arena.frame_bytes >= _MOST:
+        raise ValueError(f"frames of {arena.frame_bytes} bytes: the kernels count the bytes of a frame in 31 bits")
 
 
 def _units(transfer: Transfer) -> Table:

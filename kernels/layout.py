@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from .views import View
+
+_MOST: Final = 1 << 62
 
 
 class LayoutError(ValueError):
@@ -44,6 +46,8 @@ class Plane(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if min(self.blocks, self.tokens, self.heads, self.width) < 1:
             raise LayoutError(f"{self}: a plane has at least one block, token, head and byte")
+        if not all(-_MOST <= stride < _MOST for stride, _, _ in self._axes()):
+            raise LayoutError(f"{self}: strides of 62 bits at most")
         reach = self.width
         for stride, count, axis in sorted(self._axes()):
             if count > 1 and stride < reach:
@@ -188,8 +192,8 @@ def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
     Raises LayoutError: see plane_of and CacheLayout; also for views on several devices.
     """
     views = [(layer, kind, view) for layer, kinds in enumerate(layers) for kind, view in kinds]
-    if not views:
-        raise LayoutError("a cache without a tensor")
+    if not views or not all(layers):
+        raise LayoutError("a cache, or a layer of it, without a tensor")
     device = views[0][2].device
     for layer, kind, view in views:
         if view.device != device:
