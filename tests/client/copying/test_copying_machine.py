@@ -78,8 +78,8 @@ class CopyingMachine(EngineMachine):
         in_use = bool(device.frames_of(*Direction))
         if not self.process.session.retire():
             return
-        assert not in_use, "the arena was unmapped under a device"
         device.gone()
+        assert not in_use, "the arena was unmapped under a device"
         self.bury()
 
     @precondition(lambda self: self.process.device.dead)
@@ -88,8 +88,8 @@ class CopyingMachine(EngineMachine):
         """Its device does nothing more then, and not before."""
         self.process.step()
         in_use = self.process.device.frames_of(*Direction)
-        assert not in_use or not self.process.session.retire(), "the arena was unmapped under a device"
         self.process.device.gone()
+        assert not in_use or not self.process.session.retire(), "the arena was unmapped under a device"
         self.bury()
 
     def bury(self) -> None:
