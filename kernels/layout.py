@@ -193,7 +193,7 @@ def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
     """
     views = [(layer, kind, view) for layer, kinds in enumerate(layers) for kind, view in kinds]
     if not views or not all(layers):
-        raise LayoutError("a cache, or a layer of it, without a tensor")
+        raise LayoutError("a cache without a tensor, or a layer of one")
     device = views[0][2].device
     for layer, kind, view in views:
         if view.device != device:

@@ -128,7 +128,7 @@ def test_layers_out_of_order() -> None:
         planes = tuple(plane_of(view(2, 2, 2, 2), layer, f"k{at}") for at, layer in enumerate(layers))
         with pytest.raises(LayoutError, match="ordered by layer, from layer 0 on, without a gap"):
             CacheLayout(planes, "cpu")
-    with pytest.raises(LayoutError, match="without a gap"):
+    with pytest.raises(LayoutError, match="or a layer of one"):
         cache_of([[], [("k", view(2, 2, 2, 2))]])
     assert CacheLayout((one,), "cpu").layers == 1
 
@@ -251,3 +251,15 @@ def test_a_large_model_is_looked_through_at_once() -> None:
     ]
     cache = cache_of([[("k", view_of(one[..., :1])), ("v", view_of(one[..., 1:]))] for one in layers])
     assert len(cache.planes) == 252
+
+
+def test_strides_that_no_copy_can_count() -> None:
+    view = View(4096, (2, 2, 2, 4), (1 << 70, 64, 16, 4), 4, "float32", "cpu", None)
+    with pytest.raises(LayoutError, match="strides of 62 bits"):
+        plane_of(view, 0, "k")
+
+
+def test_a_layer_without_a_tensor() -> None:
+    view = View(4096, (2, 2, 2, 4), (128, 64, 16, 4), 4, "float32", "cpu", None)
+    with pytest.raises(LayoutError, match="or a layer of one"):
+        cache_of([[("k", view)], []])
