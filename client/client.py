@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.host import Access, HostBuffers, pages_of
-from ..shm._core import miss
+from ..shm._core import Session, miss
 from ..shm.paths import default_socket
 from ..shm.protocol import Fetch, Reserve, Space
 from .blocks import Blocks, require_named
@@ -57,7 +57,7 @@ class Client:
         self.deadline = deadline
         self._socket = Path(socket) if socket is not None else None
         self._name = _printable(name or _program())
-        self._threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
+        self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
         self._members: dict[int, Membership] = {}
         self._member = self._join()
@@ -66,6 +66,11 @@ class Client:
     def attached(self) -> bool:
         """Whether the daemon is there now. Without it matching and loading go on, storing does not."""
         return self._mine().attached.is_set()
+
+    @property
+    def session(self) -> Session | None:
+        """The mapped segments, for who copies by himself; None where there are none, and another one for others."""
+        return self._mine().session
 
     def wait_attached(self, timeout: float) -> bool:
         """Waits until the daemon is there, at most `timeout` seconds."""
@@ -117,7 +122,7 @@ class Client:
 
         Raises TypeError or ValueError for buffers and blocks that can not be written to.
         """
-        to = destination_of(match, into, first, self._threads)
+        to = destination_of(match, into, first, self.threads)
         behind = pages_behind(match, to)
         if behind is None:
             return to.copy(match, 0)
@@ -157,7 +162,7 @@ class Client:
             return self._store_blocks(keys, pages, deadline)
         memory = pages_of(pages, len(keys), Access.READ)
         with self.reserve(keys, memory.sizes * part.count, part, deadline) as reservation:
-            reservation.write_all(memory, self._threads)
+            reservation.write_all(memory, self.threads)
             return reservation.publish()
 
     def reserve(
@@ -195,7 +200,7 @@ class Client:
         require_named(keys.namespace, pages.cache.page)
         pages.whole(len(keys))
         with self.reserve(keys, pages.page_bytes, pages.part, deadline) as reservation:
-            reservation.gather(pages, self._threads)
+            reservation.gather(pages, self.threads)
             return reservation.publish()
 
     def close(self) -> None:

@@ -97,18 +97,19 @@ class Reservation:
 
     Pages are counted from 0 in the order of the keys. May be used by several threads, one page by one at a time.
 
-    granted: the pages that there is room for, those to write.
+    granted: the pages that there is room for, those to write. session, entries (u32, one a page): where they are, for
+    who copies by himself.
     """
 
     def __init__(self, session: Session | None, held: set[int], answered: Answered, part: Part) -> None:
         codes = np.frombuffer(answered.outcomes, dtype=np.uint8)
         self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == _GRANTED)
         self._open = self.granted if session is not None else self.granted[:0]
-        self._session = session
+        self.session = session
         self._held = held
         self._part = part
         self._codes = bytearray(answered.outcomes.translate(_OUTCOMES_FROM_INDEX))
-        self._entries = np.frombuffer(answered.entries, dtype=np.uint32)
+        self.entries = np.frombuffer(answered.entries, dtype=np.uint32)
         self._serials = np.frombuffer(answered.serials, dtype=np.uint64)
         self._reason = answered.reason
 
@@ -154,9 +155,9 @@ class Reservation:
         """
         pages = self._open if pages is None else np.intersect1d(pages, self._open)
         self._open = np.setdiff1d(self._open, pages, assume_unique=True)
-        if self._session is not None and len(pages):
+        if self.session is not None and len(pages):
             serials = self._serials[pages]
-            stored = self._session.publish(self._entries[pages], serials, self._part.index)
+            stored = self.session.publish(self.entries[pages], serials, self._part.index)
             self._held.difference_update(serials.tolist())
             self._refuse(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
@@ -177,22 +178,22 @@ class Reservation:
 
     @property
     def _usable(self) -> bool:
-        return self._session is not None and self._session.usable
+        return self.session is not None and self.session.usable
 
     def _copy(self, which: npt.NDArray[np.intp], memory: HostPages, offset: int, threads: int) -> int:
         """How many of these pages were copied, from the first on."""
-        if self._session is None:
+        if self.session is None:
             return 0
-        entries = self._entries[which]
-        return self._session.copy_in(entries, memory.addresses, memory.sizes, offset, threads)
+        entries = self.entries[which]
+        return self.session.copy_in(entries, memory.addresses, memory.sizes, offset, threads)
 
     def _gather(self, transfer: Transfer, which: npt.NDArray[np.intp], threads: int) -> int:
         """How many of these pages were copied, from the first on."""
-        if self._session is None or not len(which):
+        if self.session is None or not len(which):
             return 0
         slots = transfer.slots
-        return self._session.gather(
-            self._entries[which],
+        return self.session.gather(
+            self.entries[which],
             transfer.page_bytes,
             transfer.planes,
             slots.pages[which],
@@ -203,10 +204,10 @@ class Reservation:
         )
 
     def _give_up(self, pages: npt.NDArray[np.intp]) -> None:
-        if self._session is not None and len(pages):
+        if self.session is not None and len(pages):
             self._open = np.setdiff1d(self._open, pages, assume_unique=True)
             serials = self._serials[pages]
-            self._session.abandon(self._entries[pages], serials, self._part.index)
+            self.session.abandon(self.entries[pages], serials, self._part.index)
             self._held.difference_update(serials.tolist())
             self._refuse(pages)
 

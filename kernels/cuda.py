@@ -209,3 +209,12 @@ class CudaDevice:
         is treated as if it were not registered: kernels would have to be told another address.
         """
         return Memory.REACHED if self._same_addresses and self._pinned(frames) else Memory.PAGEABLE
+
+
+def cuda_device(name: str, settings: CopySettings, pinned: Callable[[Frames], bool]) -> CudaDevice:
+    """By torch's name, such as "cuda:0"; otherwise as CudaDevice. Raises DeviceError where that is no CUDA device."""
+    with translated():
+        device = torch.device(name)
+    if device.type != "cuda" or device.index is None:
+        raise DeviceError(f"{name} is no CUDA device with a number")
+    return CudaDevice(device.index, settings, pinned)

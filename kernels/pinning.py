@@ -74,7 +74,7 @@ class Pinning:
         self._pinned: set[int] = set()
         self._trying = 0
         self._failure = ""
-        self._closing = False
+        self._closing = self._stuck = False
         self._missing = self._count_missing()
         self._threads = [
             Thread(target=self._work, name="pagetier-pinning", daemon=True)
@@ -121,10 +121,11 @@ class Pinning:
         with self._changed:
             return self._changed.wait_for(self._settled, seconds)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Stops pinning, waits for the calls that are under way, and unpins all. For when no copy is in flight.
 
-        May be called several times, at once, too; each call returns after the end.
+        False if the driver could not unpin everything: that memory has to stay mapped until the process ends. May be
+        called several times, at once, too; each call returns after the end.
         """
         with self._changed:
             self._closing = True
@@ -132,6 +133,7 @@ class Pinning:
             self._tell()
         for thread in self._threads:
             thread.join()
+        return not self._stuck
 
     def __enter__(self) -> Self:
         return self
@@ -189,6 +191,7 @@ class Pinning:
         try:
             self._unregister(self.address + chunk * self.chunk)
         except (RuntimeError, OSError) as error:
+            self._stuck = True
             _LOG.warning("a chunk of the arena can not be unpinned: %s", error)
 
     # --- with the lock held ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from .copier import Copier
 from .counts import Counts
 from .loads import Load
+from .opening import open_copier
 from .stores import Store
 
-__all__ = ["Copier", "Counts", "Load", "Store"]
+__all__ = ["Copier", "Counts", "Load", "Store", "open_copier"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -30,6 +31,9 @@ _LAYERS_AHEAD: Final = 256  # of loads: a device may make whoever enqueues more 
 _DEFAULT: Final = CopySettings()
 
 
+def _nothing() -> None: ...
+
+
 class Reserving(Protocol):
     """What is used of a Client."""
 
@@ -51,6 +55,7 @@ class Copier:
         device: Device,
         settings: CopySettings = _DEFAULT,
         drive: Drive = in_thread,
+        ended: Callable[[], object] = _nothing,
     ) -> None:
         """Raises ValueError for a cache on another device, and DeviceError.
 
@@ -60,12 +65,14 @@ class Copier:
             device: where the cache is.
             settings: how much may be copied at once, and how fast.
             drive: calls the lanes' step(); by default from threads.
+            ended: called once by the close() after which nothing is in flight any more; never if the device failed.
         """
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
         self._client, self._cache, self._settings = client, cache, settings
         self._part = part_of(cache.shard)
         self._pid = os.getpid()
+        self._at_end = ended
         rate = Rate()
         self._backlog = Backlog(settings.backlog, rate, settings.store_bandwidth)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
@@ -132,8 +139,11 @@ class Copier:
         lanes = self._stores, self._loads
         for lane in lanes:
             lane.close()
-        ended = [lane.wait_idle(ends - time.monotonic()) for lane in lanes]
-        return all(ended)
+        ended = all(lane.wait_idle(ends - time.monotonic()) for lane in lanes)
+        if ended and not any(lane.broken for lane in lanes):
+            at_end, self._at_end = self._at_end, _nothing
+            at_end()
+        return ended
 
     @property
     def counts(self) -> Counts:

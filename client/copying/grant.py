@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...kernels.frames import Frames
-from ...shm._core import Session
 from ..store import Outcome, Reservation, StoreResult
 from .pages import Indices, located
 
@@ -21,7 +20,7 @@ class Grant:
     def __init__(self, reservation: Reservation) -> None:
         self.open = reservation.granted
         self._reservation = reservation
-        self._session = _session_of(reservation)
+        self._session = reservation.session
         if self._session is not None:
             self._session.hold()
 
@@ -30,7 +29,7 @@ class Grant:
         session = self._session
         if session is None or not session.usable:
             return None
-        return located(session, _entries_of(self._reservation)[pages].tolist(), page_bytes)
+        return located(session, self._reservation.entries[pages].tolist(), page_bytes)
 
     def publish(self, pages: Indices) -> int:
         """Makes pages readable; how many were not doomed meanwhile."""
@@ -62,11 +61,3 @@ class Grant:
         codes = np.frombuffer(told.codes, np.uint8).copy()
         codes[self.open] = Outcome.PENDING
         return StoreResult(codes.tobytes(), told.reason)
-
-
-def _session_of(reservation: Reservation) -> Session | None:
-    return reservation._session
-
-
-def _entries_of(reservation: Reservation) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    return reservation._entries
