@@ -166,6 +166,8 @@ class Session:
         """Maps a piece of the arena ahead of its use."""
     def populate_index(self) -> None:
         """Maps index and lock words ahead of the first match."""
+    def count_loaded(self, pages: int, bytes: int, /) -> None:
+        """What somebody else, a GPU, copied out of pages that this process had pinned, for the statistics."""
     def hold(self) -> None:
         """Somebody whom this process can not wait for, a GPU, uses the arena: until unhold() it stays mapped."""
     def unhold(self) -> None:

@@ -145,13 +145,15 @@ class LoadingJob(Job):
         if source is None or not over or self._begun > self._landed:
             return
         self._source = None
-        source.let_go()
         self._count(source)
+        source.let_go()
         self._ended = True
         self._tell()
 
     def _count(self, source: Source) -> None:
         if not self.reason and self._landed == self.layers:
-            self._counts.loaded += source.transfer.nbytes
+            nbytes = source.transfer.nbytes
+            self._counts.loaded += nbytes
+            source.session.count_loaded(self.pages, nbytes)
         elif not self.reason:
             self._counts.cancelled += self.pages

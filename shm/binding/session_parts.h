@@ -126,6 +126,19 @@ static PyObject *session_unhold(Session *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* count_loaded(pages, bytes): what somebody else copied out of pages that this process had pinned, for the statistics. */
+static PyObject *session_count_loaded(Session *self, PyObject *args)
+{
+    unsigned long long pages, bytes;
+    if (!PyArg_ParseTuple(args, "KK", &pages, &bytes))
+        return NULL;
+    if (handle_usable(self)) {
+        pt_count(&self->shared.counts->loaded_pages, pages);
+        pt_count(&self->shared.counts->loaded_bytes, bytes);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *session_usable(Session *self, void *unused)
 {
     (void)unused;
@@ -162,6 +175,7 @@ static PyMethodDef session_methods[] = {
     {"publish", (PyCFunction)session_publish, METH_VARARGS, NULL},
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
     {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},
+    {"count_loaded", (PyCFunction)session_count_loaded, METH_VARARGS, NULL},
     {"hold", (PyCFunction)session_hold, METH_NOARGS, NULL},
     {"unhold", (PyCFunction)session_unhold, METH_NOARGS, NULL},
     {"populate_index", (PyCFunction)session_populate_index, METH_NOARGS, NULL},
