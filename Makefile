@@ -79,10 +79,14 @@ pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
 	@$(BIN)/pytest -n $(JOBS)
 
-bench: venv
+bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
 	@$(BIN)/python bench/hostcopy.py
 	@$(BIN)/python bench/disk.py
+	@$(BIN)/python bench/overlap.py
+	@$(BIN)/python bench/gpu_kernels.py
+	@$(BIN)/python bench/gpu_copy.py
+	@$(BIN)/python bench/gpu_death.py
 
 clean:
 	@rm -rf build dist .cache .*_cache .hypothesis *.egg-info shm/_core*.so

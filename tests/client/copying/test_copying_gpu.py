@@ -1,0 +1,119 @@
+"""Copiers on a real GPU, over a real daemon: every byte, and an engine that is killed in the middle of transfers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from copying_engine import Engine, slots_of
+from pagetier.client import Client, Keys, Namespace
+from pagetier.client.copying import Copier, open_copier
+from pagetier.kernels import caches
+from pagetier.kernels.page import PageOrder
+from pagetier.kernels.slots import SlotMap, slot_map
+from pagetier.kernels.transfer import PagedCache
+from running import RunningDaemon, eventually
+
+LAYERS, BLOCKS, TOKENS, HEADS, DIM, PAGE_TOKENS = 4, 64, 16, 4, 128, 32
+LONG_S = 60.0
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+
+class GpuEngine:
+    """A cache on the GPU, and its copier."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        generator = torch.Generator("cuda:0").manual_seed(seed)
+        shape = (2, BLOCKS, TOKENS, HEADS, DIM)
+        self.tensors: list[Any] = [
+            torch.randint(0, 2**15, shape, dtype=torch.int16, device="cuda:0", generator=generator)
+            for _ in range(LAYERS)
+        ]
+        layout = caches.kv_first(self.tensors)
+        self.paged = PagedCache(layout, PageOrder.of(layout, PAGE_TOKENS))
+        self.copier: Copier = open_copier(client, self.paged)
+
+    def keys(self, prompt: int, pages: int) -> Keys:
+        space = Namespace(model="gpu", dtype="int16", page_tokens=PAGE_TOKENS, layout=self.paged.page.layout)
+        return space.keys(range(prompt << 16, (prompt << 16) + PAGE_TOKENS * pages))
+
+    def of(self, slots: SlotMap) -> Any:
+        """What is in the blocks, in the order of the request."""
+        blocks = torch.from_numpy(np.array(slots.blocks)).long().to("cuda:0")
+        return torch.stack([tensor[:, blocks] for tensor in self.tensors]).cpu()
+
+
+def request(seed: int, pages: int) -> SlotMap:
+    blocks = np.random.default_rng(seed).permutation(BLOCKS)[: pages * PAGE_TOKENS // TOKENS]
+    return slot_map(blocks, pages, PAGE_TOKENS, TOKENS)
+
+
+def test_pages_go_out_and_come_back_byte_by_byte() -> None:
+    with RunningDaemon("256MiB", "1MiB") as daemon, daemon.client() as client:
+        one, other = GpuEngine(client, 1), GpuEngine(client, 2)
+        for prompt in range(20):
+            keys, there, here = one.keys(prompt, 16), request(prompt, 16), request(prompt + 99, 16)
+            wanted = one.of(there)
+            assert one.copier.store(keys, there).wait(LONG_S).stored == 16
+            for tensor in other.tensors:
+                tensor.fill_(-1)
+            done = torch.cuda.Event()
+            done.record(torch.cuda.current_stream())
+            with client.match(keys) as match:
+                load = other.copier.load(match, here, after=done)
+            stream = torch.cuda.current_stream()
+            assert load.pages == 16 and load.hold(stream, LAYERS - 1, LONG_S)
+            assert torch.equal(other.of(here), wanted)
+        assert one.copier.close(LONG_S) and other.copier.close(LONG_S)
+
+
+_ENGINE = """
+import sys
+from test_copying_gpu import GpuEngine, request
+from pagetier.client import Client
+client = Client(sys.argv[1])
+assert client.wait_attached(30)
+engine = GpuEngine(client, 7)
+stores = []
+for prompt in range(1000, 100000):
+    stores.append(engine.copier.store(engine.keys(prompt, 16), request(prompt, 16)))
+    if len(stores) > 8:
+        stores.pop(0).wait(30)
+    if prompt == 1010:
+        print("storing", flush=True)
+"""
+
+
+def test_an_engine_that_is_killed_in_the_middle_of_transfers_harms_nobody() -> None:
+    with RunningDaemon("256MiB", "1MiB") as daemon, daemon.client() as client:
+        mine, slots = Engine(client, 1), slots_of(24)
+        for turn in range(5):
+            path = [str(place) for place in (*sys.path, __file__.rpartition("/")[0])]
+            command = [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}\n{_ENGINE}", str(daemon.socket)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as engine:
+                assert engine.stdout is not None and engine.stdout.readline() == b"storing\n"
+                ends = time.monotonic() + 0.1 + 0.1 * turn
+                while time.monotonic() < ends:
+                    _stored_and_loaded(mine, slots)
+                engine.kill()
+            _stored_and_loaded(mine, slots)
+            assert eventually(lambda: daemon.header()["open_entries"] == 0)
+            assert daemon.findings() == []
+
+
+def _stored_and_loaded(engine: Engine, slots: SlotMap) -> None:
+    """Whatever is there is what was stored."""
+    keys = engine.keys(500, len(slots))
+    engine.number(500)
+    engine.copier.store(keys, slots).wait(LONG_S)
+    engine.number(0)
+    load = engine.load(keys, slots)
+    assert load.wait_ended(LONG_S)
+    if load.pages:
+        assert engine.says(slots.some(0, load.pages), 500)
