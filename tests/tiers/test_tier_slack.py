@@ -177,3 +177,23 @@ def test_a_file_is_as_long_as_its_meta_pages_say(tmp_path: Path, monkeypatch: py
     more = stored(tier, outgoings(range(10, 40)))
     assert outcomes(tier, pages + more) == {Outcome.EXACT}
     tier.close()
+
+
+def test_a_file_that_its_process_left_short_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died behind a commit, before the file was made as long as its meta pages say."""
+    monkeypatch.setattr(Environment, "_lengthen", lambda self: None)
+    tier = small_tier(tmp_path, environments=1)
+    kept = stored(tier, outgoings(range(40)))
+    environment = tier._environments[0]
+    with environment.changing() as txn:  # frees what it has just taken behind the end
+        for number in range(50):
+            txn.put(b"%064d" % number, bytes(FRAME), db=environment.frames)
+        for number in range(50):
+            txn.delete(b"%064d" % number, db=environment.frames)
+    assert shortened(tmp_path / "0"), "LMDB writes all pages now: lengthening is of no use any more"
+    tier.close()
+    monkeypatch.undo()
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened == "as it was left"
+    assert outcomes(tier, kept) == {Outcome.EXACT}
+    tier.close()

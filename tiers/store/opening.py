@@ -116,17 +116,23 @@ def _begin_anew(options: Options, how: str) -> Opened:
 def _reopen(options: Options, state: State) -> Opened:
     began = time.monotonic()
     folders = [options.folder / str(number) for number in range(options.environments)]
-    doubts = [soundness.shortened(folder) for folder in folders]
-    how = "as it was left"
-    if state.boot != soundness.boot_id() and not state.clean:
-        whole = [folder for folder, doubt in zip(folders, doubts, strict=True) if not doubt]
-        proofs = iter(soundness.prove(whole, options.proof_seconds))
-        doubts = [doubt or next(proofs) for doubt in doubts]
+    short = {folder: soundness.shortened(folder) for folder in folders}
+    how, doubted = "as it was left", [folder for folder in folders if short[folder]]
+    unclean = state.boot != soundness.boot_id() and not state.clean
+    proofs = _proofs(folders if unclean else doubted, options.proof_seconds)
+    doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
+    if unclean:
         how = f"after an unclean host restart: proven sound in {time.monotonic() - began:.1f} s"
     journal = Journal(options.folder, state)
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
     return _Opening(options, journal, doubts).run(how)
+
+
+def _proofs(folders: Sequence[Path], seconds: float) -> dict[Path, str]:
+    """What prove() says of those that can be proven."""
+    provable = [folder for folder in folders if soundness.lengthened(folder)]
+    return dict(zip(provable, soundness.prove(provable, seconds), strict=True))
 
 
 def _state(options: Options) -> State:
