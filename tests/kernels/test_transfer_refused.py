@@ -1,0 +1,149 @@
+"""What a copy may not do is refused before it begins, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from page_of_ranks import latent_memory, separate_memory, slots_of
+from pagetier.kernels import caches
+from pagetier.kernels.layout import CacheLayout, LayoutError
+from pagetier.kernels.page import PageOrder, Shard
+from pagetier.kernels.slots import joined_slots, slot_map
+from pagetier.kernels.transfer import PagedCache
+
+
+def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout, PageOrder]:
+    _, _, cache = separate_memory(layers, heads, width)
+    return cache, PageOrder.of(cache, 4)
+
+
+def test_another_dtype_than_the_page() -> None:
+    """Of as many bytes."""
+    cache, _ = whole()
+    other = caches.separate_blocks(*([np.zeros((9, 3, 2, 5), np.float16)] * 1 for _ in range(2)))
+    with pytest.raises(
+        LayoutError, match="layer 0, k: rows of 10 bytes of uint16, but the page has 10 bytes of float16"
+    ):
+        PagedCache(cache, PageOrder.of_model(other, 4, 2, 2))
+
+
+def test_another_width_than_the_page() -> None:
+    with pytest.raises(
+        LayoutError, match="layer 0, k: rows of 10 bytes of uint16, but the page has 12 bytes of uint16"
+    ):
+        PagedCache(whole()[0], whole(width=6)[1])
+
+
+def test_other_planes_than_the_page() -> None:
+    cache, order = whole()
+    _, _, latent = latent_memory(2, 1, 5)
+    with pytest.raises(LayoutError, match="layer 0 has latent, but the page k, v"):
+        PagedCache(latent, order)
+    with pytest.raises(LayoutError, match="layer 0 has k, v, but the page latent"):
+        PagedCache(cache, PageOrder.of(latent, 4))
+
+
+def test_another_number_of_heads() -> None:
+    cache, _ = whole()
+    with pytest.raises(LayoutError, match="layer 0, k: 2 heads, but rank 0 of 1 has 4 of 4"):
+        PagedCache(cache, PageOrder.of_model(cache, 4, 4, 2))
+    with pytest.raises(LayoutError, match="layer 0, k: 2 heads, but rank 1 of 2 has 1 of 2"):
+        PagedCache(cache, PageOrder.of(cache, 4), Shard(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("stage", "stages", "of"),
+    [(0, (), 4), (0, (2,), 4), (0, (2, 3), 4), (0, (1, 3), 4), (1, (2, 1), 3), (1, (1, 1), 2)],
+)
+def test_stages_that_do_not_add_up(stage: int, stages: tuple[int, ...], of: int) -> None:
+    """A page would appear, with layers that nobody wrote."""
+    cache, _ = whole()
+    with pytest.raises(LayoutError, match="layers"):
+        PagedCache(cache, PageOrder.of_model(cache, 4, 2, of), Shard(0, 1, stage, stages))
+
+
+def test_stages_of_different_sizes() -> None:
+    cache, _ = whole()
+    order = PageOrder.of_model(cache, 4, 2, 7)
+    for stages, stage, first in (
+        ((2, 5), 0, 0),
+        ((2, 2, 3), 1, 2),
+        ((1, 2, 4), 1, 1),
+        ((4, 1, 2), 2, 5),
+        ((5, 2), 1, 5),
+    ):
+        at = PagedCache(cache, order, Shard(0, 1, stage, stages)).loading(slots_of(0, 4)[1]).planes[0, 4]
+        assert at == order.offsets[first][0]
+
+
+@pytest.mark.parametrize(("heads", "ranks"), [(6, 4), (8, 3), (3, 2), (4, 6)])
+def test_heads_that_ranks_can_not_share(heads: int, ranks: int) -> None:
+    _, _, cache = separate_memory(2, max(1, heads // ranks), 5)
+    order = PageOrder.of_model(cache, 4, heads, 2)
+    with pytest.raises(LayoutError, match=f"{heads} heads can not be divided among {ranks} ranks"):
+        PagedCache(cache, order, Shard(0, ranks))
+
+
+both_ways = pytest.mark.parametrize("way", [PagedCache.loading, PagedCache.storing], ids=["load", "store"])
+
+
+@both_ways
+def test_pages_and_blocks_of_other_sizes(way: Any) -> None:
+    paged = PagedCache(*whole())
+    for page, block in ((5, 3), (4, 2)):
+        why = f"pages of {page} tokens in blocks of {block}, but the pages have 4 and the cache's blocks 3"
+        with pytest.raises(ValueError, match=why):
+            way(paged, slot_map([0, 1, 2, 3], 1, page, block))
+
+
+@both_ways
+def test_a_block_that_the_cache_does_not_have(way: Any) -> None:
+    paged = PagedCache(*whole())
+    for table in ([0, 9], [9, 0], [0, 2**31 - 1]):
+        with pytest.raises(ValueError, match=f"block {max(table)}, but the cache has 9"):
+            way(paged, slot_map(table, 1, 4, 3))
+
+
+@both_ways
+def test_blocks_that_are_not_copied_are_not_looked_at(way: Any) -> None:
+    """Behind the tokens, before them, and of pages that are skipped."""
+    paged = PagedCache(*whole())
+    way(paged, slot_map([0, 1, 9], 1, 4, 3))
+    way(paged, slot_map([9, 9, 0, 1], 1, 4, 3, position=6))
+    way(paged, slot_map([0, 1, 99, 99], 3, 4, 3).without([False, True, True]))
+
+
+def test_a_block_twice_in_a_load() -> None:
+    paged = PagedCache(*whole())
+    twice = slot_map([0, 1, 5, 1], 3, 4, 3)
+    with pytest.raises(ValueError, match="block 1 would be loaded 2 times"):
+        paged.loading(twice)
+    with pytest.raises(ValueError, match="block 1 would be loaded 2 times"):
+        paged.loading(twice.without([True, False, False]))
+    assert len(paged.loading(twice.without([False, False, True])).slots) == 3
+    assert len(paged.storing(twice)) == 1
+
+
+def test_a_block_of_two_requests_in_a_load() -> None:
+    paged = PagedCache(*whole())
+    one, other = slot_map([0, 1], 1, 4, 3), slot_map([2, 0], 1, 4, 3)
+    with pytest.raises(ValueError, match="block 0 would be loaded 2 times"):
+        paged.loading(joined_slots(one, other))
+    assert len(paged.loading(joined_slots(one, other.without([True]))).slots) == 2
+    assert len(paged.loading(joined_slots(one, slot_map([2, 3, 0], 1, 4, 3))).slots) == 2
+
+
+def test_two_pages_for_the_same_tokens_in_a_load() -> None:
+    """They begin in one block, which is in the table once."""
+    paged = PagedCache(*whole())
+    slots = slot_map([0, 1, 2], 2, 4, 3)
+    pages = slots.pages - np.array([[0, 0, 0], [1, 0, 0]])
+    overlapping = msgspec.structs.replace(slots, pages=pages)
+    with pytest.raises(ValueError, match="two pages would be loaded to the same tokens"):
+        paged.loading(overlapping)
+    assert len(paged.loading(overlapping.without([True, False])).slots) == 2
+    assert len(paged.storing(overlapping)) == 1

@@ -1,0 +1,51 @@
+"""A transfer as copies get it: its table of planes, which of them are some layers', what it moves and what it keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from page_of_ranks import joint_memory, separate_memory, slots_of
+from pagetier.kernels import caches
+from pagetier.kernels.page import PageOrder, Shard
+from pagetier.kernels.slots import slot_map
+from pagetier.kernels.transfer import PagedCache
+
+
+def test_the_table_of_planes() -> None:
+    (raw_k, raw_v), _, cache = separate_memory(1, 2, 5)
+    order = PageOrder.of_model(cache, 4, 8, 1)
+    its = PagedCache(cache, order, Shard(3, 4)).loading(slots_of(0, 4)[1])
+    head = 4 * 10
+    assert its.planes.tolist() == [
+        [raw_k.ctypes.data, 60, 10, 30, 6 * head, head, 2, 10],
+        [raw_v.ctypes.data, 60, 10, 30, 320 + 6 * head, head, 2, 10],
+    ]
+    assert its.planes.dtype == np.int64
+    assert its.planes.flags.c_contiguous
+    assert (its.page_bytes, its.device, its.nbytes) == (order.nbytes, "cpu", 2 * 2 * 4 * 10)
+
+
+def test_rows_of_some_layers() -> None:
+    one = [np.zeros((2, 9, 3, 1, 4), np.uint8) for _ in range(3)]
+    cache = caches.kv_first(one)
+    its = PagedCache(cache, PageOrder.of(cache, 3)).loading(slots_of(0, 3)[1])
+    assert its.layers.tolist() == [0, 0, 1, 1, 2, 2]
+    assert its.planes_of(range(3)) == range(6)
+    assert its.planes_of(range(1, 2)) == range(2, 4)
+    assert its.planes_of(range(2, 2)) == range(4, 4)
+    assert its.planes_of(range(2, 9)) == range(4, 6)
+
+
+def test_bytes_that_move() -> None:
+    _, _, cache = joint_memory(2, 2, 5)
+    paged = PagedCache(cache, PageOrder.of(cache, 4))
+    slots = slot_map(range(4), 3, 4, 3, tokens=range(1, 10))
+    token = 2 * 2 * 2 * 10
+    assert paged.loading(slots).nbytes == 9 * token
+    assert paged.loading(slots.without([False, True, False])).nbytes == 5 * token
+
+
+def test_memory_lives_as_long_as_its_copies() -> None:
+    memory, _, cache = joint_memory(2, 2, 5)
+    transfer = PagedCache(cache, PageOrder.of(cache, 4)).loading(slots_of(0, 4)[1])
+    assert any(np.shares_memory(owner, memory[0]) for owner in transfer.owners)
