@@ -1,0 +1,135 @@
+"""Thresholds out of any table of speeds: where ways cross, whatever the noise, and a clear refusal of no speeds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.client.calibrate.decide import ALWAYS, ORDER, Speed, thresholds_of, way_of
+from pagetier.client.calibrate.measure import RUNS
+from pagetier.kernels.thresholds import Thresholds
+from speed_tables import Table, saturating, speeds
+
+KIB = 1 << 10
+
+
+def speed_of(table: Table, thresholds: Thresholds, at: int) -> float:
+    return table[way_of(thresholds, RUNS[at])][at]
+
+
+def score(table: Table, thresholds: Thresholds) -> float:
+    """What is to be as large as it can be: a kernel is worth it for more than 3 % alone."""
+    taken = [(way_of(thresholds, nbytes), at) for at, nbytes in enumerate(RUNS)]
+    return sum(math.log(table[way][at]) - (0 if way == "dma" else math.log(1.03)) for way, at in taken)
+
+
+def test_two_ways_that_cross_meet_where_they_cross() -> None:
+    # 45 = 50 x / (x + 4 KiB) at x = 36 KiB
+    table = {"kernel": [45.0] * 11, "dma": saturating(50, 4 * KIB)}
+    found = thresholds_of(speeds(table))
+    assert found.kernel_below == found.staged_below
+    assert 24 * KIB <= found.kernel_below <= 36 * KIB
+
+
+def test_three_ways() -> None:
+    table = {"kernel": [30.0] * 11, "staged": saturating(45, 2 * KIB), "dma": saturating(55, 40 * KIB)}
+    found = thresholds_of(speeds(table))
+    assert 3 * KIB <= found.kernel_below <= 5 * KIB
+    assert 128 * KIB <= found.staged_below <= 256 * KIB
+
+
+def test_one_way_that_is_always_the_best() -> None:
+    for best, expected in (
+        ("kernel", Thresholds(ALWAYS, ALWAYS)),
+        ("staged", Thresholds(0, ALWAYS)),
+        ("dma", Thresholds(0, 0)),
+    ):
+        table: Table = {way: [50.0 if way == best else 40.0] * 11 for way in ORDER}
+        assert thresholds_of(speeds(table)) == expected
+
+
+def test_of_equals_the_one_that_takes_no_processors() -> None:
+    table: dict[str, list[float]] = {way: [50.0] * 11 for way in ORDER}
+    assert thresholds_of(speeds(table)) == Thresholds(0, 0)
+    table["kernel"] = [51.0] * 11
+    assert thresholds_of(speeds(table)) == Thresholds(0, 0)
+    table["dma"] = [40.0] * 11
+    table["kernel"] = table["staged"]
+    assert thresholds_of(speeds(table)) == Thresholds(ALWAYS, ALWAYS)
+
+
+def test_one_odd_speed_decides_nothing() -> None:
+    table = {"kernel": [45.0] * 11, "staged": [5.0] * 11, "dma": saturating(50, 4 * KIB)}
+    expected = thresholds_of(speeds(table))
+    table["dma"][0] = 60.0
+    table["kernel"][9] = 55.0
+    assert thresholds_of(speeds(table)) == expected
+
+
+def test_what_was_not_measured_is_not_chosen() -> None:
+    table = {"kernel": [45.0] * 11}
+    assert thresholds_of(speeds(table)) == Thresholds(ALWAYS, ALWAYS)
+    table = {"dma": [45.0] * 11, "kernel": [math.nan, 0.0, -1.0, math.inf], "host": [99.0] * 11}
+    assert thresholds_of(speeds(table)) == Thresholds(0, 0)
+    assert thresholds_of([Speed("kernel", 4096, 1.0), Speed("dma", 8192, 1.0)]) == Thresholds(6 * KIB, 6 * KIB)
+    for nothing in ([], [Speed("kernel", 4096, 0.0)], [Speed("host", 4096, 1.0)]):
+        with pytest.raises(ValueError, match="no speed"):
+            thresholds_of(nothing)
+
+
+any_table = st.dictionaries(
+    st.sampled_from([*ORDER, "host"]), st.lists(st.floats(allow_nan=True), max_size=11), min_size=1
+)
+positive_table = st.fixed_dictionaries(
+    {way: st.lists(st.floats(0.01, 1000), min_size=11, max_size=11) for way in ORDER}
+)
+
+
+@given(any_table, st.randoms())
+def test_any_table_at_all_gives_thresholds_or_a_clear_refusal(table: Table, rng: object) -> None:
+    rows = speeds(table)
+    try:
+        found = thresholds_of(rows)
+    except ValueError as error:
+        assert str(error) == "no speed was measured"
+        return
+    assert 0 <= found.kernel_below <= found.staged_below <= ALWAYS
+    rng.shuffle(rows)  # type: ignore[attr-defined]
+    assert thresholds_of(rows) == found
+
+
+@given(positive_table)
+def test_no_other_two_cuts_are_better_on_the_whole(table: Table) -> None:
+    best = score(table, thresholds_of(speeds(table)))
+    edges = [0, *(nbytes + 1 for nbytes in RUNS)]
+    for first, kernel_below in enumerate(edges):
+        for staged_below in edges[first:]:
+            assert score(table, Thresholds(kernel_below, staged_below)) <= best + 1e-6
+
+
+@given(positive_table, st.floats(0.1, 10))
+def test_only_ratios_count(table: Table, factor: float) -> None:
+    scaled = {way: [value * factor for value in row] for way, row in table.items()}
+    found = thresholds_of(speeds(table)), thresholds_of(speeds(scaled))
+    assert score(table, found[0]) == pytest.approx(score(table, found[1]), abs=1e-6)  # ties may go either way
+
+
+@given(
+    peaks=st.tuples(st.floats(20, 40), st.floats(30, 50), st.floats(40, 60)),
+    costs=st.tuples(st.floats(1, 500), st.floats(500, 8000), st.floats(4000, 60000)),
+    noise=st.lists(st.floats(0.95, 1.05), min_size=33, max_size=33),
+)
+def test_with_noise_what_is_chosen_is_nearly_the_best(
+    peaks: tuple[float, ...], costs: tuple[float, ...], noise: list[float]
+) -> None:
+    clean: Table = {way: saturating(peak, cost) for way, peak, cost in zip(ORDER, peaks, costs, strict=True)}
+    noisy: Table = {
+        way: [value * noise[11 * row + at] for at, value in enumerate(clean[way])] for row, way in enumerate(ORDER)
+    }
+    found = thresholds_of(speeds(noisy))
+    losses = [1 - speed_of(clean, found, at) / max(clean[way][at] for way in ORDER) for at in range(11)]
+    assert sum(losses) / len(losses) < 0.13 + 1e-9  # the noise both ways, and the handicap
+    assert max(losses) < 0.5
