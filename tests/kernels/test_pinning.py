@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import resource
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagetier.kernels.device import DeviceError
 from pagetier.kernels.frames import Arena, frames_of
 from pagetier.kernels.pinning import CHUNK, LARGEST_CHUNK, Pinning
-from pagetier.kernels.registrar import cuda_registrar
 from pinned import WAIT_S, GatedDriver, PinningDriver, eventually
+from pinned_chunks import BASE, SMALL, pinning, ready_chunks
 
-KIB, MIB = 1 << 10, 1 << 20
-SMALL = 4 * KIB
-BASE = 1 << 30
-
-
-def pinning(driver: PinningDriver, nbytes: int, chunk: int = SMALL, threads: int = 4) -> Pinning:
-    return Pinning(BASE, nbytes, driver.register, driver.unregister, chunk, threads)
-
-
-def ready_chunks(pinned: Pinning, count: int) -> list[bool]:
-    return [pinned.ready(at * SMALL, SMALL) for at in range(count)]
+KIB = 1 << 10
 
 
 @pytest.fixture
@@ -230,162 +215,3 @@ def test_a_failure_after_close_is_no_news(logged: pytest.LogCaptureFixture) -> N
     driver.let(BASE, "too late")
     closer.join(WAIT_S)
     assert not logged.records
-
-
-# --- CUDA's functions -----------------------------------------------------------------------------------------
-
-
-class Cudart:
-    """As torch shows CUDA's runtime, on a machine with two GPUs."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[object, ...]] = []
-        self.devices: list[int] = []
-        self.code = 0
-        self.is_relaxed = False
-
-    def cudaHostRegister(self, *arguments: int) -> int:  # noqa: N802
-        assert self.is_relaxed
-        self.calls.append(("register", self.devices[-1], *arguments))
-        return self.code
-
-    def cudaHostUnregister(self, *arguments: int) -> int:  # noqa: N802
-        assert self.is_relaxed
-        self.calls.append(("unregister", self.devices[-1], *arguments))
-        return self.code
-
-    def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
-        return f"words for {code}"
-
-    @contextmanager
-    def relaxed(self) -> Iterator[None]:
-        """The driver's, which the engine's capture of a graph needs."""
-        self.is_relaxed = True
-        yield
-        self.is_relaxed = False
-
-    @contextmanager
-    def device(self, index: int) -> Iterator[None]:
-        self.devices.append(index)
-        yield
-        self.devices.pop()
-
-
-@pytest.fixture
-def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
-    fake = Cudart()
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "device", fake.device)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr("pagetier.kernels.registrar.Driver", lambda index: fake)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    return fake
-
-
-def test_cuda_pins_on_the_device_that_was_meant(cudart: Cudart) -> None:
-    register, unregister = cuda_registrar("cuda:0")
-    register(BASE, SMALL)
-    unregister(BASE)
-    cuda_registrar().register(BASE, SMALL)
-    assert cudart.calls == [("register", 0, BASE, SMALL, 3), ("unregister", 0, BASE), ("register", 1, BASE, SMALL, 3)]
-    assert not cudart.devices
-
-
-def test_cudas_errors_are_exceptions(cudart: Cudart, logged: pytest.LogCaptureFixture) -> None:
-    cudart.code = 2
-    register, unregister = cuda_registrar()
-    with pytest.raises(DeviceError, match=r"pinning 4096 bytes: words for 2 \(cudaHostRegister\)"):
-        register(BASE, SMALL)
-    with pytest.raises(DeviceError, match=r"unpinning: words for 2 \(cudaHostUnregister\)"):
-        unregister(BASE)
-    with Pinning(BASE, SMALL, register, unregister) as pinned:
-        assert pinned.wait(WAIT_S)
-        assert "words for 2" in pinned.state
-    assert "words for 2" in logged.text
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_there_is_no_registrar() -> None:
-    for device in ("cuda", "cuda:3", "nonsense"):
-        with pytest.raises(DeviceError, match=f"^{device}: "):
-            cuda_registrar(device)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_a_gpu_knows_the_memory_as_pinned_until_it_is_closed() -> None:
-    with mmap.mmap(-1, 9 * MIB) as memory:
-        host = torch.frombuffer(memory, dtype=torch.uint8)
-        with Pinning(host.data_ptr(), len(memory), *cuda_registrar("cuda:0"), chunk=4 * MIB) as pinned:
-            assert pinned.wait(WAIT_S)
-            assert pinned.progress == 1.0
-            assert all(host[at * MIB :].is_pinned() for at in range(9))
-        assert not host.is_pinned()
-        del host
-
-
-# --- any order ------------------------------------------------------------------------------------------------
-
-
-class PinningMachine(RuleBasedStateMachine):
-    """Calls end in any order, well or not, and close() comes at any moment."""
-
-    @initialize(count=st.integers(1, 7), threads=st.integers(1, 4))
-    def begin(self, count: int, threads: int) -> None:
-        self.count, self.threads = count, threads
-        self.driver = GatedDriver()
-        self.pinned = pinning(self.driver, count * SMALL, threads=threads)
-        self.closer = threading.Thread(target=self.pinned.close)
-        self.well: set[int] = set()
-        self.ended = 0
-        self.failed = self.closed = False
-
-    @rule(which=st.integers(0, 3), how=st.sampled_from(["", "", "no more"]))
-    def end_a_call(self, which: int, how: str) -> None:
-        self._wait_for_calls()
-        if not self.driver.waiting:
-            return
-        address = sorted(self.driver.waiting)[which % len(self.driver.waiting)]
-        self.driver.let(address, how)
-        eventually(lambda: address not in self.driver.waiting)
-        self.ended += 1
-        self.failed |= bool(how)
-        if not how:
-            self.well.add((address - BASE) // SMALL)
-
-    @rule()
-    @precondition(lambda self: not self.closed)
-    def close(self) -> None:
-        self._wait_for_calls()
-        self.closed = True
-        self.closer.start()
-        eventually(lambda: self.pinned.state.startswith(("closed", "unpinning")))
-
-    @invariant()
-    def what_ended_well_is_ready_until_close(self) -> None:
-        expected = [at in self.well and not self.closed for at in range(self.count)]
-        eventually(lambda: ready_chunks(self.pinned, self.count) == expected)
-        if not self.closed:
-            assert self.pinned.progress == len(self.well) / self.count
-            eventually(lambda: ("no more" in self.pinned.state) == self.failed)
-
-    def teardown(self) -> None:
-        if not self.closed:
-            self.close()
-        began = list(self.driver.began)
-        for address in list(self.driver.waiting):
-            self.driver.let(address)
-        self.closer.join(WAIT_S)
-        assert not self.closer.is_alive()
-        assert self.driver.began == began and len(set(began)) == len(began)
-        assert not self.driver.registered
-        assert not self.driver.wrong
-
-    def _wait_for_calls(self) -> None:
-        """As long as all is well all threads are in a call."""
-        if not (self.failed or self.closed):
-            eventually(lambda: len(self.driver.waiting) == min(self.threads, self.count - self.ended))
-
-
-TestPinning = PinningMachine.TestCase
-TestPinning.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)

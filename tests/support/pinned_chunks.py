@@ -1,0 +1,17 @@
+"""Memory that is pinned in small chunks by a driver of a test's own."""
+
+from __future__ import annotations
+
+from pagetier.kernels.pinning import Pinning
+from pinned import PinningDriver
+
+SMALL = 4 << 10
+BASE = 1 << 30
+
+
+def pinning(driver: PinningDriver, nbytes: int, chunk: int = SMALL, threads: int = 4) -> Pinning:
+    return Pinning(BASE, nbytes, driver.register, driver.unregister, chunk, threads)
+
+
+def ready_chunks(pinned: Pinning, count: int) -> list[bool]:
+    return [pinned.ready(at * SMALL, SMALL) for at in range(count)]
