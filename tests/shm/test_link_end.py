@@ -1,0 +1,110 @@
+"""A link that is closed, hung up or inherited while threads use it: LinkError, and nothing of others is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dying import in_child
+from linked import BIG, HELLO, hang_up, linked, open_descriptors, read_nothing, wait_for_end
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import Check, Findings
+
+
+def test_a_closed_link_is_of_no_use_and_no_harm() -> None:
+    with linked() as (_, link):
+        link.close()
+        before = open_descriptors()
+        with pytest.raises(LinkError, match="gone"):
+            link.send(Check(1), 1)
+        assert link.read(0.1) == []
+        link.stop()
+        link.close()
+        assert open_descriptors() == before
+
+
+def test_closing_frees_who_sends_and_who_reads() -> None:
+    with linked(read_nothing) as (_, link):
+        outcomes: list[str] = []
+
+        def attempt(work: Callable[[], object]) -> None:
+            try:
+                work()
+            except LinkError as error:
+                outcomes.append(str(error))
+
+        works = [lambda: link.send(BIG, 10), lambda: link.read(10)]
+        threads = [threading.Thread(target=attempt, args=(work,)) for work in works]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        began = time.monotonic()
+        link.close()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - began < 1
+        assert len(outcomes) == 2 and all("gone" in outcome for outcome in outcomes)
+
+
+def test_links_closed_under_busy_threads() -> None:
+    """Nothing but LinkError comes of it, and no descriptor of anybody else is written to or left open."""
+    ended: list[str] = []
+
+    def send_for_ever(link: Link) -> None:
+        try:
+            while True:
+                link.send(Check(1), 0.01)
+                link.stop()
+                link.expect_stray()
+        except LinkError as error:
+            link.stop()
+            ended.append(str(error))
+
+    for _ in range(30):
+        with linked(wait_for_end) as (_, link):
+            threads = [threading.Thread(target=send_for_ever, args=(link,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.002)
+            link.close()
+            canary = os.eventfd(0, os.EFD_NONBLOCK)
+            for thread in threads:
+                thread.join()
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(canary)
+            os.close(canary)
+    assert len(ended) == 30 * 4
+
+
+def test_a_daemon_that_hangs_up_kills_nobody() -> None:
+    """Also in a program that wants SIGPIPE, as command-line tools do."""
+    with linked(hang_up) as (_, link):
+
+        def child() -> None:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            with pytest.raises(LinkError, match="gone"):
+                for _ in range(500):  # as long as the peer needs to hang up
+                    link.send(Check(1), 1)
+                    time.sleep(0.01)
+
+        assert in_child(child) == 0
+
+
+def test_a_forked_child_disowns_what_it_inherited() -> None:
+    with linked() as (daemon, link):
+        for descriptor in link.greet(HELLO, 5).descriptors:
+            os.close(descriptor)
+        before = open_descriptors()
+
+        def child() -> None:
+            link.disown()
+            assert open_descriptors() == before - 2
+
+        assert in_child(child) == 0
+        daemon.peers[0].send(Findings(1, ["still here"]))
+        assert link.read(5) == [Findings(1, ["still here"])]

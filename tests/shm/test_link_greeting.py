@@ -1,0 +1,112 @@
+"""First words to a daemon that is not there, refuses, lies or is silent: LinkError in time, and nothing left open."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from linked import HELLO, SOON_S, hang_up, linked, open_descriptors, wait_for_end
+from pagetier.shm.link import Link, LinkError, RefusedError
+from pagetier.shm.protocol import BUILD, Findings, Observe
+from pretending import Peer, refuse
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a file", "no listener", "a long name"])
+def test_nobody_there(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / ("s" * (200 if kind == "a long name" else 1))
+    if kind == "a file":
+        path.touch()
+    if kind == "no listener":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(os.fspath(path))
+    before = open_descriptors()
+    with pytest.raises(LinkError, match="/s"):
+        Link(path, 5)
+    assert open_descriptors() == before
+
+
+def test_a_greeting_brings_descriptors_that_no_other_program_inherits() -> None:
+    with linked() as (_, link):
+        greeting = link.greet(HELLO, 5)
+        assert greeting.welcome.slot == 0
+        assert len(greeting.descriptors) == 3
+        assert not any(map(os.get_inheritable, greeting.descriptors))
+        for descriptor in greeting.descriptors:
+            os.close(descriptor)
+
+
+def talk_nonsense(peer: Peer) -> None:
+    peer.next()
+    peer.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+    wait_for_end(peer)
+
+
+def speak_another_version(peer: Peer) -> None:
+    peer.next()
+    peer.connection.sendall(b"\3\0\0\0\xa2hi")
+    wait_for_end(peer)
+
+
+def answer_something_else(peer: Peer) -> None:
+    peer.next()
+    peer.send(Findings(1, []))
+    wait_for_end(peer)
+
+
+@pytest.mark.parametrize(
+    ("behave", "says", "kind"),
+    [
+        (hang_up, "the daemon is gone", LinkError),
+        (wait_for_end, "the daemon does not answer", LinkError),
+        (refuse("you may not"), "the daemon refuses: you may not", RefusedError),
+        (talk_nonsense, "not a pagetier daemon", LinkError),
+        (speak_another_version, "not a pagetier daemon", LinkError),
+        (answer_something_else, "not a pagetier daemon", RefusedError),
+    ],
+)
+def test_no_welcome(behave: Callable[[Peer], None], says: str, kind: type[LinkError]) -> None:
+    with linked(behave) as (_, link):
+        before, began = open_descriptors(), time.monotonic()
+        with pytest.raises(kind, match=says):
+            link.greet(HELLO, SOON_S)
+        assert time.monotonic() - began < SOON_S + 0.3
+        assert open_descriptors() <= before
+
+
+def welcome_with(count: int) -> Callable[[Peer], None]:
+    def behave(peer: Peer) -> None:
+        peer.welcome(count)
+        wait_for_end(peer)
+
+    return behave
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_welcome_with_too_few_descriptors(count: int) -> None:
+    """As when this process has too many files open: the kernel drops what does not fit."""
+    with linked(welcome_with(count)) as (_, link):
+        before = open_descriptors()
+        with pytest.raises(LinkError, match=f"{count} descriptors came"):
+            link.greet(HELLO, 5)
+        assert open_descriptors() == before
+
+
+def test_who_looks_gets_two_descriptors() -> None:
+    with linked(welcome_with(2)) as (_, link):
+        for descriptor in link.greet(Observe(BUILD), 5).descriptors:
+            os.close(descriptor)
+
+
+def test_a_greeting_can_be_stopped() -> None:
+    with linked(wait_for_end) as (_, link):
+        threading.Timer(0.05, link.stop).start()
+        began = time.monotonic()
+        with pytest.raises(LinkError):
+            link.greet(HELLO, 5)
+        assert time.monotonic() - began < 1

@@ -1,0 +1,44 @@
+"""A link to a pretended daemon, and the simplest ways in which one behaves badly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import BUILD, Attach, Flush
+from pretending import Peer, PretendedDaemon
+
+HELLO = Attach(BUILD, 1, "test")
+BIG = Flush(1, "x" * (4 << 20))
+SOON_S = 0.2
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def linked(behave: Callable[[Peer], None] | None = None) -> Iterator[tuple[PretendedDaemon, Link]]:
+    with PretendedDaemon(behave) as daemon:
+        link = Link(daemon.socket, 5)
+        while not daemon.peers:
+            time.sleep(0.001)
+        try:
+            yield daemon, link
+        finally:
+            link.close()
+
+
+def wait_for_end(peer: Peer) -> None:
+    while peer.connection.recv(1 << 16):
+        pass
+
+
+def read_nothing(peer: Peer) -> None:
+    peer.over.wait()
+
+
+def hang_up(_: Peer) -> None: ...
