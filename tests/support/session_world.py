@@ -1,0 +1,87 @@
+"""An index in memory and a session over it as an engine holds it, with pages that are stored and loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from memory import DAY_NS, Memory, attach
+from pagetier.shm._core import Owner, Pins, Session
+from pagetier.shm.segments import Geometry
+
+KEYS = [bytes([number]) * 32 for number in range(8)]
+FRAME = 4096
+
+
+class World:
+    """An owner and a session over one memory."""
+
+    def __init__(self, frame: int = FRAME, frames: int = 16) -> None:
+        self.memory = Memory(Geometry(frame, frames, frames, 2))
+        self.owner: Owner = self.memory.adopted()
+        self.session = self.join()
+
+    def join(self) -> Session:
+        return self.memory.session(attach(self.owner, len(self.owner.takers())))
+
+    def reserve(self, session: Session, number: int, size: int) -> tuple[bytes, bytes]:
+        space = self.owner.space(bytes(32), "test", 16, 0, 0)
+        sizes = np.array([size], np.uint64)
+        outcome, entry, serial = self.owner.reserve(session.slot, space, 0, 1, DAY_NS, KEYS[number], sizes)
+        assert outcome == b"\0"
+        return entry, serial
+
+    def store(self, session: Session, number: int, content: npt.NDArray[np.uint8]) -> None:
+        entry, serial = self.reserve(session, number, len(content))
+        assert session.copy_in(entry, *address_and_size(content), 0, 2) == 1
+        assert session.publish(entry, serial, 0) == b"\1"
+
+
+def address_and_size(content: npt.NDArray[np.uint8]) -> tuple[bytes, bytes]:
+    return content.ctypes.data.to_bytes(8, "little"), len(content).to_bytes(8, "little")
+
+
+def page(fill: int, size: int = 2 * FRAME) -> npt.NDArray[np.uint8]:
+    return np.full(size, fill, np.uint8)
+
+
+def load(session: Session, pins: Pins, size: int = 2 * FRAME) -> npt.NDArray[np.uint8] | None:
+    into = page(0, size)
+    return into if session.copy_out(pins, 0, *address_and_size(into), 2) else None
+
+
+@contextmanager
+def three_pages() -> Iterator[World]:
+    """Stored under the first keys; the index is sound at the end."""
+    world = World()
+    for number in range(3):
+        world.store(world.session, number, page(number + 1))
+    yield world
+    assert world.owner.check_integrity() == []
+    world.memory.close()
+
+
+def pinned(world: World) -> int:
+    """How many of the three pages can not be evicted."""
+    world.owner.settle()
+    return world.owner.flush(-1, 3)[1]
+
+
+def first_of(world: World) -> tuple[bytes, bytes]:
+    with world.session.match(Pins, None, KEYS[0]) as pins:
+        return pins.entries, pins.serials
+
+
+@contextmanager
+def copying(session: Session, pins: Pins, into: npt.NDArray[np.uint8], copied: list[int]) -> Iterator[None]:
+    def copy() -> None:
+        copied.append(session.copy_out(pins, 0, *address_and_size(into), 2))
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    yield
+    thread.join()
