@@ -73,7 +73,7 @@ class Service:
         process, name = peer.process, printable(request.name)
         slot = self._owner.attach(process.pid, peer.uid, process.started, request.token % _U64, name)
         if slot < 0:
-            return Refusal(f"all {SLOTS} slots are taken by living processes: an engine has to go first")
+            return Refusal(f"all {SLOTS} slots are taken: an engine has to go first")
         self._owner.keep_only(slot, request.holds)
         self._reaper.watch(slot, os.dup(peer.pidfd))
         return self._welcome(slot)
