@@ -1,0 +1,138 @@
+/* disk_scene.h - a scene with a disk tier and no disk: what tests have it do, and where its pages are. */
+#pragma once
+
+#include "scene.h"
+
+#define MOST 8u
+
+static inline void key_of(char name, uint8_t *key)
+{
+    memset(key, 0, PT_KEY_BYTES);
+    key[0] = (uint8_t)name;
+}
+
+static inline scene disk_scene(uint32_t entries, uint32_t frames, uint64_t room, enum pt_write_rule rule)
+{
+    scene s = scene_new(entries, frames);
+    pt_disk_open(&s.owner, room, rule, s.now);
+    return s;
+}
+
+static inline uint64_t later(scene *s) { return s->now += 10; }
+
+static inline void disk_scene_end(scene *s)
+{
+    pt_disk_close(&s->owner, later(s));
+    expect_sound(&s->owner, "after the disk went");
+    scene_end(s);
+}
+
+static inline pt_answer fetch(scene *s, char name)
+{
+    uint8_t key[PT_KEY_BYTES];
+    pt_answer a;
+    pt_request r = {.slot = s->one.slot, .part = 0, .parts = 1, .now = later(s), .expires_ns = s->now + TTL};
+    key_of(name, key);
+    pt_fetch(&s->owner, &r, key, 1, &a);
+    expect_sound(&s->owner, "after a fetch");
+    return a;
+}
+
+static inline bool report(scene *s, char name, uint64_t size, uint64_t tick)
+{
+    uint8_t key[PT_KEY_BYTES];
+    key_of(name, key);
+    bool taken = pt_disk_report(&s->owner, &(pt_stored){key, size, 0, tick}, later(s));
+    expect_sound(&s->owner, "after a report");
+    return taken;
+}
+
+static inline void damaged(scene *s, char name)
+{
+    uint8_t key[PT_KEY_BYTES];
+    key_of(name, key);
+    pt_disk_damaged(&s->owner, key, later(s));
+    expect_sound(&s->owner, "after a damage");
+}
+
+/* How far a match of pages with one letter each gets, and how far it reaches. It leaves their recency as it was. */
+static inline pt_matched look(scene *s, const char *names)
+{
+    uint32_t entries[MOST], count = (uint32_t)strlen(names);
+    uint64_t serials[MOST];
+    uint8_t keys[MOST * PT_KEY_BYTES];
+    pt_matched to = {entries, serials, 0, 0};
+    for (uint32_t i = 0; i < count; i++)
+        key_of(names[i], keys + i * PT_KEY_BYTES);
+    pt_match(&s->other, keys, count, &to);
+    pt_release(&s->other, entries, to.count);
+    for (uint32_t entry = 0; entry < s->owner.view.entry_count; entry++)
+        if (atomic_load(&s->owner.view.locks[entry].tick) < NOON)
+            pt_stamp(&s->owner, entry, s->now);
+    return to;
+}
+
+static inline bool in_memory(scene *s, const char *name) { return look(s, name).count == 1; }
+
+static inline bool on_disk_alone(scene *s, const char *name)
+{
+    return !look(s, name).count && look(s, name).reach == 1;
+}
+
+static inline bool nowhere(scene *s, const char *name) { return look(s, name).reach == 0; }
+
+static inline uint32_t order(scene *s, uint32_t limit, uint32_t *entries)
+{
+    settle(s, later(s));
+    uint32_t count = pt_order_writes(&s->owner, UINT64_MAX, limit, later(s), entries);
+    expect_sound(&s->owner, "after an order");
+    return count;
+}
+
+static inline void end_order(scene *s, uint32_t entry, enum pt_write_result result)
+{
+    pt_end_order(&s->owner, entry, result, later(s), 0);
+    expect_sound(&s->owner, "after a write");
+}
+
+static inline pt_answer store_written(scene *s, const char *name)
+{
+    uint32_t entry;
+    pt_answer a = store(s, name);
+    EXPECT(order(s, 1, &entry) == 1 && entry == a.entry);
+    end_order(s, entry, PT_WRITE_DONE);
+    return a;
+}
+
+static inline bool evict(scene *s)
+{
+    uint64_t now = later(s);
+    bool done = pt_evict_one(&s->owner, now, now);
+    expect_sound(&s->owner, "after an eviction");
+    return done;
+}
+
+/* Whether exactly these keys are told to leave the disk; it forgets them. */
+static inline bool dropped(scene *s, const char *names)
+{
+    pt_disk *d = &s->owner.disk;
+    bool same = d->drop_count == strlen(names);
+    for (uint32_t i = 0; same && i < d->drop_count; i++)
+        same = d->drops[i * PT_KEY_BYTES] == (uint8_t)names[i];
+    d->drop_count = 0;
+    return same;
+}
+
+static inline pt_flushed flush(scene *s, uint8_t tiers)
+{
+    pt_flushed flushed = pt_flush(&s->owner, PT_NONE, tiers, later(s));
+    expect_sound(&s->owner, "after a flush");
+    return flushed;
+}
+
+static inline uint64_t on_disk_frames(const scene *s) { return s->owner.view.header->disk_used_frames; }
+
+static inline enum pt_state state_of(const scene *s, uint32_t entry)
+{
+    return pt_load_state(&s->one.view.locks[entry].word);
+}

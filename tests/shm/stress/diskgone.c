@@ -1,0 +1,148 @@
+/* diskgone.c - what goes, turn by turn: pages under a reader that looks at them, disks with all they had, daemons. */
+#include "disk_scene.h"
+
+/* ---- readers that look ---- */
+
+static void no_entry_is_freed_under_a_look(void)
+{
+    scene s = disk_scene(2, 4, 4, PT_WRITE_EVICTED);
+    pt_answer a = store_written(&s, "a");
+    EXPECT(evict(&s) && pt_try(&s.other, a.entry) == PT_ON_DISK);
+    EXPECT(flush(&s, PT_TIER_DISK).kept == 1 && !pt_disk_evict_one(&s.owner, later(&s)) && dropped(&s, ""));
+    pt_disk_close(&s.owner, later(&s));
+    expect_sound(&s.owner, "after the disk went");
+    EXPECT(state_of(&s, a.entry) == PT_DOOMED && nowhere(&s, "a"));
+    store(&s, "b");
+    EXPECT(ask(&s, &s.one, "c", FRAME, 0, 1).outcome == PT_GRANTED && in_memory(&s, "c") == false && nowhere(&s, "b"));
+    pt_keep(&s.other, a.entry, false);
+    settle(&s, later(&s));
+    EXPECT(state_of(&s, a.entry) == PT_FREE);
+    pt_reap(&s.owner, s.one.slot, later(&s));
+    disk_scene_end(&s);
+}
+
+static void adopt(scene *s)
+{
+    pt_owner_end(&s->owner);
+    s->owner = world_adopt(s->world, pt_taken_slots(&s->one.view));
+    expect_sound(&s->owner, "after the adoption");
+}
+
+static void nor_by_a_new_daemon(void)
+{
+    scene s = disk_scene(2, 4, 4, PT_WRITE_EVICTED);
+    pt_answer a = store_written(&s, "a");
+    EXPECT(evict(&s) && pt_try(&s.other, a.entry) == PT_ON_DISK);
+    for (int daemons = 0; daemons < 3; daemons++) {
+        adopt(&s);
+        EXPECT(state_of(&s, a.entry) == PT_DOOMED && s.owner.view.header->free_entries == 1);
+    }
+    pt_keep(&s.other, a.entry, false);
+    settle(&s, later(&s));
+    EXPECT(state_of(&s, a.entry) == PT_FREE && s.owner.view.header->deeds.dropped == 0);
+    disk_scene_end(&s);
+}
+
+/* ---- it comes, and goes ---- */
+
+static void a_report_is_believed_with_care(void)
+{
+    scene s = disk_scene(8, 8, 3, PT_WRITE_EVICTED);
+    store(&s, "m");
+    EXPECT(report(&s, 'm', FRAME, NOON) && report(&s, 'm', FRAME, NOON) && on_disk_frames(&s) == 1 && dropped(&s, ""));
+    EXPECT(report(&s, 'a', FRAME, UINT64_MAX)); /* of another boot: it counts as now, and not for ever */
+    EXPECT(report(&s, 'b', FRAME, s.now + 1000) && on_disk_frames(&s) == 3);
+    EXPECT(!report(&s, 'x', 4 * FRAME, NOON) && on_disk_frames(&s) == 3 && dropped(&s, ""));
+    EXPECT(report(&s, 'c', FRAME, s.now) && dropped(&s, "m") && report(&s, 'd', FRAME, s.now) && dropped(&s, "a"));
+    EXPECT(in_memory(&s, "m") && look(&s, "bcd").reach == 3);
+    disk_scene_end(&s);
+}
+
+static void the_disk_goes_with_all_it_had(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    store_written(&s, "a");
+    EXPECT(evict(&s));
+    store_written(&s, "b");
+    store(&s, "c");
+    EXPECT(order(&s, 1, &entry) == 1);
+    EXPECT(report(&s, 'd', FRAME, NOON));
+    pt_answer d = fetch(&s, 'd');
+    pt_disk_open(&s.owner, 4, PT_WRITE_EVICTED, later(&s)); /* another one, though nobody has closed the first */
+    expect_sound(&s.owner, "after another disk came");
+    EXPECT(nowhere(&s, "a") && in_memory(&s, "b") && in_memory(&s, "c") && nowhere(&s, "d") && on_disk_frames(&s) == 0);
+    EXPECT(fetch(&s, 'a').outcome == PT_ABSENT && pt_unwritten(&s.owner).pages == 2 && dropped(&s, ""));
+    EXPECT(finish(&s, &d, 0) && in_memory(&s, "d"));
+    disk_scene_end(&s);
+}
+
+static void a_disk_that_shrinks_writes_on(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 8, 4, PT_WRITE_EVICTED);
+    pt_answer large = ask(&s, &s.one, "l", 3 * FRAME, 0, 1);
+    EXPECT(finish(&s, &large, 0));
+    EXPECT(report(&s, 'a', FRAME, NOON) && report(&s, 'b', 2 * FRAME, NOON + 1));
+    pt_answer small = store(&s, "s");
+    settle(&s, later(&s));
+    pt_disk_shrink(&s.owner, 2, later(&s));
+    expect_sound(&s.owner, "after the disk shrank");
+    EXPECT(dropped(&s, "a") && on_disk_frames(&s) == 2);
+    EXPECT(order(&s, 1, &entry) == 1 && entry == small.entry); /* the large one does not stand in its way */
+    pt_disk_shrink(&s.owner, 100, later(&s));
+    EXPECT(on_disk_frames(&s) == 0 && s.owner.view.header->disk_frames == 0);
+    disk_scene_end(&s);
+}
+
+static void a_damaged_page_is_dropped(void)
+{
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    EXPECT(report(&s, 'a', FRAME, NOON) && report(&s, 'b', FRAME, NOON));
+    pt_answer a = fetch(&s, 'a'), b = fetch(&s, 'b');
+    damaged(&s, 'a'); /* before and after its part is given up */
+    pt_part_abandon(&s.one.view, a.entry, 0);
+    pt_part_abandon(&s.one.view, b.entry, 0);
+    settle(&s, later(&s));
+    EXPECT(nowhere(&s, "a") && on_disk_alone(&s, "b"));
+    damaged(&s, 'b');
+    damaged(&s, 'b');
+    EXPECT(nowhere(&s, "b") && dropped(&s, "ab") && s.owner.view.header->deeds.disk_damaged == 2);
+    disk_scene_end(&s);
+}
+
+static void a_new_daemon_says_nothing_of_the_disk(void)
+{
+    uint32_t entry;
+    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
+    pt_header *h = s.owner.view.header;
+    pt_answer a = store_written(&s, "a"), b = store(&s, "b");
+    EXPECT(order(&s, 1, &entry) == 1 && entry == b.entry);
+    h->disk_text_bytes = 4;
+    atomic_store(&h->disk_version, 7); /* the old one died over the text */
+    adopt(&s);
+    EXPECT(h->disk_version % 2 == 0 && h->disk_version > 7 && h->disk_text_bytes == 0);
+    end_order(&s, entry, PT_WRITE_DONE); /* the worker that lives on answers the wrong daemon */
+    EXPECT(h->disk_pages == 0 && in_memory(&s, "a") && in_memory(&s, "b") && a.entry != b.entry);
+    disk_scene_end(&s);
+}
+
+int main(int count, char **arguments)
+{
+    static void (*const turns[])(void) = {
+        no_entry_is_freed_under_a_look,
+        nor_by_a_new_daemon,
+        a_report_is_believed_with_care,
+        the_disk_goes_with_all_it_had,
+        a_disk_that_shrinks_writes_on,
+        a_damaged_page_is_dropped,
+        a_new_daemon_says_nothing_of_the_disk,
+    };
+    const uint32_t all = sizeof turns / sizeof turns[0];
+    (void)count;
+    run r = run_begin("diskgone", arguments);
+    for (uint32_t i = 0; i < all; i++)
+        turns[i]();
+    run_end(&r, "%u turns,", all);
+    return 0;
+}
