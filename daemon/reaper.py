@@ -45,7 +45,11 @@ class Reaper:
                 self._reap_later(taker["slot"])
 
     def release(self, slot: int) -> None:
-        """The process of this slot has let go of everything: its slot is free at once."""
+        """The process of this slot has let go of everything: its slot is free at once, if it is not dead already."""
+        if slot not in self._dead:
+            self._free(slot)
+
+    def _free(self, slot: int) -> None:
         self._forget(slot)
         self._owner.reap(slot)
         self._ends[slot] += 1
@@ -71,7 +75,7 @@ class Reaper:
     def _reap(self, slot: int) -> None:
         taker = next(t for t in self._owner.takers() if t["slot"] == slot)
         del self._dead[slot]
-        self.release(slot)
+        self._free(slot)
         log.info("process %d (%s) is gone: slot %d is free", taker["pid"], taker["name"], slot)
 
     def _forget(self, slot: int) -> None:

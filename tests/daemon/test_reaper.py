@@ -1,0 +1,94 @@
+"""Slots of the dead come back after the quarantine, once, and nobody else's do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from memory import Memory
+from pagetier.daemon.reaper import Reaper
+from pagetier.shm._core import Owner
+from pagetier.shm.process import Process
+from pagetier.shm.segments import Geometry
+
+QUARANTINE_S = 0.1
+
+
+class World:
+    """An owner, a loop, and processes that do nothing until they are killed."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.owner: Owner = Memory(Geometry(4096, 16, 16, 2)).adopted()
+        self.reaper = Reaper(self.owner, self.loop, QUARANTINE_S)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def attach(self) -> int:
+        child = subprocess.Popen(["sleep", "60"])
+        self.processes.append(child)
+        slot = self.owner.attach(child.pid, os.getuid(), Process.of(child.pid).started, 1, "test")
+        self.reaper.watch(slot, os.pidfd_open(child.pid))
+        return slot
+
+    def kill(self, number: int) -> None:
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+    def run(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def slots(self) -> list[int]:
+        return sorted(taker["slot"] for taker in self.owner.takers())
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    there = World()
+    yield there
+    for number in range(len(there.processes)):
+        there.kill(number)
+    there.reaper.close()
+    there.loop.close()
+
+
+def test_a_slot_is_kept_for_the_quarantine(world: World) -> None:
+    slot = world.attach()
+    world.kill(0)
+    world.run(QUARANTINE_S / 4)
+    assert world.slots() == [slot] and world.reaper.ends(slot) == 0
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == [] and world.reaper.ends(slot) == 1
+
+
+def test_who_lets_go_is_free_at_once(world: World) -> None:
+    slot = world.attach()
+    world.reaper.release(slot)
+    assert world.slots() == []
+    world.kill(0)
+    world.run(QUARANTINE_S * 2)
+    assert world.reaper.ends(slot) == 1
+
+
+def test_what_the_dead_said_last_does_not_free_the_next_one_s_slot(world: World) -> None:
+    """Its goodbye may be read after its death was told."""
+    slot = world.attach()
+    world.kill(0)
+    world.run(QUARANTINE_S / 4)
+    world.reaper.release(slot)
+    assert world.slots() == [slot], "its GPU may still write"
+    other = world.attach()
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == [other]
+
+
+def test_nothing_happens_after_the_end(world: World) -> None:
+    slot = world.attach()
+    world.kill(0)
+    world.run(QUARANTINE_S / 4)
+    world.reaper.close()
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == [slot]
