@@ -191,7 +191,10 @@ class Client:
         part: Part = WHOLE,
         deadline: float | None = None,
     ) -> Promise:
-        """Asks for room and does not wait for the answer: for a forward pass. `deadline` is for the sending alone."""
+        """Asks for room and does not wait for the answer: for a forward pass. `deadline` is for the sending alone.
+
+        With 0 nobody is waited for, and the promise may be `unsent`; thousands of keys may end the attachment then.
+        """
         promise = self._ask(keys, sizes, part, self._patience(deadline))
         self._member.requests.leave(promise)
         return promise

@@ -33,6 +33,15 @@ class Promise(Owed[Answered]):
         """Gives up what was or will be granted. Does nothing after wait()."""
         self._collect(0.0).abandon()
 
+    def give_up(self, waited: float) -> None:
+        """cancel(), and where there is no answer the daemon is not asked again until it gives one.
+
+        waited: seconds that it was given to answer, more than 0.
+        """
+        self._collect(waited).abandon()
+        if not self._requests.foreign:
+            self._requests.tell()
+
     def _collect(self, waited: float) -> Reservation:
         return Reservation(self._session, self._held, self._answered(waited), self.part)
 

@@ -57,6 +57,12 @@ class Owed(ABC, Generic[_T]):
         self._collected = False
         self._stray = False
         self._overdue = False
+        self._unsent = False
+
+    @property
+    def unsent(self) -> bool:
+        """Whether it could not be sent, now or with this link: the daemon never sees it."""
+        return self._unsent
 
     @property
     def ready(self) -> bool:
@@ -121,6 +127,7 @@ class Requests:
         except LinkError as error:
             with self._guard:
                 self._waiting.pop(number, None)
+            owed._unsent = True
             _fail(owed, str(error))
 
     def leave(self, owed: Owed[_T]) -> None:

@@ -24,10 +24,14 @@ from .loading_job import LoadingJob, source_of
 from .loads import Load
 from .restraint import Backlog, Pace, Rate
 from .stores import Store
-from .storing_job import Order, StoringJob
+from .storing_job import Door, Order, StoringJob
 from .thread import Drive, in_thread
 
 _LAYERS_AHEAD: Final = 256  # of loads: a device may make whoever enqueues more than about a thousand wait
+# A socket that takes anything takes the keys of so many pages whole. Of more it may take half, and half a request ends
+# the attachment, so that they are given some time.
+_SENT_AT_ONCE: Final = 1500
+_SENDING_S: Final = 0.25
 _DEFAULT: Final = CopySettings()
 
 
@@ -74,6 +78,7 @@ class Copier:
         self._pid = os.getpid()
         self._at_end = ended
         rate = Rate()
+        self._door = Door()
         self._backlog = Backlog(settings.backlog, rate, settings.store_bandwidth)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
         self._stores = Lane(stores, rate, Pace(settings.store_bandwidth), settings.depth)
@@ -119,13 +124,13 @@ class Copier:
         """
         require_named(keys.namespace, self._cache.page)
         slots.require_whole(len(keys))
-        sizes, patience = self._cache.page.nbytes, self._settings.patience
-        ask = partial(self._client.reserve_soon, keys, sizes, self._part, patience)
+        sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.patience)
+        ask = partial(self._client.reserve_soon, keys, self._cache.page.nbytes, self._part, sending)
         order = Order(self._cache.storing(slots), ask)
-        job = StoringJob(order, self._backlog, self._settings, self._stored, after)
+        job = StoringJob(order, self._door, self._backlog, self._settings, self._stored, after)
         reason = "the copier was made in another process" if self._foreign else self._stores.broken
         if reason or not self._stores.submit(job):
-            job.refuse(reason or "the copier is closed")
+            job.refuse(reason or self._stores.broken or "the copier is closed")
         return Store(job)
 
     def close(self, deadline: float) -> bool:

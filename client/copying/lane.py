@@ -21,6 +21,7 @@ log = logging.getLogger("pagetier.client")
 
 _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 1e-3
+_given_up: Final[list[Lane]] = []  # what is in flight on their streams goes on, though nobody looks after it
 
 
 class Flight(msgspec.Struct, frozen=True, eq=False):
@@ -58,13 +59,13 @@ class Lane:
         self._patience = _SHORTEST_S
 
     def submit(self, job: Job) -> bool:
-        """Takes a job on; False after close()."""
+        """Takes a job on; False after close() and abort()."""
         job.carried_by(self)
         with self._changed:
             if self._leaving:
                 return False
             self._jobs.add(job)
-        self._inbox.put(job)
+            self._inbox.put(job)  # before who sets _leaving looks there for the last time
         return True
 
     def wake(self) -> None:
@@ -97,7 +98,10 @@ class Lane:
             self._waiting.append(job)
 
     def step(self) -> float | None:
-        """Does what can be done now. Seconds until it wants to be called again; None: not before wake()."""
+        """Does what can be done now. Seconds until it wants to be called again; None: not before wake().
+
+        Waits for nobody, but a moment for the daemon to take a request that is larger than its socket.
+        """
         self._receive()
         began = len(self._flying), len(self._waiting)
         if self.broken:
@@ -108,10 +112,17 @@ class Lane:
         return self._pause(moved=began != (len(self._flying), len(self._waiting)))
 
     def abort(self, reason: str) -> None:
-        """As if the device had failed: for a thread that can not go on."""
+        """As if the device had failed: for a thread that can not go on. step() is not called again.
+
+        With what is in flight its stream is kept until the process ends.
+        """
+        with self._changed:
+            self.broken, self._leaving = reason, True
         self._receive()
         self._break(reason)
         self._forget_ended()
+        if self._kept:
+            _given_up.append(self)
 
     def _advance(self) -> None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import msgspec
 
@@ -19,6 +21,7 @@ from .job import Job, Piece
 from .pages import Indices, bytes_of_pages, chunks_of, picked
 from .restraint import Backlog
 
+_AGAIN_S: Final = 2e-3
 _UNHEARD = "the daemon did not answer in time"
 _CANCELLED = "it was cancelled"
 _LEFT_OUT = "copies can not keep up: the tail was left out"
@@ -27,7 +30,10 @@ _SKIPPED = "some pages were to be skipped"
 
 
 class Order(msgspec.Struct, frozen=True, eq=False):
-    """What is to be stored: transfers with an item for each page, and how room for the pages is asked for."""
+    """What is to be stored: transfers with an item for each page, and how room for the pages is asked for.
+
+    ask: does not wait until it can be sent.
+    """
 
     transfers: tuple[Transfer, ...]
     ask: Callable[[], Promise]
@@ -44,6 +50,23 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
     nbytes: int
 
 
+class Door:
+    """Where the stores of a lane ask for room. After one that the daemon's socket did not take all wait a moment."""
+
+    def __init__(self) -> None:
+        self._opens = -math.inf
+
+    def ask(self, order: Order, now: float) -> Promise | None:
+        """None: not now."""
+        if now < self._opens:
+            return None
+        promise = order.ask()
+        if promise.unsent:
+            self._opens = now + _AGAIN_S
+            return None
+        return promise
+
+
 class StoringJob(Job):
     """Stores an order. One piece a chunk.
 
@@ -51,15 +74,21 @@ class StoringJob(Job):
     """
 
     def __init__(
-        self, order: Order, backlog: Backlog, settings: CopySettings, counts: Counts, after: object = None
+        self,
+        order: Order,
+        door: Door,
+        backlog: Backlog,
+        settings: CopySettings,
+        counts: Counts,
+        after: object = None,
     ) -> None:
         super().__init__(after)
         self.result = StoreResult(bytes([Outcome.PENDING]) * len(order), "it goes on")
         self.decided = False
-        self._order, self._backlog, self._settings, self._counts = order, backlog, settings, counts
+        self._order, self._door, self._backlog, self._settings, self._counts = order, door, backlog, settings, counts
         self._sizes = bytes_of_pages(order.transfers, len(order))
         self._promise: Promise | None = None
-        self._asked = 0.0
+        self._gives_up = math.inf
         self._grant: Grant | None = None
         self._chunks: deque[Chunk] = deque()
         self._flying: deque[Chunk] = deque()
@@ -75,14 +104,16 @@ class StoringJob(Job):
     def prepare(self, now: float) -> bool:
         """Once the daemon has answered, or was given up on."""
         if self._promise is None and not self._cancelled:
-            self._promise, self._asked = self._order.ask(), now
+            # From when it could be asked for on: a device that holds up the lane is no fault of the daemon's.
+            self._gives_up = min(self._gives_up, now + self._settings.patience)
+            self._promise = self._door.ask(self._order, now)
         if self._cancelled:
             self._counts.cancelled += len(self._order)
             self.refuse(_CANCELLED)
         elif self._promise is not None and self._promise.ready:
             self._take(self._promise.wait(0.0))
-        elif now - self._asked >= self._settings.patience:
-            self.refuse(_UNHEARD)
+        elif now >= self._gives_up:
+            self._give_up_asking()
         return self._grant is not None or self.decided
 
     def next(self) -> Piece | None:
@@ -128,6 +159,11 @@ class StoringJob(Job):
             self._counts.failed += sum(len(chunk.pages) for chunk in self._flying)
             self._decide(StoreResult(self._grant.keep().codes, reason))
         return bool(self._flying)
+
+    def _give_up_asking(self) -> None:
+        if self._promise is not None:
+            self._promise.give_up(self._settings.patience)
+        self.refuse(_UNHEARD)
 
     def _take(self, reservation: Reservation) -> None:
         """The daemon's answer: what was granted is cut into chunks, as far as the backlog has room."""

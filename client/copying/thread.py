@@ -20,11 +20,15 @@ def in_thread(lane: Lane, name: str) -> threading.Thread:
 
 
 def _run(lane: Lane) -> None:
+    reason = "the thread that copies has ended"
     try:
         pause = lane.step()
         while not lane.over:
             lane.rest(pause)
             pause = lane.step()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
     finally:
         if not lane.over:
-            lane.abort("the thread that copies has ended")
+            lane.abort(reason)

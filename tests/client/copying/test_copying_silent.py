@@ -1,0 +1,189 @@
+"""Copiers over a daemon that hangs, and lanes whose thread can not go on."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
+from pagetier.client import Client, Copier, Keys, Outcome, Part, Promise, Store
+from pagetier.client.copying import lane as lanes
+from pagetier.client.copying.lane import Lane
+from pagetier.kernels.host_device import HostDevice
+from pagetier.kernels.slots import slot_map
+from pagetier.kernels.thresholds import CopySettings
+from running import RunningDaemon, eventually
+
+PATIENCE_S = 2.0
+COPYING = CopySettings(chunk=1 << 20, patience=PATIENCE_S)
+STORES, PAGES = 300, 32  # their requests are 400 KiB: twice what the socket takes
+SLACK_S = 2.0  # for a machine that does much else
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("64MiB") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with daemon.client() as attached:
+        yield attached
+
+
+def many_stores(engine: Engine, first: int, count: int = STORES) -> list[Store]:
+    chains = [engine.keys(first + at, PAGES) for at in range(count)]
+    slots = slots_of(PAGES)
+    return [engine.copier.store(keys, slots) for keys in chains]
+
+
+def all_ready(stores: list[Store]) -> bool:
+    return all(store.ready for store in stores)
+
+
+def reasons(stores: list[Store]) -> set[str]:
+    results = [store.wait(0) for store in stores]
+    assert all(result.refused == len(result) for result in results)
+    return {result.reason for result in results}
+
+
+def stored_again(engine: Engine, prompt: int) -> bool:
+    return engine.copier.store(engine.keys(prompt, 2), slots_of(2)).wait(LONG_S).stored == 2
+
+
+# ---- a daemon that hangs
+
+
+def test_stores_are_refused_in_time_and_hold_nothing_up(daemon: RunningDaemon, client: Client) -> None:
+    engine, gate, short = Engine(client, 1, COPYING), threading.Event(), slots_of(4)
+    known = engine.keys(1, 4)
+    assert engine.copier.store(known, short).wait(LONG_S).stored == 4
+    copied = engine.copier.store(engine.keys(2, 4), short, after=gate)
+    assert eventually(lambda: daemon.header()["open_entries"] == 4)
+
+    daemon.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    stores = many_stores(engine, 1000)
+    assert time.monotonic() - began < PATIENCE_S, "the machine is too slow for this test"
+    gate.set()
+    assert copied.wait(PATIENCE_S / 2).stored == 4, "publishing does not wait for requests"
+    load = engine.load(known, short)
+    assert load.wait(LAYERS - 1, PATIENCE_S / 2) and load.pages == 4
+    assert not all_ready(stores), "they are given their time"
+    assert eventually(lambda: all_ready(stores), PATIENCE_S + SLACK_S)
+    assert reasons(stores) == {"the daemon did not answer in time", "the daemon does not answer"}
+
+    began = time.monotonic()
+    later = many_stores(engine, 2000, 20)
+    assert eventually(lambda: all_ready(later), SLACK_S) and time.monotonic() - began < PATIENCE_S / 2
+    assert reasons(later) == {"the daemon does not answer"}
+    assert client.attached and engine.copier.close(1.0)
+
+    daemon.signal(signal.SIGCONT)
+    other = Engine(client, 1, COPYING)
+    assert eventually(lambda: stored_again(other, 3), LONG_S)
+    assert eventually(lambda: daemon.header()["open_entries"] == 0, LONG_S), "what was granted late comes back"
+    assert daemon.findings() == [] and other.copier.close(LONG_S)
+
+
+def test_one_that_hangs_for_a_moment_refuses_nothing(daemon: RunningDaemon, client: Client) -> None:
+    """What the socket did not take at once it takes later."""
+    engine = Engine(client, 1, CopySettings(chunk=1 << 20, patience=LONG_S))
+    daemon.signal(signal.SIGSTOP)
+    chains = [engine.keys(at, 1) for at in range(400)]
+    slots = slots_of(1)
+    stores = [engine.copier.store(keys, slots) for keys in chains]
+    time.sleep(0.2)
+    assert not any(store.ready for store in stores)
+    daemon.signal(signal.SIGCONT)
+    assert eventually(lambda: all_ready(stores), LONG_S)
+    assert all("answer" not in store.wait(0).reason for store in stores)
+    assert sum(store.wait(0).stored for store in stores) > 200
+    assert engine.copier.close(LONG_S)
+
+
+class Watched:
+    """A client, and how long its requests might take to be sent."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.deadlines = client, list[float]()
+
+    def reserve_soon(self, keys: Keys, sizes: int, part: Part, deadline: float) -> Promise:
+        self.deadlines.append(deadline)
+        return self.client.reserve_soon(keys, sizes, part, deadline)
+
+
+def test_only_for_a_chain_that_no_socket_takes_whole_a_lane_waits(client: Client) -> None:
+    engine, watched, pages = Engine(client, 1), Watched(client), 2000
+    copier = Copier(watched, engine.paged, HostDevice(), COPYING)
+    assert copier.store(engine.keys(1, 2), slots_of(2)).wait(LONG_S).stored == 2
+    long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
+    assert eventually(lambda: len(watched.deadlines) == 2, LONG_S)
+    long.cancel()
+    assert watched.deadlines == [0.0, 0.25] and copier.close(LONG_S) and client.attached
+
+
+# ---- a thread that can not go on
+
+
+class UnforeseenError(Exception):
+    """No device raises it."""
+
+
+def test_an_error_that_nobody_foresaw_is_told_to_whom_it_concerns(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, slots = Engine(client, 1, COPYING), slots_of(2)
+    assert stored_again(engine, 1)
+    seen: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(str(args.exc_value)))
+
+    def enqueue(copy: object) -> None:
+        raise UnforeseenError("no compiler")
+
+    for lane in (engine.copier._stores, engine.copier._loads):
+        monkeypatch.setattr(lane._stream, "enqueue", enqueue)
+    load = engine.load(engine.keys(1, 2), slots)
+    store = engine.copier.store(engine.keys(2, 2), slots)
+    assert not load.wait(0, LONG_S) and load.failed == "UnforeseenError: no compiler"
+    result = store.wait(LONG_S)
+    assert result.outcomes == [Outcome.REFUSED] * 2 and result.reason == "UnforeseenError: no compiler"
+    assert eventually(lambda: len(seen) == 2), "and to the process's log"
+    again = engine.copier.store(engine.keys(3, 2), slots)
+    assert again.ready and again.wait(0).reason == "UnforeseenError: no compiler"
+    assert engine.load(engine.keys(1, 2), slots).pages == 0
+
+
+def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(lanes, "_given_up", kept := list[Lane]())
+    engine, gate = Engine(client, 1, COPYING), threading.Event()
+    stream = weakref.ref(engine.copier._stores._stream)
+    store = engine.copier.store(engine.keys(1, 2), slots_of(2), after=gate)
+    assert eventually(partial(_in_flight, engine))
+    monkeypatch.setattr(engine.copier._stores, "_land", _fails)
+    assert store.wait(LONG_S).reason == "UnforeseenError: in the middle" and not store.ended
+    assert eventually(lambda: len(kept) == 1)
+    assert not engine.copier.close(0)
+    monkeypatch.undo()
+    dropped = weakref.ref(engine)
+    del engine, store
+    assert eventually(lambda: bool(gc.collect()) or dropped() is None)
+    assert stream() is kept[0]._stream
+    gate.set()
+
+
+def _in_flight(engine: Engine) -> bool:
+    return engine.copier._stores._aloft == 1
+
+
+def _fails() -> None:
+    raise UnforeseenError("in the middle")
