@@ -21,10 +21,10 @@ from pagetier.kernels.slots import slot_map
 from pagetier.kernels.thresholds import CopySettings
 from running import RunningDaemon, eventually
 
-PATIENCE_S = 2.0
+PATIENCE_S = 4.0
 COPYING = CopySettings(chunk=1 << 20, patience=PATIENCE_S)
 STORES, PAGES = 300, 32  # their requests are 400 KiB: twice what the socket takes
-SLACK_S = 2.0  # for a machine that does much else
+SLACK_S = 3.0  # for a machine that does much else
 
 
 @pytest.fixture
@@ -39,8 +39,11 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
         yield attached
 
 
-def many_stores(engine: Engine, first: int, count: int = STORES) -> list[Store]:
-    chains = [engine.keys(first + at, PAGES) for at in range(count)]
+def chains_of(engine: Engine, first: int, count: int) -> list[Keys]:
+    return [engine.keys(first + at, PAGES) for at in range(count)]
+
+
+def many_stores(engine: Engine, chains: list[Keys]) -> list[Store]:
     slots = slots_of(PAGES)
     return [engine.copier.store(keys, slots) for keys in chains]
 
@@ -69,10 +72,9 @@ def test_stores_are_refused_in_time_and_hold_nothing_up(daemon: RunningDaemon, c
     copied = engine.copier.store(engine.keys(2, 4), short, after=gate)
     assert eventually(lambda: daemon.header()["open_entries"] == 4)
 
+    chains, others = chains_of(engine, 1000, STORES), chains_of(engine, 2000, 20)
     daemon.signal(signal.SIGSTOP)
-    began = time.monotonic()
-    stores = many_stores(engine, 1000)
-    assert time.monotonic() - began < PATIENCE_S, "the machine is too slow for this test"
+    stores = many_stores(engine, chains)
     gate.set()
     assert copied.wait(PATIENCE_S / 2).stored == 4, "publishing does not wait for requests"
     load = engine.load(known, short)
@@ -81,9 +83,8 @@ def test_stores_are_refused_in_time_and_hold_nothing_up(daemon: RunningDaemon, c
     assert eventually(lambda: all_ready(stores), PATIENCE_S + SLACK_S)
     assert reasons(stores) == {"the daemon did not answer in time", "the daemon does not answer"}
 
-    began = time.monotonic()
-    later = many_stores(engine, 2000, 20)
-    assert eventually(lambda: all_ready(later), SLACK_S) and time.monotonic() - began < PATIENCE_S / 2
+    later = many_stores(engine, others)
+    assert eventually(lambda: all_ready(later), PATIENCE_S / 2)
     assert reasons(later) == {"the daemon does not answer"}
     assert client.attached and engine.copier.close(1.0)
 
