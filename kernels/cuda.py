@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import msgspec
 import torch
 
-from .device import Copy, DeviceError, Direction
+from .device import Copy, DeviceError, Direction, event_of
 from .driver import Driver
 from .frames import Frames
 from .launch import Grid
@@ -34,6 +34,15 @@ def translated() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise DeviceError(str(error)) from error
+
+
+@contextmanager
+def _of_torch(what: str, given: object) -> Iterator[None]:
+    """What torch finds no such thing becomes a ValueError: torch calls it, and looks at no type."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{type(given).__name__} is no {what}") from error
 
 
 class CudaEvent:
@@ -60,7 +69,7 @@ class CudaEvent:
 
     def hold(self, stream: object) -> None:
         """See Event. stream: a torch.cuda.Stream that is not being captured: a graph has no place for our events."""
-        with translated():
+        with translated(), _of_torch("torch.cuda.Stream", stream):
             cast("Any", stream).wait_event(self._event)
 
 
@@ -111,10 +120,11 @@ class CudaStream:
 
     def after(self, event: object) -> None:
         """See Stream. event: a torch.cuda.Event that was recorded outside of a capture."""
-        with translated():
+        its = event_of(event)
+        with translated(), _of_torch("torch.cuda.Event", its):
             self._driver.enter()
             for queue in (self._queue, self._side):
-                queue.after(event)
+                queue.after(its)
 
     def enqueue(self, copy: Copy) -> None:
         """See Stream. Returns when the copy has ended where the frames are pageable."""
@@ -122,7 +132,12 @@ class CudaStream:
             raise ValueError(f"a cache on {copy.transfer.device}, but the stream is one of {self._device.name}")
         with translated():
             self._driver.enter()
-            self._way(copy).enqueue(copy, self._queue)
+            try:
+                self._way(copy).enqueue(copy, self._queue)
+            except torch.OutOfMemoryError as error:
+                # For its tables: the next copy may find room. What was begun of this one ends before the next event.
+                self._queue.after(self._side.mark())
+                raise ValueError(f"the device has no room for the tables of a copy: {error}") from error
 
     def record(self) -> CudaEvent:
         """See Stream."""
@@ -201,6 +216,11 @@ class CudaDevice:
         """See Device."""
         with translated():
             return CudaStream(direction, self)
+
+    def require_event(self, event: object) -> None:
+        """See Device. event: a torch.cuda.Event."""
+        if not isinstance(event, torch.cuda.Event):
+            raise ValueError(f"{type(event).__name__} is no torch.cuda.Event")
 
     def memory_of(self, frames: Frames) -> Memory:
         """What these frames are to this device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
@@ -31,6 +32,29 @@ class Copy(msgspec.Struct, frozen=True, eq=False):
     planes: range
 
 
+class Gate:
+    """An engine's event, and whom to tell should it fail: Stream.after takes it in place of the event.
+
+    reason: why the event failed; empty if it did not. lost: called then, by any thread. Both before any event behind it
+    comes: the stream goes on, but copies of `transfer` that were enqueued behind it are left out. Others are done.
+    """
+
+    def __init__(self, event: object, transfer: Transfer | None = None) -> None:
+        self.event, self.transfer = event, transfer
+        self.reason = ""
+        self.lost: Callable[[], object] = lambda: None
+
+    def lose(self, reason: str) -> None:
+        """For the stream: the event failed."""
+        self.reason = reason
+        self.lost()
+
+
+def event_of(after: object) -> object:
+    """What a gate is for; anything else is an event itself."""
+    return after.event if isinstance(after, Gate) else after
+
+
 class Event(Protocol):
     """A point in a stream: it has come when all work that was enqueued before it has ended."""
 
@@ -43,7 +67,9 @@ class Event(Protocol):
     def hold(self, stream: object) -> None:
         """Work that is given to an engine's own stream from now on begins after it; nobody waits on the host.
 
-        stream: as the engine's library has it; what that is, the device says. Raises DeviceError.
+        It begins also where the copies failed after all: who has to know asks done() behind it.
+        stream: as the engine's library has it; what that is, the device says. Raises DeviceError, and ValueError for
+        what is no stream.
         """
 
 
@@ -51,7 +77,10 @@ class Stream(Protocol):
     """Work in order; that of two streams is in no order. For one thread at a time."""
 
     def after(self, event: object) -> None:
-        """What is enqueued from now on begins after an event of the engine's; see the device. Raises DeviceError."""
+        """What is enqueued from now on begins after an event of the engine's, or a Gate of one; see the device.
+
+        Raises DeviceError, and ValueError for what is no event.
+        """
 
     def enqueue(self, copy: Copy) -> None:
         """Begins a copy and does not wait for it. Both memories stay, and what is read is not written, until it ended.
@@ -72,3 +101,6 @@ class Device(Protocol):
 
     def stream(self, direction: Direction) -> Stream:
         """A stream of its own for copies one way. Raises DeviceError."""
+
+    def require_event(self, event: object) -> None:
+        """Raises ValueError for what Stream.after can not take, as far as that can be told by its type; never waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import weakref
@@ -14,10 +15,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from .device import Copy, DeviceError, Direction
+from .device import Copy, DeviceError, Direction, Gate, event_of
 from .host_copy import gather, require_host, scatter
 
-_FAILURES = (DeviceError, ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, OSError, MemoryError)
 _LOOK_S = 0.1  # how often who waits for an engine's event looks whether he still has to
 
 _Task: TypeAlias = "Callable[[], object]"
@@ -39,7 +39,7 @@ class HostEvent:
         return self._came.wait(seconds) and self._sound()
 
     def hold(self, stream: object) -> None:
-        """What is given to the stream from now on begins after it.
+        """What is given to the stream from now on begins after it; on an Executor also if work before it failed.
 
         stream: a HostStream, or an Executor of one thread, which waits. Raises ValueError for anything else.
         """
@@ -81,16 +81,16 @@ class _Worker:
     def _do(self, task: _Task) -> None:
         try:
             task()
-        except _FAILURES as error:
-            self.error = f"a copy failed: {error}"
+        except BaseException as error:  # noqa: BLE001 - an engine's wait() may raise anything; all wait for this thread
+            self.error = f"a copy failed: {_words(error)}"
 
     def leave(self) -> None:
         self.leaving.set()
         self.tasks.put(None)
 
-    def wait_for(self, event: object) -> None:
-        """Raises DeviceError if the engine's work failed: what it left must not be read."""
-        while not _has_come(event):
+    def wait_for(self, after: object) -> None:
+        """Raises, or tells the gate, if the engine's work failed: what it left must not be read."""
+        while not (_is_over(after) if isinstance(after, Gate) else _has_come(after)):
             if self.leaving.is_set():
                 raise DeviceError("the stream was closed before the engine's event came")
 
@@ -100,6 +100,7 @@ class HostStream:
 
     def __init__(self, direction: Direction, threads: int) -> None:
         self._threads = threads
+        self._gate: Gate | None = None
         self._worker = worker = _Worker()
         name = f"pagetier-{direction.value}-stream"
         threading.Thread(target=worker.run, name=name, daemon=True).start()
@@ -108,17 +109,19 @@ class HostStream:
     def after(self, event: object) -> None:
         """Waits on the stream's thread for a threading.Event, a Future, a HostEvent, or what else has a wait().
 
-        A Future that failed or was cancelled fails the stream. Raises DeviceError, ValueError for what can not be
-        waited for.
+        A Future that failed or was cancelled, and a wait() that raises, fail the Gate, or where there is none the
+        stream. Raises DeviceError, ValueError for what can not be waited for.
         """
-        if not isinstance(event, Future) and not callable(getattr(event, "wait", None)):
-            raise ValueError(f"{type(event).__name__} has no wait()")
+        _require_event(event_of(event))
+        self._gate = event if isinstance(event, Gate) else None
         self._put(partial(self._worker.wait_for, event))
 
     def enqueue(self, copy: Copy) -> None:
         """Begins a copy and does not wait for it. Raises DeviceError, and ValueError for a cache that is elsewhere."""
         require_host(copy.transfer)
-        self._put(partial(_run, copy, self._threads))
+        gate = self._gate
+        run = partial(_run, copy, self._threads)
+        self._put(partial(_run_behind, gate, run) if gate is not None and gate.transfer is copy.transfer else run)
 
     def record(self) -> HostEvent:
         """The point after all that was enqueued so far. Raises DeviceError."""
@@ -157,6 +160,10 @@ class HostDevice:
         self._streams.add(stream)
         return stream
 
+    def require_event(self, event: object) -> None:
+        """See Device. event: as HostStream.after takes it."""
+        _require_event(event)
+
     def close(self, deadline: float = 0.0) -> bool:
         """No stream takes more work. Whether all ended in so many seconds, having done what they were given."""
         ends = time.monotonic() + deadline
@@ -172,8 +179,34 @@ def _run(copy: Copy, threads: int) -> None:
     work(some, copy.frames, threads)
 
 
+def _run_behind(gate: Gate, run: _Task) -> None:
+    if not gate.reason:
+        run()
+
+
+def _require_event(event: object) -> None:
+    wait = getattr(event, "wait", None)
+    if not isinstance(event, Future) and not callable(wait):
+        raise ValueError(f"{type(event).__name__} has no wait()")
+    if inspect.iscoroutinefunction(wait):
+        raise ValueError(f"the wait() of {type(event).__name__} is to be awaited: no thread can wait for it")
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _is_over(gate: Gate) -> bool:
+    """Waits a little. Tells the gate if the work before its event failed."""
+    try:
+        return _has_come(gate.event)
+    except Exception as error:  # noqa: BLE001 - whatever an engine's wait() raises
+        gate.lose(f"the event to come after failed: {_words(error)}")
+        return True
+
+
 def _has_come(event: object) -> bool:
-    """Waits a little. Raises DeviceError if the work before it failed."""
+    """Waits a little. Raises DeviceError, or what the event raises, if the work before it failed."""
     if isinstance(event, Future):
         wait_for([event], _LOOK_S)
         if event.done() and (event.cancelled() or event.exception() is not None):
@@ -181,5 +214,6 @@ def _has_come(event: object) -> bool:
         return event.done()
     if isinstance(event, (threading.Event, HostEvent)):
         return event.wait(_LOOK_S)
-    event.wait()  # type: ignore[attr-defined]
+    if inspect.isawaitable(event.wait()):  # type: ignore[attr-defined]
+        raise DeviceError(f"the wait() of {type(event).__name__} is to be awaited: it waited for nothing")
     return True

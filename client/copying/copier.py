@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from ...kernels.device import Device, Direction
+from ...kernels.device import Device, Direction, Gate
 from ...kernels.slots import SlotMap
 from ...kernels.thresholds import CopySettings
 from ...kernels.transfer import PagedCache
@@ -74,6 +74,7 @@ class Copier:
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
         self._client, self._cache, self._settings = client, cache, settings
+        self._require_event = device.require_event
         self._part = part_of(cache.shard)
         self._pid = os.getpid()
         self._at_end = ended
@@ -95,19 +96,27 @@ class Copier:
             match: held; of the client's. Pages behind its pinned ones, on disk, are not loaded: see Client.prefetch.
             slots: an item for each page from `first` on. They are not read or written until the load has ended.
             first: the first page to copy, counted from the head of the match.
-            after: an event of the engine's that comes before the first byte is written; None: at once.
+            after: an event of the engine's that comes before the first byte is written; None: at once. Loads go in
+                order: those behind this one wait for it, too, even if this one is cancelled. Should it fail, where the
+                device can tell, this load fails alone.
 
-        Raises ValueError as PagedCache.loading does, and for pages of a namespace that says another order.
+        Raises ValueError as PagedCache.loading does, for pages of a namespace that says another order, and for an
+        `after` that is no event of the device's.
         """
+        if after is not None:
+            self._require_event(after)
         if match.keys is not None:
             require_named(match.keys.namespace, self._cache.page)
         transfer = self._cache.loading(slots)
         source = None if self._foreign or self._loads.broken else source_of(match, transfer, first)
-        job = LoadingJob(source, self._cache.cache.layers, self._loaded, after)
+        gate = None if after is None or source is None else Gate(after, source.transfer)
+        job = LoadingJob(source, self._cache.cache.layers, self._loaded, gate)
+        if gate is not None:
+            gate.lost = job.cancel
         if source is not None and not self._loads.submit(job):
             source.let_go()
             job = LoadingJob(None, job.layers, self._loaded)
-        return Load(job)
+        return Load(job, gate)
 
     def store(self, keys: Keys, slots: SlotMap, after: object = None) -> Store:
         """Begins to store this rank's part of a page for each key, but for those that are to be skipped.
@@ -118,16 +127,22 @@ class Copier:
         Args:
             keys: the whole chain from the head of the prompt, so that its recency is right.
             slots: an item for each key. Their content stays until the store is ready, or cancelled.
-            after: an event of the engine's that comes before the first byte is read; None: at once.
+            after: an event of the engine's that comes before the first byte is read; None: at once. Stores behind this
+                one wait for it, too. Should it fail, where the device can tell, this store is cancelled, and no other.
 
         Raises ValueError for what are no whole pages, and as load() does.
         """
+        if after is not None:
+            self._require_event(after)
         require_named(keys.namespace, self._cache.page)
         slots.require_whole(len(keys))
         sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.patience)
         ask = partial(self._client.reserve_soon, keys, self._cache.page.nbytes, self._part, sending)
         order = Order(self._cache.storing(slots), ask)
-        job = StoringJob(order, self._door, self._backlog, self._settings, self._stored, after)
+        gate = None if after is None else Gate(after)
+        job = StoringJob(order, self._door, self._backlog, self._settings, self._stored, gate)
+        if gate is not None:
+            gate.lost = job.cancel
         reason = "the copier was made in another process" if self._foreign else self._stores.broken
         if reason or not self._stores.submit(job):
             job.refuse(reason or self._stores.broken or "the copier is closed")

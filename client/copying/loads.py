@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...kernels.device import DeviceError
+from ...kernels.device import DeviceError, Gate
 from .loading_job import LoadingJob
 
 
@@ -17,14 +17,14 @@ class Load:
     layers: of this rank's cache.
     """
 
-    def __init__(self, job: LoadingJob) -> None:
+    def __init__(self, job: LoadingJob, gate: Gate | None = None) -> None:
         self.pages, self.layers = job.pages, job.layers
-        self._job = job
+        self._job, self._gate = job, gate
 
     @property
     def failed(self) -> str:
-        """Why layers that are not ready never will be: the device failed; empty if it did not."""
-        return self._job.reason
+        """Why layers that are not ready never will be: the device failed, or the event to come after; else empty."""
+        return self._job.reason or (self._gate.reason if self._gate is not None else "")
 
     @property
     def ended(self) -> bool:
@@ -38,22 +38,24 @@ class Load:
     def ready(self, layer: int) -> bool:
         """Whether a layer of all its pages is in the cache. Waits for nobody."""
         if self._settled(layer):
-            return not self._job.foreign
+            return self._sound
         event = self._job.event(layer)
         try:
-            return event is not None and not self._job.foreign and event.done()
+            return event is not None and not self._job.foreign and event.done() and self._sound
         except DeviceError:
             return False
 
     def wait(self, layer: int, deadline: float) -> bool:
         """Waits for a layer, at most `deadline` seconds. False also where it will never come."""
         if self._settled(layer):
-            return not self._job.foreign
+            return self._sound
         ends = time.monotonic() + deadline
         self._job.wait_until(lambda: self._job.decided(layer), deadline)
         event = self._job.event(layer)
+        if event is None or self._job.foreign:
+            return False
         try:
-            return event is not None and not self._job.foreign and event.wait(max(0.0, ends - time.monotonic()))
+            return event.wait(max(0.0, ends - time.monotonic())) and self._sound
         except DeviceError:
             return False
 
@@ -62,12 +64,15 @@ class Load:
 
         Waits, at most `deadline` seconds, only until its copies are enqueued. False if they are not by then, or will
         not be: then nothing is held. Raises ValueError for what is no stream.
+
+        True says that the copies are enqueued, not that they succeed: should they fail, what is held begins without the
+        layer. Who uses what it computed looks at `failed` behind it.
         """
         if self._settled(layer):
-            return not self._job.foreign
+            return self._sound
         self._job.wait_until(lambda: self._job.decided(layer), deadline)
         event = self._job.event(layer)
-        if event is None or self._job.foreign:
+        if event is None or not self._sound:
             return False
         try:
             event.hold(stream)
@@ -84,6 +89,11 @@ class Load:
             raise ValueError(f"layer {layer} of {self.layers}")
         return not self.pages or self._job.has_landed(layer)
 
+    @property
+    def _sound(self) -> bool:
+        """Whether what has come counts. To be asked behind it: a gate is lost before an event behind it comes."""
+        return not self._job.foreign and not (self._gate is not None and self._gate.reason)
+
     def __repr__(self) -> str:
-        state = "ended" if self.ended else f"failed: {self.failed}" if self.failed else "on its way"
+        state = f"failed: {self.failed}" if self.failed else "ended" if self.ended else "on its way"
         return f"<Load of {self.pages} pages, {self.layers} layers, {state}>"

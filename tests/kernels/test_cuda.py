@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 from paged_cases import Stored, case_of
 from pagetier.kernels import cuda
 from pagetier.kernels.cuda import CudaDevice, CudaEvent
-from pagetier.kernels.device import DeviceError, Direction
+from pagetier.kernels.device import DeviceError, Direction, Gate
 from pagetier.kernels.driver import Driver
 from pagetier.kernels.slots import slot_map
 from pagetier.kernels.thresholds import CopySettings
@@ -125,6 +126,45 @@ def test_the_engines_event_is_waited_for_by_all_queues(library: PretendedDriver,
     stream.after(event)
     stream.record()
     assert [its.journal for its in torch.streams] == [[event, "record"], [event]]
+
+
+def test_a_gate_is_its_event(library: PretendedDriver, torch: PretendedTorch) -> None:
+    stream, event = Made(library).device.stream(Direction.LOAD), PretendedEvent()
+    stream.after(Gate(event))
+    assert [its.journal for its in torch.streams] == [[event], [event]]
+
+
+@pytest.mark.parametrize("wrong", ["event", threading.Event(), 3])
+def test_what_is_none_of_torch_s_is_refused(
+    wrong: object, library: PretendedDriver, torch: PretendedTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch itself finds out: its streams call what they are given."""
+    device = Made(library).device
+    stream = device.stream(Direction.LOAD)
+    for its in torch.streams:
+        monkeypatch.setattr(its, "wait_event", lambda event: event.wait(torch))
+    device.require_event(PretendedEvent())
+    for refuses in (device.require_event, stream.after):
+        with pytest.raises(ValueError, match=f"{type(wrong).__name__} is no torch.cuda.Event"):
+            refuses(wrong)
+    with pytest.raises(ValueError, match=f"{type(wrong).__name__} is no torch.cuda.Stream"):
+        stream.record().hold(wrong)
+
+
+def test_no_room_for_tables_is_told_of_the_copy_alone(library: PretendedDriver, torch: PretendedTorch) -> None:
+    """What was begun of it, on whichever queue, is before the next event."""
+    stream = Made(library, way="dma").device.stream(Direction.STORE)
+    full = SimpleNamespace(enqueue=raising(torch.OutOfMemoryError("no room")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "_way", lambda _: full)
+        with pytest.raises(ValueError, match="no room for the tables of a copy: no room"):
+            stream.enqueue(placed().copy(Direction.STORE))
+    queue, side = torch.streams
+    assert side.journal == ["record"] and isinstance(queue.journal[0], PretendedEvent)
+    its = placed()
+    wanted = its.after(its.copy(Direction.STORE))
+    stream.enqueue(its.copy(Direction.STORE))
+    its.expect(wanted)
 
 
 def test_a_cache_elsewhere(library: PretendedDriver, torch: PretendedTorch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from pagetier.kernels import caches
-from pagetier.kernels.device import Copy, DeviceError, Direction
+from pagetier.kernels.device import Copy, DeviceError, Direction, Gate
 from pagetier.kernels.frames import Arena, Frames, frames_of
 from pagetier.kernels.host_device import HostDevice
 from pagetier.kernels.page import PageOrder
@@ -136,6 +137,94 @@ def test_work_of_an_engine_that_failed_is_not_copied(scene: Scene, fails: object
     with pytest.raises(DeviceError, match="the engine's work failed"):
         event.wait(LONG_S)
     assert not scene.memory.any()
+
+
+class Raising:
+    """An engine's own event. error: what its wait() raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def wait(self) -> None:
+        raise self._error
+
+
+class Awaitable:
+    """Its wait() does not say that it is a coroutine's."""
+
+    def wait(self) -> object:
+        return asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("error", [Exception("of its own"), AssertionError("of its own"), SystemExit("of its own")])
+def test_whatever_an_event_raises_the_stream_tells(scene: Scene, error: BaseException) -> None:
+    stream, opens = HostDevice().stream(Direction.STORE), threading.Event()
+    stream.after(opens)
+    stream.after(Raising(error))
+    stream.enqueue(scene.storing())
+    event = stream.record()
+    opens.set()
+    with pytest.raises(DeviceError, match="of its own"):
+        event.wait(LONG_S)
+    assert stream.close(LONG_S) and not scene.memory.any()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_what_has_to_be_awaited_is_no_event(scene: Scene) -> None:
+    device = HostDevice()
+    stream = device.stream(Direction.STORE)
+    for refuses in (device.require_event, stream.after):
+        with pytest.raises(ValueError, match=r"the wait\(\) of Event is to be awaited"):
+            refuses(asyncio.Event())
+        with pytest.raises(ValueError, match="str has no wait"):
+            refuses("no event")
+    opens = threading.Event()
+    stream.after(opens)
+    stream.after(Awaitable())
+    stream.enqueue(scene.storing())
+    event = stream.record()
+    opens.set()
+    with pytest.raises(DeviceError, match=r"the wait\(\) of Awaitable is to be awaited"):
+        event.wait(LONG_S)
+    assert not scene.memory.any()
+
+
+def cancelled() -> Future[None]:
+    future = Future[None]()
+    future.cancel()
+    return future
+
+
+@pytest.mark.parametrize("event", [cancelled(), Raising(KeyError())])
+def test_a_gate_that_is_lost_is_told_and_the_stream_goes_on(scene: Scene, event: object) -> None:
+    """Before an event behind it comes; copies of its transfer are left out, those behind them are not."""
+    stream, told = HostDevice().stream(Direction.LOAD), []
+    copy, other = scene.loading(range(1)), scene.loading(range(1, 2))
+    opens, gate = threading.Event(), Gate(event, copy.transfer)
+    before = [tensor.copy() for tensor in scene.tensors]
+    stream.after(opens)
+    stream.after(gate)
+    gate.lost = lambda: told.append(behind.done())
+    stream.enqueue(copy)
+    behind = stream.record()
+    stream.enqueue(other)
+    last = stream.record()
+    assert not gate.reason
+    opens.set()
+    assert last.wait(LONG_S) and told == [False]
+    assert "the event to come after failed: " in gate.reason
+    assert np.array_equal(scene.tensors[0], before[0]) and not scene.tensors[1][:, :6].any()
+
+
+def test_a_gate_that_opens_is_passed(scene: Scene) -> None:
+    stream, event, copy = HostDevice().stream(Direction.LOAD), threading.Event(), scene.loading(range(2))
+    gate = Gate(event, copy.transfer)
+    stream.after(gate)
+    stream.enqueue(copy)
+    arrived = stream.record()
+    assert not arrived.wait(0.01)
+    event.set()
+    assert arrived.wait(LONG_S) and not gate.reason and not scene.tensors[0][:, :6].any()
 
 
 def test_a_cache_that_is_elsewhere_is_told_at_once(scene: Scene) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pagetier.kernels.device import Copy, DeviceError, Direction
+from pagetier.kernels.device import Copy, DeviceError, Direction, event_of
 from pagetier.kernels.host_copy import gather, scatter
 
 
@@ -64,9 +64,10 @@ class FakeStream:
 
     def after(self, event: object) -> None:
         self.device.check()
-        if not isinstance(event, EngineEvent):
+        its = event_of(event)
+        if not isinstance(its, EngineEvent):
             raise ValueError("no event of this engine's")
-        self.todo.append(event)
+        self.todo.append(its)
 
     def enqueue(self, copy: Copy) -> None:
         self.device.check()
@@ -118,6 +119,11 @@ class FakeDevice:
         self.check()
         self.streams.append(FakeStream(self, direction))
         return self.streams[-1]
+
+    def require_event(self, event: object) -> None:
+        """Of a str only a stream can tell that it is no event."""
+        if not isinstance(event, (EngineEvent, str)):
+            raise ValueError(f"{type(event).__name__} is no event of this engine's")
 
     def check(self) -> None:
         if self.dead:

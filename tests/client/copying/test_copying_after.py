@@ -1,0 +1,126 @@
+"""Events of an engine's that fail, or are none: the load or the store is told, and no other ends for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from copying_engine import LAYERS, LONG_S, Engine, slots_of
+from pagetier.client import Client
+from running import RunningDaemon, eventually
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("32MiB") as running:
+        yield running
+
+
+@pytest.fixture
+def engine(daemon: RunningDaemon) -> Iterator[Engine]:
+    """Prompt 1, four pages of it, is stored."""
+    with daemon.client() as client:
+        made = Engine(client, 1)
+        made.number(1)
+        assert made.copier.store(made.keys(1, 4), slots_of(4)).wait(LONG_S).refused == 0
+        made.number(9)
+        yield made
+        assert made.copier.close(LONG_S), "nothing stays in flight"
+
+
+class Late:
+    """An engine's own event, which raises once it is let go."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+
+    def wait(self) -> None:
+        self.gone.wait(LONG_S)
+        raise LookupError("the engine's own error")
+
+
+def cancelled() -> tuple[object, Callable[[], object]]:
+    future = Future[None]()
+    return future, future.cancel
+
+
+def failed() -> tuple[object, Callable[[], object]]:
+    future = Future[None]()
+    return future, lambda: future.set_exception(OSError("the engine's own error"))
+
+
+def raised() -> tuple[object, Callable[[], object]]:
+    event = Late()
+    return event, event.gone.set
+
+
+FAILING = pytest.mark.parametrize("failing", [cancelled, failed, raised])
+Failing = Callable[[], tuple[object, Callable[[], object]]]
+
+
+@FAILING
+def test_a_load_behind_an_event_that_fails_fails_alone(engine: Engine, failing: Failing) -> None:
+    after, fails = failing()
+    load = engine.load(engine.keys(1, 4), slots_of(4), after=after)
+    other = engine.load(engine.keys(1, 4), slots_of(4, 2))
+    assert load.pages == 4 and not load.wait(0, 0.02) and not load.failed
+    fails()
+    assert not load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
+    assert "the event to come after failed" in load.failed and "failed" in repr(load)
+    assert other.wait(LAYERS - 1, LONG_S) and not other.failed and engine.says(slots_of(4, 2), 1)
+    assert not any(load.ready(layer) or load.wait(layer, 0) for layer in range(LAYERS))
+    with ThreadPoolExecutor(1) as stream:
+        assert not load.hold(stream, 0, 0.0)
+    later = engine.load(engine.keys(1, 4), slots_of(4))
+    assert later.pages == 4 and later.wait(LAYERS - 1, LONG_S)
+
+
+def test_a_load_that_fails_writes_nothing(engine: Engine) -> None:
+    after = Future[None]()
+    load = engine.load(engine.keys(1, 4), slots_of(4), after=after)
+    assert not load.wait(0, 0.02)
+    after.cancel()
+    assert load.wait_ended(LONG_S) and engine.says(slots_of(4), 9)
+
+
+@FAILING
+def test_a_store_behind_an_event_that_fails_is_cancelled_alone(
+    engine: Engine, failing: Failing, daemon: RunningDaemon
+) -> None:
+    after, fails = failing()
+    prompt = 10 + [cancelled, failed, raised].index(failing)
+    store = engine.copier.store(engine.keys(prompt, 4), slots_of(4), after)
+    other = engine.copier.store(engine.keys(prompt + 10, 4), slots_of(4))
+    assert store.wait(0.02).pending == 4
+    fails()
+    assert store.wait(LONG_S).refused == 4 and other.wait(LONG_S).stored == 4
+    assert engine.load(engine.keys(prompt, 4), slots_of(4)).pages == 0
+    assert engine.copier.store(engine.keys(prompt, 4), slots_of(4)).wait(LONG_S).stored == 4
+    assert eventually(lambda: daemon.header()["open_entries"] == 0)
+
+
+class Exiting:
+    """Raises what is no Exception."""
+
+    def wait(self) -> None:
+        raise SystemExit
+
+
+def test_nothing_that_is_raised_leaves_anything_pending(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        engine = Engine(client, 1)
+        keys, slots = engine.keys(50, 4), slots_of(4)
+        store = engine.copier.store(keys, slots, Exiting())
+        assert store.wait(LONG_S).refused + store.wait(LONG_S).stored == 4 and "SystemExit" in store.wait(0).reason
+
+
+@pytest.mark.parametrize("wrong", ["event", 3, asyncio.Event(), Client])
+def test_what_is_no_event_is_told_at_once(engine: Engine, wrong: object) -> None:
+    keys, slots = engine.keys(1, 4), slots_of(4)
+    for begins in (lambda: engine.copier.store(keys, slots, wrong), lambda: engine.load(keys, slots, after=wrong)):
+        with pytest.raises(ValueError, match=r"has no wait|is to be awaited"):
+            begins()
