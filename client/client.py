@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ..kernels.arenas import PinnedArenas
 from ..kernels.host import Access, HostBuffers, pages_of
 from ..shm._core import Session, miss
 from ..shm.paths import default_socket
@@ -71,6 +72,11 @@ class Client:
     def session(self) -> Session | None:
         """The mapped segments, for who copies by himself; None where there are none, and another one for others."""
         return self._mine().session
+
+    @property
+    def arenas(self) -> PinnedArenas:
+        """What the copiers of this process have pinned of the mapped segments, together."""
+        return self._mine().arenas
 
     def wait_attached(self, timeout: float) -> bool:
         """Waits until the daemon is there, at most `timeout` seconds."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..kernels.arenas import PinnedArenas
 from ..shm._core import Session, ShmError
 from ..shm.link import Greeting, Link, LinkError, RefusedError
 from ..shm.protocol import BUILD, Attach, Detach
@@ -39,6 +40,7 @@ class Membership:
         self.session: Session | None = None
         self.attachment: Attachment | None = None
         self.requests = Requests()
+        self.arenas = PinnedArenas(lambda: self.session)
         self.attached = threading.Event()
         self._held: set[int] = set()
         self._pid = os.getpid()
@@ -96,11 +98,13 @@ class Membership:
         session = self.session
         if session is not None and session.closed:
             self.session = None
+            self.arenas.look()
 
     def leave(self, link: Link | None) -> None:
         """Lets go of everything. Where a copy goes on for too long, its process's end does it."""
         session, self.session = self.session, None
         self.attachment = None
+        self.arenas.look()
         if session is not None and _retire(session) and link is not None:
             _say_goodbye(link)
 

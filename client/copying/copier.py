@@ -35,7 +35,8 @@ _SENDING_S: Final = 0.25
 _DEFAULT: Final = CopySettings()
 
 
-def _nothing() -> None: ...
+def _nothing(deadline: float) -> bool:
+    return True
 
 
 class Reserving(Protocol):
@@ -59,7 +60,7 @@ class Copier:
         device: Device,
         settings: CopySettings = _DEFAULT,
         drive: Drive = in_thread,
-        ended: Callable[[], object] = _nothing,
+        ended: Callable[[float], bool] = _nothing,
     ) -> None:
         """Raises ValueError for a cache on another device, and DeviceError.
 
@@ -69,7 +70,8 @@ class Copier:
             device: where the cache is.
             settings: how much may be copied at once, and how fast.
             drive: calls the lanes' step(); by default from threads.
-            ended: called once by the close() after which nothing is in flight any more; never if the device failed.
+            ended: called by each close() after which nothing is in flight any more, with the seconds that are left:
+                whether what it began has ended. Never called if the device failed.
         """
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
@@ -151,7 +153,8 @@ class Copier:
     def close(self, deadline: float) -> bool:
         """Begins nothing new, and waits at most `deadline` seconds for what goes on: whether all of it has ended.
 
-        What has not goes on by itself to its end, and the session stays mapped for it. May be called again.
+        What has not goes on by itself to its end, the unpinning of an arena, too; the session stays mapped for it. May
+        be called again, and then returns True some time, unless the device failed with copies in flight.
         """
         if self._foreign:
             return True
@@ -161,8 +164,7 @@ class Copier:
             lane.close()
         ended = all(lane.wait_idle(ends - time.monotonic()) for lane in lanes)
         if ended and not any(lane.broken for lane in lanes):
-            at_end, self._at_end = self._at_end, _nothing
-            at_end()
+            return self._at_end(max(0.0, ends - time.monotonic()))
         return ended
 
     @property

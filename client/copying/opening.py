@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...kernels.arenas import PinnedArenas
 from ...kernels.device import Device
+from ...kernels.frames import Frames
 from ...kernels.host_device import HostDevice
+from ...kernels.pinning import Registering, Unregistering
 from ...kernels.settings import load_settings
 from ...kernels.thresholds import CopySettings
 from ...kernels.transfer import PagedCache
@@ -32,13 +33,29 @@ def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None
     return _on_gpu(client, cache, told)
 
 
+def copier_pinning(
+    client: Client,
+    cache: PagedCache,
+    settings: CopySettings,
+    registrar: tuple[Registering, Unregistering],
+    device: Callable[[Callable[[Frames], bool]], Device],
+) -> Copier:
+    """A copier that pins the arena in the background, together with the others of this client and process.
+
+    registrar: pins memory, and unpins it. device: made with the question whether all of some frames are pinned by now.
+    """
+    lease = client.arenas.lease(*registrar)
+    its = lease.watched(device(lease.ready))
+    if client.session is not None:
+        lease.begin(client.session)
+    return Copier(client, cache, its, settings, ended=lease.end)
+
+
 def _on_gpu(client: Client, cache: PagedCache, settings: CopySettings) -> Copier:
     from ...kernels.cuda import cuda_device
     from ...kernels.registrar import cuda_registrar
 
-    arenas = PinnedArenas(*cuda_registrar(cache.cache.device))
-    device: Device = cuda_device(cache.cache.device, settings, arenas.ready)
-    if client.session is not None:
-        arenas.begin(client.session)
-    ended: Callable[[], None] = arenas.close
-    return Copier(client, cache, device, settings, ended=ended)
+    name = cache.cache.device
+    return copier_pinning(
+        client, cache, settings, cuda_registrar(name), lambda pinned: cuda_device(name, settings, pinned)
+    )

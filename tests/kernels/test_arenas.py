@@ -1,17 +1,22 @@
-"""Arenas pinned as copies need them: one session's at a time, held while it is pinned. The driver is pretended."""
+"""Arenas that the copiers of a client pin together, for as long as copies need it. Driver and device are pretended."""
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import numpy as np
+import pytest
 
 from memory import Memory, attach
-from pagetier.kernels.arenas import PinnedArenas
+from pagetier.kernels.arenas import Lease, PinnedArenas
+from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
 from pagetier.kernels.frames import Arena, Frames, frames_of
 from pagetier.shm._core import Session
 from pagetier.shm.segments import Geometry
 from pinned import PinningDriver, eventually
 
-FRAME, FRAMES = 4096, 16
+FRAME, FRAMES, LONG_S = 4096, 16, 20.0
 
 
 def session_of(number: int) -> Session:
@@ -24,59 +29,240 @@ def frames_in(session: Session) -> Frames:
     return frames_of(arena, np.arange(4).reshape(2, 2))
 
 
+class Landing:
+    """An event that comes when the test says so, or whose device has failed."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.failed = False
+
+    def done(self) -> bool:
+        if self.failed:
+            raise DeviceError("the bus is gone")
+        return self.came.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self.came.wait(seconds)
+
+    def hold(self, stream: object) -> None: ...
+
+
+class Pretended:
+    """A device and its only stream: copies are in flight until the event behind them comes."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.events: list[Landing] = []
+        self.broken = False
+
+    def stream(self, direction: Direction) -> Stream:
+        return self
+
+    def require_event(self, event: object) -> None: ...
+
+    def after(self, event: object) -> None: ...
+
+    def enqueue(self, copy: Copy) -> None:
+        if self.broken:
+            raise DeviceError("it fell off the bus")
+
+    def record(self) -> Landing:
+        self.events.append(Landing())
+        return self.events[-1]
+
+
+class World:
+    """A client's current session, its arenas, and a copier's lease with one stream."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.driver, self.device = PinningDriver(seconds), Pretended()
+        self.first, self.second = session_of(1), session_of(2)
+        self.current: Session | None = self.first
+        self.arenas = PinnedArenas(lambda: self.current)
+        self.lease = self.leased()
+        self.stream = self.lease.watched(self.device).stream(Direction.LOAD)
+
+    def leased(self) -> Lease:
+        return self.arenas.lease(self.driver.register, self.driver.unregister)
+
+    def copy(self, session: Session) -> Landing:
+        """Enqueues one; it is in flight until its event comes."""
+        self.stream.enqueue(Copy(Direction.LOAD, None, frames_in(session), range(1)))  # type: ignore[arg-type]
+        self.stream.record()
+        return self.device.events[-1]
+
+    def pinned(self) -> list[int]:
+        return list(self.driver.registered)
+
+    def turn(self, session: Session | None) -> None:
+        """Another session is the current one."""
+        self.current = session
+        self.arenas.look()
+
+
+def settled() -> None:
+    """Time enough for something to happen that should not."""
+    threading.Event().wait(0.1)
+
+
 def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
-    driver, session = PinningDriver(), session_of(1)
-    arenas = PinnedArenas(driver.register, driver.unregister)
-    assert arenas.state == "nothing is pinned"
-    eventually(lambda: arenas.ready(frames_in(session)))
-    assert driver.registered == {session.arena_address: FRAME * FRAMES}
-    assert not session.retire(), "it would be unmapped under the driver"
-    arenas.close()
-    assert driver.registered == {} and driver.wrong == []
-    assert session.retire()
+    world = World()
+    assert world.arenas.state == "nothing is pinned" and world.arenas.progress == 0.0
+    world.copy(world.first).came.set()
+    eventually(lambda: world.lease.ready(frames_in(world.first)))
+    assert world.driver.registered == {world.first.arena_address: FRAME * FRAMES} and world.arenas.progress == 1.0
+    assert not world.first.retire(), "it would be unmapped under the driver"
+    assert world.lease.end(LONG_S)
+    assert world.pinned() == [] and world.driver.wrong == []
+    assert world.first.retire()
 
 
-def test_another_session_takes_the_place_of_the_one_before() -> None:
-    driver, first, second = PinningDriver(seconds=0.01), session_of(1), session_of(2)
-    arenas = PinnedArenas(driver.register, driver.unregister)
-    arenas.begin(first)
-    eventually(lambda: arenas.ready(frames_in(first)))
-    eventually(lambda: arenas.ready(frames_in(second)))
-    eventually(lambda: list(driver.registered) == [second.arena_address])
-    eventually(first.retire)
-    assert arenas.ready(frames_in(second))
-    arenas.close()
-    assert driver.registered == {} and second.retire()
-    assert not arenas.ready(frames_in(session_of(3))), "it is closed"
-    assert driver.registered == {} and driver.wrong == []
+def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight() -> None:
+    world = World()
+    sooner, later = world.copy(world.first), world.copy(world.first)
+    world.turn(world.second)
+    new = world.copy(world.second)
+    eventually(lambda: world.lease.ready(frames_in(world.second)))
+    sooner.came.set()
+    settled()
+    assert set(world.pinned()) == {world.first.arena_address, world.second.arena_address}
+    later.came.set()
+    eventually(lambda: world.pinned() == [world.second.arena_address])
+    eventually(world.first.retire)
+    assert not new.came.is_set() and world.lease.ready(frames_in(world.second))
+    new.came.set()
+    assert world.lease.end(LONG_S) and world.driver.wrong == []
+
+
+def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing() -> None:
+    world = World()
+    world.turn(world.second)
+    world.copy(world.second)
+    world.copy(world.first)
+    world.lease.begin(world.first)
+    settled()
+    assert world.driver.began == [world.second.arena_address]
+    assert world.pinned() == [world.second.arena_address] and not world.lease.ready(frames_in(world.first))
+
+
+def test_what_was_enqueued_counts_before_anything_is_recorded() -> None:
+    world = World()
+    world.stream.enqueue(Copy(Direction.LOAD, None, frames_in(world.first), range(1)))  # type: ignore[arg-type]
+    eventually(lambda: world.arenas.progress == 1.0)
+    assert not world.lease.end(0.1) and len(world.pinned()) == 1
+    world.stream.record()
+    world.device.events[-1].came.set()
+    assert world.lease.end(LONG_S) and world.pinned() == []
+
+
+@pytest.mark.parametrize("when", ["enqueuing", "copying"])
+def test_under_a_device_that_failed_nothing_is_unpinned(when: str) -> None:
+    world = World()
+    world.lease.begin(world.first)
+    eventually(lambda: world.arenas.progress == 1.0)
+    if when == "copying":
+        world.copy(world.first).failed = True
+    else:
+        world.device.broken = True
+        with pytest.raises(DeviceError):
+            world.copy(world.first)
+    world.turn(None)
+    assert not world.lease.end(0.1)
+    assert world.pinned() == [world.first.arena_address] and not world.first.retire()
+
+
+def test_without_a_current_session_the_arena_goes_by_itself() -> None:
+    world = World()
+    world.copy(world.first).came.set()
+    eventually(lambda: world.arenas.progress == 1.0)
+    world.current = None
+    eventually(lambda: world.pinned() == [])
+    eventually(world.first.retire)
+
+
+def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it() -> None:
+    world = World()
+    other = world.leased()
+    world.lease.begin(world.first)
+    other.begin(world.first)
+    eventually(lambda: world.arenas.progress == 1.0)
+    assert world.lease.end(LONG_S)
+    settled()
+    assert other.ready(frames_in(world.first)) and world.driver.wrong == []
+    assert other.end(LONG_S)
+    assert world.pinned() == [] and len(world.driver.began) == 1
+
+
+def test_a_lease_that_is_dropped_ends_when_its_last_stream_does() -> None:
+    world = World()
+    world.lease.begin(world.first)
+    eventually(lambda: world.arenas.progress == 1.0)
+    del world.lease
+    gc.collect()
+    world.arenas.look()
+    settled()
+    assert len(world.pinned()) == 1, "the stream may go on"
+    del world.stream
+    eventually(lambda: world.pinned() == [])
+    eventually(world.first.retire)
+
+
+def test_the_end_of_a_lease_keeps_its_deadline() -> None:
+    world = World(seconds=0.5)
+    world.lease.begin(world.first)
+    eventually(lambda: world.arenas.progress == 1.0)
+    assert not world.lease.end(0.05), "the driver takes half a second"
+    assert len(world.pinned()) == 1
+    assert world.lease.end(LONG_S) and world.pinned() == []
+
+
+def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
+    threads, world = threading.active_count(), World(seconds=0.5)
+    world.lease.begin(world.first)
+    eventually(lambda: world.arenas.progress == 1.0)
+    world.turn(world.second)
+
+    def refused() -> bool:
+        try:
+            world.copy(world.first).came.set()
+        except ValueError as error:
+            assert "being unpinned" in str(error)
+            return True
+        return False
+
+    eventually(refused)
+    eventually(lambda: world.pinned() == [])
+    eventually(lambda: threading.active_count() == threads)
+    world.copy(world.first)
+    assert not world.lease.ready(frames_in(world.first)), "it goes another way"
 
 
 def test_memory_that_can_not_be_pinned_is_never_ready() -> None:
-    driver, session = PinningDriver(fails=(0,)), session_of(1)
-    arenas = PinnedArenas(driver.register, driver.unregister)
-    arenas.begin(session)
-    eventually(lambda: "failed" in arenas.state)
-    assert not arenas.ready(frames_in(session))
-    arenas.close()
-    assert session.retire()
+    world = World()
+    world.driver.fails = (0,)
+    world.lease.begin(world.first)
+    eventually(lambda: "failed" in world.arenas.state)
+    assert not world.lease.ready(frames_in(world.first))
+    assert world.lease.end(LONG_S) and world.first.retire()
 
 
 def test_memory_that_can_not_be_unpinned_stays_mapped() -> None:
-    driver, session = PinningDriver(), session_of(1)
+    world = World()
 
     def refuse(address: int) -> None:
         raise RuntimeError("the driver is gone")
 
-    arenas = PinnedArenas(driver.register, refuse)
-    eventually(lambda: arenas.ready(frames_in(session)))
-    arenas.close()
-    assert not session.retire()
+    lease = world.arenas.lease(world.driver.register, refuse)
+    lease.begin(world.first)
+    eventually(lambda: lease.ready(frames_in(world.first)))
+    assert world.lease.end(LONG_S) and lease.end(LONG_S)
+    assert not world.first.retire()
 
 
 def test_memory_of_nobody_is_not_pinned() -> None:
-    driver, session = PinningDriver(), session_of(1)
-    arenas = PinnedArenas(driver.register, driver.unregister)
-    arena = Arena(session.arena_address, session.arena_bytes, session.frame_bytes)
-    assert not arenas.ready(frames_of(arena, [[1]]))
-    arenas.close()
-    assert driver.began == []
+    world = World()
+    arena = Arena(world.first.arena_address, world.first.arena_bytes, world.first.frame_bytes)
+    world.stream.enqueue(Copy(Direction.LOAD, None, frames_of(arena, [[1]]), range(1)))  # type: ignore[arg-type]
+    assert not world.lease.ready(frames_of(arena, [[1]]))
+    assert world.driver.began == []

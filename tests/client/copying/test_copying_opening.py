@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,14 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from pagetier.client import Namespace
-from pagetier.client.copying import open_copier
+from copying_engine import COPYING, LAYERS, Engine, slots_of
+from pagetier.client import Client, Namespace
+from pagetier.client.copying import Copier, open_copier
+from pagetier.client.copying.opening import copier_pinning
 from pagetier.kernels import caches
-from pagetier.kernels.device import DeviceError
+from pagetier.kernels.device import Copy, DeviceError, Direction
+from pagetier.kernels.frames import Frames
+from pagetier.kernels.host_device import HostDevice, HostStream
 from pagetier.kernels.page import PageOrder
 from pagetier.kernels.settings import COPY_VARIABLE, SettingsError
 from pagetier.kernels.slots import slot_map
 from pagetier.kernels.transfer import PagedCache
+from pinned import PinningDriver, eventually
 from running import RunningDaemon
 
 TOKENS, LONG_S = 8, 30.0
@@ -57,3 +65,129 @@ def test_a_configuration_that_can_not_be_used_is_told(tmp_path: Path, monkeypatc
     monkeypatch.setenv(COPY_VARIABLE, str(tmp_path / "copy.toml"))
     with RunningDaemon() as daemon, daemon.client() as client, pytest.raises(SettingsError, match="backlog"):
         open_copier(client, cache_of(1)[1])
+
+
+class AskingStream(HostStream):
+    """Asks before each copy whether its frames are pinned, as a GPU's does."""
+
+    def __init__(self, direction: Direction, pinned: Callable[[Frames], bool]) -> None:
+        super().__init__(direction, 1)
+        self._pinned = pinned
+
+    def enqueue(self, copy: Copy) -> None:
+        self._pinned(copy.frames)
+        super().enqueue(copy)
+
+
+class AskingDevice(HostDevice):
+    """The host, which does as if it needed pinned memory."""
+
+    def __init__(self, pinned: Callable[[Frames], bool]) -> None:
+        super().__init__()
+        self._pinned = pinned
+
+    def stream(self, direction: Direction) -> HostStream:
+        return AskingStream(direction, self._pinned)
+
+
+class PinningEngine(Engine):
+    """An engine whose copier pins the arena by a pretended driver."""
+
+    def __init__(self, client: Client, driver: PinningDriver) -> None:
+        super().__init__(client, 1)
+        registrar = driver.register, driver.unregister
+        self.copier: Copier = copier_pinning(client, self.paged, COPYING, registrar, AskingDevice)
+
+    def store(self, prompt: int) -> int:
+        """How many of four pages were stored."""
+        return self.copier.store(self.keys(prompt, 4), slots_of(4)).wait(LONG_S).stored
+
+
+def arenas_mapped(daemon: RunningDaemon) -> int:
+    """How often an arena of the daemon's is mapped in this process."""
+    return Path("/proc/self/maps").read_text().count(f"{daemon.name}.arena")
+
+
+def test_after_the_daemon_has_stopped_its_arena_is_unpinned_and_unmapped_when_the_last_copy_has_ended() -> None:
+    driver, after = PinningDriver(), threading.Event()
+    with RunningDaemon() as daemon, daemon.client() as client:
+        engine = PinningEngine(client, driver)
+        eventually(lambda: client.arenas.progress == 1.0)
+        assert engine.store(1) == 4 and arenas_mapped(daemon) == 1
+        load = engine.load(engine.keys(1, 4), slots_of(4, 2), after=after)
+        daemon.stop()
+        eventually(lambda: client.session is None)
+        assert not load.wait_ended(0.2) and len(driver.registered) == 1
+        after.set()
+        assert load.wait_ended(LONG_S) and load.wait(LAYERS - 1, 0.0)
+        eventually(lambda: not driver.registered and not arenas_mapped(daemon))
+        daemon.start()
+        assert client.wait_attached(LONG_S) and engine.store(2) == 4
+        eventually(lambda: client.arenas.progress == 1.0)
+        assert engine.copier.close(LONG_S) and not driver.registered and driver.wrong == []
+
+
+def test_the_arena_of_segments_that_were_replaced_stays_pinned_under_a_load() -> None:
+    driver, after = PinningDriver(), threading.Event()
+    with RunningDaemon() as daemon, daemon.client() as client:
+        engine = PinningEngine(client, driver)
+        assert engine.store(1) == 4
+        with client.match(engine.keys(1, 4)) as old:
+            load = engine.copier.load(old, slots_of(4, 2), after=after)
+            daemon.stop()
+            eventually(lambda: client.session is None)
+            daemon.start()
+            assert client.wait_attached(LONG_S) and engine.store(2) == 4
+            eventually(lambda: len(driver.registered) == 2)
+            assert engine.copier.load(old, slots_of(4, 3)).pages == 4
+            assert not load.wait_ended(0.2) and len(driver.registered) == 2
+        del old  # also a match that was let go of keeps the segments mapped
+        after.set()
+        assert load.wait_ended(LONG_S) and not load.failed
+        eventually(lambda: len(driver.registered) == 1 and arenas_mapped(daemon) == 1)
+        assert engine.copier.close(LONG_S) and not driver.registered
+        assert len(driver.began) == 2 and driver.wrong == []
+
+
+def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed() -> None:
+    driver = PinningDriver()
+    with RunningDaemon() as daemon, daemon.client() as client:
+        one, other = PinningEngine(client, driver), PinningEngine(client, driver)
+        assert one.store(1) == 4 and other.store(2) == 4
+        eventually(lambda: client.arenas.progress == 1.0)
+        assert one.copier.close(LONG_S) and one.copier.close(LONG_S)
+        assert other.store(3) == 4 and len(driver.registered) == 1
+        assert other.copier.close(LONG_S) and not driver.registered
+        assert len(driver.began) == 1 and driver.wrong == []
+
+
+def test_a_copier_is_closed_in_time_though_the_driver_takes_longer() -> None:
+    driver = PinningDriver(seconds=0.5)
+    with RunningDaemon() as daemon, daemon.client() as client:
+        engine = PinningEngine(client, driver)
+        eventually(lambda: client.arenas.progress == 1.0)
+        assert not engine.copier.close(0.05) and len(driver.registered) == 1
+        assert engine.copier.close(LONG_S) and not driver.registered
+
+
+def test_a_copier_that_is_dropped_unpins_and_its_client_can_be_closed() -> None:
+    driver = PinningDriver()
+    with RunningDaemon() as daemon, daemon.client() as client:
+        engine = PinningEngine(client, driver)
+        assert engine.store(1) == 4
+        eventually(lambda: client.arenas.progress == 1.0)
+        del engine
+        gc.collect()
+        eventually(lambda: not driver.registered)
+        client.close()
+        eventually(lambda: not daemon.slots() and not arenas_mapped(daemon))
+
+
+def test_a_client_that_is_closed_first_lets_go_of_the_arena_all_the_same() -> None:
+    driver = PinningDriver()
+    with RunningDaemon() as daemon, daemon.client() as client:
+        engine = PinningEngine(client, driver)
+        assert engine.store(1) == 4
+        client.close()
+        eventually(lambda: not driver.registered and not arenas_mapped(daemon))
+        assert engine.copier.close(LONG_S)
