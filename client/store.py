@@ -153,8 +153,7 @@ class Reservation:
 
         Pages that are not open any more are left as they are.
         """
-        pages = self._open if pages is None else np.intersect1d(pages, self._open)
-        self._open = np.setdiff1d(self._open, pages, assume_unique=True)
+        pages = self._take(pages)
         if self.session is not None and len(pages):
             serials = self._serials[pages]
             stored = self.session.publish(self.entries[pages], serials, self._part.index)
@@ -210,6 +209,15 @@ class Reservation:
             self.session.abandon(self.entries[pages], serials, self._part.index)
             self._held.difference_update(serials.tolist())
             self._refuse(pages)
+
+    def _take(self, pages: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp]:
+        """Those of the pages that are open; they are not any more. None means all, and is quick: stores wait for it."""
+        if pages is None:
+            pages, self._open = self._open, self._open[:0]
+        else:
+            pages = np.intersect1d(pages, self._open)
+            self._open = np.setdiff1d(self._open, pages, assume_unique=True)
+        return pages
 
     def _refuse(self, pages: npt.NDArray[np.intp]) -> None:
         for page in pages:
