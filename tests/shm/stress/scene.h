@@ -49,7 +49,7 @@ static inline pt_answer ask(scene *s, const pt_session *who, const char *name, u
     pt_request r = {.slot = who->slot, .part = part, .parts = parts, .now = now, .expires_ns = now + TTL};
     uint8_t key[PT_KEY_BYTES] = {0};
     pt_answer a;
-    strncpy((char *)key, name, sizeof key);
+    strncpy((char *)key, name, sizeof key - 1);
     pt_reserve(&s->owner, &r, key, &size, 1, &a);
     expect_sound(&s->owner, "after a reservation");
     return a;
@@ -61,7 +61,7 @@ static inline bool there(pt_session *who, const char *name)
     uint32_t entry;
     uint64_t serial;
     pt_matched to = {&entry, &serial, 0, 0};
-    strncpy((char *)key, name, sizeof key);
+    strncpy((char *)key, name, sizeof key - 1);
     pt_match(who, key, 1, &to);
     if (!to.count)
         return false;
