@@ -117,6 +117,14 @@ class Session:
     def slot(self) -> int: ...
     def match(self, kind: type[_P], context: object, keys: Array, /) -> _P:
         """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk."""
+    def match_groups(
+        self, kind: type[_P], groups: tuple[tuple[Any, Array, int, int], ...], limit: int, /
+    ) -> tuple[int, int, tuple[_P, ...]]:
+        """Pins what the longest hit needs on which all groups agree, at most `limit` tokens; see core/groups.h.
+
+        groups: (context, keys, page_tokens, needs) of each, 1 to 64. The answer: tokens of the hit; the same with the
+        help of the disk; and of each group the pins of the pages it needs, whose context is context[first:end].
+        """
     def repin(self, kind: type[_P], context: object, entries: Array, serials: Array, /) -> _P:
         """Pins what another process matched, as far as it is still there."""
     def copy_out(self, pins: Pins, first: int, addresses: Array, sizes: Array, threads: int, /) -> int:

@@ -1,6 +1,7 @@
 /* session_parts.h - the rest of the type Session: finishing and giving up parts, and small questions. */
 #pragma once
 
+#include "groups.h"
 #include "strided.h"
 
 /* True if the entry is still the filling that was granted. */
@@ -167,6 +168,7 @@ static PyObject *session_number(Session *self, void *which)
 
 static PyMethodDef session_methods[] = {
     {"match", (PyCFunction)(void (*)(void))session_match, METH_FASTCALL, NULL},
+    {"match_groups", (PyCFunction)session_match_groups, METH_VARARGS, NULL},
     {"repin", (PyCFunction)session_repin, METH_VARARGS, NULL},
     {"copy_out", (PyCFunction)session_copy_out, METH_VARARGS, NULL},
     {"copy_in", (PyCFunction)session_copy_in, METH_VARARGS, NULL},

@@ -1,0 +1,146 @@
+/* groups.h - Session.match_groups: one match over several groups of state, and the pins of each. */
+#pragma once
+
+#include "session.h"
+
+#include "../core/groups.h"
+
+/* What was asked for, and the memory that one match works in. */
+typedef struct {
+    PyTypeObject *type;
+    uint32_t count;
+    PyObject *contexts[PT_GROUPS]; /* borrowed */
+    array keys[PT_GROUPS];
+    pt_group groups[PT_GROUPS];
+    uint64_t pages, *memory;
+    pt_agreed agreed;
+} asked_groups;
+
+static void groups_close(asked_groups *a)
+{
+    arrays_close(a->keys, (int)a->count);
+    free(a->memory);
+}
+
+/* One of the tuples (context, keys, page_tokens, needs); false with an exception set. */
+static bool groups_add(asked_groups *a, PyObject *given)
+{
+    PyObject *keys;
+    unsigned int page_tokens;
+    unsigned long long needs;
+    array *opened = &a->keys[a->count];
+    if (!PyTuple_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "a group is (context, keys, page_tokens, needs)");
+        return false;
+    }
+    if (!PyArg_ParseTuple(given, "OOIK", &a->contexts[a->count], &keys, &page_tokens, &needs))
+        return false;
+    if (!page_tokens) {
+        PyErr_SetString(PyExc_ValueError, "a page has 1 token or more");
+        return false;
+    }
+    if (!array_open(keys, PT_KEY_BYTES, "keys", opened))
+        return false;
+    a->groups[a->count++] = (pt_group){.keys = opened->view.buf, .count = (uint32_t)opened->count,
+                                       .page_tokens = page_tokens, .needs = needs};
+    a->pages += (uint64_t)opened->count;
+    return true;
+}
+
+static bool groups_make_room(asked_groups *a)
+{
+    uint64_t *serials = a->memory = malloc((size_t)a->pages * 12 + 1);
+    if (!serials)
+        return PyErr_NoMemory() != NULL;
+    uint32_t *seen = (uint32_t *)(serials + a->pages);
+    for (uint32_t i = 0; i < a->count; i++) {
+        a->groups[i].serials = serials;
+        a->groups[i].seen = seen;
+        serials += a->groups[i].count;
+        seen += a->groups[i].count;
+    }
+    return true;
+}
+
+static bool groups_open(asked_groups *a, PyObject *given)
+{
+    Py_ssize_t count = PyTuple_Size(given);
+    if (count < 1 || count > (Py_ssize_t)PT_GROUPS) {
+        PyErr_Format(PyExc_ValueError, "%zd groups: there must be 1 to %u", count, PT_GROUPS);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!groups_add(a, PyTuple_GetItem(given, i)))
+            return false;
+    return groups_make_room(a);
+}
+
+/* The pins of one group, which are its own from then on; NULL with an exception set. */
+static PyObject *groups_pins(Session *self, const asked_groups *a, uint32_t i)
+{
+    const pt_group *g = &a->groups[i];
+    PyObject *context = PySequence_GetSlice(a->contexts[i], g->first, (Py_ssize_t)g->first + g->pins);
+    Pins *pins = context ? pins_new(a->type, self, context, g->pins) : NULL;
+    Py_XDECREF(context);
+    if (!pins)
+        return NULL;
+    memcpy(pins->entries, g->seen + g->first, g->pins * sizeof *pins->entries);
+    memcpy(pins->serials, g->serials + g->first, g->pins * sizeof *pins->serials);
+    pins->count = pins->reach = g->pins;
+    pins->held = handle_usable(self);
+    return (PyObject *)pins;
+}
+
+/* The pins of each group; where one fails nothing stays pinned. */
+static PyObject *groups_all_pins(Session *self, const asked_groups *a)
+{
+    PyObject *all = PyTuple_New(a->count);
+    for (uint32_t i = 0; i < a->count; i++) {
+        PyObject *pins = all ? groups_pins(self, a, i) : NULL;
+        if (pins)
+            PyTuple_SetItem(all, i, pins);
+        else if (handle_usable(self))
+            pt_release(&self->shared, a->groups[i].seen + a->groups[i].first, a->groups[i].pins);
+        if (!pins)
+            Py_CLEAR(all);
+    }
+    return all;
+}
+
+static void groups_search(Session *self, asked_groups *a)
+{
+    if (!handle_usable(self))
+        return;
+    if (a->pages <= BRIEF) {
+        pt_match_groups(&self->shared, a->groups, a->count, &a->agreed);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    pt_match_groups(&self->shared, a->groups, a->count, &a->agreed);
+    Py_END_ALLOW_THREADS
+}
+
+/* match_groups(type, groups, limit) -> (tokens, reach, pins of each group). */
+static PyObject *session_match_groups(Session *self, PyObject *args)
+{
+    asked_groups a = {0};
+    PyObject *given, *pins = NULL;
+    unsigned long long limit;
+    if (!PyArg_ParseTuple(args, "O!O!K", &PyType_Type, &a.type, &PyTuple_Type, &given, &limit))
+        return NULL;
+    if (!PyType_IsSubtype(a.type, PinsType)) {
+        PyErr_SetString(PyExc_TypeError, "match_groups(type, groups, limit)");
+        return NULL;
+    }
+    if (groups_open(&a, given)) {
+        a.agreed.limit = limit;
+        self->busy++; /* slices of contexts may be Python's: nobody unmaps meanwhile */
+        groups_search(self, &a);
+        pins = groups_all_pins(self, &a);
+        self->busy--;
+    }
+    groups_close(&a);
+    if (!pins)
+        return NULL;
+    return Py_BuildValue("(KKN)", (unsigned long long)a.agreed.tokens, (unsigned long long)a.agreed.reach, pins);
+}

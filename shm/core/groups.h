@@ -1,0 +1,266 @@
+/* groups.h - one match over several groups of a model's state: the longest prefix on which all of them agree.
+ *
+ * Each group has keys of its own for pages of its own size. A hit at p tokens needs of each group the pages that hold its
+ * last `needs` tokens before p: all of them for full attention, window - 1 for a sliding window, 1 for a recurrent state,
+ * which is whole pages in each case. p is a multiple of every group's page_tokens; on p = 0 all agree.
+ *
+ * No key is looked for twice: what was found of a page is remembered, and pinned until the end. Groups that need all their
+ * pages go first, head first, as pt_match does, so that a miss there bounds the others; of these, windows and snapshots are
+ * looked for from there down, those that need least first, and only as far as somebody may still agree.
+ *
+ * Recency is stamped on what the hit needs, and what a hit with the help of the disk would need, and on nothing else. It
+ * falls from head to tail by tokens, so that the pages of all groups that end together leave together.
+ */
+#pragma once
+
+#include "match.h"
+
+#define PT_GROUPS 64u
+#define PT_NEEDS_ALL UINT64_MAX
+
+/* What is known of a page: its entry, which is pinned, or with this bit is on disk; or one of these. */
+#define PT_SEEN_ON_DISK 0x80000000u
+#define PT_SEEN_NOWHERE 0xfffffffeu
+#define PT_NOT_SEEN 0xffffffffu
+
+typedef struct {
+    const uint8_t *keys;
+    uint32_t count;       /* of the keys */
+    uint32_t page_tokens; /* 1 or more */
+    uint64_t needs;       /* tokens before p */
+    uint32_t *seen;       /* room for `count` pages; afterwards the entries of the pinned pages, from `first` on */
+    uint64_t *serials;    /* room for as many; afterwards theirs, from `first` on */
+    uint32_t first, pins; /* the pages that are pinned afterwards, for the caller to let go of */
+    uint32_t sound_from, sound_to; /* pages of which it is known that they are there */
+} pt_group;
+
+typedef struct {
+    uint64_t limit;         /* no hit is longer; the caller's wish */
+    uint64_t tokens, reach; /* what all groups agree on in memory; and in memory or on disk */
+} pt_agreed;
+
+/* One search: all that its steps share. */
+typedef struct {
+    pt_session *session;
+    pt_group *order[PT_GROUPS]; /* those that need least first */
+    uint32_t count;
+    uint64_t bound, grain; /* no hit is longer, for want of keys or by the limit; each is a multiple of grain */
+} pt_search;
+
+static inline uint32_t pt_pages_in(const pt_group *g, uint64_t tokens) { return (uint32_t)(tokens / g->page_tokens); }
+
+/* The first page that a hit at `tokens` needs. */
+static inline uint32_t pt_first_needed(const pt_group *g, uint64_t tokens)
+{
+    return g->needs < tokens ? pt_pages_in(g, tokens - g->needs) : 0;
+}
+
+static inline bool pt_needs_all(const pt_search *f, const pt_group *g) { return g->needs >= f->bound; }
+static inline uint64_t pt_on_grain(const pt_search *f, uint64_t tokens) { return tokens - tokens % f->grain; }
+static inline bool pt_is_pinned(uint32_t seen) { return seen < PT_SEEN_ON_DISK; }
+static inline bool pt_is_there(uint32_t seen, bool disk) { return disk ? seen < PT_SEEN_NOWHERE : pt_is_pinned(seen); }
+
+/* ---- beginning ---- */
+
+static inline uint64_t pt_gcd(uint64_t a, uint64_t b)
+{
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* The least common multiple of all page_tokens; a number beyond the bound where it is that. */
+static inline uint64_t pt_grain_of(const pt_search *f)
+{
+    uint64_t grain = 1;
+    for (uint32_t i = 0; i < f->count && grain <= f->bound; i++) {
+        uint64_t times = f->order[i]->page_tokens / pt_gcd(grain, f->order[i]->page_tokens);
+        grain = grain > f->bound / times ? UINT64_MAX : grain * times;
+    }
+    return grain;
+}
+
+static inline void pt_order_groups(pt_search *f, pt_group *groups)
+{
+    for (uint32_t i = 0; i < f->count; i++) {
+        uint32_t at = i;
+        for (; at && f->order[at - 1]->needs > groups[i].needs; at--)
+            f->order[at] = f->order[at - 1];
+        f->order[at] = &groups[i];
+    }
+}
+
+static inline pt_search pt_search_of(pt_session *s, pt_group *groups, uint32_t count, uint64_t limit)
+{
+    pt_search f = {.session = s, .count = count, .bound = limit};
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t tokens = (uint64_t)groups[i].count * groups[i].page_tokens;
+        f.bound = tokens < f.bound ? tokens : f.bound;
+        groups[i].first = groups[i].pins = 0;
+    }
+    pt_order_groups(&f, groups);
+    f.grain = pt_grain_of(&f);
+    f.bound = pt_on_grain(&f, f.bound);
+    for (uint32_t i = 0; i < count; i++)
+        memset(groups[i].seen, 0xff, pt_pages_in(&groups[i], f.bound) * sizeof *groups[i].seen);
+    return f;
+}
+
+/* ---- looking for pages ---- */
+
+static inline const uint8_t *pt_key_at(const pt_group *g, uint32_t page) { return g->keys + page * (uint64_t)PT_KEY_BYTES; }
+
+static inline void pt_notice(pt_session *s, pt_group *g, uint32_t page)
+{
+    pt_found found = pt_find(s, pt_key_at(g, page));
+    g->seen[page] = found.where == PT_NOWHERE     ? PT_SEEN_NOWHERE
+                    : found.where == PT_IN_MEMORY ? found.entry
+                                                  : found.entry | PT_SEEN_ON_DISK;
+    if (found.where == PT_IN_MEMORY)
+        g->serials[page] = s->view.entries[found.entry].serial;
+}
+
+typedef struct {
+    uint64_t memory, reach; /* tokens */
+} pt_extent;
+
+/* Head first, of a group that needs all its pages: how far memory goes, and how far the disk helps. */
+static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
+{
+    pt_session *s = f->session;
+    pt_bucket *buckets = pt_buckets_now(&s->view);
+    uint32_t count = pt_pages_in(g, to.reach);
+    for (uint32_t page = 0; page < 2 * PT_AHEAD && page < count; page++)
+        pt_prefetch(&buckets[pt_home(&s->view, pt_key_at(g, page))]);
+    for (uint32_t page = 0; page < count; page++) {
+        uint64_t begin = page * (uint64_t)g->page_tokens;
+        pt_look_ahead(s, buckets, g->keys, page, count);
+        pt_notice(s, g, page);
+        if (!pt_is_pinned(g->seen[page]) && begin < to.memory)
+            to.memory = begin;
+        if (g->seen[page] == PT_SEEN_NOWHERE) {
+            to.reach = begin;
+            break;
+        }
+    }
+    return to;
+}
+
+static inline void pt_look_below(pt_session *s, pt_bucket *buckets, const pt_group *g, uint32_t page, uint32_t first)
+{
+    if (page >= first + 2 * PT_AHEAD)
+        pt_prefetch(&buckets[pt_home(&s->view, pt_key_at(g, page - 2 * PT_AHEAD))]);
+    if (page >= first + PT_AHEAD)
+        pt_prefetch_entry(s, buckets, pt_key_at(g, page - PT_AHEAD));
+}
+
+/* p if this group agrees on it, else a bound for where it might: the begin of the last page that is wanting. */
+static inline uint64_t pt_lower(pt_search *f, pt_group *g, uint64_t p, bool disk)
+{
+    pt_bucket *buckets = pt_buckets_now(&f->session->view);
+    uint32_t first = pt_first_needed(g, p), at = pt_pages_in(g, p);
+    if (at <= g->sound_from || at > g->sound_to)
+        g->sound_from = g->sound_to = at;
+    while (g->sound_from > first) {
+        uint32_t page = g->sound_from - 1;
+        if (g->seen[page] == PT_NOT_SEEN) {
+            pt_look_below(f->session, buckets, g, page, first);
+            pt_notice(f->session, g, page);
+        }
+        if (!pt_is_there(g->seen[page], disk))
+            return page * (uint64_t)g->page_tokens;
+        g->sound_from = page;
+    }
+    return p;
+}
+
+/* The largest number of tokens, at most `p`, on which all groups agree. Those that need all their pages do. */
+static inline uint64_t pt_agree(pt_search *f, uint64_t p, bool disk)
+{
+    for (uint32_t i = 0; i < f->count; i++)
+        f->order[i]->sound_from = f->order[i]->sound_to = 0;
+    p = pt_on_grain(f, p);
+    for (uint32_t i = 0; i < f->count && p && !pt_needs_all(f, f->order[i]);) {
+        uint64_t lower = pt_lower(f, f->order[i], p, disk);
+        i = lower == p ? i + 1 : 0;
+        p = pt_on_grain(f, lower);
+    }
+    return p;
+}
+
+/* ---- ending ---- */
+
+typedef struct {
+    uint64_t now, longest, unit; /* tokens of the longest chain of keys; the unit divides every group's page_tokens */
+} pt_ticks;
+
+static inline pt_ticks pt_ticks_of(const pt_search *f)
+{
+    pt_ticks t = {pt_now_ns(), 0, 0};
+    for (uint32_t i = 0; i < f->count; i++) {
+        const pt_group *g = f->order[i];
+        uint64_t tokens = (uint64_t)g->count * g->page_tokens;
+        t.longest = tokens > t.longest ? tokens : t.longest;
+        t.unit = pt_gcd(g->page_tokens, t.unit);
+    }
+    return t;
+}
+
+/* Stamps what a hit at `tokens` needs; one group alone as pt_match does. */
+static inline void pt_stamp_needed(const pt_search *f, const pt_group *g, const pt_ticks *t, uint64_t tokens)
+{
+    uint32_t first = pt_first_needed(g, tokens), end = pt_pages_in(g, tokens);
+    uint64_t step = g->page_tokens / t->unit, tick = t->now + 1 + t->longest / t->unit - first * step;
+    for (uint32_t page = first; page < end; page++)
+        atomic_store_explicit(&f->session->view.locks[g->seen[page] & ~PT_SEEN_ON_DISK].tick, tick -= step, memory_order_relaxed);
+}
+
+/* Lets go of the pages that the hit does not need. */
+static inline void pt_keep_needed(const pt_search *f, pt_group *g, uint64_t tokens)
+{
+    uint32_t end = pt_pages_in(g, tokens);
+    g->first = pt_first_needed(g, tokens);
+    g->pins = end - g->first;
+    for (uint32_t page = 0; page < pt_pages_in(g, f->bound); page++)
+        if (pt_is_pinned(g->seen[page]) && (page < g->first || page >= end))
+            pt_let_go(f->session, g->seen[page]);
+}
+
+/* Pages that the longest hit that there are keys for would need, and this one does not have, are missed. */
+static inline void pt_count_groups(const pt_search *f, uint64_t tokens)
+{
+    uint64_t hits = 0, misses = 0;
+    for (uint32_t i = 0; i < f->count; i++) {
+        const pt_group *g = f->order[i];
+        uint32_t had = pt_pages_in(g, tokens), wanted = pt_first_needed(g, f->bound);
+        hits += g->pins;
+        misses += pt_pages_in(g, f->bound) - (wanted > had ? wanted : had);
+    }
+    pt_count(&f->session->counts->lookups, 1);
+    pt_count(&f->session->counts->hit_pages, hits);
+    pt_count(&f->session->counts->miss_pages, misses);
+}
+
+/* Pins what the longest hit needs on which 1 to PT_GROUPS groups agree. */
+static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t count, pt_agreed *agreed)
+{
+    pt_search f = pt_search_of(s, groups, count, agreed->limit);
+    pt_ticks ticks = pt_ticks_of(&f);
+    pt_extent to = {f.bound, f.bound};
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = count; i && pt_needs_all(&f, f.order[i - 1]); i--)
+        to = pt_scan_all(&f, f.order[i - 1], to);
+    agreed->reach = pt_agree(&f, to.reach, true);
+    agreed->tokens = pt_agree(&f, to.memory < agreed->reach ? to.memory : agreed->reach, false);
+    for (uint32_t i = 0; i < count; i++) {
+        pt_stamp_needed(&f, &groups[i], &ticks, agreed->reach);
+        if (agreed->tokens < agreed->reach)
+            pt_stamp_needed(&f, &groups[i], &ticks, agreed->tokens);
+        pt_keep_needed(&f, &groups[i], agreed->tokens);
+    }
+    pthread_mutex_unlock(&s->lock);
+    pt_count_groups(&f, agreed->tokens);
+}
