@@ -1,8 +1,9 @@
-"""What an engine imports: keys, match, load, prefetch and store. Attaches to the daemon over its Unix socket."""
+"""What an engine imports: keys, groups, match, load, prefetch, store. Attaches to the daemon over its Unix socket."""
 
 from .blocks import Blocks
 from .client import Client
 from .copying import Copier, Load, Store
+from .groups import FullAttention, Group, GroupKeys, GroupMatch, Recurrent, SlidingWindow
 from .keys import Keys, Namespace
 from .match import Handover, Match
 from .part import Part
@@ -14,6 +15,10 @@ __all__ = [
     "Blocks",
     "Client",
     "Copier",
+    "FullAttention",
+    "Group",
+    "GroupKeys",
+    "GroupMatch",
     "Handover",
     "Keys",
     "Load",
@@ -23,7 +28,9 @@ __all__ = [
     "Part",
     "Prefetch",
     "Promise",
+    "Recurrent",
     "Reservation",
+    "SlidingWindow",
     "Store",
     "StoreResult",
 ]

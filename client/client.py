@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -18,12 +17,15 @@ from ..kernels.arenas import PinnedArenas
 from ..kernels.host import Access, HostBuffers, pages_of
 from ..shm._core import Session, miss
 from ..shm.paths import default_socket
-from ..shm.protocol import Fetch, Reserve, Space
+from ..shm.protocol import Fetch, Reserve
+from .asking import packed_sizes, space_of
 from .blocks import Blocks, require_named
-from .keys import Keys, Namespace
+from .groups.match import GroupKeys, GroupMatch, matched, missed
+from .keys import KEY_BYTES, Keys
 from .loading import destination_of, pages_behind
 from .match import Handover, Match
 from .membership import Membership
+from .naming import shown_name
 from .part import WHOLE, Part
 from .prefetch import ANSWER_S, Prefetch
 from .promise import Promise
@@ -57,7 +59,7 @@ class Client:
     ) -> None:
         self.deadline = deadline
         self._socket = Path(socket) if socket is not None else None
-        self._name = _printable(name or _program())
+        self._name = shown_name(name)
         self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
         self._members: dict[int, Membership] = {}
@@ -90,6 +92,21 @@ class Client:
             return miss(Match, keys, len(keys))
         return session.match(Match, keys, keys.data)
 
+    def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
+        """The longest hit on which all groups of a model agree, pinned until it is let go. Asks nobody either.
+
+        Args:
+            groups: the keys of one prompt in each group; at most 64.
+            limit: tokens beyond which no hit is wanted.
+
+        Raises ValueError where there are no groups, or too many.
+        """
+        session = self._member.session
+        if session is None or not session.usable:
+            self._mine()
+            return missed(groups)
+        return matched(session, groups, limit)
+
     def adopt(self, handover: Handover) -> Match:
         """What another process of the same engine matched, pinned by this one, as far as it is still there."""
         session = self._mine().session
@@ -107,9 +124,14 @@ class Client:
                 costs a look-up.
             deadline: seconds that the disk may take.
         """
-        prefetch = self._fetch(keys, self._patience(deadline), self._patience(None))
-        self._member.requests.leave(prefetch)
-        return prefetch
+        return self._fetch_soon(keys.data, deadline)
+
+    def prefetch_groups(self, match: GroupMatch, deadline: float | None = None) -> Prefetch:
+        """The same for what `match.reach` needs of all groups and is not pinned, in one request.
+
+        Once all of it is there, match again: that gives the pages of all groups their recency, too.
+        """
+        return self._fetch_soon(match.missing(), deadline)
 
     def load(self, match: Match, into: HostBuffers | Blocks, first: int = 0, deadline: float | None = None) -> int:
         """Copies pages of a match, from page `first` on, to host memory; returns how many.
@@ -136,7 +158,7 @@ class Client:
         ends = time.monotonic() + seconds
         # The disk works while memory is copied. It is given a little less time than there is, so that what is not
         # heard of in time is the daemon's fault.
-        prefetch = self._fetch(behind.rest, seconds - min(ANSWER_S, seconds / 8), seconds)
+        prefetch = self._fetch(behind.rest.data, seconds - min(ANSWER_S, seconds / 8), seconds)
         try:
             done = to.copy(match, 0)
             if done < len(match) - first:
@@ -185,7 +207,7 @@ class Client:
         seconds = self._patience(deadline)
         ends = time.monotonic() + seconds
         if not seconds:
-            _sizes(sizes, len(keys))
+            packed_sizes(sizes, len(keys))
             return Reservation(None, set(), Answered.refused(len(keys), "no time was given to ask"), part)
         promise = self._ask(keys, sizes, part, seconds)
         return promise.wait(ends - time.monotonic())
@@ -227,8 +249,8 @@ class Client:
     ) -> Promise:
         member = self._mine()
         attachment = member.attachment
-        packed = _sizes(sizes, len(keys))
-        space = _space_of(keys.namespace)
+        packed = packed_sizes(sizes, len(keys))
+        space = space_of(keys.namespace)
 
         def request(number: int) -> Reserve:
             return Reserve(number, space, part.index, part.count, keys.data, packed, part.division)
@@ -237,14 +259,19 @@ class Client:
         member.requests.ask(attachment, request, promise, seconds)
         return promise
 
-    def _fetch(self, keys: Keys, for_disk: float, for_sending: float) -> Prefetch:
+    def _fetch_soon(self, keys: bytes, deadline: float | None) -> Prefetch:
+        prefetch = self._fetch(keys, self._patience(deadline), self._patience(None))
+        self._member.requests.leave(prefetch)
+        return prefetch
+
+    def _fetch(self, keys: bytes, for_disk: float, for_sending: float) -> Prefetch:
         member = self._mine()
-        attachment = member.attachment if len(keys) else None
+        attachment = member.attachment if keys else None
 
         def request(number: int) -> Fetch:
-            return Fetch(number, keys.data, for_disk)
+            return Fetch(number, keys, for_disk)
 
-        prefetch = Prefetch(member.requests, attachment, len(keys), for_disk)
+        prefetch = Prefetch(member.requests, attachment, len(keys) // KEY_BYTES, for_disk)
         member.requests.ask(attachment, request, prefetch, for_sending)
         return prefetch
 
@@ -283,27 +310,3 @@ class Client:
         state = "closed" if self._closed else "attached" if self.attached else "without a daemon"
         memory = f", slot {session.slot} of {session.arena_bytes / 2**30:.1f} GiB" if session is not None else ""
         return f"<Client {state}, {where}{memory}>"
-
-
-def _space_of(namespace: Namespace) -> Space:
-    return Space(namespace.digest, namespace.name, namespace.page_tokens)
-
-
-def _sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int) -> bytes:
-    """Raises ValueError where the number of sizes is another than that of the pages, or one is below 0."""
-    try:
-        given = np.asarray(sizes, dtype="<u8")
-    except OverflowError as error:
-        raise ValueError("a page's size is a number of bytes below 2**64") from error
-    if given.ndim and given.shape != (count,):
-        raise ValueError(f"{len(given)} sizes for {count} pages")
-    return np.broadcast_to(given, count).tobytes()
-
-
-def _program() -> str:
-    return Path((sys.argv or [""])[0] or sys.executable).name
-
-
-def _printable(name: str) -> str:
-    """The name of a program may hold anything, also what has no UTF-8."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)

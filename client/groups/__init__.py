@@ -1,0 +1,17 @@
+"""Groups of KV state: layers that behave alike, and one match over all groups of a model."""
+
+from .base import Group, grain_of
+from .full import FullAttention
+from .match import GroupKeys, GroupMatch
+from .recurrent import Recurrent
+from .window import SlidingWindow
+
+__all__ = [
+    "FullAttention",
+    "Group",
+    "GroupKeys",
+    "GroupMatch",
+    "Recurrent",
+    "SlidingWindow",
+    "grain_of",
+]
