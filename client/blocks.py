@@ -63,8 +63,11 @@ def part_of(shard: Shard) -> Part:
 
 
 def require_named(namespace: Namespace, page: PageOrder) -> None:
-    """Raises ValueError unless pages of the namespace are in this order: others would mean something else."""
-    if (namespace.layout, namespace.page_tokens) != (page.layout, page.tokens):
+    """Raises ValueError unless pages of the namespace are in this order: others would mean something else.
+
+    A snapshot is one row, however many tokens it stands for.
+    """
+    if namespace.layout != page.layout or page.tokens not in (1, namespace.page_tokens):
         raise ValueError(
             f"pages of {namespace.name} have {namespace.page_tokens} tokens and the layout {namespace.layout!r},"
             f" but the cache's have {page.tokens} and {page.layout!r}: PageOrder.layout belongs into the Namespace"

@@ -1,0 +1,25 @@
+"""Orders and page shapes in the wrappings that vLLM sends between its processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
+
+from .identity import PageShape
+from .orders import Orders
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """Scheduler to workers, each step. idle: whether nothing is computed in it."""
+
+    orders: Orders = field(default_factory=Orders)
+    idle: bool = False
+
+
+@dataclass
+class ShapesMetadata(KVConnectorHandshakeMetadata):
+    """Worker to scheduler, once: what a page of each group is; none where this model is not cached."""
+
+    shapes: tuple[PageShape, ...]

@@ -1,0 +1,49 @@
+"""Our counts as vLLM's metrics: in its log and at its /metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from .tally import HELP
+
+
+@dataclass
+class PagetierStats(KVConnectorStats):
+    """Counts by name, see tally.HELP."""
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.data: dict[str, Any] = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Both together."""
+        names = self.data.keys() | other.data.keys()
+        return PagetierStats({name: self.data.get(name, 0) + other.data.get(name, 0) for name in names})
+
+    def reduce(self) -> dict[str, int | float]:
+        """For the log."""
+        return {f"pagetier {name.replace('_', ' ')}": count for name, count in sorted(self.data.items())}
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not any(self.data.values())
+
+
+class PagetierMetrics(KVConnectorPromMetrics):
+    """One counter for each name, vllm:pagetier_NAME."""
+
+    def __init__(self, config: Any, types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
+        super().__init__(config, types, labels, values)
+        self._counters: dict[str, dict[int, Any]] = {}
+        for name, text in HELP.items():
+            counter = self._counter_cls(name=f"vllm:pagetier_{name}", documentation=text, labelnames=labels)
+            self._counters[name] = {engine: counter.labels(*given) for engine, given in values.items()}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Adds counts of one engine."""
+        for name, count in transfer_stats_data.items():
+            if name in self._counters:
+                self._counters[name][engine_idx].inc(count)

@@ -1,0 +1,105 @@
+"""From vLLM's configuration to the two halves, and what is refused on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ....kernels.page import Shard
+from ....kernels.transfer import PagedCache
+from ...client import Client
+from ...copying.opening import open_copier
+from .identity import PageShape, namespace_of
+from .kinds import UnsupportedError, kind_of
+from .requests import PagedGroup
+from .scheduler import SchedulerHalf
+from .settings import ConnectorSettings
+from .tally import Tally
+from .tensors import LayerCache, paged_cache
+from .worker import Lane, WorkerHalf
+
+
+def require_recompute(transfer: Any) -> None:
+    """Raises ValueError unless what can not be loaded is computed instead of failing the request."""
+    policy = getattr(transfer, "kv_load_failure_policy", "recompute")
+    if policy != "recompute":
+        raise ValueError(
+            f'kv_load_failure_policy is "{policy}": a page that can not be loaded would fail its request;'
+            ' add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+        )
+
+
+def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], settings: ConnectorSettings) -> WorkerHalf:
+    """Of this rank. Raises UnsupportedError and LayoutError for a model or a setting that is not cached."""
+    _check(config)
+    shard = Shard(_rank(config), config.parallel_config.tensor_parallel_size)
+    heads = config.model_config.get_total_num_kv_heads()
+    client = _client(settings)
+    lanes = []
+    for group in groups.kv_cache_groups:
+        spec, names = group.kv_cache_spec, group.layer_names
+        kind_of(spec)
+        cache = paged_cache([tensors[name] for name in names], spec, shard, heads)
+        namespace = namespace_of(config, group, _shape(cache), settings.salt)
+        lanes.append(Lane(cache, namespace, open_copier(client, cache)))
+    return WorkerHalf(client, lanes, _events(lanes))
+
+
+def shapes_of(worker: WorkerHalf) -> tuple[PageShape, ...]:
+    """What the scheduler has to know of this worker's pages."""
+    return tuple(_shape(lane.cache) for lane in worker.lanes)
+
+
+def open_scheduler(
+    config: Any, groups: Any, shapes: Sequence[PageShape], hash_tokens: int, settings: ConnectorSettings
+) -> SchedulerHalf:
+    """With what the workers said of their pages."""
+    paged = []
+    for group, shape in zip(groups.kv_cache_groups, shapes, strict=True):
+        kind = kind_of(group.kv_cache_spec)
+        namespace = namespace_of(config, group, shape, settings.salt)
+        paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens))
+    return SchedulerHalf(_client(settings), paged, settings.disk_deadline, Tally())
+
+
+def _shape(cache: PagedCache) -> PageShape:
+    return PageShape(cache.page.layout, cache.page.nbytes)
+
+
+def _client(settings: ConnectorSettings) -> Client:
+    client = Client(settings.socket or None, name=settings.name)
+    client.wait_attached(1.0)
+    return client
+
+
+def _check(config: Any) -> None:
+    parallel = config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        raise UnsupportedError("pipeline parallelism is not supported yet")
+    if max(getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")) > 1:
+        raise UnsupportedError("context parallelism is not supported yet")
+    speculative = config.speculative_config
+    if speculative is not None and getattr(speculative, "method", None) not in ("ngram", "suffix"):
+        raise UnsupportedError("draft models are not supported yet")
+    if not config.cache_config.enable_prefix_caching:
+        raise UnsupportedError("prefix caching is off, and with it the hashes of blocks: --enable-prefix-caching")
+
+
+def _rank(config: Any) -> int:
+    parallel = config.parallel_config
+    return int(parallel.rank) % int(parallel.tensor_parallel_size)
+
+
+def _events(lanes: Sequence[Lane]) -> Callable[[], object]:
+    """How an event behind all that the engine's stream was given is recorded."""
+    device = lanes[0].cache.cache.device
+    if device == "cpu":
+        return lambda: None
+    return partial(_recorded, device)
+
+
+def _recorded(device: str) -> object:
+    import torch
+
+    return torch.cuda.current_stream(device).record_event()

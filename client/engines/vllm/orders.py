@@ -1,0 +1,47 @@
+"""What the scheduler's process tells the workers: which pages to load to which blocks, and which blocks to store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...match import Handover
+
+
+@dataclass(frozen=True)
+class GroupLoad:
+    """Pages of one group, one for each block."""
+
+    group: int
+    pages: Handover
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """All that one request loads: all of it, or nothing of it counts."""
+
+    request: str
+    groups: tuple[GroupLoad, ...]
+
+
+@dataclass(frozen=True)
+class StoreOrder:
+    """Pages of one group that are whole once this step is computed.
+
+    keys: of pages that follow each other in a prompt, 32 bytes each. blocks: one a key; 0: that page is left out.
+    held_for: the request that keeps its blocks until this is stored; empty: they may be reused from the next step on.
+    """
+
+    group: int
+    keys: bytes
+    blocks: tuple[int, ...]
+    held_for: str = ""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Of one step. written: blocks that get new content in it, whatever was in them."""
+
+    loads: tuple[LoadOrder, ...] = ()
+    stores: tuple[StoreOrder, ...] = ()
+    written: frozenset[int] = field(default_factory=frozenset)

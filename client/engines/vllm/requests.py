@@ -1,0 +1,97 @@
+"""What the scheduler's half knows of one request: the keys of its pages, its blocks, and what was found for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...groups import Group, GroupKeys, GroupMatch
+from ...keys import Keys, Namespace
+from ...match import Handover, Match
+from ...prefetch import Prefetch
+
+
+class PagedGroup(msgspec.Struct, frozen=True):
+    """One group as the scheduler sees it. hashes: vLLM's block hashes in a page of it."""
+
+    kind: Group
+    namespace: Namespace
+    hashes: int
+
+
+class Found(msgspec.Struct, frozen=True, eq=False):
+    """Pages that are pinned for a request. tokens: how many it may load. from_memory: of these, without the disk."""
+
+    match: GroupMatch
+    tokens: int
+    from_memory: int
+    since: float
+
+
+class Tracked:
+    """One request, from its first match to its end.
+
+    computed: tokens that the engine had itself when `found` was made. stored: for each group the first page that was
+    not ordered to be stored yet. tables: for each group the blocks of the pages. external: tokens that were loaded.
+    """
+
+    def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
+        self.request = request
+        self.groups = groups
+        self.found: Found | None = None
+        self.prefetch: Prefetch | None = None
+        self.gives_up = 0.0
+        self.from_memory = -1
+        self.loading = False
+        self.external = 0
+        self.stored = [0] * len(groups)
+        self.tables: list[list[int]] = [[] for _ in groups]
+        self._keys = [Keys(group.namespace, b"") for group in groups]
+        self._hashed = 0
+
+    @property
+    def keys(self) -> list[Keys]:
+        """Of all pages that vLLM has hashed by now, for each group."""
+        hashes = self.request.block_hashes
+        if len(hashes) != self._hashed:
+            self._hashed = len(hashes)
+            self._keys = [self._grown(at, hashes) for at in range(len(self.groups))]
+        return self._keys
+
+    def group_keys(self) -> list[GroupKeys]:
+        """For a match."""
+        return [GroupKeys(group.kind, keys) for group, keys in zip(self.groups, self.keys, strict=True)]
+
+    def is_there(self, tokens: int) -> None:
+        """So much of it need not be stored."""
+        for at, group in enumerate(self.groups):
+            self.stored[at] = max(self.stored[at], tokens // group.kind.page_tokens)
+
+    def let_go(self) -> None:
+        """Of what was found."""
+        if self.found is not None and not self.loading:
+            self.found.match.release()
+            self.found = None
+
+    def loaded(self) -> None:
+        """The workers have loaded what was found, or could not."""
+        self.loading = False
+        self.let_go()
+
+    def _grown(self, at: int, hashes: Sequence[bytes]) -> Keys:
+        group, keys = self.groups[at], self._keys[at]
+        more = hashes[(len(keys) + 1) * group.hashes - 1 :: group.hashes]
+        return Keys(group.namespace, keys.data + group.namespace.keys_of_hashes(more).data)
+
+
+def some_of(match: Match, pages: Sequence[int]) -> Handover:
+    """Some pages of a match, by their places in it."""
+    whole = match.hand_over()
+    if not len(whole):
+        return whole
+    entries = np.frombuffer(whole.entries, np.uint32)[list(pages)]
+    serials = np.frombuffer(whole.serials, np.uint64)[list(pages)]
+    return Handover(whole.segments_id, entries.tobytes(), serials.tobytes())

@@ -1,0 +1,156 @@
+"""The scheduler's half: what of a prompt is in pagetier, and which blocks are loaded and stored in each step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from secrets import token_hex
+from typing import Any, Final
+
+import msgspec
+
+from ...client import Client
+from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
+from .requests import Found, PagedGroup, Tracked, some_of
+from .stores import late_orders, store_orders, take_blocks
+from .tally import Tally
+
+_KEPT_S: Final = 2.0  # how long what was found stays pinned for a request that is not scheduled
+
+
+class SchedulerHalf:
+    """Called by the one thread of vLLM's scheduler. Waits for nobody.
+
+    Args:
+        client: this process's.
+        groups: in vLLM's order.
+        disk_deadline: seconds that a request may wait for pages on disk.
+        loads, stores: whether this engine does.
+    """
+
+    def __init__(self, client: Client, groups: Sequence[PagedGroup], disk_deadline: float, tally: Tally) -> None:
+        self._client, self._groups, self._disk_deadline = client, tuple(groups), disk_deadline
+        self._tracked: dict[str, Tracked] = {}
+        self._loads: list[LoadOrder] = []
+        self._written: set[int] = set()
+        self._late: list[StoreOrder] = []
+        self.tally = tally
+
+    def matched(self, request: Any, computed: int) -> int | None:
+        """How many tokens can be loaded beyond the `computed` that the engine has; None: to be asked again."""
+        tracked = self._track(request)
+        if tracked.loading:
+            return None
+        found = self._found(tracked, computed)
+        return None if found is None else max(0, found.tokens - computed)
+
+    def allocated(self, request: Any, blocks: Sequence[Sequence[Any]], external: int) -> None:
+        """The request was given blocks, a row for each group; `external` tokens of it are to be loaded into them."""
+        tracked = self._track(request)
+        found = tracked.found
+        if found is not None:
+            tracked.is_there(found.match.reach)
+        if external and found is not None:
+            order = self._order(tracked, found, blocks)
+            self._loads.append(order)
+            self._written.update(block for group in order.groups for block in group.blocks)
+            tracked.loading, tracked.external = True, external
+            self.tally.hit(external, min(external, max(0, found.from_memory - (found.tokens - external))))
+
+    def build(self, output: Any) -> Orders:
+        """The orders of a step. output: vLLM's SchedulerOutput."""
+        self._written.update(take_blocks(self._tracked, output))
+        stores = (*store_orders(self._tracked, output), *self._late)
+        self.tally.add("stored_pages", sum(sum(map(bool, order.blocks)) for order in stores))
+        orders = Orders(tuple(self._loads), stores, frozenset(self._written))
+        self._loads, self._late, self._written = [], [], set()
+        self._let_go_of_old(time.monotonic())
+        return orders
+
+    def loaded(self, requests: Iterable[str]) -> None:
+        """The workers are through with these requests' loads."""
+        for request in requests:
+            if (tracked := self._tracked.get(request)) is not None:
+                tracked.loaded()
+                if tracked.request.is_finished():
+                    del self._tracked[request]
+
+    def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> bool:
+        """A request is over; whether it has to hold its blocks until a last store of them has ended."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return False
+        late = late_orders(tracked, blocks)
+        self._late.extend(late)
+        self._touch(tracked)
+        tracked.let_go()
+        if not tracked.loading:
+            del self._tracked[request.request_id]
+        return bool(late)
+
+    def from_memory(self, request: Any, external: int) -> int:
+        """How many of the tokens that a request loads did not come from disk."""
+        tracked = self._tracked.get(request.request_id)
+        found = tracked.found if tracked is not None else None
+        return min(external, max(0, found.from_memory - (found.tokens - external))) if found is not None else external
+
+    def renew(self) -> None:
+        """From now on nothing that was stored before is found, and nobody else finds what is stored."""
+        salt = token_hex(16)
+        self._groups = tuple(
+            msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))
+            for group in self._groups
+        )
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        for tracked in self._tracked.values():
+            tracked.loaded()
+        self._tracked.clear()
+        self._client.close()
+
+    def _track(self, request: Any) -> Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            tracked = self._tracked[request.request_id] = Tracked(request, self._groups)
+        return tracked
+
+    def _found(self, tracked: Tracked, computed: int) -> Found | None:
+        """What is pinned for it; None while the disk is asked."""
+        if tracked.found is not None and time.monotonic() - tracked.found.since < _KEPT_S:
+            return tracked.found
+        if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.gives_up:
+            return None
+        tracked.let_go()
+        match = self._client.match_groups(tracked.group_keys(), limit=tracked.request.num_tokens - 1)
+        if tracked.from_memory < 0:
+            tracked.from_memory = match.tokens
+        if tracked.prefetch is None and match.reach > max(match.tokens, computed) and self._disk_deadline > 0:
+            self._ask_disk(tracked, match)
+            return None
+        tracked.found = Found(match, match.tokens, min(match.tokens, tracked.from_memory), time.monotonic())
+        return tracked.found
+
+    def _ask_disk(self, tracked: Tracked, match: Any) -> None:
+        with match:
+            tracked.prefetch = self._client.prefetch_groups(match, self._disk_deadline)
+        tracked.gives_up = time.monotonic() + self._disk_deadline
+
+    def _order(self, tracked: Tracked, found: Found, blocks: Sequence[Sequence[Any]]) -> LoadOrder:
+        groups = []
+        for at, (match, first) in enumerate(zip(found.match.matches, found.match.firsts, strict=True)):
+            into = blocks[at][first : first + len(match)]
+            places = [place for place, block in enumerate(into) if not block.is_null and block.block_hash is None]
+            ids = tuple(int(into[place].block_id) for place in places)
+            groups.append(GroupLoad(at, some_of(match, places), ids))
+        return LoadOrder(tracked.request.request_id, tuple(group for group in groups if group.blocks))
+
+    def _touch(self, tracked: Tracked) -> None:
+        """So that the head of what was stored does not leave before its tail."""
+        with self._client.match_groups(tracked.group_keys()):
+            pass
+
+    def _let_go_of_old(self, now: float) -> None:
+        for tracked in self._tracked.values():
+            if tracked.found is not None and now - tracked.found.since >= _KEPT_S:
+                tracked.let_go()

@@ -1,0 +1,110 @@
+"""Which blocks are stored in a step: those whose page becomes whole in it, as long as the request still has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...groups import Recurrent, grain_of
+from .orders import StoreOrder
+from .requests import Tracked
+
+
+def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
+    """Notes the blocks that requests got in this step; returns them: they get new content."""
+    written: set[int] = set()
+    for new in output.scheduled_new_reqs:
+        if (one := tracked.get(new.req_id)) is not None:
+            one.tables = [list(blocks) for blocks in new.block_ids]
+            _add_fresh(written, one, new.num_computed_tokens)
+    cached = output.scheduled_cached_reqs
+    for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        if (one := tracked.get(request)) is not None and blocks is not None:
+            _extend(one, blocks, resumed=request in cached.resumed_req_ids)
+            written.update(block for row in blocks for block in row)
+    written.update(pair[1] for pair in getattr(output, "kv_cache_block_copies", None) or () if len(pair) > 1)
+    return written - {0}
+
+
+def store_orders(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreOrder]:
+    """Of all requests that are computed in this step."""
+    drafts = output.scheduled_spec_decode_tokens
+    offers = _offers(output)
+    for request, tokens in output.num_scheduled_tokens.items():
+        one = tracked.get(request)
+        if one is not None:
+            begins = one.request.num_computed_tokens
+            ends = begins + tokens - len(drafts.get(request, ()))
+            yield from _orders_of(one, begins, ends, offers.get(request) if offers is not None else None)
+
+
+def late_orders(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[StoreOrder]:
+    """What was not ordered before a request ended, as the keys were not known. tables: the blocks that it still has."""
+    request = tracked.request
+    if tracked.loading:
+        return []
+    ends = min(request.num_computed_tokens, request.num_tokens - 1)
+    tracked.tables = [list(blocks) for blocks in tables]
+    orders: list[StoreOrder] = []
+    for at, group in enumerate(tracked.groups):
+        if not isinstance(group.kind, Recurrent):
+            orders.extend(_pages(tracked, at, tracked.stored[at], ends, request.request_id))
+    return orders
+
+
+def _orders_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | None) -> Iterator[StoreOrder]:
+    for at, group in enumerate(one.groups):
+        if not isinstance(group.kind, Recurrent):
+            held = max(0, begins - group.kind.needs) // group.kind.page_tokens
+            yield from _pages(one, at, max(one.stored[at], held), ends, "")
+        elif offers is not None:
+            yield from _offered(one, at, offers)
+        else:
+            yield from _snapshot(one, at, ends)
+
+
+def _pages(one: Tracked, at: int, first: int, ends: int, held_for: str) -> Iterator[StoreOrder]:
+    """The pages from `first` on that are whole at `ends` tokens."""
+    kind, keys, table = one.groups[at].kind, one.keys[at], one.tables[at]
+    last = min(ends // kind.page_tokens, len(keys), len(table))
+    if last <= first:
+        return
+    grain = grain_of([group.kind for group in one.groups])
+    blocks = tuple(table[page] if kind.useful(page, grain) else 0 for page in range(first, last))
+    one.stored[at] = last
+    if any(blocks):
+        yield StoreOrder(at, keys[first:last].data, blocks, held_for)
+
+
+def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreOrder]:
+    """A state is what it is at the end of the step: a page of it is only whole there."""
+    tokens = one.groups[at].kind.page_tokens
+    if ends % tokens == 0:
+        yield from _pages(one, at, ends // tokens - 1, ends, "")
+
+
+def _offers(output: Any) -> Mapping[str, Sequence[Any]] | None:
+    """The states that vLLM offers to be stored, from 0.30 on: request -> (group, block, tokens before it)."""
+    state = getattr(output, "kv_connector_block_state", None)
+    return state.boundary_state_offloads if state is not None else None
+
+
+def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreOrder]:
+    tokens, keys = one.groups[at].kind.page_tokens, one.keys[at]
+    for group, block, boundary in offers:
+        page = boundary // tokens - 1
+        if group == at and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
+            yield StoreOrder(at, keys[page : page + 1].data, (block,))
+
+
+def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> None:
+    for at, row in enumerate(blocks):
+        if resumed:
+            one.tables[at].clear()
+        one.tables[at].extend(row)
+
+
+def _add_fresh(written: set[int], one: Tracked, computed: int) -> None:
+    """Blocks of a new request, but for those that hold what it begins with."""
+    for at, table in enumerate(one.tables):
+        written.update(table[computed // one.groups[at].kind.page_tokens :])

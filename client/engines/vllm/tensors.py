@@ -1,0 +1,78 @@
+"""vLLM's cache tensors of one group, as the copies take them. What shape a version or a backend has, its axes tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ....kernels import caches
+from ....kernels.layout import CacheLayout, Plane
+from ....kernels.page import PageOrder, Rows, Shard
+from ....kernels.slots import SlotMap, slot_map
+from ....kernels.transfer import PagedCache
+from ...groups import Recurrent
+from .kinds import UnsupportedError, kind_of
+
+LayerCache: TypeAlias = Any
+"""Of one layer: a tensor, or several for recurrent state."""
+
+
+def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_heads: int) -> PagedCache:
+    """The cache of a group on this rank.
+
+    Args:
+        layers: in the model's order.
+        spec: the group's KVCacheSpec, of this rank.
+        shard: this rank's.
+        model_heads: KV heads of the whole model; with fewer than ranks several have the same.
+
+    Raises UnsupportedError for tensors of an unknown shape, and LayoutError for what can not be copied.
+    """
+    if isinstance(kind_of(spec), Recurrent):
+        return _whole(caches.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
+    cache = _attention(layers)
+    if spec.block_size % cache.block_tokens:
+        raise UnsupportedError(f"blocks of {spec.block_size} tokens, but of {cache.block_tokens} in memory")
+    latent = "MLA" in type(spec).__name__
+    return _whole(cache, spec.block_size, shard, 1 if latent else model_heads)
+
+
+def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
+    """A page a block, in this order; block 0 is vLLM's for nothing, and left alone."""
+    ids = np.asarray(blocks, np.int32)
+    tokens, smaller = cache.page.tokens, cache.cache.block_tokens
+    ratio = tokens // smaller
+    table = (ids[:, None] * ratio + np.arange(ratio, dtype=np.int32)).reshape(-1)
+    return slot_map(table, len(ids), tokens, smaller).without(ids == 0)
+
+
+def _several(layer: LayerCache) -> Sequence[Any]:
+    """From 0.30 on all states of a layer are one tensor of bytes, before a list of them."""
+    return layer if isinstance(layer, (list, tuple)) else [layer]
+
+
+def _attention(layers: Sequence[LayerCache]) -> CacheLayout:
+    shape = tuple(layers[0].shape)
+    match shape:
+        case (_, _, _, width):
+            return caches.vllm(layers, k_width=width)
+        case (2, _, _, _, _):
+            return caches.kv_first(layers)
+        case (_, 2, _, _, _):
+            return caches.kv_second(layers)
+        case (_, _, _):
+            return caches.latents(layers)
+    raise UnsupportedError(f"a cache of shape {list(shape)} is not known")
+
+
+def _whole(cache: CacheLayout, tokens: int, shard: Shard, heads: int) -> PagedCache:
+    """With the order of a page of the whole model, which all ranks get out of their own cache."""
+
+    def rows(plane: Plane) -> Rows:
+        count = plane.heads * shard.ranks if heads >= shard.ranks else heads
+        return Rows(plane.kind, plane.dtype, count, plane.width)
+
+    order = PageOrder(tokens, tuple(tuple(map(rows, planes)) for planes in cache.by_layer))
+    return PagedCache(cache, order, shard)

@@ -1,0 +1,151 @@
+"""The worker's half: carries out the orders of each step, and says which requests have what they asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from ....kernels.transfer import PagedCache
+from ...client import Client
+from ...copying.copier import Copier
+from ...copying.loads import Load
+from ...copying.stores import Store
+from ...keys import Keys, Namespace
+from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
+from .tally import Tally
+from .tensors import slots_of
+
+log = logging.getLogger("pagetier.vllm")
+
+_PATIENCE_S: Final = 0.05  # for stores whose blocks are wanted for something else
+_IDLE_S: Final = 0.002  # to wait for loads where the step has nothing else to do
+_CLOSING_S: Final = 5.0
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One group on this rank."""
+
+    cache: PagedCache
+    namespace: Namespace
+    copier: Copier
+
+
+class _Storing(msgspec.Struct, frozen=True, eq=False):
+    store: Store
+    blocks: frozenset[int]
+    held_for: str
+
+
+class _Loading(msgspec.Struct, frozen=True, eq=False):
+    loads: tuple[Load, ...]
+    blocks: frozenset[int]
+    short: bool
+
+    @property
+    def ended(self) -> bool:
+        return all(load.ended for load in self.loads)
+
+    @property
+    def whole(self) -> bool:
+        return not self.short and all(_is_whole(load) for load in self.loads)
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """Since the last time: requests whose last blocks are stored, whose loads have ended, and which of these failed.
+
+    blocks: those of the failed loads.
+    """
+
+    stored: frozenset[str]
+    loaded: frozenset[str]
+    failed: frozenset[str]
+    blocks: frozenset[int]
+
+
+class WorkerHalf:
+    """Called by one thread of vLLM's worker, in the order of a step: make_room, load, store, finished.
+
+    Args:
+        client: this process's.
+        lanes: of the groups, in vLLM's order.
+        event: records and returns an event behind all that the engine's stream was given; None on the CPU.
+    """
+
+    def __init__(self, client: Client, lanes: Sequence[Lane], event: Callable[[], object]) -> None:
+        self._client, self._event = client, event
+        self.lanes = tuple(lanes)
+        self.tally = Tally()
+        self._storing: list[_Storing] = []
+        self._loading: dict[str, _Loading] = {}
+
+    def make_room(self, orders: Orders) -> None:
+        """Before anything of the step is computed: what is still to be read from blocks that are written now, is read.
+
+        Stores that are too slow for that are given up.
+        """
+        for storing in self._storing:
+            if storing.blocks & orders.written and not storing.store.wait_ended(_PATIENCE_S):
+                storing.store.cancel()
+
+    def load(self, loads: Iterable[LoadOrder]) -> None:
+        """Begins to load. The blocks are the request's own until finished() has named it."""
+        for order in loads:
+            parts = [self._begin(group) for group in order.groups]
+            blocks = frozenset(block for group in order.groups for block in group.blocks)
+            short = any(load.pages < len(group.blocks) for load, group in zip(parts, order.groups, strict=True))
+            self._loading[order.request] = _Loading(tuple(parts), blocks, short)
+
+    def store(self, stores: Iterable[StoreOrder]) -> None:
+        """After all of the step was given to the engine's stream."""
+        event = self._event()
+        for order in stores:
+            lane = self.lanes[order.group]
+            slots = slots_of(lane.cache, order.blocks)
+            store = lane.copier.store(Keys(lane.namespace, order.keys), slots, after=event)
+            self._storing.append(_Storing(store, frozenset(order.blocks) - {0}, order.held_for))
+
+    def finished(self, idle: bool) -> Finished:  # noqa: FBT001
+        """What has ended since the last call. idle: the step computes nothing, so that loads are given a moment."""
+        if idle:
+            self._wait_a_moment()
+        loaded = {request for request, loading in self._loading.items() if loading.ended}
+        ended = {request: self._loading.pop(request) for request in loaded}
+        failed = {request: loading for request, loading in ended.items() if not loading.whole}
+        self.tally.add("failed_loads", len(failed))
+        return Finished(
+            self._stored(),
+            frozenset(loaded),
+            frozenset(failed),
+            frozenset(block for loading in failed.values() for block in loading.blocks),
+        )
+
+    def close(self) -> None:
+        """Waits some seconds at most for what is on its way."""
+        for lane in self.lanes:
+            lane.copier.close(_CLOSING_S)
+        self._client.close()
+
+    def _begin(self, group: GroupLoad) -> Load:
+        lane = self.lanes[group.group]
+        with self._client.adopt(group.pages) as match:
+            slots = slots_of(lane.cache, group.blocks)
+            return lane.copier.load(match, slots, after=self._event())
+
+    def _stored(self) -> frozenset[str]:
+        """Requests that hold blocks for stores, and need not any more."""
+        before = {storing.held_for for storing in self._storing}
+        self._storing = [storing for storing in self._storing if not storing.store.ended]
+        return frozenset(before - {storing.held_for for storing in self._storing} - {""})
+
+    def _wait_a_moment(self) -> None:
+        for loading in self._loading.values():
+            for load in loading.loads:
+                if not load.wait_ended(_IDLE_S):
+                    return
+
+
+def _is_whole(load: Load) -> bool:
+    return not load.failed and load.ready(load.layers - 1)
