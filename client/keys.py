@@ -16,23 +16,23 @@ with lengths little-endian, texts in UTF-8 as given (not normalised) and `page_t
 digits. A field that is added, renamed or moved needs a new number in the tag.
 """
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .digests import HASH_BYTES, all_bytes, digests_of, hashes_of, is_sequence, mixed_into
 from .tokens import TOKEN_BYTES, Tokens, token_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
-KEY_BYTES: Final = 32
+KEY_BYTES: Final = HASH_BYTES
 """Bytes of a key: one SHA-256 digest."""
 
 _TAG: Final = b"pagetier namespace 1"
@@ -175,7 +175,29 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ValueError: an empty digest, a buffer whose length is no multiple of 32.
         """
         begun = sha256(self.digest)
-        return Keys(self, b"".join(_continued(begun, digest) for digest in _digests(digests)))
+        return Keys(self, b"".join(_continued(begun, digest) for digest in digests_of(digests)))
+
+    def keys_of_hashes(self, hashes: "Sequence[bytes] | Buffer | npt.NDArray[np.uint8]") -> Keys:
+        """The keys of pages whose chained SHA-256 an engine has: hash XOR namespace digest. For hot paths.
+
+        The caller guarantees that a hash is a SHA-256 over its page and all pages before it, and that the namespace
+        says how it was made, its seed included. Digests of anything weaker belong to keys_of(), which hashes them:
+        bits that are hardly mixed collide here across namespaces, and fill few buckets of the index.
+
+        Keys of one namespace are as different as the hashes. In two namespaces pages share a key only where
+        hash(a) XOR hash(b) is the XOR of the namespaces' digests, and finding such a pair of inputs is a search of
+        about 2**128 steps, as for any collision of SHA-256. Who can choose namespaces, too, as many as he
+        likes, searches four lists instead of two, in about 2**85 steps and as much memory (Wagner's generalised
+        birthday): still out of reach, but namespaces are better set by who runs the engine.
+
+        Args:
+            hashes: a sequence of bytes, or one buffer, 32 bytes a page.
+
+        Raises:
+            TypeError: anything else.
+            ValueError: a hash of another length.
+        """
+        return Keys(self, mixed_into(hashes_of(hashes), self.digest))
 
     def _begun(self, after: Keys | None) -> bytes:
         if after is None:
@@ -226,51 +248,14 @@ def _chain(previous: bytes, ids: npt.NDArray[np.uint32], page_tokens: int, extra
 def _extras(extra: bytes | Sequence[bytes], pages: int) -> Iterable[bytes]:
     if isinstance(extra, bytes):
         return repeat(extra)
-    if not _is_sequence(extra):
+    if not is_sequence(extra):
         raise TypeError(f"extra must be bytes or a sequence of bytes, not {_kind(extra)}")
     if len(extra) != pages:
         raise ValueError(f"extra has {len(extra)} items for {pages} full pages of tokens")
-    return _all_bytes("extra", extra)
-
-
-def _digests(digests: object) -> Iterable[bytes]:
-    if not _is_sequence(digests):
-        return _split(digests)
-    if b"" in _all_bytes("digest", digests):
-        raise ValueError(f"digest {digests.index(b'')} is empty")
-    return digests
-
-
-def _split(digests: Any) -> Iterator[bytes]:
-    view = _view(digests)
-    if view is None or view.format not in ("B", "b", "c"):
-        raise TypeError(f"digests must be a sequence of bytes or one buffer of bytes, not {_kind(digests)}")
-    if view.nbytes % KEY_BYTES:
-        raise ValueError(f"digests in one buffer have {KEY_BYTES} bytes each: {view.nbytes} is no multiple of that")
-    data = view.tobytes()
-    return (data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES))
-
-
-def _all_bytes(what: str, items: Sequence[Any]) -> Sequence[bytes]:
-    for position, item in enumerate(items):
-        if not isinstance(item, bytes):
-            raise TypeError(f"{what} {position} must be bytes, not {_kind(item)}")
-    return items
+    return all_bytes("extra", extra)
 
 
 def _continued(begun: Any, digest: bytes) -> bytes:
     state = begun.copy()
     state.update(digest)
     return bytes(state.digest())
-
-
-def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    """True for lists and their like, false for what is one buffer or one text."""
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview, array))
-
-
-def _view(value: Any) -> memoryview | None:
-    try:
-        return memoryview(value)
-    except TypeError:
-        return None
