@@ -11,9 +11,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from .identity import PageShape
 from .kinds import UnsupportedError
-from .metadata import ShapesMetadata, StepMetadata
+from .metadata import ShapesMetadata, StepMetadata, StoredMetadata
 from .metrics import PagetierMetrics, PagetierStats
-from .opening import open_scheduler, open_worker, require_recompute, shapes_of
+from .opening import open_scheduler, open_worker, require_recompute, shapes_of, warn_of_seed
 from .orders import Orders
 from .scheduler import SchedulerHalf
 from .settings import read_settings
@@ -35,6 +35,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._config, self._groups = vllm_config, kv_cache_config
         self._settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
         require_recompute(vllm_config.kv_transfer_config)
+        if role is KVConnectorRole.SCHEDULER:
+            warn_of_seed(seeded=hasattr(base, "KVConnectorTransferResults"))
         self._hash_tokens = 0
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -106,6 +108,11 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             return set()
         return set(self._finished.blocks)
 
+    def build_connector_worker_meta(self) -> StoredMetadata | None:
+        """What became of stores that somebody asks about."""
+        told = self._worker.told() if self._worker is not None else {}
+        return StoredMetadata({number: [pages] for number, pages in told.items()}) if told else None
+
     def shutdown(self) -> None:
         """Lets go of everything."""
         if self._worker is not None:
@@ -145,8 +152,12 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers said at the end of a step."""
-        if self._scheduler is not None:
-            self._scheduler.loaded(connector_output.finished_recving or ())
+        if self._scheduler is None:
+            return
+        self._scheduler.loaded(connector_output.finished_recving or ())
+        told = getattr(connector_output, "kv_connector_worker_meta", None)
+        if told is not None and self._scheduler.announcer is not None:
+            self._scheduler.announcer.told(told.told, self._config.parallel_config.world_size)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """As below, of the only group."""
@@ -181,8 +192,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def take_events(self) -> Iterable[Any]:
-        """None yet."""
-        return ()
+        """Pages that are stored since the last call."""
+        announcer = self._scheduler.announcer if self._scheduler is not None else None
+        return announcer.taken() if announcer is not None else ()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PagetierStats:

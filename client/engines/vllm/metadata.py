@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 
 from .identity import PageShape
 from .orders import Orders
@@ -16,6 +20,18 @@ class StepMetadata(KVConnectorMetadata):
 
     orders: Orders = field(default_factory=Orders)
     idle: bool = False
+
+
+@dataclass
+class StoredMetadata(KVConnectorWorkerMetadata):
+    """Workers to scheduler: which pages of numbered orders are there, see WorkerHalf.told."""
+
+    told: dict[int, list[bytes]]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StoredMetadata:
+        """What several workers told, one after another."""
+        numbers = self.told.keys() | other.told.keys()
+        return StoredMetadata({number: self.told.get(number, []) + other.told.get(number, []) for number in numbers})
 
 
 @dataclass

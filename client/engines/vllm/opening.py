@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,14 +12,16 @@ from ....kernels.page import Shard
 from ....kernels.transfer import PagedCache
 from ...client import Client
 from ...copying.opening import open_copier
+from .announcing import Announcer
 from .identity import PageShape, namespace_of
 from .kinds import UnsupportedError, kind_of
 from .requests import PagedGroup
 from .scheduler import SchedulerHalf
 from .settings import ConnectorSettings
-from .tally import Tally
 from .tensors import LayerCache, paged_cache
 from .worker import Lane, WorkerHalf
+
+log = logging.getLogger("vllm.pagetier")
 
 
 def require_recompute(transfer: Any) -> None:
@@ -28,6 +32,12 @@ def require_recompute(transfer: Any) -> None:
             f'kv_load_failure_policy is "{policy}": a page that can not be loaded would fail its request;'
             ' add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
         )
+
+
+def warn_of_seed(*, seeded: bool) -> None:
+    """Up to 0.29 vLLM hashes blocks with a seed of each process's own, and no other process finds what is stored."""
+    if not seeded and not os.environ.get("PYTHONHASHSEED"):
+        log.warning("pagetier: set PYTHONHASHSEED to the same number for all engines, or they share nothing")
 
 
 def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], settings: ConnectorSettings) -> WorkerHalf:
@@ -55,12 +65,19 @@ def open_scheduler(
     config: Any, groups: Any, shapes: Sequence[PageShape], hash_tokens: int, settings: ConnectorSettings
 ) -> SchedulerHalf:
     """With what the workers said of their pages."""
+    strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
     paged = []
     for group, shape in zip(groups.kv_cache_groups, shapes, strict=True):
         kind = kind_of(group.kv_cache_spec)
         namespace = namespace_of(config, group, shape, settings.salt)
-        paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens))
-    return SchedulerHalf(_client(settings), paged, settings.disk_deadline, Tally())
+        paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong))
+    return SchedulerHalf(_client(settings), paged, settings.disk_deadline, _announcer(config))
+
+
+def _announcer(config: Any) -> Announcer | None:
+    """For who listens to what the cache holds."""
+    events = getattr(config, "kv_events_config", None)
+    return Announcer() if events is not None and events.enable_kv_cache_events else None
 
 
 def _shape(cache: PagedCache) -> PageShape:

@@ -28,14 +28,18 @@ class LoadOrder:
 class StoreOrder:
     """Pages of one group that are whole once this step is computed.
 
-    keys: of pages that follow each other in a prompt, 32 bytes each. blocks: one a key; 0: that page is left out.
-    held_for: the request that keeps its blocks until this is stored; empty: they may be reused from the next step on.
+    request, first: whose pages these are, and which of its prompt the first one is. keys: 32 bytes a page. blocks: one
+    a page; 0: that page is left out. held: whether the request keeps its blocks until this is stored; if not, they may
+    be reused from the next step on. number: under which the workers tell what became of it; 0: nobody asks.
     """
 
+    request: str
     group: int
+    first: int
     keys: bytes
     blocks: tuple[int, ...]
-    held_for: str = ""
+    held: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,19 @@ from ...prefetch import Prefetch
 
 
 class PagedGroup(msgspec.Struct, frozen=True):
-    """One group as the scheduler sees it. hashes: vLLM's block hashes in a page of it."""
+    """One group as the scheduler sees it.
+
+    hashes: vLLM's block hashes in a page of it. strong: whether they are SHA-256.
+    """
 
     kind: Group
     namespace: Namespace
     hashes: int
+    strong: bool
+
+    def keys(self, hashes: Sequence[bytes]) -> Keys:
+        """Of pages whose last block has this hash."""
+        return self.namespace.keys_of_hashes(hashes) if self.strong else self.namespace.keys_of(hashes)
 
 
 class Found(msgspec.Struct, frozen=True, eq=False):
@@ -84,7 +92,7 @@ class Tracked:
     def _grown(self, at: int, hashes: Sequence[bytes]) -> Keys:
         group, keys = self.groups[at], self._keys[at]
         more = hashes[(len(keys) + 1) * group.hashes - 1 :: group.hashes]
-        return Keys(group.namespace, keys.data + group.namespace.keys_of_hashes(more).data)
+        return Keys(group.namespace, keys.data + group.keys(more).data)
 
 
 def some_of(match: Match, pages: Sequence[int]) -> Handover:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from ...client import Client
+from .announcing import Announcer
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from .requests import Found, PagedGroup, Tracked, some_of
 from .stores import late_orders, store_orders, take_blocks
@@ -25,16 +26,19 @@ class SchedulerHalf:
         client: this process's.
         groups: in vLLM's order.
         disk_deadline: seconds that a request may wait for pages on disk.
-        loads, stores: whether this engine does.
+        announcer: is told what is stored; None: nobody listens.
     """
 
-    def __init__(self, client: Client, groups: Sequence[PagedGroup], disk_deadline: float, tally: Tally) -> None:
+    def __init__(
+        self, client: Client, groups: Sequence[PagedGroup], disk_deadline: float, announcer: Announcer | None = None
+    ) -> None:
         self._client, self._groups, self._disk_deadline = client, tuple(groups), disk_deadline
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._written: set[int] = set()
         self._late: list[StoreOrder] = []
-        self.tally = tally
+        self.tally = Tally()
+        self.announcer = announcer
 
     def matched(self, request: Any, computed: int) -> int | None:
         """How many tokens can be loaded beyond the `computed` that the engine has; None: to be asked again."""
@@ -61,7 +65,8 @@ class SchedulerHalf:
         """The orders of a step. output: vLLM's SchedulerOutput."""
         self._written.update(take_blocks(self._tracked, output))
         stores = (*store_orders(self._tracked, output), *self._late)
-        self.tally.add("stored_pages", sum(sum(map(bool, order.blocks)) for order in stores))
+        if self.announcer is not None:
+            stores = tuple(self.announcer.ordered(order, self._tracked.get(order.request)) for order in stores)
         orders = Orders(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
         self._let_go_of_old(time.monotonic())

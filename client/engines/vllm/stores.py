@@ -48,7 +48,7 @@ def late_orders(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[Store
     orders: list[StoreOrder] = []
     for at, group in enumerate(tracked.groups):
         if not isinstance(group.kind, Recurrent):
-            orders.extend(_pages(tracked, at, tracked.stored[at], ends, request.request_id))
+            orders.extend(_pages(tracked, at, tracked.stored[at], ends, held=True))
     return orders
 
 
@@ -56,14 +56,14 @@ def _orders_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | Non
     for at, group in enumerate(one.groups):
         if not isinstance(group.kind, Recurrent):
             held = max(0, begins - group.kind.needs) // group.kind.page_tokens
-            yield from _pages(one, at, max(one.stored[at], held), ends, "")
+            yield from _pages(one, at, max(one.stored[at], held), ends)
         elif offers is not None:
             yield from _offered(one, at, offers)
         else:
             yield from _snapshot(one, at, ends)
 
 
-def _pages(one: Tracked, at: int, first: int, ends: int, held_for: str) -> Iterator[StoreOrder]:
+def _pages(one: Tracked, at: int, first: int, ends: int, *, held: bool = False) -> Iterator[StoreOrder]:
     """The pages from `first` on that are whole at `ends` tokens."""
     kind, keys, table = one.groups[at].kind, one.keys[at], one.tables[at]
     last = min(ends // kind.page_tokens, len(keys), len(table))
@@ -73,14 +73,14 @@ def _pages(one: Tracked, at: int, first: int, ends: int, held_for: str) -> Itera
     blocks = tuple(table[page] if kind.useful(page, grain) else 0 for page in range(first, last))
     one.stored[at] = last
     if any(blocks):
-        yield StoreOrder(at, keys[first:last].data, blocks, held_for)
+        yield StoreOrder(one.request.request_id, at, first, keys[first:last].data, blocks, held)
 
 
 def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreOrder]:
     """A state is what it is at the end of the step: a page of it is only whole there."""
     tokens = one.groups[at].kind.page_tokens
     if ends % tokens == 0:
-        yield from _pages(one, at, ends // tokens - 1, ends, "")
+        yield from _pages(one, at, ends // tokens - 1, ends)
 
 
 def _offers(output: Any) -> Mapping[str, Sequence[Any]] | None:
@@ -94,7 +94,7 @@ def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreOrde
     for group, block, boundary in offers:
         page = boundary // tokens - 1
         if group == at and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
-            yield StoreOrder(at, keys[page : page + 1].data, (block,))
+            yield StoreOrder(one.request.request_id, at, page, keys[page : page + 1].data, (block,))
 
 
 def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> None:

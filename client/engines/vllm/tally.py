@@ -8,7 +8,7 @@ from typing import Final
 HELP: Final = {
     "memory_tokens": "Prompt tokens whose state was loaded from pagetier's memory.",
     "disk_tokens": "Prompt tokens whose state was brought in from pagetier's disk.",
-    "stored_pages": "Pages that were ordered to be stored in pagetier.",
+    "stored_pages": "Pages, or parts of pages, that were stored in pagetier.",
     "failed_loads": "Requests that are computed anew, as their pages could not be loaded.",
 }
 

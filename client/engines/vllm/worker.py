@@ -14,6 +14,7 @@ from ...copying.copier import Copier
 from ...copying.loads import Load
 from ...copying.stores import Store
 from ...keys import Keys, Namespace
+from ...store import Outcome
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from .tally import Tally
 from .tensors import slots_of
@@ -23,6 +24,7 @@ log = logging.getLogger("pagetier.vllm")
 _PATIENCE_S: Final = 0.05  # for stores whose blocks are wanted for something else
 _IDLE_S: Final = 0.002  # to wait for loads where the step has nothing else to do
 _CLOSING_S: Final = 5.0
+_THERE: Final = (Outcome.STORED, Outcome.PRESENT)
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -36,7 +38,7 @@ class Lane(msgspec.Struct, frozen=True):
 class _Storing(msgspec.Struct, frozen=True, eq=False):
     store: Store
     blocks: frozenset[int]
-    held_for: str
+    order: StoreOrder
 
 
 class _Loading(msgspec.Struct, frozen=True, eq=False):
@@ -79,6 +81,7 @@ class WorkerHalf:
         self.lanes = tuple(lanes)
         self.tally = Tally()
         self._storing: list[_Storing] = []
+        self._told: dict[int, bytes] = {}
         self._loading: dict[str, _Loading] = {}
 
     def make_room(self, orders: Orders) -> None:
@@ -105,7 +108,7 @@ class WorkerHalf:
             lane = self.lanes[order.group]
             slots = slots_of(lane.cache, order.blocks)
             store = lane.copier.store(Keys(lane.namespace, order.keys), slots, after=event)
-            self._storing.append(_Storing(store, frozenset(order.blocks) - {0}, order.held_for))
+            self._storing.append(_Storing(store, frozenset(order.blocks) - {0}, order))
 
     def finished(self, idle: bool) -> Finished:  # noqa: FBT001
         """What has ended since the last call. idle: the step computes nothing, so that loads are given a moment."""
@@ -122,6 +125,11 @@ class WorkerHalf:
             frozenset(block for loading in failed.values() for block in loading.blocks),
         )
 
+    def told(self) -> dict[int, bytes]:
+        """Of numbered orders that have ended since the last call: for each page whether it is there, a byte each."""
+        told, self._told = self._told, {}
+        return told
+
     def close(self) -> None:
         """Waits some seconds at most for what is on its way."""
         for lane in self.lanes:
@@ -136,9 +144,21 @@ class WorkerHalf:
 
     def _stored(self) -> frozenset[str]:
         """Requests that hold blocks for stores, and need not any more."""
-        before = {storing.held_for for storing in self._storing}
-        self._storing = [storing for storing in self._storing if not storing.store.ended]
-        return frozenset(before - {storing.held_for for storing in self._storing} - {""})
+        before, self._storing = self._storing, []
+        ended = set()
+        for storing in before:
+            if not storing.store.ended:
+                self._storing.append(storing)
+                continue
+            self._note(storing)
+            ended.add(storing.order.request if storing.order.held else "")
+        return frozenset(ended - {""} - {storing.order.request for storing in self._storing if storing.order.held})
+
+    def _note(self, storing: _Storing) -> None:
+        result = storing.store.wait(0.0)
+        self.tally.add("stored_pages", result.stored)
+        if storing.order.number:
+            self._told[storing.order.number] = bytes(code in _THERE for code in result.codes)
 
     def _wait_a_moment(self) -> None:
         for loading in self._loading.values():
