@@ -5,21 +5,22 @@
 
 #include "../core/groups.h"
 
-/* What was asked for, and the memory that one match works in. */
+/* What was asked for, and what one match works in: each group's room is that of pins for all its pages. */
 typedef struct {
     PyTypeObject *type;
     uint32_t count;
     PyObject *contexts[PT_GROUPS]; /* borrowed */
     array keys[PT_GROUPS];
     pt_group groups[PT_GROUPS];
-    uint64_t pages, *memory;
+    uint64_t pages;
     pt_agreed agreed;
 } asked_groups;
 
 static void groups_close(asked_groups *a)
 {
     arrays_close(a->keys, (int)a->count);
-    free(a->memory);
+    for (uint32_t i = 0; i < a->count; i++)
+        free(a->groups[i].serials);
 }
 
 /* One of the tuples (context, keys, page_tokens, needs); false with an exception set. */
@@ -41,25 +42,12 @@ static bool groups_add(asked_groups *a, PyObject *given)
     }
     if (!array_open(keys, PT_KEY_BYTES, "keys", opened))
         return false;
-    a->groups[a->count++] = (pt_group){.keys = opened->view.buf, .count = (uint32_t)opened->count,
-                                       .page_tokens = page_tokens, .needs = needs};
-    a->pages += (uint64_t)opened->count;
-    return true;
-}
-
-static bool groups_make_room(asked_groups *a)
-{
-    uint64_t *serials = a->memory = malloc((size_t)a->pages * 12 + 1);
-    if (!serials)
-        return PyErr_NoMemory() != NULL;
-    uint32_t *seen = (uint32_t *)(serials + a->pages);
-    for (uint32_t i = 0; i < a->count; i++) {
-        a->groups[i].serials = serials;
-        a->groups[i].seen = seen;
-        serials += a->groups[i].count;
-        seen += a->groups[i].count;
-    }
-    return true;
+    uint32_t count = (uint32_t)opened->count;
+    uint64_t *room = pins_room(count);
+    a->groups[a->count++] = (pt_group){.keys = opened->view.buf, .count = count, .page_tokens = page_tokens, .needs = needs,
+                                       .serials = room, .seen = (uint32_t *)(room + count)};
+    a->pages += count;
+    return room != NULL;
 }
 
 static bool groups_open(asked_groups *a, PyObject *given)
@@ -72,35 +60,57 @@ static bool groups_open(asked_groups *a, PyObject *given)
     for (Py_ssize_t i = 0; i < count; i++)
         if (!groups_add(a, PyTuple_GetItem(given, i)))
             return false;
-    return groups_make_room(a);
+    return true;
+}
+
+/* A hit that needs most pages of a group takes the group's room over: another one for a long prompt costs 5 % of its match. */
+static Pins *groups_take_over(Session *self, const asked_groups *a, pt_group *g, PyObject *context)
+{
+    Pins *pins = pins_in(g->serials, a->type, self, context, g->pins);
+    if (!pins)
+        return NULL;
+    memmove(pins->serials, g->serials + g->first, g->pins * sizeof *pins->serials);
+    pins->entries = g->seen + g->first;
+    g->serials = NULL;
+    return pins;
+}
+
+static Pins *groups_copy(Session *self, const asked_groups *a, pt_group *g, PyObject *context)
+{
+    Pins *pins = pins_new(a->type, self, context, g->pins);
+    if (!pins)
+        return NULL;
+    memcpy(pins->serials, g->serials + g->first, g->pins * sizeof *pins->serials);
+    memcpy(pins->entries, g->seen + g->first, g->pins * sizeof *pins->entries);
+    return pins;
 }
 
 /* The pins of one group, which are its own from then on; NULL with an exception set. */
-static PyObject *groups_pins(Session *self, const asked_groups *a, uint32_t i)
+static PyObject *groups_pins(Session *self, const asked_groups *a, pt_group *g, PyObject *all)
 {
-    const pt_group *g = &a->groups[i];
-    PyObject *context = PySequence_GetSlice(a->contexts[i], g->first, (Py_ssize_t)g->first + g->pins);
-    Pins *pins = context ? pins_new(a->type, self, context, g->pins) : NULL;
-    Py_XDECREF(context);
-    if (!pins)
+    PyObject *context = PySequence_GetSlice(all, g->first, (Py_ssize_t)g->first + g->pins);
+    if (!context)
         return NULL;
-    memcpy(pins->entries, g->seen + g->first, g->pins * sizeof *pins->entries);
-    memcpy(pins->serials, g->serials + g->first, g->pins * sizeof *pins->serials);
-    pins->count = pins->reach = g->pins;
-    pins->held = handle_usable(self);
+    Pins *pins = (g->pins > g->count / 2 ? groups_take_over : groups_copy)(self, a, g, context);
+    Py_DECREF(context);
+    if (pins) {
+        pins->count = pins->reach = g->pins;
+        pins->held = handle_usable(self);
+    }
     return (PyObject *)pins;
 }
 
 /* The pins of each group; where one fails nothing stays pinned. */
-static PyObject *groups_all_pins(Session *self, const asked_groups *a)
+static PyObject *groups_all_pins(Session *self, asked_groups *a)
 {
     PyObject *all = PyTuple_New(a->count);
     for (uint32_t i = 0; i < a->count; i++) {
-        PyObject *pins = all ? groups_pins(self, a, i) : NULL;
+        pt_group *g = &a->groups[i];
+        PyObject *pins = all ? groups_pins(self, a, g, a->contexts[i]) : NULL;
         if (pins)
             PyTuple_SetItem(all, i, pins);
         else if (handle_usable(self))
-            pt_release(&self->shared, a->groups[i].seen + a->groups[i].first, a->groups[i].pins);
+            pt_release(&self->shared, g->seen + g->first, g->pins);
         if (!pins)
             Py_CLEAR(all);
     }

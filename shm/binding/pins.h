@@ -18,24 +18,39 @@ typedef struct {
 
 static PyTypeObject *PinsType;
 
-/* A new object of `type` (Pins or a subclass) with room for `room` pages. */
-static Pins *pins_new(PyTypeObject *type, Session *session, PyObject *context, uint32_t room)
+/* Room for the serials and the entries of so many pages, in one block. */
+static uint64_t *pins_room(uint32_t pages)
+{
+    uint64_t *room = malloc((size_t)pages * 12 + 1);
+    if (!room)
+        PyErr_NoMemory();
+    return room;
+}
+
+/* A new object of `type` (Pins or a subclass) for `asked` pages; `room` is its own from then on. NULL with an exception set,
+ * as for a room that is NULL with one set. */
+static Pins *pins_in(uint64_t *room, PyTypeObject *type, Session *session, PyObject *context, uint32_t asked)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Pins *self = (Pins *)alloc(type, 0);
+    Pins *self = room ? (Pins *)alloc(type, 0) : NULL;
     if (!self)
         return NULL;
-    self->serials = malloc((size_t)room * 12 + 1);
-    if (!self->serials) {
-        Py_DECREF((PyObject *)self);
-        return (Pins *)PyErr_NoMemory();
-    }
-    self->entries = (uint32_t *)(self->serials + room);
-    self->asked = room;
+    self->serials = room;
+    self->entries = (uint32_t *)(room + asked);
+    self->asked = asked;
     self->session = session;
     Py_XINCREF((PyObject *)session);
     self->context = context;
     Py_INCREF(context);
+    return self;
+}
+
+static Pins *pins_new(PyTypeObject *type, Session *session, PyObject *context, uint32_t asked)
+{
+    uint64_t *room = pins_room(asked);
+    Pins *self = pins_in(room, type, session, context, asked);
+    if (!self)
+        free(room);
     return self;
 }
 

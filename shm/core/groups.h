@@ -8,8 +8,9 @@
  * pages go first, head first, as pt_match does, so that a miss there bounds the others; of these, windows and snapshots are
  * looked for from there down, those that need least first, and only as far as somebody may still agree.
  *
- * Recency is stamped on what the hit needs, and what a hit with the help of the disk would need, and on nothing else. It
- * falls from head to tail by tokens, so that the pages of all groups that end together leave together.
+ * Recency is stamped, as by pt_match, on all pages that were found of groups that need all of them; of the others on what
+ * the hit needs, and a hit with the help of the disk. It falls from head to tail by tokens, so that the pages of all groups
+ * that end together leave together.
  */
 #pragma once
 
@@ -32,6 +33,7 @@ typedef struct {
     uint64_t *serials;    /* room for as many; afterwards theirs, from `first` on */
     uint32_t first, pins; /* the pages that are pinned afterwards, for the caller to let go of */
     uint32_t sound_from, sound_to; /* pages of which it is known that they are there */
+    uint64_t step;                 /* ticks from one page to the next */
 } pt_group;
 
 typedef struct {
@@ -45,6 +47,7 @@ typedef struct {
     pt_group *order[PT_GROUPS]; /* those that need least first */
     uint32_t count;
     uint64_t bound, grain; /* no hit is longer, for want of keys or by the limit; each is a multiple of grain */
+    uint64_t now, unit;    /* the latest tick of all; tokens from one to the next, in which all pages are measured */
 } pt_search;
 
 static inline uint32_t pt_pages_in(const pt_group *g, uint64_t tokens) { return (uint32_t)(tokens / g->page_tokens); }
@@ -93,6 +96,20 @@ static inline void pt_order_groups(pt_search *f, pt_group *groups)
     }
 }
 
+static inline void pt_begin_ticks(pt_search *f)
+{
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < f->count; i++) {
+        const pt_group *g = f->order[i];
+        uint64_t tokens = (uint64_t)g->count * g->page_tokens;
+        longest = tokens > longest ? tokens : longest;
+        f->unit = pt_gcd(g->page_tokens, f->unit);
+    }
+    f->now = pt_now_ns() + longest / f->unit + 1;
+    for (uint32_t i = 0; i < f->count; i++)
+        f->order[i]->step = f->order[i]->page_tokens / f->unit;
+}
+
 static inline pt_search pt_search_of(pt_session *s, pt_group *groups, uint32_t count, uint64_t limit)
 {
     pt_search f = {.session = s, .count = count, .bound = limit};
@@ -102,6 +119,7 @@ static inline pt_search pt_search_of(pt_session *s, pt_group *groups, uint32_t c
         groups[i].first = groups[i].pins = 0;
     }
     pt_order_groups(&f, groups);
+    pt_begin_ticks(&f);
     f.grain = pt_grain_of(&f);
     f.bound = pt_on_grain(&f, f.bound);
     for (uint32_t i = 0; i < count; i++)
@@ -121,6 +139,14 @@ static inline void pt_notice(pt_session *s, pt_group *g, uint32_t page)
                                                   : found.entry | PT_SEEN_ON_DISK;
     if (found.where == PT_IN_MEMORY)
         g->serials[page] = s->view.entries[found.entry].serial;
+}
+
+/* The caller guarantees that the page is there. Pages that end together have the same tick; one group alone has those of
+ * pt_match. */
+static inline void pt_stamp_page(const pt_search *f, const pt_group *g, uint32_t page)
+{
+    pt_a64 *tick = &f->session->view.locks[g->seen[page] & ~PT_SEEN_ON_DISK].tick;
+    atomic_store_explicit(tick, f->now - (page + 1) * g->step, memory_order_relaxed);
 }
 
 typedef struct {
@@ -145,6 +171,7 @@ static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
             to.reach = begin;
             break;
         }
+        pt_stamp_page(f, g, page);
     }
     return to;
 }
@@ -193,29 +220,11 @@ static inline uint64_t pt_agree(pt_search *f, uint64_t p, bool disk)
 
 /* ---- ending ---- */
 
-typedef struct {
-    uint64_t now, longest, unit; /* tokens of the longest chain of keys; the unit divides every group's page_tokens */
-} pt_ticks;
-
-static inline pt_ticks pt_ticks_of(const pt_search *f)
+/* Stamps what a hit at `tokens` needs. */
+static inline void pt_stamp_needed(const pt_search *f, const pt_group *g, uint64_t tokens)
 {
-    pt_ticks t = {pt_now_ns(), 0, 0};
-    for (uint32_t i = 0; i < f->count; i++) {
-        const pt_group *g = f->order[i];
-        uint64_t tokens = (uint64_t)g->count * g->page_tokens;
-        t.longest = tokens > t.longest ? tokens : t.longest;
-        t.unit = pt_gcd(g->page_tokens, t.unit);
-    }
-    return t;
-}
-
-/* Stamps what a hit at `tokens` needs; one group alone as pt_match does. */
-static inline void pt_stamp_needed(const pt_search *f, const pt_group *g, const pt_ticks *t, uint64_t tokens)
-{
-    uint32_t first = pt_first_needed(g, tokens), end = pt_pages_in(g, tokens);
-    uint64_t step = g->page_tokens / t->unit, tick = t->now + 1 + t->longest / t->unit - first * step;
-    for (uint32_t page = first; page < end; page++)
-        atomic_store_explicit(&f->session->view.locks[g->seen[page] & ~PT_SEEN_ON_DISK].tick, tick -= step, memory_order_relaxed);
+    for (uint32_t page = pt_first_needed(g, tokens), end = pt_pages_in(g, tokens); page < end; page++)
+        pt_stamp_page(f, g, page);
 }
 
 /* Lets go of the pages that the hit does not need. */
@@ -248,7 +257,6 @@ static inline void pt_count_groups(const pt_search *f, uint64_t tokens)
 static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t count, pt_agreed *agreed)
 {
     pt_search f = pt_search_of(s, groups, count, agreed->limit);
-    pt_ticks ticks = pt_ticks_of(&f);
     pt_extent to = {f.bound, f.bound};
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = count; i && pt_needs_all(&f, f.order[i - 1]); i--)
@@ -256,9 +264,10 @@ static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t cou
     agreed->reach = pt_agree(&f, to.reach, true);
     agreed->tokens = pt_agree(&f, to.memory < agreed->reach ? to.memory : agreed->reach, false);
     for (uint32_t i = 0; i < count; i++) {
-        pt_stamp_needed(&f, &groups[i], &ticks, agreed->reach);
-        if (agreed->tokens < agreed->reach)
-            pt_stamp_needed(&f, &groups[i], &ticks, agreed->tokens);
+        if (!pt_needs_all(&f, &groups[i])) {
+            pt_stamp_needed(&f, &groups[i], agreed->reach);
+            pt_stamp_needed(&f, &groups[i], agreed->tokens);
+        }
         pt_keep_needed(&f, &groups[i], agreed->tokens);
     }
     pthread_mutex_unlock(&s->lock);

@@ -64,15 +64,30 @@ def test_it_finds_and_pins_what_the_reference_does(chains: list[Chain], limit: i
 @examples
 @given(chains(), limits)
 def test_what_is_used_leaves_last_and_its_tail_first(chains: list[Chain], limit: int) -> None:
+    """Of groups that need all their pages, more may be stamped than the hit needs: all that were found."""
     world = Grouped(chains)
     tokens, reach, pins = world.match(limit)
     del pins
     used = world.named(tokens) | world.named(reach)
+    found = {name for chain in chains if chain.needs >= reach for name in chain.names}
     for left in (world.leave_memory(), world.leave_disk()):
+        left = [name for name in left if name in used or name not in found]
         first_used = next((at for at, name in enumerate(left) if name in used), len(left))
-        assert used.isdisjoint(left[:first_used]) and used.issuperset(left[first_used:])
+        assert used.issuperset(left[first_used:])
         ends = [world.end_of(name) for name in left[first_used:]]
         assert ends == sorted(ends, reverse=True)
+    world.memory.close()
+
+
+@examples
+@given(places)
+def test_one_group_is_used_as_far_as_it_goes(there: list[Where]) -> None:
+    world = Grouped([full(there)])
+    _, reach, (pins,) = world.match()
+    pins.release()
+    for left, place in ((world.leave_memory(), M), (world.leave_disk(), D)):
+        used = [name for name in reversed(range(reach)) if there[name] is place]
+        assert left[len(left) - len(used) :] == used
     world.memory.close()
 
 
