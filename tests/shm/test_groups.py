@@ -70,8 +70,8 @@ def test_what_is_used_leaves_last_and_its_tail_first(chains: list[Chain], limit:
     del pins
     used = world.named(tokens) | world.named(reach)
     found = {name for chain in chains if chain.needs >= reach for name in chain.names}
-    for left in (world.leave_memory(), world.leave_disk()):
-        left = [name for name in left if name in used or name not in found]
+    for leaving in (world.leave_memory(), world.leave_disk()):
+        left = [name for name in leaving if name in used or name not in found]
         first_used = next((at for at, name in enumerate(left) if name in used), len(left))
         assert used.issuperset(left[first_used:])
         ends = [world.end_of(name) for name in left[first_used:]]

@@ -1,0 +1,242 @@
+"""Groups of state: which pages a hit needs, which a store may skip, and one match over all of them through a client."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Recurrent, SlidingWindow
+from pagetier.client.groups import grain_of
+from pretended_disk import DiskDaemon
+from running import eventually, namespace
+from with_disk import running_with_disk, until_written
+
+PAGE = 4000
+FULL, WINDOW, STATE = FullAttention(16), SlidingWindow(16, 40), Recurrent(48)
+GROUPS = (FULL, WINDOW, STATE)
+TOKENS = 384
+LONG_S = 30.0
+
+any_group = st.one_of(
+    st.builds(FullAttention, st.integers(1, 9)),
+    st.builds(SlidingWindow, st.integers(1, 9), st.integers(1, 40)),
+    st.builds(Recurrent, st.integers(1, 9)),
+)
+
+
+def asked(tokens: int = TOKENS, prompt: int = 0) -> list[GroupKeys]:
+    """The keys of one prompt in each group."""
+    spaces = [namespace(page_tokens=group.page_tokens, group=type(group).__name__) for group in GROUPS]
+    prompt_ids = range(prompt << 20, (prompt << 20) + tokens)
+    return [GroupKeys(group, space.keys(prompt_ids)) for group, space in zip(GROUPS, spaces, strict=True)]
+
+
+def content(keys: Keys) -> Any:
+    """Pages that follow from their keys."""
+    return np.array([np.frombuffer(key * 200, np.uint8)[:PAGE] for key in keys]).reshape(-1, PAGE)
+
+
+def store(client: Client, keys: Keys) -> None:
+    assert client.store(keys, content(keys), deadline=LONG_S).stored == len(keys)
+
+
+def loads(client: Client, found: GroupMatch) -> None:
+    """Each group's pages are there, whole, and those that it asked for."""
+    for match, group_keys, first in zip(found.matches, found.groups, found.firsts, strict=True):
+        assert match.keys == group_keys.keys[first : first + len(match)]
+        into = np.zeros((len(match), PAGE), np.uint8)
+        assert client.load(match, into) == len(match)
+        assert np.array_equal(into, content(match.keys))
+
+
+@pytest.fixture
+def daemon() -> Iterator[DiskDaemon]:
+    with DiskDaemon() as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: DiskDaemon) -> Iterator[Client]:
+    with daemon.client(deadline=LONG_S) as attached:
+        yield attached
+
+
+# ---- what a group says
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "pages"),
+    [
+        (FullAttention(16), 0, range(0)),
+        (FullAttention(16), 64, range(4)),
+        (SlidingWindow(16, 16), 64, range(3, 4)),
+        (SlidingWindow(16, 17), 64, range(3, 4)),
+        (SlidingWindow(16, 18), 64, range(2, 4)),
+        (SlidingWindow(16, 1), 64, range(4, 4)),
+        (SlidingWindow(16, 1000), 64, range(4)),
+        (Recurrent(16), 64, range(3, 4)),
+        (Recurrent(16), 0, range(0)),
+    ],
+)
+def test_what_a_hit_needs(group: Group, tokens: int, pages: range) -> None:
+    assert group.pages(tokens) == pages
+
+
+@given(any_group, st.integers(0, 30))
+def test_pages_are_those_that_hold_the_tokens(group: Group, boundary: int) -> None:
+    tokens = boundary * group.page_tokens
+    held = (
+        {token // group.page_tokens for token in range(max(0, tokens - group.needs), tokens)} if tokens < 999 else set()
+    )
+    assert set(group.pages(tokens)) == held
+
+
+@given(any_group, st.integers(0, 20), st.integers(1, 24))
+def test_useful_pages_are_those_of_some_hit(group: Group, page: int, grain: int) -> None:
+    step = math.lcm(grain, group.page_tokens)
+    ends = (page + 1) * group.page_tokens
+    hits = range(0, ends + 50 + step, step)
+    assert group.useful(page, grain) == any(page in group.pages(tokens) for tokens in hits)
+
+
+def test_the_grain_is_common_to_all() -> None:
+    assert grain_of(GROUPS) == 48
+    assert grain_of([SlidingWindow(6, 1), Recurrent(4)]) == 12
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.0, 2**31])
+def test_groups_of_nothing(wrong: Any) -> None:
+    for make in (FullAttention, Recurrent, lambda size: SlidingWindow(size, 4), lambda size: SlidingWindow(4, size)):
+        with pytest.raises(ValueError, match="must be 1 or more"):
+            make(wrong)
+
+
+def test_keys_of_other_pages_are_refused(client: Client) -> None:
+    keys = asked()[0].keys
+    with pytest.raises(ValueError, match=r"FullAttention.* have 32 tokens, those of .* 16"):
+        GroupKeys(FullAttention(32), keys)
+    with pytest.raises(ValueError, match="no groups"):
+        client.match_groups([])
+    with pytest.raises(ValueError, match="65 groups"):
+        client.match_groups(asked()[:1] * 65)
+
+
+# ---- a match
+
+
+def test_all_groups_agree(client: Client) -> None:
+    """Full attention has 20 pages, the window too, the state two snapshots: two agree on more than the third has."""
+    full, window, state = asked()
+    store(client, full.keys[:20])
+    store(client, window.keys[:20])
+    store(client, state.keys[:2])
+    store(client, state.keys[4:5])
+    with client.match_groups([full, window, state]) as found:
+        assert (found.tokens, found.reach, found.firsts) == (240, 240, (0, 12, 4))
+        assert [len(match) for match in found.matches] == [15, 3, 1] and len(found) == 19
+        assert repr(found) == "<GroupMatch 240 tokens of 3 groups, 0.1 MiB>"
+        loads(client, found)
+    assert not found.held and repr(found) == "<GroupMatch 240 tokens of 3 groups, let go>"
+    for limit, tokens in (
+        (None, 240),
+        (240, 240),
+        (239, 96),
+        (96, 96),
+        (95, 48),
+        (47, 0),
+        (0, 0),
+        (-5, 0),
+        (2**80, 240),
+    ):
+        with client.match_groups([full, window, state], limit) as found:
+            assert found.tokens == found.reach == tokens
+
+
+def test_a_group_that_fails_takes_all_back(client: Client) -> None:
+    """As an engine does it: what was loaded of the others is given up, and a shorter hit is asked for."""
+    groups = asked()
+    for one in groups:
+        store(client, one.keys)
+    with client.match_groups(groups) as found:
+        assert found.tokens == TOKENS
+        failed = found.firsts[1] * WINDOW.page_tokens
+    with client.match_groups(groups, limit=failed) as shorter:
+        assert shorter.tokens == 336
+        loads(client, shorter)
+
+
+def test_another_process_takes_over(client: Client) -> None:
+    groups = asked()
+    for one in groups:
+        store(client, one.keys)
+    with client.match_groups(groups) as found:
+        handed = pickle.loads(pickle.dumps(found))
+        assert handed == found.hand_over()
+        adopted = [client.adopt(handover) for handover in handed]
+    assert [len(match) for match in adopted] == [24, 3, 1]
+    for match in adopted:
+        match.release()
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    with Client(tmp_path / "nobody", deadline=0.01) as alone:
+        with alone.match_groups(asked()) as found:
+            assert (found.tokens, found.reach, len(found), found.firsts) == (0, 0, 0, (0, 0, 0))
+            assert [match.keys for match in found.matches] == [one.keys[:0] for one in asked()]
+            assert repr(found) == "<GroupMatch 0 tokens of 3 groups, 0.0 MiB>"
+            assert alone.prefetch_groups(found).ready
+        with pytest.raises(ValueError, match="no groups"):
+            alone.match_groups([])
+
+
+# ---- with a disk
+
+
+def test_one_request_for_all_that_is_on_disk(daemon: DiskDaemon, client: Client) -> None:
+    full, window, state = asked(192)
+    for one in (full, window, state):
+        store(client, one.keys)
+    daemon.write_out()
+    daemon.bring_in(full.keys[:6])
+    daemon.bring_in(window.keys[3:6])
+    daemon.bring_in(state.keys[1:2])
+    with client.match_groups([full, window, state]) as found:
+        assert (found.tokens, found.reach) == (96, 192)
+        assert repr(found) == "<GroupMatch 96 tokens of 3 groups, 0.0 MiB, 96 more tokens on disk>"
+        prefetch = client.prefetch_groups(found, deadline=5)
+        peer, request = daemon.next_fetch()
+        wanted = [full.keys[at] for at in range(6, 9)] + [full.keys[9], window.keys[9], full.keys[10], window.keys[10]]
+        assert request.keys == b"".join([*wanted, full.keys[11], window.keys[11], state.keys[3]])
+        assert (prefetch.pages, request.deadline) == (10, 5)
+        daemon.fulfil(peer, request)
+        assert eventually(lambda: prefetch.ready) and prefetch.wait(0) == 10
+    with client.match_groups([full, window, state]) as found:
+        assert (found.tokens, found.reach, found.missing()) == (192, 192, b"")
+        assert client.prefetch_groups(found).ready and daemon.fetches.empty()
+        loads(client, found)
+    assert daemon.write_out() == 10 + 10, "and no page is pinned any more"
+
+
+def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
+    with running_with_disk(tmp_path / "disk") as daemon, Client(daemon.socket, deadline=LONG_S) as client:
+        assert client.wait_attached(LONG_S)
+        groups = asked(144)
+        for one in groups:
+            store(client, one.keys)
+            until_written(daemon)
+        others = namespace(salt="others").keys(range(16 * 16))
+        assert client.store(others, bytes(16 * PAGE)).stored == 16, "they drive out all the others"
+        with client.match_groups(groups) as found:
+            assert (found.tokens, found.reach) == (0, 144)
+            assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1
+        with client.match_groups(groups) as found:
+            assert (found.tokens, found.reach, found.firsts) == (144, 144, (0, 6, 2))
+            loads(client, found)
