@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
@@ -13,13 +13,23 @@ from .identity import PageShape
 from .kinds import UnsupportedError
 from .metadata import ShapesMetadata, StepMetadata, StoredMetadata
 from .metrics import PagetierMetrics, PagetierStats
-from .opening import open_scheduler, open_worker, require_recompute, shapes_of, warn_of_seed
+from .opening import (
+    open_scheduler,
+    open_worker,
+    require_failures_told,
+    require_recompute,
+    shapes_of,
+    warn_of_seed,
+)
 from .orders import Orders
 from .scheduler import SchedulerHalf
 from .settings import read_settings
 from .worker import Finished, WorkerHalf
 
 log = logging.getLogger("vllm.pagetier")
+
+# From 0.30 on loads that fail are told by their requests.
+_BY_REQUEST: Final = hasattr(base, "KVConnectorTransferResults")
 
 
 class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
@@ -36,7 +46,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
         require_recompute(vllm_config.kv_transfer_config)
         if role is KVConnectorRole.SCHEDULER:
-            warn_of_seed(seeded=hasattr(base, "KVConnectorTransferResults"))
+            warn_of_seed(seeded=_BY_REQUEST)
         self._hash_tokens = 0
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -53,6 +63,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """The engine's cache is there."""
         try:
+            require_failures_told(self._groups, by_request=_BY_REQUEST)
             self._worker = open_worker(self._config, self._groups, kv_caches, self._settings)
         except (UnsupportedError, ValueError) as error:
             log.warning("pagetier caches nothing: %s", error)
@@ -104,7 +115,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Up to 0.29 failures are told by blocks."""
-        if self._finished is None or hasattr(base, "KVConnectorTransferResults"):
+        if self._finished is None or _BY_REQUEST:
             return set()
         return set(self._finished.blocks)
 
@@ -154,7 +165,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """What the workers said at the end of a step."""
         if self._scheduler is None:
             return
-        self._scheduler.loaded(connector_output.finished_recving or ())
+        loaded = connector_output.finished_recving or ()
+        by_blocks = loaded if getattr(connector_output, "invalid_block_ids", None) else ()
+        self._scheduler.loaded(loaded, getattr(connector_output, "failed_recving", None) or by_blocks)
         told = getattr(connector_output, "kv_connector_worker_meta", None)
         if told is not None and self._scheduler.announcer is not None:
             self._scheduler.announcer.told(told.told, self._config.parallel_config.world_size)

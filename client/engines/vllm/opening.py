@@ -34,6 +34,12 @@ def require_recompute(transfer: Any) -> None:
         )
 
 
+def require_failures_told(groups: Any, *, by_request: bool) -> None:
+    """Raises UnsupportedError where vLLM could not be told of a load that failed: up to 0.29 it ends over that."""
+    if not by_request and len(groups.kv_cache_groups) > 1:
+        raise UnsupportedError("models with several groups of layers need vLLM 0.30 or later")
+
+
 def warn_of_seed(*, seeded: bool) -> None:
     """Up to 0.29 vLLM hashes blocks with a seed of each process's own, and no other process finds what is stored."""
     if not seeded and not os.environ.get("PYTHONHASHSEED"):

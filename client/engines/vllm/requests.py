@@ -43,7 +43,7 @@ class Tracked:
     """One request, from its first match to its end.
 
     computed: tokens that the engine had itself when `found` was made. stored: for each group the first page that was
-    not ordered to be stored yet. tables: for each group the blocks of the pages. external: tokens that were loaded.
+    not ordered to be stored yet. tables: for each group the blocks of the pages. failures: loads that failed.
     """
 
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
@@ -54,19 +54,22 @@ class Tracked:
         self.gives_up = 0.0
         self.from_memory = -1
         self.loading = False
-        self.external = 0
+        self.failures = 0
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
         self._keys = [Keys(group.namespace, b"") for group in groups]
         self._hashed = 0
+        self._last = b""
 
     @property
     def keys(self) -> list[Keys]:
         """Of all pages that vLLM has hashed by now, for each group."""
         hashes = self.request.block_hashes
-        if len(hashes) != self._hashed:
-            self._hashed = len(hashes)
-            self._keys = [self._grown(at, hashes) for at in range(len(self.groups))]
+        if self._hashed and hashes[self._hashed - 1 : self._hashed] != [self._last]:
+            self._begin_anew(hashes)
+        elif len(hashes) > self._hashed:
+            self._keys = [self._grown(at, hashes, self._keys[at]) for at in range(len(self.groups))]
+        self._hashed, self._last = len(hashes), hashes[-1] if hashes else b""
         return self._keys
 
     def group_keys(self) -> list[GroupKeys]:
@@ -89,10 +92,22 @@ class Tracked:
         self.loading = False
         self.let_go()
 
-    def _grown(self, at: int, hashes: Sequence[bytes]) -> Keys:
-        group, keys = self.groups[at], self._keys[at]
+    def _begin_anew(self, hashes: Sequence[bytes]) -> None:
+        """A session went on behind another token than the one it had: hashes that were there are others now."""
+        for at, group in enumerate(self.groups):
+            before = self._keys[at]
+            after = self._keys[at] = self._grown(at, hashes, Keys(group.namespace, b""))
+            self.stored[at] = min(self.stored[at], _alike(before, after))
+
+    def _grown(self, at: int, hashes: Sequence[bytes], keys: Keys) -> Keys:
+        group = self.groups[at]
         more = hashes[(len(keys) + 1) * group.hashes - 1 :: group.hashes]
         return Keys(group.namespace, keys.data + group.keys(more).data)
+
+
+def _alike(one: Keys, other: Keys) -> int:
+    """How many keys both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def some_of(match: Match, pages: Sequence[int]) -> Handover:

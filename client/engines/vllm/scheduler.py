@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from .requests import Found, PagedGroup, Tracked, some_of
 from .stores import late_orders, store_orders, take_blocks
 from .tally import Tally
 
+_TRIES: Final = 2  # of loads that fail, before a request is computed: the first may have found what left just then
 _KEPT_S: Final = 2.0  # how long what was found stays pinned for a request that is not scheduled
 
 
@@ -45,6 +46,8 @@ class SchedulerHalf:
         tracked = self._track(request)
         if tracked.loading:
             return None
+        if tracked.failures >= _TRIES:
+            return 0
         found = self._found(tracked, computed)
         return None if found is None else max(0, found.tokens - computed)
 
@@ -58,7 +61,7 @@ class SchedulerHalf:
             order = self._order(tracked, found, blocks)
             self._loads.append(order)
             self._written.update(block for group in order.groups for block in group.blocks)
-            tracked.loading, tracked.external = True, external
+            tracked.loading = True
             self.tally.hit(external, min(external, max(0, found.from_memory - (found.tokens - external))))
 
     def build(self, output: Any) -> Orders:
@@ -72,11 +75,12 @@ class SchedulerHalf:
         self._let_go_of_old(time.monotonic())
         return orders
 
-    def loaded(self, requests: Iterable[str]) -> None:
-        """The workers are through with these requests' loads."""
+    def loaded(self, requests: Iterable[str], failed: Container[str]) -> None:
+        """The workers are through with these requests' loads; some may have failed."""
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
                 tracked.loaded()
+                tracked.failures += request in failed
                 if tracked.request.is_finished():
                     del self._tracked[request]
 

@@ -22,7 +22,8 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
         if (one := tracked.get(request)) is not None and blocks is not None:
             _extend(one, blocks, resumed=request in cached.resumed_req_ids)
             written.update(block for row in blocks for block in row)
-    written.update(pair[1] for pair in getattr(output, "kv_cache_block_copies", None) or () if len(pair) > 1)
+    written.update(getattr(output, "new_block_ids_to_zero", None) or ())
+    written.update(copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ())
     return written - {0}
 
 
