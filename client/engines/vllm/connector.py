@@ -97,7 +97,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begins the stores."""
-        if self._worker is not None:
+        if self._worker is not None and self._kv_transfer_config.is_kv_producer:
             self._worker.store(self._orders.stores)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -140,13 +140,15 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         """What the workers said of their pages; they have to agree."""
         shapes = {told.shapes for told in metadata.values()}
-        if len(shapes) != 1 or not (agreed := shapes.pop()):
-            return
-        self._scheduler = open_scheduler(self._config, self._groups, agreed, self._hash_tokens, self._settings)
+        if len(shapes) > 1:
+            log.warning("pagetier caches nothing: the ranks have pages of different layouts")
+        elif shapes and (agreed := shapes.pop()):
+            self._scheduler = open_scheduler(self._config, self._groups, agreed, self._hash_tokens, self._settings)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How much more can be loaded. All loads go on beside the steps: a synchronous one spoils recurrent state."""
-        if self._scheduler is None or getattr(request, "skip_reading_prefix_cache", False):
+        skips = getattr(request, "skip_reading_prefix_cache", False) or not self._kv_transfer_config.is_kv_consumer
+        if self._scheduler is None or skips:
             return 0, False
         tokens = self._scheduler.matched(request, num_computed_tokens)
         return tokens, bool(tokens)
@@ -180,7 +182,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks are needed a little longer."""
-        return self._scheduler is not None and self._scheduler.finished(request, block_ids), None
+        held = self._scheduler is not None and self._scheduler.finished(request, block_ids)
+        return held and self._kv_transfer_config.is_kv_producer, None
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Which tier the tokens come from, from 0.32 on."""

@@ -19,7 +19,7 @@ from .requests import PagedGroup
 from .scheduler import SchedulerHalf
 from .settings import ConnectorSettings
 from .tensors import LayerCache, paged_cache
-from .worker import Lane, WorkerHalf
+from .worker import Lane, WorkerHalf, Zeroing
 
 log = logging.getLogger("vllm.pagetier")
 
@@ -59,7 +59,7 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
         cache = paged_cache([tensors[name] for name in names], spec, shard, heads)
         namespace = namespace_of(config, group, _shape(cache), settings.salt)
         lanes.append(Lane(cache, namespace, open_copier(client, cache)))
-    return WorkerHalf(client, lanes, _events(lanes))
+    return WorkerHalf(client, lanes, _events(lanes), _zeroing(lanes, groups))
 
 
 def shapes_of(worker: WorkerHalf) -> tuple[PageShape, ...]:
@@ -120,6 +120,12 @@ def _events(lanes: Sequence[Lane]) -> Callable[[], object]:
     if device == "cpu":
         return lambda: None
     return partial(_recorded, device)
+
+
+def _zeroing(lanes: Sequence[Lane], groups: Any) -> Zeroing:
+    """The model runner for GPUs zeroes blocks of hybrid models before it says what it will write."""
+    zeroes = lanes[0].cache.cache.device != "cpu" and getattr(groups, "needs_kv_cache_zeroing", True)
+    return Zeroing.AHEAD_OF_US if zeroes and len(lanes) > 1 else Zeroing.BEHIND_US
 
 
 def _recorded(device: str) -> object:

@@ -44,6 +44,7 @@ class Tracked:
 
     computed: tokens that the engine had itself when `found` was made. stored: for each group the first page that was
     not ordered to be stored yet. tables: for each group the blocks of the pages. failures: loads that failed.
+    offered: tokens that vLLM was last told it can load.
     """
 
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
@@ -55,6 +56,7 @@ class Tracked:
         self.from_memory = -1
         self.loading = False
         self.failures = 0
+        self.offered = 0
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
         self._keys = [Keys(group.namespace, b"") for group in groups]

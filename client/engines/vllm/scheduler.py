@@ -49,7 +49,10 @@ class SchedulerHalf:
         if tracked.failures >= _TRIES:
             return 0
         found = self._found(tracked, computed)
-        return None if found is None else max(0, found.tokens - computed)
+        if found is None:
+            return None
+        tracked.offered = max(0, found.tokens - computed)
+        return tracked.offered
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[Any]], external: int) -> None:
         """The request was given blocks, a row for each group; `external` tokens of it are to be loaded into them."""
@@ -58,7 +61,7 @@ class SchedulerHalf:
         if found is not None:
             tracked.is_there(found.match.reach)
         if external and found is not None:
-            order = self._order(tracked, found, blocks)
+            order = self._order(tracked, found, blocks, external)
             self._loads.append(order)
             self._written.update(block for group in order.groups for block in group.blocks)
             tracked.loading = True
@@ -145,13 +148,15 @@ class SchedulerHalf:
             tracked.prefetch = self._client.prefetch_groups(match, self._disk_deadline)
         tracked.gives_up = time.monotonic() + self._disk_deadline
 
-    def _order(self, tracked: Tracked, found: Found, blocks: Sequence[Sequence[Any]]) -> LoadOrder:
+    def _order(self, tracked: Tracked, found: Found, blocks: Sequence[Sequence[Any]], external: int) -> LoadOrder:
+        """Of all that was offered; if vLLM took only some of it, of no page, and so of a load that fails."""
+        taken = external == tracked.offered
         groups = []
         for at, (match, first) in enumerate(zip(found.match.matches, found.match.firsts, strict=True)):
             into = blocks[at][first : first + len(match)]
             places = [place for place, block in enumerate(into) if not block.is_null and block.block_hash is None]
             ids = tuple(int(into[place].block_id) for place in places)
-            groups.append(GroupLoad(at, some_of(match, places), ids))
+            groups.append(GroupLoad(at, some_of(match, places if taken else ()), ids))
         return LoadOrder(tracked.request.request_id, tuple(group for group in groups if group.blocks))
 
     def _touch(self, tracked: Tracked) -> None:

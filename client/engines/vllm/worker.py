@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -25,6 +26,13 @@ _PATIENCE_S: Final = 0.05  # for stores whose blocks are wanted for something el
 _IDLE_S: Final = 0.002  # to wait for loads where the step has nothing else to do
 _CLOSING_S: Final = 5.0
 _THERE: Final = (Outcome.STORED, Outcome.PRESENT)
+
+
+class Zeroing(Enum):
+    """Whether blocks are zeroed in a step before make_room() was called for it: then no store may outlive its step."""
+
+    BEHIND_US = 1
+    AHEAD_OF_US = 2
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -74,10 +82,13 @@ class WorkerHalf:
         client: this process's.
         lanes: of the groups, in vLLM's order.
         event: records and returns an event behind all that the engine's stream was given; None on the CPU.
+        zeroing: when the engine zeroes blocks that it gives out.
     """
 
-    def __init__(self, client: Client, lanes: Sequence[Lane], event: Callable[[], object]) -> None:
-        self._client, self._event = client, event
+    def __init__(
+        self, client: Client, lanes: Sequence[Lane], event: Callable[[], object], zeroing: Zeroing = Zeroing.BEHIND_US
+    ) -> None:
+        self._client, self._event, self._zeroing = client, event, zeroing
         self.lanes = tuple(lanes)
         self.tally = Tally()
         self._storing: list[_Storing] = []
@@ -89,9 +100,7 @@ class WorkerHalf:
 
         Stores that are too slow for that are given up.
         """
-        for storing in self._storing:
-            if storing.blocks & orders.written and not storing.store.wait_ended(_PATIENCE_S):
-                storing.store.cancel()
+        self._settle(storing for storing in self._storing if storing.blocks & orders.written)
 
     def load(self, loads: Iterable[LoadOrder]) -> None:
         """Begins to load. The blocks are the request's own until finished() has named it."""
@@ -109,6 +118,8 @@ class WorkerHalf:
             slots = slots_of(lane.cache, order.blocks)
             store = lane.copier.store(Keys(lane.namespace, order.keys), slots, after=event)
             self._storing.append(_Storing(store, frozenset(order.blocks) - {0}, order))
+        if self._zeroing is Zeroing.AHEAD_OF_US:
+            self._settle(self._storing)
 
     def finished(self, idle: bool) -> Finished:  # noqa: FBT001
         """What has ended since the last call. idle: the step computes nothing, so that loads are given a moment."""
@@ -135,6 +146,11 @@ class WorkerHalf:
         for lane in self.lanes:
             lane.copier.close(_CLOSING_S)
         self._client.close()
+
+    def _settle(self, stores: Iterable[_Storing]) -> None:
+        for storing in stores:
+            if not storing.store.wait_ended(_PATIENCE_S):
+                storing.store.cancel()
 
     def _begin(self, group: GroupLoad) -> Load:
         lane = self.lanes[group.group]
