@@ -105,8 +105,6 @@ def _check(config: Any) -> None:
     speculative = config.speculative_config
     if speculative is not None and getattr(speculative, "method", None) not in ("ngram", "suffix"):
         raise UnsupportedError("draft models are not supported yet")
-    if not config.cache_config.enable_prefix_caching:
-        raise UnsupportedError("prefix caching is off, and with it the hashes of blocks: --enable-prefix-caching")
 
 
 def _rank(config: Any) -> int:
