@@ -1,24 +1,22 @@
-"""A vLLM engine in a process of its own, told what to do by lines of JSON on its standard input.
+"""A vLLM engine, told what to do by lines of JSON.
 
 The first line is the engine's settings: {"model": ..., "socket": ... or null, "engine": {arguments of vllm.LLM},
-"extra": {kv_connector_extra_config}}. Each further line is a command; each answer is one line on the descriptor that
-the environment names, as the engine itself writes to the standard output.
+"extra": {kv_connector_extra_config}, "transfer": {more of kv_transfer_config}}. Each further line is a command; each
+answer is one line.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from typing import Any
+from importlib.metadata import entry_points
+from typing import IO, Any
 
 
-def main() -> None:
-    """Until the input ends."""
-    answers = os.fdopen(int(os.environ["ENGINE_ANSWERS"]), "w", buffering=1)
-    engine = Engine(json.loads(sys.stdin.readline()))
+def main(commands: IO[str], answers: IO[str]) -> None:
+    """Until the commands end."""
+    engine = Engine(json.loads(commands.readline()))
     answers.write(json.dumps({"ready": True}) + "\n")
-    for line in sys.stdin:
+    for line in commands:
         command = json.loads(line)
         answers.write(json.dumps(getattr(engine, command.pop("do"))(**command)) + "\n")
     engine.close()
@@ -45,11 +43,9 @@ class Engine:
 
     def generate(self, prompts: list[list[int]], tokens: int = 8) -> dict[str, Any]:
         """Each prompt's answer: token ids and logprobs, exact, and how many of its tokens were cached."""
-        from vllm import SamplingParams
-
         before = self._external()
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, logprobs=3, detokenize=False, ignore_eos=True)
-        outputs = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(asked, _greedy(tokens, 3), use_tqdm=False)
         answers = [
             {
                 "tokens": list(output.outputs[0].token_ids),
@@ -62,6 +58,18 @@ class Engine:
             for output in outputs
         ]
         return {"answers": answers, "external": self._external() - before}
+
+    def abort(self, prompts: list[list[int]], steps: int) -> dict[str, Any]:
+        """Takes the prompts in, goes some steps, and aborts all; how many had begun to answer by then."""
+        engine = self._llm.llm_engine
+        names = [f"aborted-{at}" for at in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": prompt}, _greedy(1000, None))
+        begun = {output.request_id for _ in range(steps) for output in engine.step()}
+        engine.abort_request(names)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return {"begun": len(begun)}
 
     def reset(self, connector: bool = False) -> dict[str, Any]:
         """Forgets vLLM's own prefix cache."""
@@ -79,17 +87,21 @@ class Engine:
         return int(self.metrics().get("vllm:external_prefix_cache_hits", 0))
 
 
+def _greedy(tokens: int, logprobs: int | None) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=tokens, logprobs=logprobs, detokenize=False, ignore_eos=True)
+
+
 def _transfer(settings: dict[str, Any]) -> dict[str, Any] | None:
     if settings.get("socket") is None:
         return None
+    installed = any(one.name == "pagetier" for one in entry_points(group="vllm.general_plugins"))
     return {
         "kv_connector": "PagetierConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"socket": settings["socket"], **settings.get("extra", {})},
+        **({} if installed else {"kv_connector_module_path": "pagetier.client.engines.vllm"}),
         **settings.get("transfer", {}),
     }
-
-
-if __name__ == "__main__":
-    main()

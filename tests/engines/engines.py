@@ -1,13 +1,19 @@
-"""Engines for tests: real vLLM, each in a process of its own."""
+"""Engines for tests: real vLLM, each in processes of its own, forked by a nursery."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from select import select
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,66 +25,105 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "1",
 }
+_START_S = 240.0
+_ANSWER_S = 120.0
+_STOP_S = 60.0
+
+
+class EngineEndedError(Exception):
+    """The engine ended before its answer; the text is the end of its log."""
 
 
 class VllmEngine:
-    """See engine.py. What it writes goes to `log`."""
+    """See engine.py. What it writes goes to `log`. Its start goes on beside the caller until ready().
+
+    settings: "engine", "extra" and "transfer" of engine.py; "environment": variables of its own.
+    """
 
     def __init__(self, model: Path, socket: Path | None, **settings: Any) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-engine-")
         self.log = Path(self.folder.name) / "log"
-        self._settings = {"model": str(model), "socket": str(socket) if socket else None, **settings}
-        self._answers, theirs = os.pipe()
+        environment = settings.pop("environment", {})
+        theirs, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("engine.py"))],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs],
-                env={**os.environ, **ENVIRONMENT, "ENGINE_ANSWERS": str(theirs)},
-                start_new_session=True,
-            )
+            self.pid = _nursery().fork(environment, theirs, answers, log.fileno())
         os.close(theirs)
+        os.close(answers)
         self._lines = os.fdopen(self._answers)
-        self._send(self._settings)
+        self._is_ready = False
+        self._send({"model": str(model), "socket": str(socket) if socket else None, **settings})
 
     def ready(self) -> Self:
         """Waits until the engine takes commands."""
-        self._answer()
+        if not self._is_ready:
+            self._answer(_START_S)
+            self._is_ready = True
         return self
 
     def do(self, command: str, **arguments: Any) -> dict[str, Any]:
         """One command, and its answer."""
         self.begin(command, **arguments)
-        return self._answer()
+        return self.end()
 
     def begin(self, command: str, **arguments: Any) -> None:
         """A command whose answer is fetched by end()."""
+        self.ready()
         self._send({"do": command, **arguments})
 
     def end(self) -> dict[str, Any]:
         """The answer to what was begun."""
-        return self._answer()
+        return self._answer(_ANSWER_S)
+
+    @property
+    def answered(self) -> bool:
+        """Whether end() returns at once."""
+        return bool(select([self._answers], [], [], 0)[0])
+
+    def told(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-8000:]
 
     def stop(self) -> None:
         """As a user's program ends: nothing of it is left."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process.wait(60)
+        self._close_commands()
+        ends = time.monotonic() + _STOP_S
+        while _is_alive(self.pid) and time.monotonic() < ends:
+            time.sleep(0.02)
+        hangs = _is_alive(self.pid)
+        self.kill()
+        told = self.told()
         self._lines.close()
         self.folder.cleanup()
+        assert not hangs, f"the engine does not end: {told}"
+
+    def kill(self) -> None:
+        """All its processes at once."""
+        self._close_commands()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        while _is_alive(self.pid):
+            time.sleep(0.01)
+
+    def _close_commands(self) -> None:
+        if self._commands >= 0:
+            os.close(self._commands)
+            self._commands = -1
 
     def _send(self, line: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(line).encode() + b"\n")
-        self.process.stdin.flush()
+        left = json.dumps(line).encode() + b"\n"
+        while left:
+            left = left[os.write(self._commands, left) :]
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        if not select([self._answers], [], [], seconds)[0]:
+            self.kill()
+            raise AssertionError(f"no answer in {seconds:.0f} s: {self.told()}")
         line = self._lines.readline()
-        assert line, f"the engine ended: {self.log.read_text()[-6000:]}"
+        if not line:
+            raise EngineEndedError(self.told())
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -88,4 +133,53 @@ class VllmEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            sys.stderr.write(f"--- the engine's log\n{self.told()}\n")
         self.stop()
+
+
+class _Nursery:
+    """The process that forks engines; see nursery.py."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **ENVIRONMENT, "NURSERY": str(theirs.fileno())},
+        )
+        theirs.close()
+
+    def fork(self, environment: dict[str, str], *descriptors: int) -> int:
+        """A new engine's process id."""
+        socket.send_fds(self._control, [json.dumps(environment).encode()], list(descriptors))
+        told = self._control.recv(64)
+        assert told, "vLLM can not be imported"
+        return int(told)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._control.close()
+        self._process.wait()
+
+
+@cache
+def _nursery() -> _Nursery:
+    return _Nursery()
+
+
+def close_nursery() -> None:
+    """At the end of the tests."""
+    if _nursery.cache_info().currsize:
+        _nursery().close()
+        _nursery.cache_clear()
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether any process of the engine is: each has its session."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

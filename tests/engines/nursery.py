@@ -1,0 +1,84 @@
+"""A process that has imported vLLM, and forks for each engine that a test wants: it is there in seconds.
+
+On the socket whose descriptor the environment names comes a message for each engine: its environment as JSON, and three
+descriptors: where its commands come from, where its answers go, and its log. What goes back is its process id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+
+def main() -> None:
+    """Until the socket is closed."""
+    _import()
+    signal.signal(signal.SIGCHLD, _reap)
+    control = socket.socket(fileno=int(os.environ["NURSERY"]))
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        if not text:
+            return
+        child = os.fork()
+        if not child:
+            control.close()
+            _live(json.loads(text), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        control.send(b"%d\n" % child)
+
+
+def _import() -> None:
+    """All that an engine's three processes need, and starts no thread."""
+    import vllm.v1.engine.core
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm import LLM  # noqa: F401
+    from vllm.platforms import current_platform
+
+    # vLLM wants its own processes to be started anew on a CPU, which takes them as long as the first one.
+    platform = type(current_platform)
+    checked = platform.check_and_update_config
+
+    def checked_and_forking(_: Any, config: Any) -> None:
+        checked(config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    platform.check_and_update_config = classmethod(checked_and_forking)
+
+
+def _reap(*_: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _live(environment: dict[str, str], commands: int, answers: int, log: int) -> None:
+    """The engine's process, to its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.environ.update(environment)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    import engine
+
+    code = 1
+    try:
+        with os.fdopen(commands) as lines, os.fdopen(answers, "w", buffering=1) as out:
+            engine.main(lines, out)
+        code = 0
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
