@@ -40,16 +40,15 @@ def hashes_of(hashes: object) -> bytes:
     if not is_sequence(hashes):
         return _buffer(hashes)
     try:
-        lengths = list(map(len, hashes))
+        lengths = set(map(len, hashes))
         joined = b"".join(hashes)
     except TypeError:
         all_bytes("hash", hashes)
         raise
-    if len(joined) != sum(lengths):
+    if not lengths <= {HASH_BYTES} or len(joined) != HASH_BYTES * len(hashes):
         all_bytes("hash", hashes)  # a row of something wider has another length than its bytes
-    if lengths.count(HASH_BYTES) != len(lengths):
-        at = next(at for at, length in enumerate(lengths) if length != HASH_BYTES)
-        raise ValueError(f"hash {at} has {lengths[at]} bytes, not {HASH_BYTES}: such digests are for keys_of()")
+        at, nbytes = next((at, len(one)) for at, one in enumerate(hashes) if len(one) != HASH_BYTES)
+        raise ValueError(f"hash {at} has {nbytes} bytes, not {HASH_BYTES}: such digests are for keys_of()")
     return joined
 
 
