@@ -227,14 +227,14 @@ static inline void pt_stamp_needed(const pt_search *f, const pt_group *g, uint64
         pt_stamp_page(f, g, page);
 }
 
-/* Lets go of the pages that the hit does not need. */
+/* Lets go of the pages that the hit does not need. They lie behind it: nobody has looked before what it needs. */
 static inline void pt_keep_needed(const pt_search *f, pt_group *g, uint64_t tokens)
 {
     uint32_t end = pt_pages_in(g, tokens);
     g->first = pt_first_needed(g, tokens);
     g->pins = end - g->first;
-    for (uint32_t page = 0; page < pt_pages_in(g, f->bound); page++)
-        if (pt_is_pinned(g->seen[page]) && (page < g->first || page >= end))
+    for (uint32_t page = end; page < pt_pages_in(g, f->bound); page++)
+        if (pt_is_pinned(g->seen[page]))
             pt_let_go(f->session, g->seen[page]);
 }
 

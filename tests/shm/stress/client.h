@@ -106,12 +106,8 @@ static inline void prompt_add_promised(prompt *p, world *w, uint32_t cell)
 }
 
 /* A miss is wrong if the first page that was not found was promised before the match, and is still after it. */
-static inline void client_match(client *c, prompt *p)
+static inline void client_matched(client *c, const prompt *p)
 {
-    pt_matched to = {p->entries, p->serials, 0, 0};
-    pt_match(c->session, p->keys, p->count, &to);
-    p->found = to.count;
-    p->reach = to.reach;
     if (p->reach < p->found || p->reach > p->count)
         finding("of %u pages %u were found, and reached %u", p->count, p->found, p->reach);
     c->did.matches++;
@@ -120,6 +116,15 @@ static inline void client_match(client *c, prompt *p)
         return;
     if (atomic_load_explicit(&c->world->kept[p->cells[p->found]].term, memory_order_acquire) == p->terms[p->found])
         finding("page %u was missed while it was stored and pinned", p->ids[p->found]);
+}
+
+static inline void client_match(client *c, prompt *p)
+{
+    pt_matched to = {p->entries, p->serials, 0, 0};
+    pt_match(c->session, p->keys, p->count, &to);
+    p->found = to.count;
+    p->reach = to.reach;
+    client_matched(c, p);
 }
 
 static inline void client_glance(client *c, const prompt *p)

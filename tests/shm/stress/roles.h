@@ -1,7 +1,7 @@
 /* roles.h - what the clients of a stress do all the time: reader, writer, fetcher, keeper. Each step leaves nothing behind. */
 #pragma once
 
-#include "client.h"
+#include "grouping.h"
 
 static inline void linger(client *c)
 {
@@ -27,15 +27,20 @@ static inline prompt reader_prompt(client *c)
     return p;
 }
 
+static inline void reader_match(client *c, prompt *p)
+{
+    static void (*const ways[])(client *, prompt *) = {client_match, client_match, client_match_windowed, client_match_snapshots};
+    *p = reader_prompt(c);
+    ways[rng_below(&c->random, 4)](c, p);
+}
+
 static inline void reader_step(client *c)
 {
-    prompt p = reader_prompt(c);
-    if (rng_one_in(&c->random, 8)) {
-        p = (prompt){0};
+    prompt p = {0};
+    if (rng_one_in(&c->random, 8))
         client_take_over(c, &p);
-    } else {
-        client_match(c, &p);
-    }
+    else
+        reader_match(c, &p);
     client_glance(c, &p);
     if (fate(c)) {
         client_die(c);
