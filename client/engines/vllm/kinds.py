@@ -40,5 +40,5 @@ def _check(spec: Any) -> None:
         raise UnsupportedError("windows that keep tokens for a draft model are not cached")
     if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0) > 0:
         raise UnsupportedError(f"layers of {name} take no part in prefix caching")
-    if name == "MambaSpec" and getattr(spec, "mamba_cache_mode", "none") == "none":
-        raise UnsupportedError("recurrent state is cached with prefix caching alone: --enable-prefix-caching")
+    if name == "MambaSpec" and getattr(spec, "mamba_cache_mode", "none") != "align":
+        raise UnsupportedError("recurrent state is cached with --enable-prefix-caching --mamba-cache-mode align alone")
