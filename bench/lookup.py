@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from measure import REPORTED, Result, Unit, at_least, at_most, main, median_times, time_of
-from pagetier.client import Client, Keys, Namespace
+from pagetier.client import Client, FullAttention, GroupKeys, Keys, Namespace
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Geometry, Wish, take
 from stage import Stage, settle
@@ -49,6 +49,27 @@ def find(client: Client, keys: Keys) -> None:
     """One match and its release."""
     with client.match(keys) as match:
         assert len(match) == len(keys)
+
+
+def find_groups(client: Client, keys: Keys) -> None:
+    """The same as a match over groups, of which there is one."""
+    with client.match_groups([GroupKeys(FullAttention(SPACE.page_tokens), keys)]) as match:
+        assert len(match) == len(keys)
+
+
+def grouped(client: Client, keys: Keys) -> Iterator[Result]:
+    """What it costs to ask for groups where there is one, and to mix a namespace into an engine's own hashes."""
+    batches = iter([some_of(keys, 8192, seed) for seed in range(200, 322)])
+    find_groups(client, next(batches))
+    plain, groups = median_times(60, lambda: find(client, next(batches)), lambda: find_groups(client, next(batches)))
+    each = Unit.NS.value / 8192
+    against = f"per page {groups * each:.0f} ns, and {plain * each:.0f} ns a match of the same"
+    yield Result("match_groups_8192_over_match", groups / plain, "x", against, at_most(1.1))
+    hashes = list(some_of(keys, 8192, 99))
+    (mixed,) = median_times(60, lambda: SPACE.keys_of_hashes(hashes))
+    yield Result(
+        "keys_of_hashes_8192_ns_per_page", mixed * each, "ns", f"all of them: {mixed * 1e3:.2f} ms", at_most(49)
+    )
 
 
 def matching(client: Client, keys: Keys) -> Iterator[Result]:
@@ -255,6 +276,7 @@ def measure() -> Iterator[Result]:
             keys = keys[: ENTRIES - 512 * 102]
             settle()
             yield from matching(client, keys)
+            yield from grouped(client, keys)
             yield from scaling(stage.socket, keys, "match_2_processes_over_1")
             yield from scaling(stage.socket, keys, "match_2_processes_over_1_same_keys")
             yield from attaching(stage.socket)
