@@ -37,9 +37,9 @@ class EngineEndedError(Exception):
 
 
 class VllmEngine:
-    """See engine.py. What it writes goes to `log`. Its start goes on beside the caller until ready().
+    """See commanded.py. What it writes goes to `log`. Its start goes on beside the caller until ready().
 
-    settings: "engine", "extra" and "transfer" of engine.py; "environment": variables of its own.
+    settings: "engine", "extra" and "transfer" of commanded.py; "environment": variables of its own.
     """
 
     def __init__(self, model: Path, socket: Path | None, **settings: Any) -> None:
