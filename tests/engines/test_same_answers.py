@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scene import Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
+from one_host import Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
 
 PROMPT = prompt(1)
 
