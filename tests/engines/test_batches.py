@@ -1,0 +1,64 @@
+"""Several different prompts at once: what is loaded for one request never reaches another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tiny
+from one_host import Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
+
+SHARED = prompt(20, 600)
+PROMPTS = [prompt(21 + at, 900 + 150 * at) for at in range(4)] + [
+    prompt(31 + at, 1000 + 100 * at, after=SHARED) for at in range(4)
+]
+ROUNDING = 0.05
+"""What another batch around a request changes in vLLM itself: bfloat16 has steps of 1/64 where these logits are."""
+
+NAMES = chosen() if len(chosen()) == len(tiny.RECIPES) - 1 else ["qwen3_next"]
+
+
+class Batches:
+    """What an engine answered to all prompts at once: at first, from vLLM's own cache, and from outside, twice."""
+
+    def __init__(self, scene: Scene, at_once: int) -> None:
+        with scene.engine(engine={"max_num_seqs": at_once}) as engine:
+            self.cold = ask(engine, *PROMPTS)
+            self.own = ask(engine, *PROMPTS)
+            scene.settle()
+            self.outside = [ask_anew(engine, *PROMPTS), ask_anew(engine, *reversed(PROMPTS))]
+            self.outside[1]["answers"].reverse()
+            self.metrics = engine.do("metrics")
+        self.hits = [scene.hit(len(asked)) for asked in PROMPTS]
+
+    def is_told_apart(self, told: dict[str, Any]) -> bool:
+        """Whether all prompts were found, as far as they can be."""
+        assert [answer["cached"] for answer in told["answers"]] == self.hits
+        assert sum(self.hits) - 3 * len(SHARED) <= told["external"] <= sum(self.hits)
+        return True
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with scene_of(request.param) as there:
+        yield there
+
+
+def test_computed_one_by_one_while_others_load(scene: Scene) -> None:
+    told = Batches(scene, 1)
+    assert len({str(answer) for answer in exact(told.own)}) == len(PROMPTS)
+    for outside in told.outside:
+        assert exact(outside) == exact(told.own)
+        assert told.is_told_apart(outside)
+    assert told.metrics["vllm:pagetier_failed_loads"] == 0
+
+
+def test_computed_together(scene: Scene) -> None:
+    told = Batches(scene, 8)
+    for outside in told.outside:
+        assert texts(outside) == texts(told.own)
+        assert distance(outside, told.own) < ROUNDING
+        assert told.is_told_apart(outside)
+    assert told.metrics["vllm:pagetier_failed_loads"] == 0

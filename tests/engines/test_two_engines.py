@@ -1,0 +1,34 @@
+"""One engine prefills, another decodes: the pages are shared as soon as they are whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from running import eventually
+from one_host import ask, chosen, distance, prompt, scene_of, texts
+
+PROMPTS = [prompt(40 + at, 1100) for at in range(3)]
+ANSWER = 300
+ROUNDING = 0.05
+
+
+@pytest.mark.parametrize("name", chosen())
+def test_the_second_hits_what_the_first_still_works_on(name: str) -> None:
+    with scene_of(name) as scene:
+        prefilling, decoding = scene.engine(), scene.engine()
+        with prefilling, decoding:
+            ask(decoding, prompt(39))  # so that it is warm
+            scene.settle()
+            before = scene.daemon.header()["pages"]
+            prefilling.begin("generate", prompts=PROMPTS, tokens=ANSWER)
+            assert eventually(lambda: scene.daemon.header()["pages"] >= before + 3 * 3, 30), scene.daemon.header()
+            scene.settle()
+            told = ask(decoding, *PROMPTS)
+            assert not prefilling.answered
+            assert told["external"] == sum(answer["cached"] for answer in told["answers"]) == 3 * scene.hit(1100)
+            first = prefilling.end()
+            for answer in first["answers"]:
+                assert len(answer["tokens"]) == ANSWER
+                del answer["tokens"][8:], answer["logprobs"][8:]
+            assert texts(told) == texts(first)
+            assert distance(told, first) < ROUNDING
