@@ -38,6 +38,15 @@ def test_keys_are_as_different_as_the_hashes(hashes: list[bytes]) -> None:
     assert len(set(NS.keys_of_hashes(hashes))) == len(set(hashes))
 
 
+@pytest.mark.parametrize("count", [15, 16, 17, 2**16 - 1, 2**16, 2**16 + 1])
+def test_any_number_of_hashes(count: int) -> None:
+    hashes = np.random.default_rng(count).bytes(32 * count)
+    listed = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
+    assert NS.keys_of_hashes(listed) == NS.keys_of_hashes(hashes)
+    with pytest.raises(ValueError, match=rf"hash {count} has 31 bytes"):
+        NS.keys_of_hashes([*listed, hashes[:31]])
+
+
 def test_namespaces_share_no_key() -> None:
     others = [msgspec.structs.replace(NS, **{field: "b"}) for field in ("model", "dtype", "rope", "lora", "salt")]
     assert len({key for space in [NS, *others] for key in space.keys_of_hashes(HASHES)}) == 6 * 3
