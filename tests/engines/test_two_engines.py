@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from running import eventually
 from one_host import ask, chosen, distance, prompt, scene_of, texts
+from running import eventually
 
 PROMPTS = [prompt(40 + at, 1100) for at in range(3)]
 ANSWER = 300

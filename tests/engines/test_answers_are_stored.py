@@ -1,0 +1,24 @@
+"""The tokens of an answer are the head of the next prompt: they are stored, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from one_host import ask, ask_anew, chosen, exact, prompt, scene_of, texts
+
+ANSWER = 300
+
+
+@pytest.mark.parametrize("name", chosen())
+def test_a_prompt_that_goes_on_after_an_answer(name: str) -> None:
+    question = prompt(60)
+    with scene_of(name) as scene, scene.engine() as engine:
+        answer = texts(ask(engine, question, tokens=ANSWER))[0]
+        scene.settle()
+        further = [*question, *answer, *prompt(61, 20)]
+        told = ask_anew(engine, further)
+        assert told["external"] == told["answers"][0]["cached"] > len(question)
+        assert told["external"] == scene.hit(len(question) + ANSWER)
+        scene.settle()
+        assert exact(ask(engine, further)) == exact(told)
+        assert exact(ask_anew(engine, further)) == exact(told)
