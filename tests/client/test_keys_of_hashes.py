@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.client.keys import Namespace
@@ -17,9 +17,11 @@ from pagetier.client.keys import Namespace
 NS = Namespace(model="meta/llama-8b", dtype="bfloat16", page_tokens=4)
 HASHES = [sha256(bytes([number])).digest() for number in range(3)]
 
+unhurried = settings(deadline=None)
 hashes_of = st.lists(st.binary(min_size=32, max_size=32), max_size=6)
 
 
+@unhurried
 @given(hashes_of)
 def test_each_hash_is_mixed_with_the_namespace(hashes: list[bytes]) -> None:
     keys = NS.keys_of_hashes(hashes)
@@ -33,6 +35,7 @@ def test_a_fixed_vector() -> None:
     assert NS.keys_of_hashes(HASHES[:1]).data.hex() == expected
 
 
+@unhurried
 @given(hashes_of)
 def test_keys_are_as_different_as_the_hashes(hashes: list[bytes]) -> None:
     assert len(set(NS.keys_of_hashes(hashes))) == len(set(hashes))
