@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import UserList
 from hashlib import sha256
 from typing import Any
 
@@ -60,6 +61,14 @@ def test_namespaces_share_no_key() -> None:
 def test_one_buffer_is_as_good(make: Any) -> None:
     assert NS.keys_of_hashes(make(b"".join(HASHES))) == NS.keys_of_hashes(HASHES) == NS.keys_of_hashes(tuple(HASHES))
     assert len(NS.keys_of_hashes(make(b""))) == len(NS.keys_of_hashes([])) == 0
+
+
+def test_hashes_of_a_type_of_their_own() -> None:
+    class Hash(bytes):
+        pass
+
+    assert NS.keys_of_hashes([Hash(one) for one in HASHES]) == NS.keys_of_hashes(HASHES)
+    assert NS.keys_of_hashes(UserList(HASHES)) == NS.keys_of_hashes(HASHES)
 
 
 def test_hashes_of_another_length() -> None:
