@@ -1,0 +1,89 @@
+"""Who listens to what vLLM's caches hold hears of our pages, too: each once it is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from engines import VllmEngine
+from one_host import PAGE_TOKENS, Scene, ask, prompt, scene_of
+
+PROMPT = prompt(1)
+PAGE = PAGE_TOKENS["llama"]
+_HEARD_S = 20.0
+
+
+class Listener:
+    """Subscribes to an engine's events, as a router does."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self.heard: list[dict[str, Any]] = []
+
+    def hears(self, medium: str, count: int) -> bool:
+        """Waits for so many stored blocks of a medium."""
+        ends = time.monotonic() + _HEARD_S
+        while len(self.stored(medium)) < count and time.monotonic() < ends:
+            if self._socket.poll(100):
+                _, _, batch = self._socket.recv_multipart()
+                self.heard += msgspec.msgpack.decode(batch)[1]
+        return len(self.stored(medium)) == count
+
+    def stored(self, medium: str) -> dict[bytes, dict[str, Any]]:
+        """By hash."""
+        events = [event for event in self.heard if event["type"] == "BlockStored" and event["medium"] == medium]
+        return {block: event | {"at": at} for event in events for at, block in enumerate(event["block_hashes"])}
+
+
+@contextmanager
+def listening(endpoint: str) -> Iterator[Listener]:
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.connect(endpoint)
+        socket.subscribe(b"")
+        yield Listener(socket)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, VllmEngine, Listener]]:
+    endpoint = f"ipc://{tmp_path_factory.mktemp('events')}/events"
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    with (
+        scene_of("llama") as scene,
+        listening(endpoint) as listener,
+        scene.engine(engine={"kv_events_config": events}) as engine,
+    ):
+        yield scene, engine, listener
+
+
+def test_every_stored_page_is_announced_as_vllm_announces_its_blocks(host: tuple[Scene, VllmEngine, Listener]) -> None:
+    scene, engine, listener = host
+    pages = scene.hit() // PAGE
+    ask(engine, PROMPT)
+    scene.settle()
+    ask(engine, prompt(2, 64))  # what was stored meanwhile is told at the end of a step
+    assert listener.hears("CPU", pages), listener.heard
+    ours, parent = listener.stored("CPU"), None
+    assert ours.keys() <= listener.stored("GPU").keys()
+    for page, (block, event) in enumerate(ours.items()):
+        assert event["token_ids"] == PROMPT[page * PAGE : (page + 1) * PAGE]
+        assert (event["block_size"], event["parent_block_hash"]) == (PAGE, parent)
+        parent = block
+    assert engine.do("metrics")["vllm:pagetier_stored_pages"] == pages
+
+
+def test_pages_that_are_refused_are_not_announced(host: tuple[Scene, VllmEngine, Listener]) -> None:
+    scene, engine, listener = host
+    scene.daemon.kill()
+    before = len(listener.stored("GPU"))
+    ask(engine, prompt(3))
+    time.sleep(1.5)  # longer than a store waits for the daemon
+    ask(engine, prompt(4, 64))
+    assert listener.hears("GPU", before + scene.hit() // PAGE)
+    assert len(listener.stored("CPU")) == scene.hit() // PAGE
+    scene.daemon.open()
