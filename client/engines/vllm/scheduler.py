@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from ...client import Client
+from ...groups import GroupMatch
 from .announcing import Announcer
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from .requests import Found, PagedGroup, Tracked, some_of
@@ -17,6 +18,7 @@ from .stores import late_orders, store_orders, take_blocks
 from .tally import Tally
 
 _TRIES: Final = 2  # of loads that fail, before a request is computed: the first may have found what left just then
+_DISK_S: Final = 1.0  # that the disk is given at least, whether the request waits for it or not
 _KEPT_S: Final = 2.0  # how long what was found stays pinned for a request that is not scheduled
 
 
@@ -137,15 +139,17 @@ class SchedulerHalf:
         match = self._client.match_groups(tracked.group_keys(), limit=tracked.request.num_tokens - 1)
         if tracked.from_memory < 0:
             tracked.from_memory = match.tokens
-        if tracked.prefetch is None and match.reach > max(match.tokens, computed) and self._disk_deadline > 0:
+        if tracked.prefetch is None and match.reach > max(match.tokens, computed):
             self._ask_disk(tracked, match)
-            return None
+            if self._disk_deadline:
+                match.release()
+                return None
         tracked.found = Found(match, match.tokens, min(match.tokens, tracked.from_memory), time.monotonic())
         return tracked.found
 
-    def _ask_disk(self, tracked: Tracked, match: Any) -> None:
-        with match:
-            tracked.prefetch = self._client.prefetch_groups(match, self._disk_deadline)
+    def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
+        """Also where nobody waits for it: the next request finds it in memory."""
+        tracked.prefetch = self._client.prefetch_groups(match, max(self._disk_deadline, _DISK_S))
         tracked.gives_up = time.monotonic() + self._disk_deadline
 
     def _order(self, tracked: Tracked, found: Found, blocks: Sequence[Sequence[Any]], external: int) -> LoadOrder:
