@@ -55,6 +55,13 @@ class Pool:
             if not block.users:
                 self.free.append(block)
 
+    def forget(self) -> None:
+        """What nobody uses."""
+        for block in self.free:
+            if self.hashed.get(block.block_hash) is block:
+                del self.hashed[block.block_hash]
+            block.block_hash = None
+
     def note(self, block: Block, name: object) -> bool:
         """Whether it had no hash before."""
         if block.is_null or block.block_hash is not None:
@@ -181,7 +188,8 @@ class Scheduler:
             request = self.requests.get(one.request)  # type: ignore[assignment]
             if request is not None:
                 self._hear(request, one, stale=request.preemptions != step.preemptions[one.request])
-        self.half.loaded(step.loaded, {name for name, whole in step.loaded.items() if not whole})
+        self.half.failed({name for name, whole in step.loaded.items() if not whole})
+        self.half.loaded(step.loaded)
         for name, whole in step.loaded.items():
             if self.requests[name].state == LOADING:
                 self.received[name] = whole

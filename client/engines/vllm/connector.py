@@ -169,7 +169,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             return
         loaded = connector_output.finished_recving or ()
         by_blocks = loaded if getattr(connector_output, "invalid_block_ids", None) else ()
-        self._scheduler.loaded(loaded, getattr(connector_output, "failed_recving", None) or by_blocks)
+        self._scheduler.failed(getattr(connector_output, "failed_recving", None) or by_blocks)
+        self._scheduler.loaded(loaded)
         told = getattr(connector_output, "kv_connector_worker_meta", None)
         if told is not None and self._scheduler.announcer is not None:
             self._scheduler.announcer.told(told.told, self._config.parallel_config.world_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
@@ -80,12 +80,17 @@ class SchedulerHalf:
         self._let_go_of_old(time.monotonic())
         return orders
 
-    def loaded(self, requests: Iterable[str], failed: Container[str]) -> None:
-        """The workers are through with these requests' loads; some may have failed."""
+    def failed(self, requests: Iterable[str]) -> None:
+        """A worker could not load what these requests asked for; others may still be at it."""
+        for request in requests:
+            if (tracked := self._tracked.get(request)) is not None:
+                tracked.failures += 1
+
+    def loaded(self, requests: Iterable[str]) -> None:
+        """All workers are through with these requests' loads."""
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
                 tracked.loaded()
-                tracked.failures += request in failed
                 if tracked.request.is_finished():
                     del self._tracked[request]
 
