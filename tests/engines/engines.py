@@ -128,7 +128,11 @@ class VllmEngine:
         return answer
 
     def __enter__(self) -> Self:
-        return self.ready()
+        try:
+            return self.ready()
+        except BaseException:
+            self.stop()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

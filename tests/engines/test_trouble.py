@@ -1,0 +1,234 @@
+"""Whatever happens to the daemon, its disk and its pages: right tokens, no exception, and no request hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disk_daemon import DiskDaemon
+from engines import VllmEngine
+from one_host import Scene, ask, ask_anew, distance, exact, prompt, texts
+from running import eventually
+
+PROMPTS = [prompt(70 + at) for at in range(6)]
+DEADLINE_S = 2.0
+ROUNDING = 0.05
+
+
+class Trouble:
+    """An engine that was started before its daemon, and what it says to the first prompt, and to all at once."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.daemon = DiskDaemon(4096, "512MiB")
+        self.scene = Scene("llama", self.daemon)
+        self.engine: VllmEngine = stack.enter_context(self.scene.engine(extra={"disk_deadline": DEADLINE_S}))
+        self.cold = ask(self.engine, PROMPTS[0])
+        self.own = ask(self.engine, PROMPTS[0])
+        ask(self.engine, *PROMPTS[1:])
+        self.all = ask(self.engine, *PROMPTS)
+        stack.enter_context(self.daemon)
+        assert self.scene.attached(1)
+        self.store()
+
+    def store(self) -> None:
+        """All prompts' pages are in memory."""
+        ask_anew(self.engine, *PROMPTS)
+        self.scene.settle()
+
+    def is_right(self, told: dict[str, Any]) -> bool:
+        """All prompts' answers."""
+        assert texts(told) == texts(self.all)
+        assert distance(told, self.all) < ROUNDING
+        return True
+
+    def begin(self, *prompts: list[int]) -> None:
+        """Asks without its own cache, and does not wait."""
+        assert self.engine.do("reset")["reset"]
+        self.engine.begin("generate", prompts=list(prompts))
+
+    def start(self, *flags: str) -> None:
+        """The daemon, again."""
+        self.daemon.open(*flags)
+        assert self.scene.attached(1)
+
+
+@pytest.fixture(scope="module")
+def trouble() -> Iterator[Trouble]:
+    with ExitStack() as stack:
+        yield Trouble(stack)
+
+
+def test_no_daemon_at_the_start(trouble: Trouble) -> None:
+    assert trouble.own["external"] == trouble.all["external"] == 0
+    assert texts(trouble.cold) == texts(trouble.own) == texts(trouble.all)[:1]
+    told = ask_anew(trouble.engine, PROMPTS[0])
+    assert told["external"] == trouble.scene.hit()
+    assert exact(told) == exact(trouble.own)
+
+
+def test_no_daemon_any_more(trouble: Trouble) -> None:
+    assert trouble.daemon.stop() == 0
+    told = ask_anew(trouble.engine, PROMPTS[0])
+    assert told["external"] == 0
+    assert exact(told) == exact(trouble.cold)
+    trouble.start()
+    trouble.store()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
+def test_killed_while_pages_are_loaded(trouble: Trouble, seconds: float) -> None:
+    trouble.begin(*PROMPTS)
+    time.sleep(seconds)
+    trouble.daemon.kill()
+    assert trouble.is_right(trouble.engine.end())
+    trouble.start()
+    assert ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit()
+
+
+def test_stopped_while_pages_are_loaded_and_stored(trouble: Trouble) -> None:
+    trouble.begin(*PROMPTS)
+    trouble.daemon.signal(signal.SIGSTOP)
+    try:
+        assert trouble.is_right(trouble.engine.end())
+        assert ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit()
+        ask(trouble.engine, prompt(80), prompt(81))
+        assert trouble.is_right(ask_anew(trouble.engine, *PROMPTS))
+    finally:
+        trouble.daemon.signal(signal.SIGCONT)
+    assert trouble.scene.attached(1)
+
+
+@contextmanager
+def disk_that_hangs(daemon: DiskDaemon) -> Iterator[None]:
+    worker = daemon.kill_worker(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+def test_killed_while_the_disk_is_waited_for(trouble: Trouble) -> None:
+    trouble.store()
+    trouble.scene.to_disk_alone()
+    with disk_that_hangs(trouble.daemon):
+        begins = time.monotonic()
+        trouble.begin(*PROMPTS)
+        time.sleep(0.5)
+        assert not trouble.engine.answered
+        trouble.daemon.kill()
+        assert trouble.is_right(trouble.engine.end())
+        assert time.monotonic() - begins < 60
+    trouble.start()
+
+
+def test_a_disk_that_hangs(trouble: Trouble) -> None:
+    trouble.store()
+    trouble.scene.to_disk_alone()
+    with disk_that_hangs(trouble.daemon):
+        begins = time.monotonic()
+        trouble.begin(*PROMPTS)
+        told = trouble.engine.end()
+        assert DEADLINE_S * 0.9 < time.monotonic() - begins < 60
+        assert trouble.is_right(told)
+        assert told["external"] == 0
+    assert eventually(lambda: ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit(), 20)
+
+
+def test_a_deadline_of_zero(trouble: Trouble) -> None:
+    trouble.store()
+    with trouble.scene.engine(extra={"disk_deadline": 0}) as engine:
+        trouble.scene.to_disk_alone()
+        told = ask(engine, PROMPTS[0])
+        assert told["external"] == 0
+        assert exact(told) == exact(trouble.cold)
+        trouble.scene.settle()
+        assert ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit()  # which brings them to memory
+        told = ask_anew(engine, PROMPTS[0])
+        assert told["external"] == trouble.scene.hit()
+        assert exact(told) == exact(trouble.own)
+
+
+def damage(data: Path, at_most: int) -> int:
+    """Flips a bit in pages' contents: LMDB lays each across pages of its own. How many."""
+    content, flipped = bytearray(data.read_bytes()), 0
+    at = 2 * 4096
+    while at < len(content) and flipped < at_most:
+        flags, pages = struct.unpack_from("<HI", content, at + 10)
+        if flags == 4 and 8 <= pages <= 64 and int.from_bytes(content[at : at + 8], "little") == at // 4096:
+            content[at + 20_000] ^= 4
+            flipped += 1
+            at += pages * 4096
+        else:
+            at += 4096
+    data.write_bytes(content)
+    return flipped
+
+
+@pytest.mark.parametrize("at_most", [1, 1000])
+def test_damaged_pages(trouble: Trouble, at_most: int) -> None:
+    trouble.daemon.stop()
+    trouble.daemon.disk = trouble.daemon.disk.with_name(f"damaged-{at_most}")  # without what was freed in other tests
+    trouble.start()
+    ask_anew(trouble.engine, PROMPTS[0])
+    trouble.scene.settle()
+    trouble.daemon.stop()
+    assert sum(damage(data, at_most) for data in trouble.daemon.data_files())
+    trouble.start()
+    told = ask_anew(trouble.engine, PROMPTS[0])
+    assert told["external"] < trouble.scene.hit()
+    assert texts(told) == texts(trouble.own)
+    assert distance(told, trouble.own) < ROUNDING
+    assert trouble.daemon.header()["disk_damaged"] >= 1, trouble.daemon.told()
+    trouble.scene.settle()
+    again = ask_anew(trouble.engine, PROMPTS[0])
+    assert again["external"] == trouble.scene.hit()
+    assert exact(again) == exact(trouble.own)
+
+
+@contextmanager
+def small_file_system(size: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pagetier-test", folder]
+        if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("mount is refused here")
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_is_full(trouble: Trouble) -> None:
+    usual = trouble.daemon.disk
+    with small_file_system("3m") as folder:
+        trouble.daemon.stop()
+        trouble.daemon.disk = folder / "disk"
+        try:
+            trouble.start("--fresh", "--disk-write", "through")
+            trouble.store()
+            assert trouble.daemon.pagetier("flush", "--to-disk").exit_code == 1
+            assert trouble.is_right(ask_anew(trouble.engine, *PROMPTS))
+            trouble.daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
+            assert trouble.is_right(ask_anew(trouble.engine, *PROMPTS))
+            assert "is full" in trouble.daemon.log.read_text(), trouble.daemon.told()
+        finally:
+            trouble.daemon.stop()
+            trouble.daemon.disk = usual
+    trouble.start("--fresh")
+
+
+def test_nothing_of_it_is_left(trouble: Trouble) -> None:
+    trouble.store()
+    told = ask_anew(trouble.engine, PROMPTS[0])
+    assert told["external"] == trouble.scene.hit()
+    assert exact(told) == exact(trouble.own)
+    assert trouble.scene.is_clean()
