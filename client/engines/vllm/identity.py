@@ -31,7 +31,7 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
     model = config.model_config
     return Namespace(
         model=str(model.model),
-        revision=_spelt(_weights(model)),
+        revision=_spelt(_weights(model) | {"load": str(getattr(config.load_config, "load_format", ""))}),
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=group.kv_cache_spec.block_size,
         group=_spelt({"layers": list(group.layer_names), "hashes": _hashes(config.cache_config)}),
@@ -40,6 +40,17 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
         quantisation=_spelt(_quantisation(config)),
         salt=salt,
     )
+
+
+def with_adapter(namespace: Namespace, adapter: Any) -> Namespace:
+    """Of requests with a LoRA: vLLM's hashes have its name alone, and that may mean others in another engine.
+
+    adapter: LoRARequest, or None.
+    """
+    if adapter is None:
+        return namespace
+    path = str(getattr(adapter, "lora_path", ""))
+    return msgspec.structs.replace(namespace, lora=_spelt([adapter.lora_name, path, _files(Path(path))]))
 
 
 def _weights(model: Any) -> dict[str, object]:
@@ -52,10 +63,10 @@ def _weights(model: Any) -> dict[str, object]:
     }
 
 
-def _files(folder: Path) -> list[list[object]]:
-    if not folder.is_dir():
-        return []
-    files = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+def _files(weights: Path) -> list[list[object]]:
+    """What the files of a folder, or the one file, look like; none of what is no path here."""
+    folder = weights.iterdir() if weights.is_dir() else [weights] if weights.is_file() else []
+    files = sorted(path for path in folder if path.suffix in _WEIGHTS)
     return [[path.name, status.st_size, status.st_mtime_ns] for path in files for status in [path.stat()]]
 
 

@@ -12,6 +12,7 @@ import msgspec
 from ...client import Client
 from ...groups import GroupMatch
 from .announcing import Announcer
+from .identity import with_adapter
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from .requests import Found, PagedGroup, Tracked, some_of
 from .stores import late_orders, store_orders, take_blocks
@@ -131,8 +132,16 @@ class SchedulerHalf:
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = self._tracked[request.request_id] = Tracked(request, self._groups)
+            tracked = self._tracked[request.request_id] = Tracked(request, self._groups_of(request))
         return tracked
+
+    def _groups_of(self, request: Any) -> tuple[PagedGroup, ...]:
+        adapter = getattr(request, "lora_request", None)
+        if adapter is None:
+            return self._groups
+        return tuple(
+            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, adapter)) for group in self._groups
+        )
 
     def _found(self, tracked: Tracked, computed: int) -> Found | None:
         """What is pinned for it; None while the disk is asked."""
