@@ -67,7 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         model=st.sampled_from(sorted(MODELS)),
         lag=st.integers(0, 1),
-        blocks=st.integers(36, 72),
+        blocks=st.sampled_from([36, 40, 48, 80]),
         budget=st.integers(8, 24),
         offers=st.booleans(),
     )
@@ -126,6 +126,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if living:
             self.engine.finish(living[pick % len(living)])
 
+    @rule()
+    def prefix_cache_is_reset(self) -> None:
+        """Of blocks that nobody uses."""
+        self.engine.pool.forget()
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -157,7 +162,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.patch.stop()
 
     def come_to_an_end(self) -> None:
-        for _ in range(600):
+        for _ in range(6000):
             if not self.engine.requests:
                 break
             for _ in range(len(self.worker.loading)):

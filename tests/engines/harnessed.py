@@ -1,0 +1,126 @@
+"""vLLM's real scheduler with our connector in it, and a worker that knows what each block holds instead of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tiny
+from harness import harness
+from one_host import MODELS
+from pagetier.client import Client, Keys
+from pagetier.client.engines.vllm.identity import PageShape
+from pagetier.client.engines.vllm.metadata import ShapesMetadata
+from pagetier.client.engines.vllm.requests import PagedGroup
+from running import RunningDaemon
+from vllm_truth import Computed, TrueWorker
+
+BLOCK = 16
+PAGE = PageShape("as long as a key", 32)
+_ANSWER = 0  # every token that is ever sampled
+
+
+class HarnessedEngine:
+    """groups: a KVCacheConfig of the harness's, or None for one group of full attention."""
+
+    def __init__(
+        self, daemon: RunningDaemon, client: Client, groups: Any = None, *, blocks: int = 1000, **settings: Any
+    ) -> None:
+        told: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
+        config = harness().create_vllm_config(
+            model=str(tiny.make("llama", MODELS)),
+            block_size=BLOCK,
+            kv_connector="PagetierConnector",
+            kv_connector_module_path="pagetier.client.engines.vllm",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"socket": str(daemon.socket), **settings},
+            **told,
+        )
+        if groups is not None and any("Mamba" in type(one.kv_cache_spec).__name__ for one in groups.kv_cache_groups):
+            config.cache_config.mamba_cache_mode = "align"
+        self.blocks = blocks
+        self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups)
+        self.connector = self.scheduler.connector
+        count = len(groups.kv_cache_groups) if groups is not None else 1
+        self.connector.set_xfer_handshake_metadata({0: ShapesMetadata((PAGE,) * count)})
+        self.half = self.connector._scheduler
+        assert self.half is not None, "the connector caches nothing"
+        self.groups: tuple[PagedGroup, ...] = self.half._groups
+        self.worker = TrueWorker(client, self.groups)
+        self.stored: set[str] = set()
+        self.loaded: dict[str, bool] = {}
+
+    def submit(self, number: int, tokens: int, *, common: int = 0, answer: int = 4) -> Any:
+        """A request whose tokens are its own but for the first `common`."""
+        request = harness().create_request(
+            request_id=number, num_tokens=tokens, common_prefix_len=common, max_tokens=answer, block_size=BLOCK
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> Any:
+        """One of the engine's; returns vLLM's SchedulerOutput."""
+        for request in self.scheduler.requests.values():
+            self.worker.know(request.block_hashes, self._future(request))
+        output = self.scheduler.schedule()
+        computed = [self._computed(name, tokens) for name, tokens in output.num_scheduled_tokens.items()]
+        zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
+        self.worker.step(output.kv_connector_metadata.orders, zeroed, computed)
+        self.scheduler.update_from_output(output, self._answer(computed))
+        return output
+
+    def end_loads(self, *, fails: bool = False) -> None:
+        """All that go on."""
+        for request in list(self.worker.loading):
+            self.loaded[request] = self.worker.end_load(request, fails=fails)
+
+    def end_stores(self) -> None:
+        """All that go on."""
+        self.stored |= self.worker.end_stores(slice(0, None))
+
+    def run(self, steps: int = 300) -> int:
+        """Until all requests have ended and nothing is held any more; how many tokens were loaded."""
+        loaded = 0
+        for _ in range(steps):
+            if not self.scheduler.requests and not self.scheduler.finished_req_ids:
+                return loaded
+            loaded += sum(self._length(request) for request in self.worker.loading)
+            self.end_loads()
+            self.end_stores()
+            self.step()
+        raise AssertionError(f"requests do not end: {self.scheduler.requests}")
+
+    def store_elsewhere(self, request: Any, tokens: int) -> None:
+        """Another process has stored the pages that a request with these tokens needs."""
+        self.worker.know(request.block_hashes, self._future(request))
+        for group in self.groups:
+            hashes = request.block_hashes[group.hashes - 1 :: group.hashes]
+            keys = group.keys(hashes[: tokens // group.kind.page_tokens])
+            self.worker.client.store(Keys(group.namespace, keys.data), list(keys))
+
+    def _length(self, request: str) -> int:
+        return int(self.scheduler.requests[request].num_computed_tokens)
+
+    def _future(self, request: Any) -> tuple[int, ...]:
+        return (*request.all_token_ids, *[_ANSWER] * (request.max_tokens + 1))
+
+    def _computed(self, name: str, tokens: int) -> Computed:
+        request = self.scheduler.requests[name]
+        ends = request.num_computed_tokens
+        tables = self.scheduler.kv_cache_manager.get_block_ids(name)
+        return Computed(name, self._future(request), ends - tokens, ends, tables)
+
+    def _answer(self, computed: Sequence[Computed]) -> Any:
+        """A token for each request that is through with its prompt, and what the worker says of loads and stores."""
+        stored, loaded = self.stored, self.loaded
+        self.stored, self.loaded = set(), {}
+        requests = [self.scheduler.requests[one.request] for one in computed]
+        output = harness().create_model_runner_output(
+            requests, finished_sending=stored, finished_recving=set(loaded), token_id=_ANSWER
+        )
+        for at, (one, request) in enumerate(zip(computed, requests, strict=True)):
+            if one.ends < request.num_tokens:
+                output.sampled_token_ids[at] = []
+        output.kv_connector_output.failed_recving = {name for name, whole in loaded.items() if not whole}
+        return output

@@ -1,0 +1,266 @@
+"""vLLM's own harness drives our connector in vLLM's scheduler: nothing leaks, whatever becomes of a request."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from harness import harness
+from harnessed import BLOCK, HarnessedEngine
+from pagetier.client import Client
+from running import RunningDaemon, eventually
+from with_disk import push_out, running_with_disk, stopped_worker
+
+MODELS = ("full", "window", "recurrent", "all")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("8MiB", "4KiB") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with daemon.client() as attached:
+        yield attached
+
+
+def groups_of(model: str, blocks: int = 1000) -> Any:
+    if model == "full":
+        return None
+    return harness().make_kv_cache_config(
+        BLOCK,
+        swa_enabled=model in ("window", "all"),
+        mamba_enabled=model in ("recurrent", "all"),
+        sw_size=3 * BLOCK,
+        num_blocks=blocks,
+        mamba_cache_mode="align",
+    )
+
+
+def engine_of(
+    model: str, daemon: RunningDaemon, client: Client, blocks: int = 1000, **settings: Any
+) -> HarnessedEngine:
+    settings.setdefault("salt", random.randbytes(8).hex())
+    return HarnessedEngine(daemon, client, groups_of(model, blocks), blocks=blocks, **settings)
+
+
+def assert_nothing_is_left(engine: HarnessedEngine, daemon: RunningDaemon) -> None:
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    pool.null_block.ref_cnt = 0  # vLLM counts it up and never down
+    harness().assert_scheduler_empty(engine.scheduler)
+    assert pool.get_num_free_blocks() == engine.blocks - 1
+    assert not engine.half._tracked
+    assert not any(slot["pins"] for slot in daemon.slots())
+    engine.scheduler.shutdown()
+    assert eventually(lambda: not daemon.header()["open_entries"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_another_process_stored_is_loaded(model: str, daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of(model, daemon, client)
+    request = engine.submit(1, 100)
+    engine.store_elsewhere(request, 96)
+    engine.step()
+    assert list(engine.worker.loading) == [request.request_id]
+    assert request.num_computed_tokens == 96
+    engine.run()
+    assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_an_engine_stored_comes_back(model: str, daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of(model, daemon, client)
+    engine.submit(1, 100)
+    assert engine.run() == 0
+    assert engine.scheduler.reset_prefix_cache()
+    request = engine.submit(1, 100)
+    assert engine.run() == 96 and request.num_output_tokens == 4
+    assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_answers_are_stored(model: str, daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of(model, daemon, client)
+    engine.submit(1, 90, answer=40)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    request = harness().create_request(request_id=1, num_tokens=90, max_tokens=1, block_size=BLOCK)
+    request.append_output_token_ids([0] * 50)
+    engine.worker.know(request.block_hashes, (*request.all_token_ids, 0))
+    with client.match_groups([_keys(engine, request, at) for at in range(len(engine.groups))]) as match:
+        assert match.tokens == 128
+    assert_nothing_is_left(engine, daemon)
+
+
+def _keys(engine: HarnessedEngine, request: Any, at: int) -> Any:
+    from pagetier.client.groups import GroupKeys
+
+    group = engine.groups[at]
+    return GroupKeys(group.kind, group.keys(request.block_hashes[group.hashes - 1 :: group.hashes]))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("state", ["waiting", "loading", "loaded", "computing", "answering"])
+def test_aborted(model: str, state: str, daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of(model, daemon, client)
+    request = engine.submit(1, 200, answer=20)
+    if state.startswith("load"):
+        engine.store_elsewhere(request, 96)
+    for _ in range({"waiting": 0, "loading": 1, "loaded": 1, "computing": 1, "answering": 8}[state]):
+        engine.step()
+    if state == "loaded":
+        engine.end_loads()
+        engine.step()
+    assert bool(engine.worker.loading) == (state == "loading")
+    engine.scheduler.finish_requests(request.request_id, _aborted())
+    engine.run()
+    assert_nothing_is_left(engine, daemon)
+
+
+def _aborted() -> Any:
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("times", [1, 5])
+def test_loads_that_fail(model: str, times: int, daemon: RunningDaemon, client: Client) -> None:
+    """The request is computed in the end, though its pages are always there to be found."""
+    engine = engine_of(model, daemon, client)
+    request = engine.submit(1, 100)
+    engine.store_elsewhere(request, 96)
+    for _ in range(times):
+        engine.step()
+        engine.end_loads(fails=True)
+        engine.step()
+    engine.run()
+    assert request.num_output_tokens == 4
+    assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_preempted(model: str, daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of(model, daemon, client, 40)
+    requests = [engine.submit(number, 100, common=50, answer=120) for number in range(1, 5)]
+    engine.run(3000)
+    assert sum(request.num_preemptions for request in requests)
+    assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_asking_again_costs_nothing(model: str, daemon: RunningDaemon, client: Client) -> None:
+    """A request that finds no room asks in each step; it is looked for once in two seconds."""
+    engine = engine_of(model, daemon, client)
+    engine.submit(1, 30, answer=100)
+    for _ in range(4):
+        engine.step()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)
+    waiting = engine.submit(2, 300)
+    engine.store_elsewhere(waiting, 288)
+    with (
+        mock.patch.object(Client, "match_groups", autospec=True, side_effect=Client.match_groups) as match,
+        mock.patch.object(engine.half, "matched", side_effect=engine.half.matched) as asked,
+    ):
+        begun = time.monotonic()
+        for _ in range(50):
+            engine.step()
+        seconds = time.monotonic() - begun
+    assert asked.call_count >= 50
+    assert match.call_count <= 1 + seconds / 2
+    pool.free_blocks(taken)
+    engine.run(1000)
+    assert_nothing_is_left(engine, daemon)
+
+
+def test_who_skips_the_prefix_cache_loads_nothing(daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of("full", daemon, client)
+    request = harness().create_request(request_id=1, num_tokens=100, max_tokens=2, block_size=BLOCK)
+    request.skip_reading_prefix_cache = True
+    engine.store_elsewhere(request, 96)
+    engine.scheduler.add_request(request)
+    assert engine.run() == 0
+    assert_nothing_is_left(engine, daemon)
+
+
+def test_without_a_daemon_nothing_is_missed(tmp_path: Path, client: Client) -> None:
+    absent = mock.Mock(socket=tmp_path / "nobody.sock")
+    engine = engine_of("all", absent, client)
+    request = engine.submit(1, 100)
+    assert engine.run() == 0 and request.num_output_tokens == 4
+    engine.scheduler.shutdown()
+
+
+def test_waits_for_the_disk(tmp_path: Path) -> None:
+    with running_with_disk(tmp_path) as daemon, daemon.client() as client:
+        engine = engine_of("full", daemon, client, disk_deadline=20.0)
+        request = engine.submit(1, 100)
+        engine.store_elsewhere(request, 96)
+        push_out(daemon, client, _keys(engine, request, 0).keys)
+        engine.step()
+        assert not request.num_computed_tokens and not engine.worker.loading, "it did not wait"
+
+        def loads() -> bool:
+            engine.step()
+            return bool(engine.worker.loading)
+
+        assert eventually(loads, 20.0)
+        assert request.num_computed_tokens == 96
+        engine.run()
+        assert_nothing_is_left(engine, daemon)
+
+
+def test_does_not_wait_for_ever(tmp_path: Path) -> None:
+    with running_with_disk(tmp_path) as daemon, daemon.client() as client:
+        engine = engine_of("full", daemon, client, disk_deadline=0.3)
+        request = engine.submit(1, 100)
+        engine.store_elsewhere(request, 96)
+        push_out(daemon, client, _keys(engine, request, 0).keys)
+        with (
+            stopped_worker(daemon),
+            mock.patch.object(Client, "match_groups", autospec=True, side_effect=Client.match_groups) as match,
+        ):
+            begun = time.monotonic()
+            while not request.num_computed_tokens:
+                engine.step()
+            waited = time.monotonic() - begun
+            assert not engine.worker.loading
+            assert match.call_count <= 2
+            assert 0.2 < waited < 5.0
+            engine.run()
+        assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("model", MODELS)
+def test_any_run(model: str, seed: int, daemon: RunningDaemon, client: Client) -> None:
+    """Requests that share prefixes come, are aborted and preempted; loads and stores end late, and some fail."""
+    chance = random.Random(seed)
+    engine = engine_of(model, daemon, client, chance.choice([60, 90, 200]))
+    for turn in range(120):
+        if chance.random() < 0.25:
+            tokens = chance.randint(1, 250)
+            number, common = chance.randint(1, 4), chance.randint(0, tokens)
+            if f"id-{number}" not in engine.scheduler.requests:
+                engine.submit(number, tokens, common=common, answer=chance.randint(1, 60))
+        if chance.random() < 0.3:
+            engine.end_loads(fails=chance.random() < 0.3)
+        if chance.random() < 0.3:
+            engine.end_stores()
+        if chance.random() < 0.05 and engine.scheduler.requests:
+            engine.scheduler.finish_requests(chance.choice(sorted(engine.scheduler.requests)), _aborted())
+        if turn % 40 == 39:
+            engine.scheduler.reset_prefix_cache()
+        engine.step()
+    engine.run(2000)
+    assert engine.worker.ordered
+    assert_nothing_is_left(engine, daemon)
