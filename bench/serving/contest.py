@@ -1,0 +1,116 @@
+"""vLLM alone, with its own offloading, and with pagetier: all there at once, and asked the same in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from scene import Scene, until
+from serving.engine import LENGTH, Answer, Engine, Prompts
+from serving.model import VOCABULARY, make
+
+ALONE, NATIVE, OURS = "vllm", "native", "pagetier"
+EVERYONE, CACHING = (ALONE, NATIVE, OURS), (NATIVE, OURS)
+MODEL = {"hidden": 256, "layers": 4, "length": LENGTH}
+HOST_BYTES = 1 << 30
+
+
+class Contest:
+    """The engines, and the daemon that one of them uses."""
+
+    def __init__(self, engines: Mapping[str, Engine], scene: Scene) -> None:
+        self.engines, self.scene = engines, scene
+        self._numbers = random.Random(1)
+        self._turn = 0
+
+    def prompt(self, tokens: int, begin: list[int] | None = None) -> list[int]:
+        """A new one, that begins with what is given."""
+        more = tokens - len(begin or [])
+        return [*(begin or []), *(self._numbers.randrange(10, VOCABULARY) for _ in range(more))]
+
+    def in_turn(self) -> list[tuple[str, Engine]]:
+        """All engines, each time another one first."""
+        self._turn += 1
+        named = list(self.engines.items())
+        first = self._turn % len(named)
+        return named[first:] + named[:first]
+
+    def run(self, prompts: Prompts, names: Sequence[str], cached: int = 0, tokens: int = 1) -> dict[str, float]:
+        """Seconds of each of these engines. cached: tokens of each prompt that its connector has; vLLM alone none."""
+        taken = {}
+        for name, engine in self.in_turn():
+            if name in names:
+                answer = engine.run(prompts, tokens)
+                require_cached(name, answer, cached if name != ALONE else 0)
+                taken[name] = answer.seconds
+        return taken
+
+    def forget(self) -> None:
+        """All engines' own prefix caches, once all is stored."""
+        for _, engine in self.in_turn():
+            engine.run([[7]])
+            engine.forget()
+
+    def only_on_disk(self) -> None:
+        """No page of pagetier's is in memory, nor in the kernel's."""
+        self.scene.ask_saved()
+        until("pages that nobody uses", self._flushed)
+        self.scene.drop_cache()
+
+    def _flushed(self) -> bool:
+        with suppress(AssertionError):
+            self.scene.flush("memory")
+            return True
+        return False
+
+
+class MissedError(Exception):
+    """What was to be in a cache was not, or more was: such a round says nothing."""
+
+
+def require_cached(name: str, answer: Answer, cached: int) -> None:
+    """Raises MissedError."""
+    if any(one != cached for one in answer.cached):
+        raise MissedError(f"{name}: {answer.cached} tokens cached, not {cached}")
+
+
+@contextmanager
+def contest(folder: Path) -> Iterator[Contest]:
+    """Until the context ends."""
+    model = make(folder / "model", **MODEL)
+    sizes = ("--arena-size", str(HOST_BYTES), "--disk-size", str(4 * HOST_BYTES))
+    # What is written to disk ahead of time would be written while the others compute.
+    with Scene(folder, *sizes, "--disk-ahead", "0") as scene:
+        scene.client().close()
+        until("disk", scene.disk_open)
+        engines: dict[str, Engine] = {}
+        try:
+            for name, transfer in {ALONE: None, NATIVE: _native(), OURS: _ours(scene)}.items():
+                engines[name] = Engine(name, model, transfer)
+                engines[name].ready()
+            yield Contest(engines, scene)
+        finally:
+            for engine in engines.values():
+                engine.stop()
+
+
+def _native() -> dict[str, Any]:
+    extra = {
+        "spec_name": "HostOffloadingSpec",
+        "spec_module_path": "serving.native",
+        "cpu_bytes_to_use": HOST_BYTES,
+    }
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def _ours(scene: Scene) -> dict[str, Any]:
+    return {
+        "kv_connector": "PagetierConnector",
+        "kv_connector_module_path": "pagetier.client.engines.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"socket": str(scene.socket), "disk_deadline": 30},
+    }

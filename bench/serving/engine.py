@@ -1,0 +1,159 @@
+"""A vLLM in processes of its own, that computes when it is told to, and says how long it took."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+BLOCK = 64
+LENGTH = 8192
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # vLLM leaves a core to all that does not compute, too
+    "PYTHONHASHSEED": "0",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+SPAWN = get_context("spawn")
+_START_S = 600.0
+_ANSWER_S = 300.0
+
+Prompts = Sequence[Sequence[int]]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """seconds: until the last prompt had its last token. cached: of each prompt, how many tokens were not computed."""
+
+    seconds: float
+    cached: tuple[int, ...]
+
+
+class Engine:
+    """One of several that take turns."""
+
+    def __init__(self, name: str, model: Path, transfer: Mapping[str, Any] | None) -> None:
+        self.name, self._log = name, model.parent / f"{name}.log"
+        self._pipe, theirs = SPAWN.Pipe()
+        settings = (str(model), dict(transfer) if transfer else None, str(self._log))
+        self._process = SPAWN.Process(target=_live, args=(settings, theirs))
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> None:
+        """Waits until it can be told something."""
+        self._answer(_START_S)
+
+    def run(self, prompts: Prompts, tokens: int = 1) -> Answer:
+        """All prompts at once, `tokens` tokens for each."""
+        self._pipe.send(("run", (prompts, tokens)))
+        return Answer(*self._answer(_ANSWER_S))
+
+    def forget(self) -> None:
+        """Empties the engine's own prefix cache; a connector's is left alone."""
+        self._pipe.send(("forget", ()))
+        self._answer(_ANSWER_S)
+
+    def processor_seconds(self) -> float:
+        """What all its processes have used."""
+        return sum(_seconds_of(pid) for pid in _session(self._process.pid or 0))
+
+    def stop(self) -> None:
+        """Nothing of it is left."""
+        self._pipe.close()
+        self._process.join(30)
+        for pid in _session(self._process.pid or 0):
+            os.kill(pid, signal.SIGKILL)
+
+    def _answer(self, seconds: float) -> Any:
+        try:
+            if self._pipe.poll(seconds):
+                return self._pipe.recv()
+        except EOFError:
+            pass
+        raise SystemExit(f"{self.name} does not answer: {self._log.read_text(errors='replace')[-6000:]}")
+
+
+def _live(settings: tuple[str, dict[str, Any] | None, str], pipe: Connection) -> None:
+    """The engine's process, until nobody is at the pipe's other end."""
+    model, transfer, log = settings
+    os.setsid()
+    with Path(log).open("wb") as written:
+        os.dup2(written.fileno(), 1)
+        os.dup2(written.fileno(), 2)
+    os.environ.update(ENVIRONMENT)
+    vllm = _Vllm(model, transfer)
+    pipe.send(None)
+    try:
+        while True:
+            what, arguments = pipe.recv()
+            pipe.send(getattr(vllm, what)(*arguments))
+    except EOFError:
+        vllm.end()
+        sys.stdout.flush()
+
+
+class _Vllm:
+    def __init__(self, model: str, transfer: dict[str, Any] | None) -> None:
+        from vllm import LLM, SamplingParams
+
+        self._sampling = SamplingParams
+        self._llm = LLM(
+            model=model,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype="bfloat16",
+            block_size=BLOCK,
+            max_model_len=LENGTH,
+            max_num_batched_tokens=LENGTH,
+            enable_prefix_caching=True,
+            kv_transfer_config=transfer,
+        )
+
+    def run(self, prompts: Prompts, tokens: int) -> tuple[float, tuple[int, ...]]:
+        greedy = self._sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        began = time.perf_counter()
+        outputs = self._llm.generate(asked, greedy, use_tqdm=False)
+        return time.perf_counter() - began, tuple(output.num_cached_tokens or 0 for output in outputs)
+
+    def forget(self) -> None:
+        """Blocks are in use until they are stored, and the engine only goes on where it has something to do."""
+        for _ in range(200):
+            if self._llm.reset_prefix_cache():
+                return
+            self.run([[7]], 1)
+        raise RuntimeError("the prefix cache can not be emptied")
+
+    def end(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that are alive."""
+    pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+    return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) == leader and fields[0] != "Z"]
+
+
+def _seconds_of(pid: int) -> float:
+    fields = _stat(pid)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _stat(pid: int) -> list[str]:
+    """From the state on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,188 @@
+"""What vLLM's scheduler waits for: get_num_new_matched_tokens, of pagetier and of vLLM's own offloading.
+
+Both are the real connectors' scheduler halves, in this process, given real requests; nothing is computed or copied.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from measure import at_least, time_of
+from serving.model import VOCABULARY, make
+from serving.spread import Claim, Spread, ratios, spread
+from stage import Stage, settle
+
+TOKENS, BLOCK = 131_072, 16
+PAGES = TOKENS // BLOCK
+PAGE = 4096
+ROUNDS = 41
+AGAIN = 5  # times that a request is asked for once more
+SEVEN_TIMES = Claim(at_least(7), "value")
+
+
+class Half(Protocol):
+    """A scheduler's half of a connector, and what is in its cache."""
+
+    connector: Any
+
+    def fill(self, request: Any) -> None:
+        """All pages of the request are there."""
+
+
+class Ours:
+    """pagetier's, over a daemon."""
+
+    def __init__(self, model: Path, stage: Stage) -> None:
+        from pagetier.client.engines.vllm import PagetierConnector
+        from pagetier.client.engines.vllm.identity import PageShape, namespace_of
+        from pagetier.client.engines.vllm.metadata import ShapesMetadata
+
+        extra = {"socket": str(stage.socket)}
+        config = config_of(model, "PagetierConnector", extra, kv_connector_module_path="pagetier.client.engines.vllm")
+        groups, shape = groups_of(config), PageShape("bench", PAGE)
+        self._space = namespace_of(config, groups.kv_cache_groups[0], shape, "")
+        self._stage = stage
+        self.connector = PagetierConnector(config, scheduler_role(), groups)
+        self.connector.bind_gpu_block_pool(SimpleNamespace(hash_block_size=BLOCK))
+        self.connector.set_xfer_handshake_metadata({0: ShapesMetadata((shape,))})
+
+    def fill(self, request: Any) -> None:
+        """One-frame pages without content."""
+        with self._stage.client() as client:
+            stored = client.reserve(self._space.keys_of_hashes(request.block_hashes), PAGE).publish().stored
+        assert stored == PAGES
+
+
+class Native:
+    """vLLM's own, with the manager of its cache in host memory."""
+
+    def __init__(self, model: Path) -> None:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+        config = config_of(model, "OffloadingConnector", {"cpu_bytes_to_use": 1 << 30})
+        self.connector = OffloadingConnector(config, scheduler_role(), groups_of(config))
+
+    def fill(self, request: Any) -> None:
+        """As if all had been stored."""
+        from vllm.v1.kv_offload.base import ReqContext, make_offload_key
+
+        manager, context = self.connector.scheduler.manager, ReqContext("filling")
+        keys = [make_offload_key(one, 0) for one in request.block_hashes]
+        manager.on_new_request(context)
+        assert len(manager.prepare_store(keys, context).keys_to_store) == PAGES
+        manager.complete_store(keys, context)
+        manager.on_request_finished(context)
+
+
+def scheduler_role() -> Any:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    return KVConnectorRole.SCHEDULER
+
+
+def config_of(model: Path, connector: str, extra: dict[str, Any], **more: Any) -> Any:
+    """The whole configuration of an engine with a connector."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    transfer = {
+        "kv_connector": connector,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    } | more
+    arguments = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        block_size=BLOCK,
+        max_model_len=2 * TOKENS,
+        enable_prefix_caching=True,
+        kv_transfer_config=transfer,
+    )
+    return arguments.create_engine_config()
+
+
+def groups_of(config: Any) -> Any:
+    """One group of full attention, as vLLM makes it of the model."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=4, head_size=64, dtype=torch.bfloat16)
+    names, blocks = ["model.layers.0.self_attn.attn"], 2 * PAGES
+    size = spec.page_size_bytes * blocks
+    placed = KVCacheTensor(size, names, layer_stride=size, block_stride=spec.page_size_bytes)
+    return KVCacheConfig(blocks, [placed], [KVCacheGroupSpec(names, spec)], hash_block_size=BLOCK)
+
+
+class Requests:
+    """vLLM's, all of the same prompt."""
+
+    def __init__(self) -> None:
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        numbers = random.Random(1)
+        self._prompt = [numbers.randrange(10, VOCABULARY) for _ in range(TOKENS)]
+        self._made = 0
+
+    def one(self) -> Any:
+        """Another one."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        self._made += 1
+        sampling = SamplingParams(max_tokens=1)
+        return Request(f"request-{self._made}", list(self._prompt), sampling, None, block_hasher=self._hasher)
+
+
+def measure() -> Iterator[Spread]:
+    """Both, over the same requests in turn."""
+    sizes = ["--arena-size", str(4 * PAGES * PAGE), "--arena-frame-size", str(PAGE)]
+    with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, Stage(*sizes) as stage:
+        stage.client().close()
+        model = make(Path(folder) / "model", hidden=256, layers=1, length=2 * TOKENS)
+        ours, native, requests = Ours(model, stage), Native(model), Requests()
+        filling = requests.one()
+        for half in (ours, native):
+            half.fill(filling)
+        settle()
+        yield from _results(ours, native, requests)
+        ours.connector.shutdown()
+
+
+def _results(ours: Half, native: Half, requests: Requests) -> Iterator[Spread]:
+    rounds = [_round((ours, native), requests.one(), turned=bool(at % 2)) for at in range(ROUNDS + 2)][2:]
+    for at, name in enumerate(("first", "again")):
+        mine, theirs = ([one[which][at] for one in rounds] for which in (0, 1))
+        told = "; ".join(
+            f"{who} {1e6 * statistics.median(taken):.1f} us" for who, taken in (("pagetier", mine), ("native", theirs))
+        )
+        yield spread(f"matched_{TOKENS}_{name}_native_over_pagetier", ratios(theirs, mine), SEVEN_TIMES, told)
+
+
+def _round(halves: tuple[Half, Half], request: Any, *, turned: bool) -> list[tuple[float, float]]:
+    """Of each half how long the first call, and a later one, takes."""
+    taken = [(0.0, 0.0), (0.0, 0.0)]
+    for which in (1, 0) if turned else (0, 1):
+        connector = halves[which].connector
+        connector.on_new_request(request)
+        ask = partial(_asked, connector, request)
+        first = time_of(ask)
+        taken[which] = first, statistics.median(time_of(ask) for _ in range(AGAIN))
+        connector.request_finished_all_groups(request, ([],))
+    return taken
+
+
+def _asked(connector: Any, request: Any) -> None:
+    tokens, later = connector.get_num_new_matched_tokens(request, 0)
+    assert tokens >= TOKENS - BLOCK and later, tokens

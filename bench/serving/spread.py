@@ -1,0 +1,74 @@
+"""A median of pairs with its interval."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from filed import row_of
+from measure import REPORTED, Goal, Result, at_least, at_most
+
+
+class Spread(Result, frozen=True, kw_only=True):
+    """A median whose 95 % interval is `low` to `high`: order statistics, so whatever the distribution.
+
+    pairs: how many values there were, each of two things measured one after the other. judged: which of the three
+    numbers has to keep the goal.
+    """
+
+    low: float
+    high: float
+    pairs: int
+    judged: Literal["value", "low", "high"]
+
+    def row(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return row_of(self) | {"met": self.goal.met(getattr(self, self.judged)) if self.goal.sign else None}
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a ratio should be; see Spread."""
+
+    goal: Goal
+    judged: Literal["value", "low", "high"]
+
+
+NO_CLAIM = Claim(REPORTED, "value")
+AHEAD = Claim(at_least(1), "low")
+NOT_SLOWER = Claim(at_most(1), "low")
+NOT_LESS = Claim(at_least(1), "high")
+
+
+def spread(name: str, values: Sequence[float], claim: Claim, against: str) -> Spread:
+    """Of ratios."""
+    low, high = interval(values)
+    return Spread(
+        name,
+        statistics.median(values),
+        "x",
+        against,
+        claim.goal,
+        low=low,
+        high=high,
+        pairs=len(values),
+        judged=claim.judged,
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Between which values the median lies, with 95 % or a little more; of less than six values: all of them."""
+    ordered = sorted(values)
+    count, rank, below = len(ordered), 0, 0.0
+    while (below := below + math.comb(count, rank) / 2**count) <= 0.025:
+        rank += 1
+    first = max(rank - 1, 0)
+    return ordered[first], ordered[count - 1 - first]
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Of each pair."""
+    return [one / other for one, other in zip(above, below, strict=True)]
