@@ -72,6 +72,22 @@ def test_what_another_process_stored_is_loaded(model: str, daemon: RunningDaemon
     assert list(engine.worker.loading) == [request.request_id]
     assert request.num_computed_tokens == 96
     engine.run()
+    assert not engine.worker.ordered, "what is there is stored again"
+    assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_behind_the_own_prefix_cache_is_loaded(model: str, daemon: RunningDaemon, client: Client) -> None:
+    engine = engine_of(model, daemon, client)
+    engine.submit(1, 70, common=64)
+    engine.run()
+    request = engine.submit(2, 200, common=64)
+    engine.store_elsewhere(request, 192)
+    engine.step()
+    assert request.num_computed_tokens == 192
+    engine.end_loads()
+    assert engine.loaded == {request.request_id: True}
+    engine.run()
     assert_nothing_is_left(engine, daemon)
 
 

@@ -1,0 +1,217 @@
+"""The worker's half over a daemon and torch's tensors: what is stored and loaded is what plain indexing says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from secrets import token_hex
+
+import pytest
+import torch
+
+from pagetier.client import Client
+from pagetier.client.copying.opening import open_copier
+from pagetier.client.engines.vllm.orders import GroupLoad, LoadOrder, Orders, StoreOrder
+from pagetier.client.engines.vllm.tensors import paged_cache
+from pagetier.client.engines.vllm.worker import Finished, Lane, WorkerHalf
+from pagetier.client.keys import Keys, Namespace
+from pagetier.client.match import Handover
+from pagetier.kernels.page import Shard
+from pagetier.kernels.thresholds import CopySettings
+from running import RunningDaemon, eventually
+from vllm_caches import BLOCKS, CACHES, HEADS, TOKENS, Cache, aliased, heads_first
+
+BLOCKS_TO_STORE = (7, 2, 19, 23, 1)
+BLOCKS_TO_LOAD = (3, 22, 4, 11, 8)
+COPYING = CopySettings()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("16MiB", "4KiB") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with daemon.client() as attached:
+        yield attached
+
+
+def worker_of(client: Client, *caches: Cache, salt: str, settings: CopySettings = COPYING) -> WorkerHalf:
+    lanes = []
+    for at, cache in enumerate(caches):
+        paged = paged_cache(cache.layers, cache.spec, Shard(0, 1), HEADS)
+        space = Namespace(
+            model="test", dtype="any", page_tokens=TOKENS, group=str(at), layout=paged.page.layout, salt=salt
+        )
+        lanes.append(Lane(paged, space, open_copier(client, paged, settings)))
+    return WorkerHalf(client, lanes, lambda: None)
+
+
+def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys:
+    return worker.lanes[group].namespace.keys(range(prompt << 20, (prompt << 20) + pages * TOKENS))
+
+
+def store_order(
+    worker: WorkerHalf, group: int, blocks: Sequence[int], *, held: bool = False, prompt: int = 0
+) -> StoreOrder:
+    return StoreOrder("storing", group, 0, keys_of(worker, group, len(blocks), prompt).data, tuple(blocks), held)
+
+
+def load_order(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[int]]) -> LoadOrder:
+    groups = []
+    for group, blocks in wanted:
+        with client.match(keys_of(worker, group, len(blocks))) as match:
+            groups.append(GroupLoad(group, match.hand_over(), tuple(blocks)))
+    return LoadOrder("loading", tuple(groups))
+
+
+def ends(worker: WorkerHalf) -> Finished:
+    """All that has finished until nothing goes on."""
+    finished: list[Finished] = []
+
+    def quiet() -> bool:
+        finished.append(worker.finished(True))
+        return not worker._storing and not worker._loading
+
+    assert eventually(quiet, 20.0)
+    return Finished(
+        frozenset().union(*(one.stored for one in finished)),
+        frozenset().union(*(one.loaded for one in finished)),
+        frozenset().union(*(one.failed for one in finished)),
+        frozenset().union(*(one.blocks for one in finished)),
+    )
+
+
+def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_every_shape_of_cache(name: str, client: Client) -> None:
+    salt = token_hex(8)
+    source, target = CACHES[name](), CACHES[name]()
+    source.fill(1)
+    target.fill(2)
+    before = [target.page(block) for block in range(BLOCKS)]
+    storing = worker_of(client, source, salt=salt)
+    storing.store([store_order(storing, 0, BLOCKS_TO_STORE)])
+    ends(storing)
+    loading = worker_of(client, target, salt=salt)
+    loading.load([load_order(loading, client, (0, BLOCKS_TO_LOAD))])
+    done = ends(loading)
+    assert done.loaded == {"loading"} and not done.failed
+    for block in range(BLOCKS):
+        if block in BLOCKS_TO_LOAD:
+            assert same(target.page(block), source.page(BLOCKS_TO_STORE[BLOCKS_TO_LOAD.index(block)]))
+        else:
+            assert same(target.page(block), before[block]), f"block {block} was nobody's to write to"
+
+
+def test_groups_that_share_their_memory(client: Client) -> None:
+    salt = token_hex(8)
+    sources, targets = aliased(), aliased()
+    blocks = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
+    for cache, own in zip(sources, blocks, strict=True):
+        for block in own:
+            cache.put(block, block)
+    storing = worker_of(client, *sources, salt=salt)
+    storing.store([store_order(storing, at, own) for at, own in enumerate(blocks)])
+    ends(storing)
+    loading = worker_of(client, *targets, salt=salt)
+    into = ((11, 14, 17), (12, 15, 18), (13, 16, 19))
+    loading.load([load_order(loading, client, *enumerate(into))])
+    assert not ends(loading).failed
+    for cache, other, own, there in zip(sources, targets, blocks, into, strict=True):
+        assert all(same(cache.page(a), other.page(b)) for a, b in zip(own, there, strict=True))
+
+
+def test_pages_that_are_left_out_are_not_stored(client: Client) -> None:
+    cache = heads_first()
+    cache.fill(1)
+    worker = worker_of(client, cache, salt=token_hex(8))
+    worker.store([store_order(worker, 0, (5, 0, 6))])
+    ends(worker)
+    keys = keys_of(worker, 0, 3)
+    found = [len(client.match(keys[at : at + 1])) for at in range(3)]
+    assert found == [1, 0, 1]
+
+
+def test_a_request_that_holds_its_blocks_is_named_once(client: Client) -> None:
+    cache = heads_first()
+    worker = worker_of(client, cache, salt=token_hex(8))
+    worker.store([store_order(worker, 0, (5, 6), held=True), store_order(worker, 0, (7,), held=True, prompt=1)])
+    told: list[str] = []
+
+    def named() -> bool:
+        told.extend(worker.finished(False).stored)
+        return not worker._storing
+
+    assert eventually(named, 10.0)
+    assert told == ["storing"]
+    assert not worker.finished(False).stored
+
+
+def test_a_page_that_left_fails_the_whole_load(client: Client) -> None:
+    first, second, _ = aliased()
+    worker = worker_of(client, first, second, salt=token_hex(8))
+    worker.store([store_order(worker, at, (at + 1, at + 3)) for at in range(2)])
+    ends(worker)
+    order = load_order(worker, client, (0, (10, 11)), (1, (12, 13)))
+    pages = order.groups[1].pages
+    worse = Handover(pages.segments_id, pages.entries, bytes(8) + pages.serials[8:])
+    worker.load([LoadOrder("loading", (order.groups[0], GroupLoad(1, worse, order.groups[1].blocks)))])
+    done = ends(worker)
+    assert done.loaded == done.failed == {"loading"}
+    assert done.blocks == {10, 11, 12, 13}
+    assert worker.tally.taken()["failed_loads"] == 1
+
+
+def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
+    worker = worker_of(client, heads_first(), salt=token_hex(8))
+    order = LoadOrder("loading", (GroupLoad(0, Handover(1, bytes(8), bytes(16)), (3, 4)),))
+    worker.load([order])
+    assert ends(worker).failed == {"loading"}
+
+
+def test_blocks_that_are_written_next_are_never_stored_with_what_comes(client: Client) -> None:
+    """Stores are slow, and each step overwrites blocks of the one before: pages are given up, none is wrong."""
+    cache = heads_first()
+    nbytes = worker_of(client, cache, salt="size").lanes[0].cache.page.nbytes
+    slow = CopySettings(chunk=nbytes, depth=1, store_bandwidth=40 * nbytes)
+    salt = token_hex(8)
+    worker = worker_of(client, cache, salt=salt, settings=slow)
+    contents = {}
+    for step in range(8):
+        blocks = tuple(range(1 + step % 2, 17, 2)) if step % 3 else tuple(range(1, 17))
+        worker.make_room(Orders(written=frozenset(blocks)))
+        for block in blocks:
+            cache.put(block, 1000 * step + block)
+        contents[step] = [cache.page(block) for block in blocks]
+        worker.store([store_order(worker, 0, blocks, prompt=step)])
+    ends(worker)
+    loading = worker_of(client, reader := heads_first(), salt=salt)
+    found = 0
+    for step, pages in contents.items():
+        keys = keys_of(worker, 0, len(pages), step)
+        for at, page in enumerate(pages):
+            if loads_one(loading, client, keys[at : at + 1]):
+                assert same(reader.page(1), page), f"page {at} of step {step} is of another step"
+                found += 1
+    assert found
+
+
+def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
+    """Whether it is there, and in block 1 now."""
+    with client.match(key) as match:
+        worker.load([LoadOrder("one", (GroupLoad(0, match.hand_over(), (1,)),))])
+        return not ends(worker).failed
+
+
+def test_closing_ends_everything(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        worker = worker_of(client, heads_first(), salt=token_hex(8))
+        worker.store([store_order(worker, 0, (1, 2, 3))])
+        worker.close()
+        assert not client.attached
+    assert eventually(lambda: not daemon.header()["open_entries"])
