@@ -7,6 +7,8 @@ from secrets import token_hex
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pagetier.client import Client
 from pagetier.client.copying.opening import open_copier
@@ -31,7 +33,7 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(daemon: RunningDaemon) -> Iterator[Client]:
     with daemon.client() as attached:
         yield attached
@@ -174,16 +176,15 @@ def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
     assert ends(worker).failed == {"loading"}
 
 
-def test_blocks_that_are_written_next_are_never_stored_with_what_comes(client: Client) -> None:
-    """Stores are slow, and each step overwrites blocks of the one before: pages are given up, none is wrong."""
+@settings(max_examples=10, deadline=None)
+@given(steps=st.lists(st.lists(st.integers(1, 16), min_size=4, unique=True), min_size=3, max_size=8))
+def test_blocks_that_are_written_next_are_never_stored_with_what_comes(client: Client, steps: list[list[int]]) -> None:
+    """Stores are slow, and each step overwrites blocks of the ones before: pages are given up, none is wrong."""
     cache = heads_first()
-    nbytes = worker_of(client, cache, salt="size").lanes[0].cache.page.nbytes
-    slow = CopySettings(chunk=nbytes, depth=1, store_bandwidth=40 * nbytes)
     salt = token_hex(8)
-    worker = worker_of(client, cache, salt=salt, settings=slow)
+    worker = worker_of(client, cache, salt=salt, settings=slow_of(cache, client, 100))
     contents = {}
-    for step in range(8):
-        blocks = tuple(range(1 + step % 2, 17, 2)) if step % 3 else tuple(range(1, 17))
+    for step, blocks in enumerate(steps):
         worker.make_room(Orders(written=frozenset(blocks)))
         for block in blocks:
             cache.put(block, 1000 * step + block)
@@ -206,6 +207,60 @@ def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
     with client.match(key) as match:
         worker.load([LoadOrder("one", (GroupLoad(0, match.hand_over(), (1,)),))])
         return not ends(worker).failed
+
+
+def slow_of(cache: Cache, client: Client, pages: int) -> CopySettings:
+    """So many a second, one by one."""
+    nbytes = worker_of(client, cache, salt="size").lanes[0].cache.page.nbytes
+    return CopySettings(chunk=nbytes, depth=1, store_bandwidth=pages * nbytes, load_bandwidth=pages * nbytes)
+
+
+def test_a_load_is_told_of_when_all_of_it_is_there(client: Client) -> None:
+    """Also where one group is through long before the other."""
+    salt, blocks = token_hex(8), tuple(range(1, 17))
+    sources, targets = aliased()[:2], aliased()[:2]
+    for block in blocks:
+        sources[0].put(block, block)
+    storing = worker_of(client, *sources, salt=salt)
+    storing.store([store_order(storing, 0, blocks), store_order(storing, 1, (20,))])
+    ends(storing)
+    loading = worker_of(client, *targets, salt=salt, settings=slow_of(targets[0], client, 40))
+    loading.load([load_order(loading, client, (0, blocks), (1, (20,)))])
+    told = False
+    while not told:
+        finished = loading.finished(False)
+        told = bool(finished.loaded)
+        assert not finished.failed
+    assert all(same(sources[0].page(block), targets[0].page(block)) for block in blocks)
+
+
+def test_a_request_is_named_when_all_its_blocks_are_read(client: Client) -> None:
+    first, second, _ = aliased()
+    settings = slow_of(first, client, 30)
+    worker = worker_of(client, first, second, salt=token_hex(8), settings=settings)
+    orders = [
+        store_order(worker, 0, (1,), held=True),
+        store_order(worker, 1, tuple(range(2, 12)), held=True),
+    ]
+    worker.store(orders)
+    named: frozenset[str] = frozenset()
+    while not named:
+        named = worker.finished(False).stored
+    assert not worker._storing, "some blocks are still to be read"
+
+
+def test_k_and_v_are_told_apart_whichever_comes_first(client: Client) -> None:
+    """Pages of one layout mean the same in caches of two shapes."""
+    salt = token_hex(8)
+    source, target = CACHES["kv first"](), CACHES["kv second"]()
+    source.fill(1)
+    storing, loading = (worker_of(client, cache, salt=salt) for cache in (source, target))
+    storing.store([store_order(storing, 0, (5,))])
+    ends(storing)
+    loading.load([load_order(loading, client, (0, (9,)))])
+    assert not ends(loading).failed
+    for one, other in zip(source.layers, target.layers, strict=True):
+        assert torch.equal(one[:, 5], other[9])
 
 
 def test_closing_ends_everything(daemon: RunningDaemon) -> None:
