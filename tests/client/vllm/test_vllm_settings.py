@@ -1,0 +1,227 @@
+"""What of vLLM's configuration is refused, what kind of state a group has, and what keeps two engines' pages apart."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pagetier.client.engines.vllm.identity import PageShape, namespace_of, with_adapter
+from pagetier.client.engines.vllm.kinds import UnsupportedError, kind_of
+from pagetier.client.engines.vllm.opening import require_failures_told, require_recompute, warn_of_seed
+from pagetier.client.engines.vllm.settings import ConnectorSettings, read_settings
+from pagetier.client.engines.vllm.tally import HELP, Tally
+from pagetier.client.engines.vllm.tensors import paged_cache
+from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
+from pagetier.kernels.page import Shard
+from vllm_caches import (
+    HEADS,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    heads_first,
+)
+
+SHAPE = PageShape("a layout", 4096)
+
+
+def test_settings_are_read() -> None:
+    assert read_settings({}) == ConnectorSettings()
+    assert read_settings({"disk_deadline": 0, "salt": "s"}) == ConnectorSettings(disk_deadline=0.0, salt="s")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"sokcet": "x"}, "sokcet"),
+        ({"disk_deadline": -1}, "disk_deadline = -1"),
+        ({"disk_deadline": 4000}, "disk_deadline = 4000"),
+        ({"disk_deadline": "soon"}, "disk_deadline"),
+        ({"socket": 7}, "socket"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"kv_connector_extra_config.*{told}"):
+        read_settings(given)
+
+
+def test_requests_must_not_fail_with_their_loads() -> None:
+    require_recompute(SimpleNamespace(kv_load_failure_policy="recompute"))
+    require_recompute(SimpleNamespace())
+    with pytest.raises(ValueError, match='"kv_load_failure_policy": "recompute"'):
+        require_recompute(SimpleNamespace(kv_load_failure_policy="fail"))
+
+
+def test_old_versions_can_not_be_told_of_failures_of_several_groups() -> None:
+    one, two = SimpleNamespace(kv_cache_groups=[0]), SimpleNamespace(kv_cache_groups=[0, 1])
+    require_failures_told(one, by_request=False)
+    require_failures_told(two, by_request=True)
+    with pytest.raises(UnsupportedError):
+        require_failures_told(two, by_request=False)
+
+
+@pytest.mark.parametrize(("seeded", "seed", "warns"), [(True, "", False), (False, "0", False), (False, "", True)])
+def test_a_seed_of_each_process_is_warned_of(
+    seeded: bool, seed: str, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", seed)
+    with caplog.at_level(logging.WARNING):
+        warn_of_seed(seeded=seeded)
+    assert ("PYTHONHASHSEED" in caplog.text) is warns
+
+
+def test_kinds() -> None:
+    assert kind_of(FullAttentionSpec(16)) == kind_of(MLAAttentionSpec(16)) == FullAttention(16)
+    assert kind_of(SlidingWindowSpec(16, 48)) == SlidingWindow(16, 48)
+    assert kind_of(MambaSpec(32)) == Recurrent(32)
+    same = {"a": FullAttentionSpec(16), "b": MLAAttentionSpec(16)}
+    assert kind_of(UniformTypeKVCacheSpecs(16, same)) == FullAttention(16)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ChunkedLocalAttentionSpec(16),
+        MambaSpec(16, "none"),
+        MambaSpec(16, "all"),
+        SlidingWindowSpec(16, 48, extra_retained_tokens=1),
+        UniformTypeKVCacheSpecs(16, {"a": FullAttentionSpec(16), "b": SlidingWindowSpec(16, 48)}),
+    ],
+)
+def test_kinds_that_are_not_cached(spec: Any) -> None:
+    with pytest.raises(UnsupportedError):
+        kind_of(spec)
+
+
+def test_tensors_that_are_not_known() -> None:
+    cache = heads_first()
+    with pytest.raises(UnsupportedError, match="shape"):
+        paged_cache([layer[0, 0] for layer in cache.layers], cache.spec, Shard(0, 1), HEADS)
+    with pytest.raises(UnsupportedError, match="blocks of 24 tokens, but of 16"):
+        paged_cache(cache.layers, FullAttentionSpec(24), Shard(0, 1), HEADS)
+
+
+# ---- identity
+
+
+class Config:
+    """As transformers' are."""
+
+    def __init__(self, **settings: Any) -> None:
+        vars(self).update(settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def vllm_config(model: str = "org/model") -> Any:
+    hf = Config(rope_theta=10000.0, layers=2, _name_or_path="anywhere", transformers_version="5.0")
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            model=model, revision=None, dtype="torch.bfloat16", hf_config=hf, max_model_len=4096, quantization=None
+        ),
+        cache_config=SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256"),
+        load_config=SimpleNamespace(load_format="auto"),
+    )
+
+
+def group(block: int = 16, layers: tuple[str, ...] = ("layers.0", "layers.1")) -> Any:
+    return SimpleNamespace(kv_cache_spec=FullAttentionSpec(block), layer_names=layers)
+
+
+def digest(config: Any, of: Any = None, shape: PageShape = SHAPE, salt: str = "") -> bytes:
+    return namespace_of(config, of or group(), shape, salt).digest
+
+
+DIFFERENCES: dict[str, Callable[[Any], object]] = {
+    "model": lambda config: setattr(config.model_config, "model", "org/other"),
+    "revision": lambda config: setattr(config.model_config, "revision", "v2"),
+    "commit": lambda config: setattr(config.model_config.hf_config, "_commit_hash", "abc"),
+    "any setting of the model": lambda config: setattr(config.model_config.hf_config, "layers", 3),
+    "rope": lambda config: setattr(config.model_config.hf_config, "rope_theta", 500.0),
+    "rope of the text model": lambda config: setattr(
+        config.model_config, "hf_text_config", Config(rope_parameters={"factor": 8.0})
+    ),
+    "length": lambda config: setattr(config.model_config, "max_model_len", 8192),
+    "dtype": lambda config: setattr(config.model_config, "dtype", "torch.float32"),
+    "quantisation": lambda config: setattr(config.model_config, "quantization", "fp8"),
+    "dtype of the cache": lambda config: setattr(config.cache_config, "cache_dtype", "fp8"),
+    "hashes": lambda config: setattr(config.cache_config, "prefix_caching_hash_algo", "xxhash"),
+    "way to load": lambda config: setattr(config.load_config, "load_format", "dummy"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_what_keeps_pages_apart(name: str) -> None:
+    config = vllm_config()
+    other = deepcopy(config)
+    DIFFERENCES[name](other)
+    assert digest(config) != digest(other)
+
+
+def test_groups_layouts_and_salts_are_apart() -> None:
+    config = vllm_config()
+    told = [
+        digest(config),
+        digest(config, group(32)),
+        digest(config, group(layers=("layers.0", "layers.2"))),
+        digest(config, shape=PageShape("another", 4096)),
+        digest(config, salt="mine"),
+    ]
+    assert len(set(told)) == len(told)
+
+
+def test_the_seed_of_hashes_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    one = digest(vllm_config())
+    monkeypatch.setenv("PYTHONHASHSEED", "2")
+    assert digest(vllm_config()) != one
+
+
+def test_what_does_not_matter() -> None:
+    one, other = vllm_config(), vllm_config()
+    other.model_config.hf_config._name_or_path = "elsewhere"
+    other.model_config.hf_config.transformers_version = "6.0"
+    assert digest(one) == digest(other)
+
+
+def test_other_weights_in_the_same_folder(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    one = digest(vllm_config(str(tmp_path)))
+    assert digest(vllm_config(str(tmp_path))) == one
+    os.utime(weights, ns=(1, 1))
+    assert digest(vllm_config(str(tmp_path))) != one
+
+
+def test_adapters_of_one_name(tmp_path: Path) -> None:
+    space = namespace_of(vllm_config(), group(), SHAPE, "")
+    assert with_adapter(space, None) == space
+    adapters = [SimpleNamespace(lora_name="a", lora_path=path) for path in ("/one", "/two", str(tmp_path))]
+    (tmp_path / "adapter.safetensors").write_bytes(b"one")
+    told = [with_adapter(space, adapter).digest for adapter in adapters]
+    (tmp_path / "adapter.safetensors").write_bytes(b"another")
+    told.append(with_adapter(space, adapters[2]).digest)
+    assert len({space.digest, *told}) == 5
+
+
+# ---- counts
+
+
+def test_counts_are_given_out_once() -> None:
+    tally = Tally()
+    tally.hit(100, 60)
+    tally.hit(10, 10)
+    tally.add("failed_loads", 0)
+    told = tally.taken()
+    assert told == {"memory_tokens": 70, "disk_tokens": 40} and told.keys() <= HELP.keys()
+    assert tally.taken() == {}

@@ -1,0 +1,188 @@
+"""Which pages of a request are ordered to be stored in a step, and under which keys."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pagetier.client.engines.vllm.requests import PagedGroup, Tracked
+from pagetier.client.engines.vllm.stores import late_orders, store_orders, take_blocks
+from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from running import namespace
+
+PAGE = 4
+
+
+def group(kind: Group, hashes: int = 1, *, strong: bool = True) -> PagedGroup:
+    return PagedGroup(kind, namespace(kind.page_tokens, group=repr(kind)), hashes, strong)
+
+
+def hashed(count: int, start: bytes = b"") -> list[bytes]:
+    return [sha256(start + bytes([at])).digest() for at in range(count)]
+
+
+def request(tokens: int, computed: int = 0, hashes: int | None = None) -> SimpleNamespace:
+    count = tokens // PAGE if hashes is None else hashes
+    return SimpleNamespace(
+        request_id="one", num_tokens=tokens, num_computed_tokens=computed, block_hashes=hashed(count)
+    )
+
+
+def tracked(kind: Group, *, tokens: int, computed: int, table: list[int], hashes: int | None = None) -> Tracked:
+    one = Tracked(request(tokens, computed, hashes), [group(kind)])
+    one.tables = [table]
+    return one
+
+
+def step(tokens: int, drafts: int = 0, offers: dict[str, Any] | None = None) -> Any:
+    told = SimpleNamespace(
+        num_scheduled_tokens={"one": tokens}, scheduled_spec_decode_tokens={"one": [0] * drafts} if drafts else {}
+    )
+    if offers is not None:
+        told.kv_connector_block_state = SimpleNamespace(boundary_state_offloads=offers)
+    return told
+
+
+def ordered(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]]]:
+    """First page and blocks of each order, whose keys are those of its pages."""
+    orders = list(store_orders({"one": one}, output))
+    for order in orders:
+        keys = one.keys[order.group]
+        assert order.keys == keys[order.first : order.first + len(order.blocks)].data
+    return [(order.first, order.blocks) for order in orders]
+
+
+def test_whole_pages_once() -> None:
+    one = tracked(FullAttention(PAGE), tokens=18, computed=0, table=[11, 12, 13, 14, 15])
+    assert ordered(one, step(10)) == [(0, (11, 12))]
+    one.request.num_computed_tokens = 10
+    assert ordered(one, step(8)) == [(2, (13, 14))]
+    one.request.num_computed_tokens = 18
+    assert ordered(one, step(1)) == []
+
+
+def test_pages_that_end_with_drafts_are_not_whole() -> None:
+    one = tracked(FullAttention(PAGE), tokens=16, computed=13, table=[11, 12, 13, 14])
+    one.stored = [3]
+    assert ordered(one, step(3, drafts=2)) == []
+    assert ordered(one, step(3, drafts=0)) == [(3, (14,))]
+
+
+def test_pages_without_a_key_wait_for_it() -> None:
+    one = tracked(FullAttention(PAGE), tokens=16, computed=8, table=[11, 12, 13], hashes=2)
+    one.stored = [2]
+    assert ordered(one, step(4)) == []
+    one.request.block_hashes, one.request.num_computed_tokens = hashed(3), 12
+    assert ordered(one, step(1)) == [(2, (13,))]
+
+
+def test_blocks_that_a_window_has_left_may_be_anybodys() -> None:
+    one = tracked(SlidingWindow(PAGE, 6), tokens=40, computed=20, table=list(range(11, 21)))
+    assert ordered(one, step(4)) == [(3, (14, 15, 16))]  # token 15 is the first that 20 sees
+
+
+def test_rows_of_nothing_are_left_out() -> None:
+    one = tracked(SlidingWindow(PAGE, 6), tokens=20, computed=16, table=[0, 0, 0, 14, 15])
+    assert ordered(one, step(4)) == [(2, (0, 14, 15))]
+
+
+@pytest.mark.parametrize(("ends", "wanted"), [(8, [(1, (12,))]), (7, []), (9, [])])
+def test_a_state_is_whole_where_a_step_ends(ends: int, wanted: list[tuple[int, tuple[int, ...]]]) -> None:
+    one = tracked(Recurrent(PAGE), tokens=20, computed=0, table=[0, 12, 13])
+    assert ordered(one, step(ends)) == wanted
+
+
+def test_states_that_are_offered() -> None:
+    one = tracked(Recurrent(PAGE), tokens=20, computed=0, table=[0, 12, 13])
+    offers = {"one": [(0, 7, 8), (1, 8, 8), (0, 0, 4), (0, 9, 10), (0, 5, 400)]}
+    assert ordered(one, step(9, offers=offers)) == [(1, (7,))]
+    one.stored = [2]
+    assert ordered(one, step(9, offers=offers)) == []
+
+
+def test_last_orders_hold_the_blocks() -> None:
+    one = tracked(FullAttention(PAGE), tokens=17, computed=16, table=[11, 12, 13, 14])
+    one.stored = [2]
+    (order,) = late_orders(one, [[11, 12, 13, 14]])
+    assert order.held and order.first == 2 and order.blocks == (13, 14)
+
+
+def test_the_last_token_was_never_computed() -> None:
+    one = tracked(FullAttention(PAGE), tokens=16, computed=16, table=[11, 12, 13, 14])
+    (order,) = late_orders(one, [[11, 12, 13, 14]])
+    assert order.blocks == (11, 12, 13)
+
+
+def test_no_last_orders_of_what_is_being_loaded_or_of_states() -> None:
+    one = tracked(FullAttention(PAGE), tokens=17, computed=16, table=[])
+    one.loading = True
+    assert late_orders(one, [[11, 12, 13, 14]]) == []
+    assert late_orders(tracked(Recurrent(PAGE), tokens=17, computed=16, table=[]), [[0, 0, 0, 14]]) == []
+
+
+def output(**told: Any) -> Any:
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    return SimpleNamespace(**{"scheduled_new_reqs": [], "scheduled_cached_reqs": cached} | told)
+
+
+def test_blocks_of_new_requests() -> None:
+    one = tracked(FullAttention(PAGE), tokens=16, computed=0, table=[])
+    new = SimpleNamespace(req_id="one", block_ids=([11, 12, 13],), num_computed_tokens=8)
+    others = SimpleNamespace(req_id="other", block_ids=([21],), num_computed_tokens=0)
+    assert take_blocks({"one": one}, output(scheduled_new_reqs=[new, others])) == {13}
+    assert one.tables == [[11, 12, 13]]
+
+
+@pytest.mark.parametrize(("resumed", "table"), [(False, [11, 12, 13]), (True, [12, 13])])
+def test_blocks_of_requests_that_go_on(resumed: bool, table: list[int]) -> None:
+    one = tracked(FullAttention(PAGE), tokens=16, computed=0, table=[11])
+    cached = SimpleNamespace(
+        req_ids=["one", "other"], new_block_ids=[([12, 13],), None], resumed_req_ids={"one"} if resumed else set()
+    )
+    assert take_blocks({"one": one}, output(scheduled_cached_reqs=cached)) == {12, 13}
+    assert one.tables == [table]
+
+
+def test_whatever_else_is_written() -> None:
+    copies = [SimpleNamespace(src_block_id=3, dst_block_id=4)]
+    assert take_blocks({}, output(new_block_ids_to_zero=[0, 7], kv_cache_block_copies=copies)) == {4, 7}
+
+
+def test_keys_of_pages_of_several_hashes() -> None:
+    one = Tracked(request(24), [group(FullAttention(2 * PAGE), 2), group(SlidingWindow(PAGE, 5))])
+    hashes = one.request.block_hashes
+    for count in (1, 2, 3, 6):
+        one.request.block_hashes = hashes[:count]
+        for keys, (kind, ends) in zip(
+            one.keys, zip(one.groups, (hashes[1:count:2], hashes[:count]), strict=True), strict=True
+        ):
+            assert keys.data == kind.keys(ends).data
+
+
+def test_weak_hashes_are_hashed_again() -> None:
+    weak = group(FullAttention(PAGE), strong=False)
+    assert weak.keys([b"12345678"]).data == weak.namespace.keys_of([b"12345678"]).data
+
+
+def test_a_session_that_goes_on_behind_another_token() -> None:
+    """Its last hashes are others then, and what is behind them is to be stored."""
+    one = tracked(FullAttention(PAGE), tokens=12, computed=12, table=[1, 2, 3])
+    first = one.keys[0]
+    one.stored = [3]
+    one.request.block_hashes = [*hashed(2), *hashed(4, b"other")[2:]]
+    again = one.keys[0]
+    assert again.data == one.groups[0].keys(one.request.block_hashes).data
+    assert again[:2] == first[:2] and again[2] != first[2]
+    assert one.stored == [2]
+
+
+def test_a_session_that_has_fewer_hashes_for_a_while() -> None:
+    one = tracked(FullAttention(PAGE), tokens=12, computed=12, table=[1, 2, 3])
+    assert len(one.keys[0]) == 3
+    one.request.block_hashes = hashed(2)
+    assert len(one.keys[0]) == 2
+    one.request.block_hashes = hashed(4)
+    assert one.keys[0].data == one.groups[0].keys(hashed(4)).data
