@@ -1,0 +1,246 @@
+"""What the scheduler's half answers, and when it asks whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pagetier.client import Client
+from pagetier.client.engines.vllm import scheduler as scheduler_module
+from pagetier.client.engines.vllm.requests import PagedGroup
+from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
+from running import RunningDaemon, namespace
+
+PAGE = 4
+
+
+class Clock:
+    now = 50.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Directory:
+    """A client that finds what the test says, and counts. here, reach: tokens in memory, and with those on disk."""
+
+    def __init__(self) -> None:
+        self.here = self.reach = 0
+        self.matches = self.prefetches = self.pinned = 0
+        self.answered = False
+        self.limits: list[int | None] = []
+
+    def match_groups(self, groups: list[GroupKeys], limit: int | None = None) -> Any:
+        self.matches += 1
+        self.limits.append(limit)
+        self.pinned += 1
+        most = limit if limit is not None else 1 << 30
+        return Found(self, min(self.here, most), min(self.reach, most))
+
+    def prefetch_groups(self, match: Any, deadline: float) -> Any:
+        self.prefetches += 1
+        self.deadline = deadline
+        directory = self
+
+        class Asked:
+            @property
+            def ready(self) -> bool:
+                return directory.answered
+
+        return Asked()
+
+
+class Found:
+    def __init__(self, directory: Directory, tokens: int, reach: int) -> None:
+        self.directory, self.tokens, self.reach, self.held = directory, tokens, reach, True
+        self.matches: tuple[Any, ...] = ()
+        self.firsts: tuple[int, ...] = ()
+
+    def release(self) -> None:
+        self.directory.pinned -= self.held
+        self.held = False
+
+    def __enter__(self) -> Found:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    with mock.patch.object(scheduler_module, "time", clock):
+        yield clock
+
+
+def request(tokens: int = 41, name: str = "one") -> Any:
+    hashes = [sha256(bytes([at])).digest() for at in range(tokens // PAGE)]
+    return SimpleNamespace(
+        request_id=name, num_tokens=tokens, num_computed_tokens=0, block_hashes=hashes, is_finished=lambda: False
+    )
+
+
+def half_of(directory: Any, deadline: float = 2.0) -> SchedulerHalf:
+    kind = FullAttention(PAGE)
+    return SchedulerHalf(directory, [PagedGroup(kind, namespace(PAGE), 1, True)], deadline)
+
+
+def nothing_scheduled() -> Any:
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    return SimpleNamespace(
+        scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={}, scheduled_spec_decode_tokens={}
+    )
+
+
+def test_says_what_is_beyond_the_engines_own(clock: Clock) -> None:
+    directory = Directory()
+    directory.here = directory.reach = 24
+    half = half_of(directory)
+    assert half.matched(request(), 8) == 16
+    assert half.matched(request(name="two"), 32) == 0
+    assert half.matched(request(24, "three"), 0) == 23, "the last token has to be computed"
+
+
+def test_asking_again_asks_nobody(clock: Clock) -> None:
+    directory = Directory()
+    directory.here = directory.reach = 24
+    half, one = half_of(directory), request()
+    for _ in range(1000):
+        assert half.matched(one, 0) == 24
+    assert directory.matches == 1
+    clock.now += 2.5
+    assert half.matched(one, 0) == 24
+    assert directory.matches == 2 and directory.pinned == 1
+
+
+def test_what_is_on_disk_is_waited_for(clock: Clock) -> None:
+    directory = Directory()
+    directory.here, directory.reach = 8, 24
+    half, one = half_of(directory), request()
+    for _ in range(1000):
+        assert half.matched(one, 0) is None
+    assert (directory.matches, directory.prefetches, directory.pinned) == (1, 1, 0)
+    directory.here, directory.answered = 24, True
+    assert half.matched(one, 0) == 24
+    assert half.from_memory(one, 24) == 8
+    assert half.from_memory(one, 20) == 4
+
+
+def test_the_disk_is_not_waited_for_for_ever(clock: Clock) -> None:
+    directory = Directory()
+    directory.here, directory.reach = 8, 24
+    half, one = half_of(directory), request()
+    assert half.matched(one, 0) is None
+    clock.now += 1.9
+    assert half.matched(one, 0) is None
+    clock.now += 0.2
+    assert half.matched(one, 0) == 8
+    assert directory.prefetches == 1
+
+
+def test_a_deadline_of_zero_waits_for_nothing(clock: Clock) -> None:
+    """Yet the disk is asked, for the next one."""
+    directory = Directory()
+    directory.here, directory.reach = 8, 24
+    half = half_of(directory, 0.0)
+    assert half.matched(request(), 0) == 8
+    assert directory.prefetches == 1 and directory.deadline > 0
+
+
+def test_what_the_engine_has_itself_is_not_fetched(clock: Clock) -> None:
+    directory = Directory()
+    directory.here, directory.reach = 8, 24
+    half = half_of(directory)
+    assert half.matched(request(), 24) == 0
+    assert not directory.prefetches
+
+
+def test_pins_of_requests_that_wait_are_let_go_of(clock: Clock) -> None:
+    directory = Directory()
+    directory.here = directory.reach = 24
+    half = half_of(directory)
+    half.matched(request(), 0)
+    half.build(nothing_scheduled())
+    assert directory.pinned == 1
+    clock.now += 2.5
+    half.build(nothing_scheduled())
+    assert directory.pinned == 0
+
+
+def test_loads_that_fail_are_not_offered_for_ever(clock: Clock) -> None:
+    directory = Directory()
+    directory.here = directory.reach = 24
+    half, one = half_of(directory), request()
+    offered = []
+    for _ in range(5):
+        offered.append(half.matched(one, 0))
+        half.allocated(one, [], offered[-1] or 0)
+        half.failed(["one", "nobody"])
+        half.loaded(["one", "nobody"])
+    assert offered[0] == 24 and offered[-1] == 0 and len(set(offered)) == 2
+    assert directory.pinned == 0
+
+
+def test_pages_stay_pinned_until_they_are_loaded(clock: Clock) -> None:
+    directory = Directory()
+    directory.here = directory.reach = 24
+    half, one = half_of(directory), request()
+    half.allocated(one, [], half.matched(one, 0) or 0)
+    clock.now += 100
+    half.build(nothing_scheduled())
+    half.finished(one, [[]])
+    assert directory.pinned == 1
+    half.loaded(["one"])
+    assert directory.pinned == 0
+
+
+def test_weights_that_change_hide_what_was_stored() -> None:
+    """For requests from then on; those that go on keep their keys."""
+    groups = [
+        PagedGroup(kind, namespace(PAGE, group=repr(kind)), 1, True)
+        for kind in (FullAttention(PAGE), SlidingWindow(PAGE, 5))
+    ]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+        half = SchedulerHalf(client, groups, 0.0)
+        for group in groups:
+            keys = group.keys(request().block_hashes)
+            client.store(keys, [b"x"] * len(keys))
+        old = request(name="old")
+        assert half.matched(old, 0) == 40
+        half.renew()
+        assert half.matched(old, 0) == 40
+        assert half.matched(request(name="new"), 0) == 0
+        half.close()
+
+
+def test_without_a_daemon_nothing_is_found() -> None:
+    half = half_of(Client("/nowhere/pagetier.sock"))
+    assert half.matched(request(), 0) == 0
+    half.close()
+
+
+def test_half_a_load_is_none(clock: Clock) -> None:
+    """Should vLLM take less than it was offered, no page goes to a place that it is not for."""
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+        half, one = half_of(client, 0.0), request()
+        keys = half._groups[0].keys(one.block_hashes)
+        client.store(keys, [b"x"] * len(keys))
+        assert half.matched(one, 0) == 40
+        blocks = [SimpleNamespace(block_id=at, is_null=False, block_hash=None) for at in range(1, 11)]
+        half.allocated(one, [blocks], 20)
+        (load,) = half.build(nothing_scheduled()).loads
+        assert all(not len(group.pages) and group.blocks for group in load.groups)
+        half.close()
+
+
+def test_names_of_matches_are_real() -> None:
+    """The stand-ins above have what the half reads of the real ones."""
+    assert {"tokens", "reach", "matches"} <= set(GroupMatch.__struct_fields__)
+    assert hasattr(GroupMatch, "firsts") and hasattr(GroupMatch, "release")
