@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines import close_nursery
+from vllm_engine import close_engines
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _nursery() -> Iterator[None]:
     """It is started with the first engine."""
     yield
-    close_nursery()
+    close_engines()

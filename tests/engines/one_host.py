@@ -11,8 +11,8 @@ from typing import Any
 
 import tiny
 from disk_daemon import DiskDaemon
-from engines import VllmEngine
 from running import eventually
+from vllm_engine import VllmEngine
 
 MODELS = Path(".cache/engines/models").resolve()
 TOKENS = 1000

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import zmq
 
-from engines import VllmEngine
 from one_host import PAGE_TOKENS, Scene, ask, prompt, scene_of
+from vllm_engine import VllmEngine
 
 PROMPT = prompt(1)
 PAGE = PAGE_TOKENS["llama"]

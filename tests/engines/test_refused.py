@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engines import EngineEndedError
 from one_host import scene_of
+from vllm_engine import EngineEndedError
 
 POLICY = 'kv_load_failure_policy is "fail"'
 

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from one_host import Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
+from one_host import PAGE_TOKENS, TOKENS, Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
 
 PROMPT = prompt(1)
+
+
+def branches(name: str) -> list[list[int]]:
+    """Prompts that begin as the first one does: one for each of its pages, with a few tokens of their own behind it."""
+    step = PAGE_TOKENS[name]
+    return [[*PROMPT[:end], *prompt(end, 30)] for end in range(step, TOKENS, step)]
 
 
 class Story:
@@ -20,6 +26,7 @@ class Story:
         with scene.engine() as first:
             self.cold = ask(first, PROMPT)
             self.own = ask(first, PROMPT)
+            self.own_branches = [ask(first, branch) for branch in branches(scene.name)]
             scene.settle()
             self.after_reset = ask_anew(first, PROMPT)
         self.engine = scene.engine().ready()
@@ -61,6 +68,18 @@ def test_in_a_new_process(story: Story) -> None:
     assert story.is_told(story.in_a_new_process)
     assert texts(story.in_a_new_process) == texts(story.cold)
     assert distance(story.in_a_new_process, story.cold) <= distance(story.own, story.cold)
+
+
+def test_a_prompt_that_branches_off_hits_as_much_as_it_shares(story: Story) -> None:
+    """Each page is the right one by itself: attention does not mind in which order it finds them."""
+    told: dict[str, Any] = {}
+    for branch, own in zip(branches(story.scene.name), story.own_branches, strict=True):
+        told = ask_anew(story.engine, branch)
+        assert told["external"] == told["answers"][0]["cached"] >= own["answers"][0]["cached"]
+        assert texts(told) == texts(own)
+        if told["external"] == own["answers"][0]["cached"]:
+            assert exact(told) == exact(own)
+    assert told["external"] == story.scene.hit()
 
 
 def test_in_a_second_engine_beside_the_first(story: Story) -> None:

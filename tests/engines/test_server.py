@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 import tiny
-from engines import ENVIRONMENT
 from one_host import PAGE_TOKENS, Scene, scene_of
+from vllm_engine import ENVIRONMENT
 
 TURNS = 5
 WORDS = 200

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from disk_daemon import DiskDaemon
-from engines import VllmEngine
 from one_host import Scene, ask, ask_anew, distance, exact, prompt, texts
 from running import eventually
+from vllm_engine import VllmEngine
 
 PROMPTS = [prompt(70 + at) for at in range(6)]
 DEADLINE_S = 2.0

@@ -88,16 +88,26 @@ class VllmEngine:
 
     def stop(self) -> None:
         """As a user's program ends: nothing of it is left."""
-        self._close_commands()
+        self.leave()
         ends = time.monotonic() + _STOP_S
         while _is_alive(self.pid) and time.monotonic() < ends:
             time.sleep(0.02)
+        _leaving.remove(self)
         hangs = _is_alive(self.pid)
         self.kill()
         told = self.told()
         self._lines.close()
         self.folder.cleanup()
         assert not hangs, f"the engine does not end: {told}"
+
+    def leave(self) -> None:
+        """Begins to stop: it takes seconds in which there is nothing to do. At most two engines do at a time."""
+        if self in _leaving:
+            return
+        self._close_commands()
+        _leaving.append(self)
+        while len(_leaving) > 2:
+            _leaving[0].stop()
 
     def kill(self) -> None:
         """All its processes at once."""
@@ -139,7 +149,10 @@ class VllmEngine:
     ) -> None:
         if error is not None:
             sys.stderr.write(f"--- the engine's log\n{self.told()}\n")
-        self.stop()
+        self.leave()
+
+
+_leaving: list[VllmEngine] = []
 
 
 class _Nursery:
@@ -173,8 +186,10 @@ def _nursery() -> _Nursery:
     return _Nursery()
 
 
-def close_nursery() -> None:
-    """At the end of the tests."""
+def close_engines() -> None:
+    """At the end of the tests: all engines have ended by then."""
+    while _leaving:
+        _leaving[0].stop()
     if _nursery.cache_info().currsize:
         _nursery().close()
         _nursery.cache_clear()
