@@ -25,6 +25,7 @@ from vllm_caches import BLOCKS, CACHES, HEADS, TOKENS, Cache, aliased, heads_fir
 BLOCKS_TO_STORE = (7, 2, 19, 23, 1)
 BLOCKS_TO_LOAD = (3, 22, 4, 11, 8)
 COPYING = CopySettings()
+WHOLE = Shard(0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +40,12 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
         yield attached
 
 
-def worker_of(client: Client, *caches: Cache, salt: str, settings: CopySettings = COPYING) -> WorkerHalf:
+def worker_of(
+    client: Client, *caches: Cache, salt: str, settings: CopySettings = COPYING, shard: Shard = WHOLE
+) -> WorkerHalf:
     lanes = []
     for at, cache in enumerate(caches):
-        paged = paged_cache(cache.layers, cache.spec, Shard(0, 1), HEADS)
+        paged = paged_cache(cache.layers, cache.spec, shard, HEADS)
         space = Namespace(
             model="test", dtype="any", page_tokens=TOKENS, group=str(at), layout=paged.page.layout, salt=salt
         )
@@ -126,6 +129,37 @@ def test_groups_that_share_their_memory(client: Client) -> None:
     assert not ends(loading).failed
     for cache, other, own, there in zip(sources, targets, blocks, into, strict=True):
         assert all(same(cache.page(a), other.page(b)) for a, b in zip(own, there, strict=True))
+
+
+@pytest.mark.parametrize("name", ["heads first", "kv second", "latents with a head", "padded states"])
+def test_ranks_make_pages_together(name: str, client: Client) -> None:
+    """Two ranks store, two others load; a page is there once both have stored their part."""
+    salt = token_hex(8)
+    sources, targets = ([CACHES[name](), CACHES[name]()] for _ in range(2))
+    sources[0].fill(1)
+    sources[1].fill(1 if "latents" in name else 2)  # of latents all ranks have the same
+    shards = [Shard(rank, 2) for rank in range(2)]
+    for at, (shard, cache) in enumerate(zip(shards, map(_half, sources), strict=True)):
+        rank = worker_of(client, cache, salt=salt, shard=shard)
+        rank.store([store_order(rank, 0, BLOCKS_TO_STORE)])
+        ends(rank)
+        assert len(client.match(keys_of(rank, 0, 5))) == 5 * at
+    for shard, cache in zip(shards, map(_half, targets), strict=True):
+        rank = worker_of(client, cache, salt=salt, shard=shard)
+        rank.load([load_order(rank, client, (0, BLOCKS_TO_LOAD))])
+        assert not ends(rank).failed
+    for source, target in zip(map(_half, sources), map(_half, targets), strict=True):
+        for one, other in zip(BLOCKS_TO_STORE, BLOCKS_TO_LOAD, strict=True):
+            assert same(source.page(one), target.page(other))
+
+
+def _half(cache: Cache) -> Cache:
+    """What one of two ranks has: half of the heads, where there are several."""
+    shape = cache.layers[0].shape
+    axis = 3 if len(shape) == 5 else 1
+    if shape[axis] != HEADS:
+        return cache
+    return Cache(cache.spec, [layer.narrow(axis, 0, HEADS // 2) for layer in cache.layers], cache.axis, cache.smaller)
 
 
 def test_pages_that_are_left_out_are_not_stored(client: Client) -> None:
