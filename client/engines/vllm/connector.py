@@ -139,7 +139,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         """What the workers said of their pages; they have to agree."""
-        shapes = {told.shapes for told in metadata.values()}
+        shapes = {told.shapes for told in metadata.values() if isinstance(told, ShapesMetadata)}
         if len(shapes) > 1:
             log.warning("pagetier caches nothing: the ranks have pages of different layouts")
         elif shapes and (agreed := shapes.pop()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ import msgspec
 
 from ...keys import Namespace
 
+_CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -34,7 +36,9 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
         revision=_spelt(_weights(model) | {"load": str(getattr(config.load_config, "load_format", ""))}),
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=group.kv_cache_spec.block_size,
-        group=_spelt({"layers": list(group.layer_names), "hashes": _hashes(config.cache_config)}),
+        group=_spelt(
+            {"layers": list(group.layer_names), "hashes": _hashes(config.cache_config), "state": _state(group)}
+        ),
         layout=shape.layout,
         rope=_spelt(_rope(model)),
         quantisation=_spelt(_quantisation(config)),
@@ -56,7 +60,7 @@ def with_adapter(namespace: Namespace, adapter: Any) -> Namespace:
 def _weights(model: Any) -> dict[str, object]:
     """Which weights: of a folder also what its files look like, as its name may come to mean others."""
     return {
-        "engine": "vllm",
+        "engine": ["vllm", getattr(sys.modules.get("vllm"), "__version__", "")],
         "revision": [model.revision, getattr(model.hf_config, "_commit_hash", None)],
         "config": sha256(_spelt(_settings(model.hf_config)).encode()).hexdigest(),
         "files": _files(Path(str(model.model))),
@@ -68,6 +72,13 @@ def _files(weights: Path) -> list[list[object]]:
     folder = weights.iterdir() if weights.is_dir() else [weights] if weights.is_file() else []
     files = sorted(path for path in folder if path.suffix in _WEIGHTS)
     return [[path.name, status.st_size, status.st_mtime_ns] for path in files for status in [path.stat()]]
+
+
+def _state(group: Any) -> list[str]:
+    """What is in the bytes of a state, or of a quantised cache, which show no dtype of their own."""
+    spec = group.kv_cache_spec
+    fields = ("shapes", "dtypes", "mamba_type", "kv_quant_mode", "sliding_window")
+    return [f"{name} {getattr(spec, name, None)}" for name in fields] + [os.environ.get(_CONV_LAYOUT, "")]
 
 
 def _rope(model: Any) -> dict[str, object]:

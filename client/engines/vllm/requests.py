@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -12,6 +12,8 @@ from ...groups import Group, GroupKeys, GroupMatch
 from ...keys import Keys, Namespace
 from ...match import Handover, Match
 from ...prefetch import Prefetch
+
+_NEVER: Final = 2**62
 
 
 class PagedGroup(msgspec.Struct, frozen=True):
@@ -82,6 +84,10 @@ class Tracked:
         """So much of it need not be stored."""
         for at, group in enumerate(self.groups):
             self.stored[at] = max(self.stored[at], tokens // group.kind.page_tokens)
+
+    def stored_enough(self) -> None:
+        """Nothing more of it is stored."""
+        self.stored = [_NEVER] * len(self.groups)
 
     def let_go(self) -> None:
         """Of what was found."""

@@ -115,7 +115,14 @@ class SchedulerHalf:
         return min(external, max(0, found.from_memory - (found.tokens - external))) if found is not None else external
 
     def renew(self) -> None:
-        """From now on nothing that was stored before is found, and nobody else finds what is stored."""
+        """From now on nothing that was stored before is found, and nobody else finds what is stored.
+
+        Of requests that go on nothing is stored any more: some of it was computed before, and some is after.
+        """
+        for tracked in self._tracked.values():
+            tracked.let_go()
+            tracked.stored_enough()
+        self._tracked = {name: tracked for name, tracked in self._tracked.items() if tracked.loading}
         salt = token_hex(16)
         self._groups = tuple(
             msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))

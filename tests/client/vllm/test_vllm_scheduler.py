@@ -202,7 +202,7 @@ def test_pages_stay_pinned_until_they_are_loaded(clock: Clock) -> None:
 
 
 def test_weights_that_change_hide_what_was_stored() -> None:
-    """For requests from then on; those that go on keep their keys."""
+    """For requests that wait, too."""
     groups = [
         PagedGroup(kind, namespace(PAGE, group=repr(kind)), 1, True)
         for kind in (FullAttention(PAGE), SlidingWindow(PAGE, 5))
@@ -215,8 +215,23 @@ def test_weights_that_change_hide_what_was_stored() -> None:
         old = request(name="old")
         assert half.matched(old, 0) == 40
         half.renew()
-        assert half.matched(old, 0) == 40
+        assert half.matched(old, 0) == 0
         assert half.matched(request(name="new"), 0) == 0
+        half.close()
+
+
+def test_nothing_more_is_stored_of_a_request_that_is_loading_while_the_weights_change() -> None:
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+        half, one = SchedulerHalf(client, groups, 0.0), request()
+        keys = groups[0].keys(one.block_hashes[:2])
+        client.store(keys, [b"x"] * len(keys))
+        half.allocated(one, [[]], half.matched(one, 0) or 0)
+        half.renew()
+        half.loaded([one.request_id])
+        one.num_computed_tokens = 40
+        assert not half.finished(one, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+        assert not half.build(nothing_scheduled()).stores
         half.close()
 
 
