@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
 import tiny
 from harness import harness
 from one_host import MODELS
@@ -16,6 +18,9 @@ from running import RunningDaemon
 from vllm_truth import Computed, TrueWorker
 
 BLOCK = 16
+BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
+"""Whether loads that fail are told by their requests, as from 0.30 on; with several groups they have to be."""
+
 PAGE = PageShape("as long as a key", 32)
 _ANSWER = 0  # every token that is ever sampled
 
@@ -50,6 +55,7 @@ class HarnessedEngine:
         self.worker = TrueWorker(client, self.groups)
         self.stored: set[str] = set()
         self.loaded: dict[str, bool] = {}
+        self.invalid: set[int] = set()
 
     def submit(self, number: int, tokens: int, *, common: int = 0, answer: int = 4) -> Any:
         """A request whose tokens are its own but for the first `common`."""
@@ -72,8 +78,9 @@ class HarnessedEngine:
 
     def end_loads(self, *, fails: bool = False) -> None:
         """All that go on."""
-        for request in list(self.worker.loading):
+        for request, loading in list(self.worker.loading.items()):
             self.loaded[request] = self.worker.end_load(request, fails=fails)
+            self.invalid.update(loading.pages if not self.loaded[request] else ())
 
     def end_stores(self) -> None:
         """All that go on."""
@@ -113,14 +120,19 @@ class HarnessedEngine:
 
     def _answer(self, computed: Sequence[Computed]) -> Any:
         """A token for each request that is through with its prompt, and what the worker says of loads and stores."""
-        stored, loaded = self.stored, self.loaded
-        self.stored, self.loaded = set(), {}
+        stored, loaded, invalid = self.stored, self.loaded, self.invalid
+        self.stored, self.loaded, self.invalid = set(), {}, set()
         requests = [self.scheduler.requests[one.request] for one in computed]
         output = harness().create_model_runner_output(
-            requests, finished_sending=stored, finished_recving=set(loaded), token_id=_ANSWER
+            requests,
+            finished_sending=stored,
+            finished_recving=set(loaded),
+            invalid_block_ids=None if BY_REQUEST else invalid,
+            token_id=_ANSWER,
         )
         for at, (one, request) in enumerate(zip(computed, requests, strict=True)):
             if one.ends < request.num_tokens:
                 output.sampled_token_ids[at] = []
-        output.kv_connector_output.failed_recving = {name for name, whole in loaded.items() if not whole}
+        if BY_REQUEST:
+            output.kv_connector_output.failed_recving = {name for name, whole in loaded.items() if not whole}
         return output

@@ -7,7 +7,7 @@ from secrets import token_hex
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pagetier.client import Client
@@ -210,7 +210,7 @@ def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
     assert ends(worker).failed == {"loading"}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(steps=st.lists(st.lists(st.integers(1, 16), min_size=4, unique=True), min_size=3, max_size=8))
 def test_blocks_that_are_written_next_are_never_stored_with_what_comes(client: Client, steps: list[list[int]]) -> None:
     """Stores are slow, and each step overwrites blocks of the ones before: pages are given up, none is wrong."""
