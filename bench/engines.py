@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from filed import save
+from filed import row_of, save
 from measure import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,10 +31,11 @@ def measure(rounds: int) -> Iterator[dict[str, Any]]:
     from serving import looking
     from serving import rounds as turns
     from serving.engine import ENVIRONMENT
+    from serving.spread import Spread
 
-    os.environ.update(ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)})
+    os.environ.update(ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent), "VLLM_LOGGING_LEVEL": "ERROR"})
     for result in (*looking.measure(), *turns.measure(rounds)):
-        yield result.row()
+        yield result.row() if isinstance(result, Spread) else row_of(result)
 
 
 def told_of(rounds: int) -> dict[str, Any]:
@@ -72,9 +73,10 @@ def show(told: dict[str, Any]) -> None:
     table = Table("name", "median", "95 % interval", "pairs", "goal", "", "medians", title=told["device"])
     for row in told["results"]:
         verdict = {None: "", True: "met", False: "MISSED"}[row["met"]]
-        between = f"{row['low']:.3g} to {row['high']:.3g}"
-        goal = row["goal"] if row["judged"] == "value" else f"{row['goal']} ({row['judged']})"
-        table.add_row(row["name"], f"{row['value']:.3g}", between, str(row["pairs"]), goal, verdict, row["against"])
+        between = f"{row['low']:.3g} to {row['high']:.3g}" if "low" in row else ""
+        goal = row["goal"] if row.get("judged", "value") == "value" else f"{row['goal']} ({row['judged']})"
+        pairs = str(row.get("pairs", ""))
+        table.add_row(row["name"], f"{row['value']:.3g}", between, pairs, goal, verdict, row["against"])
     Console().print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,12 +20,17 @@ HOST_BYTES = 1 << 30
 
 
 class Contest:
-    """The engines, and the daemon that one of them uses."""
+    """The engines, and the daemon that one of them uses.
+
+    equal: of those with a cache how many answers were, and were not, what vLLM alone said.
+    """
 
     def __init__(self, engines: Mapping[str, Engine], scene: Scene) -> None:
         self.engines, self.scene = engines, scene
         self._numbers = random.Random(1)
         self._turn = 0
+        self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.equal: dict[str, Counter[bool]] = {name: Counter() for name in CACHING}
 
     def prompt(self, tokens: int, begin: list[int] | None = None) -> list[int]:
         """A new one, that begins with what is given."""
@@ -40,13 +46,20 @@ class Contest:
 
     def run(self, prompts: Prompts, names: Sequence[str], cached: int = 0, tokens: int = 1) -> dict[str, float]:
         """Seconds of each of these engines. cached: tokens of each prompt that its connector has; vLLM alone none."""
-        taken = {}
-        for name, engine in self.in_turn():
-            if name in names:
-                answer = engine.run(prompts, tokens)
-                require_cached(name, answer, cached if name != ALONE else 0)
-                taken[name] = answer.seconds
-        return taken
+        answers = {name: engine.run(prompts, tokens) for name, engine in self.in_turn() if name in names}
+        for name, answer in answers.items():
+            require_cached(name, answer, cached if name != ALONE else 0)
+        self._compare(prompts, answers)
+        return {name: answer.seconds for name, answer in answers.items()}
+
+    def _compare(self, prompts: Prompts, answers: dict[str, Answer]) -> None:
+        """With what vLLM alone said to the same prompt, now or before."""
+        if ALONE in answers:
+            self._said |= zip(map(tuple, prompts), answers[ALONE].tokens, strict=True)
+        for name, answer in answers.items():
+            if name != ALONE:
+                said = (self._said[tuple(prompt)] for prompt in prompts)
+                self.equal[name].update(one == other for one, other in zip(said, answer.tokens, strict=True))
 
     def forget(self) -> None:
         """All engines' own prefix caches, once all is stored."""

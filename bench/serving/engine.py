@@ -34,10 +34,11 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """seconds: until the last prompt had its last token. cached: of each prompt, how many tokens were not computed."""
+    """seconds: until the last token of the last prompt. Of each prompt: how many tokens were cached, and its answer."""
 
     seconds: float
     cached: tuple[int, ...]
+    tokens: tuple[tuple[int, ...], ...]
 
 
 class Engine:
@@ -121,12 +122,14 @@ class _Vllm:
             kv_transfer_config=transfer,
         )
 
-    def run(self, prompts: Prompts, tokens: int) -> tuple[float, tuple[int, ...]]:
+    def run(self, prompts: Prompts, tokens: int) -> tuple[float, tuple[int, ...], tuple[tuple[int, ...], ...]]:
         greedy = self._sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         began = time.perf_counter()
         outputs = self._llm.generate(asked, greedy, use_tqdm=False)
-        return time.perf_counter() - began, tuple(output.num_cached_tokens or 0 for output in outputs)
+        seconds = time.perf_counter() - began
+        cached = tuple(output.num_cached_tokens or 0 for output in outputs)
+        return seconds, cached, tuple(tuple(output.outputs[0].token_ids) for output in outputs)
 
     def forget(self) -> None:
         """Blocks are in use until they are stored, and the engine only goes on where it has something to do."""

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from measure import Result
 from serving.contest import ALONE, CACHING, EVERYONE, NATIVE, OURS, Contest, MissedError, contest
 from serving.engine import BLOCK
 from serving.spread import AHEAD, NO_CLAIM, NOT_LESS, NOT_SLOWER, Claim, Spread, ratios, spread
@@ -25,7 +26,7 @@ Times = dict[str, dict[str, list[float]]]
 """The same for all that is measured."""
 
 
-def measure(rounds: int) -> Iterator[Spread]:
+def measure(rounds: int) -> Iterator[Result]:
     """With so many pairs of everything."""
     times: Times = {}
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, contest(Path(folder)) as engines:
@@ -33,8 +34,11 @@ def measure(rounds: int) -> Iterator[Spread]:
             for what, who in told.items():
                 for name, seconds in who.items():
                     times.setdefault(what, {}).setdefault(name, []).append(seconds)
+        equal = engines.equal
     yield from _first_tokens(times)
     yield from _rates(times)
+    for name, count in equal.items():
+        yield Result(f"answers_of_{name}_as_of_vllm", count[True] / count.total(), "of all", f"{count.total()} answers")
 
 
 def _whole_rounds(engines: Contest, spare: int) -> Iterator[Round]:
@@ -103,11 +107,11 @@ def _rates(times: Times) -> Iterator[Spread]:
 
 def _of_times(name: str, taken: Taken, pair: tuple[str, str], claim: Claim) -> Spread:
     one, other = (taken[who] for who in pair)
-    told = "; ".join(f"{who} {1e3 * statistics.median(taken[who]):.1f} ms" for who in taken)
+    told = "; ".join(f"{who} {1e3 * statistics.median(taken[who]):.1f} ms" for who in EVERYONE if who in taken)
     return spread(name, ratios(one, other), claim, told)
 
 
 def _of_rates(name: str, taken: Taken, pair: tuple[str, str], claim: Claim) -> Spread:
     one, other = (taken[who] for who in pair)
-    told = "; ".join(f"{who} {REQUESTS / statistics.median(taken[who]):.2f}" for who in taken)
+    told = "; ".join(f"{who} {REQUESTS / statistics.median(taken[who]):.2f}" for who in EVERYONE if who in taken)
     return spread(name, ratios(other, one), claim, f"{told} requests a second")
