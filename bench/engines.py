@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 ROUNDS = 21
 
 
-def measure(rounds: int) -> Iterator[dict[str, Any]]:
+def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
     """All rows."""
     from serving import looking
     from serving import rounds as turns
@@ -34,17 +34,17 @@ def measure(rounds: int) -> Iterator[dict[str, Any]]:
     from serving.spread import Spread
 
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent), "VLLM_LOGGING_LEVEL": "ERROR"})
-    for result in (*looking.measure(), *turns.measure(rounds)):
+    for result in (*looking.measure(), *turns.measure(rounds, minutes)):
         yield result.row() if isinstance(result, Spread) else row_of(result)
 
 
-def told_of(rounds: int) -> dict[str, Any]:
+def told_of(rounds: int, minutes: float) -> dict[str, Any]:
     """The whole file."""
     installed = vllm_version()
     if not installed:
         return {"measured": False, "reason": "vLLM is not installed beside this Python"}
     load = os.getloadavg()
-    rows = list(measure(rounds))
+    rows = list(measure(rounds, minutes))
     return {
         "measured": True,
         "device": f"{machine()}, vLLM {installed}",
@@ -84,8 +84,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one object, which goes to a file of results, too")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of each")
+    parser.add_argument("--minutes", type=float, default=60, help="no new round begins after so many")
     arguments = parser.parse_args()
-    told = told_of(arguments.rounds)
+    told = told_of(arguments.rounds, arguments.minutes)
     if not arguments.json:
         show(told)
         return

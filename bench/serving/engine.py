@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-BLOCK = 64
+BLOCK = 32
 LENGTH = 8192
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

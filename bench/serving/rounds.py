@@ -6,6 +6,7 @@ import itertools
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,14 +27,17 @@ Times = dict[str, dict[str, list[float]]]
 """The same for all that is measured."""
 
 
-def measure(rounds: int) -> Iterator[Result]:
-    """With so many pairs of everything."""
+def measure(rounds: int, minutes: float) -> Iterator[Result]:
+    """With so many pairs of everything, or with as many as there were in time."""
     times: Times = {}
+    ends = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, contest(Path(folder)) as engines:
         for told in itertools.islice(_whole_rounds(engines, spare=rounds // 4), 1, rounds + 1):
             for what, who in told.items():
                 for name, seconds in who.items():
                     times.setdefault(what, {}).setdefault(name, []).append(seconds)
+            if time.monotonic() > ends:
+                break
         equal = engines.equal
     yield from _first_tokens(times)
     yield from _rates(times)
