@@ -33,7 +33,8 @@ def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
     from serving.engine import ENVIRONMENT
     from serving.spread import Spread
 
-    os.environ.update(ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent), "VLLM_LOGGING_LEVEL": "ERROR"})
+    found = os.pathsep.join([str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
     for result in (*looking.measure(), *turns.measure(rounds, minutes)):
         yield result.row() if isinstance(result, Spread) else row_of(result)
 
