@@ -33,7 +33,7 @@ def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
     from serving.engine import ENVIRONMENT
     from serving.spread import Spread
 
-    found = os.pathsep.join([str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
     for result in (*looking.measure(), *turns.measure(rounds, minutes)):
         yield result.row() if isinstance(result, Spread) else row_of(result)
