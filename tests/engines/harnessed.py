@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +27,20 @@ _ANSWER = 0  # every token that is ever sampled
 
 
 class HarnessedEngine:
-    """groups: a KVCacheConfig of the harness's, or None for one group of full attention."""
+    """groups: a KVCacheConfig of the harness's, or None for one group of full attention.
+
+    lag: steps that are scheduled before the output of the first is seen; with 1 vLLM schedules asynchronously.
+    """
 
     def __init__(
-        self, daemon: RunningDaemon, client: Client, groups: Any = None, *, blocks: int = 1000, **settings: Any
+        self,
+        daemon: RunningDaemon,
+        client: Client,
+        groups: Any = None,
+        *,
+        blocks: int = 1000,
+        lag: int = 0,
+        **settings: Any,
     ) -> None:
         told: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
         config = harness().create_vllm_config(
@@ -44,7 +55,9 @@ class HarnessedEngine:
         )
         if groups is not None and any("Mamba" in type(one.kv_cache_spec).__name__ for one in groups.kv_cache_groups):
             config.cache_config.mamba_cache_mode = "align"
-        self.blocks = blocks
+        config.scheduler_config.async_scheduling = bool(lag)
+        self.blocks, self.lag = blocks, lag
+        self.unseen: deque[tuple[Any, Any]] = deque()
         self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups)
         self.connector = self.scheduler.connector
         count = len(groups.kv_cache_groups) if groups is not None else 1
@@ -73,7 +86,9 @@ class HarnessedEngine:
         computed = [self._computed(name, tokens) for name, tokens in output.num_scheduled_tokens.items()]
         zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
         self.worker.step(output.kv_connector_metadata.orders, zeroed, computed)
-        self.scheduler.update_from_output(output, self._answer(computed))
+        self.unseen.append((output, self._answer(computed)))
+        while len(self.unseen) > self.lag:
+            self.scheduler.update_from_output(*self.unseen.popleft())
         return output
 
     def end_loads(self, *, fails: bool = False) -> None:
@@ -91,6 +106,8 @@ class HarnessedEngine:
         loaded = 0
         for _ in range(steps):
             if not self.scheduler.requests and not self.scheduler.finished_req_ids:
+                while self.unseen:
+                    self.scheduler.update_from_output(*self.unseen.popleft())
                 return loaded
             loaded += sum(self._length(request) for request in self.worker.loading)
             self.end_loads()
