@@ -14,11 +14,13 @@ BLOCKS, LAYERS, HEADS, WIDTH, TOKENS = 24, 3, 2, 8, 16
 @dataclass(frozen=True)
 class FullAttentionSpec:
     block_size: int = TOKENS
+    num_kv_heads: int = HEADS
 
 
 @dataclass(frozen=True)
 class MLAAttentionSpec:
     block_size: int = TOKENS
+    num_kv_heads: int = 1
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class SlidingWindowSpec:
     block_size: int = TOKENS
     sliding_window: int = 3 * TOKENS
     extra_retained_tokens: int = 0
+    num_kv_heads: int = HEADS
 
 
 @dataclass(frozen=True)

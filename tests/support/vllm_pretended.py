@@ -188,7 +188,7 @@ class Scheduler:
             request = self.requests.get(one.request)  # type: ignore[assignment]
             if request is not None:
                 self._hear(request, one, stale=request.preemptions != step.preemptions[one.request])
-        self.half.failed({name for name, whole in step.loaded.items() if not whole})
+        self.half.failed({name for name, whole in step.loaded.items() if not whole}, frozenset())
         self.half.loaded(step.loaded)
         for name, whole in step.loaded.items():
             if self.requests[name].state == LOADING:

@@ -56,10 +56,8 @@ class Announcer:
         self._heard: dict[int, list[bytes]] = {}
         self._events: list[Any] = []
 
-    def ordered(self, order: StoreOrder, tracked: Tracked | None) -> StoreOrder:
-        """The same order with a number; without one if its request is gone."""
-        if tracked is None:
-            return order
+    def ordered(self, order: StoreOrder, tracked: Tracked) -> StoreOrder:
+        """The same order with a number."""
         number = next(self._numbers)
         self._ordered[number] = _announcement(order, tracked)
         return StoreOrder(order.request, order.group, order.first, order.keys, order.blocks, order.held, number)

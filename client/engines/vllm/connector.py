@@ -9,6 +9,7 @@ from typing import Any, Final
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
+from ....kernels.layout import LayoutError
 from .identity import PageShape
 from .kinds import UnsupportedError
 from .metadata import ShapesMetadata, StepMetadata, StoredMetadata
@@ -65,14 +66,14 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             require_failures_told(self._groups, by_request=_BY_REQUEST)
             self._worker = open_worker(self._config, self._groups, kv_caches, self._settings)
-        except (UnsupportedError, ValueError) as error:
-            log.warning("pagetier caches nothing: %s", error)
+        except Exception as error:  # noqa: BLE001 - an unforeseen model must not keep vLLM from starting
+            _say_nothing_is_cached(error)
             return
         self._shapes = shapes_of(self._worker)
 
-    def get_handshake_metadata(self) -> ShapesMetadata:
+    def get_handshake_metadata(self) -> ShapesMetadata | None:
         """For the scheduler."""
-        return ShapesMetadata(self._shapes)
+        return ShapesMetadata(self._shapes) if self._shapes else None
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Before anything of the step is written."""
@@ -143,7 +144,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         if len(shapes) > 1:
             log.warning("pagetier caches nothing: the ranks have pages of different layouts")
         elif shapes and (agreed := shapes.pop()):
-            self._scheduler = open_scheduler(self._config, self._groups, agreed, self._hash_tokens, self._settings)
+            self._open_scheduler(agreed)
+
+    def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
+        try:
+            self._scheduler = open_scheduler(self._config, self._groups, shapes, self._hash_tokens, self._settings)
+        except Exception as error:  # noqa: BLE001 - as above
+            _say_nothing_is_cached(error)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How much more can be loaded. All loads go on beside the steps: a synchronous one spoils recurrent state."""
@@ -167,10 +174,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """What the workers said at the end of a step."""
         if self._scheduler is None:
             return
-        loaded = connector_output.finished_recving or ()
-        by_blocks = loaded if getattr(connector_output, "invalid_block_ids", None) else ()
-        self._scheduler.failed(getattr(connector_output, "failed_recving", None) or by_blocks)
-        self._scheduler.loaded(loaded)
+        blocks = getattr(connector_output, "invalid_block_ids", None) or frozenset()
+        self._scheduler.failed(getattr(connector_output, "failed_recving", None) or (), blocks)
+        self._scheduler.loaded(connector_output.finished_recving or ())
         told = getattr(connector_output, "kv_connector_worker_meta", None)
         if told is not None and self._scheduler.announcer is not None:
             self._scheduler.announcer.told(told.told, self._config.parallel_config.world_size)
@@ -229,3 +235,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def _orders(self) -> Orders:
         orders: Orders = self._get_connector_metadata().orders
         return orders
+
+
+def _say_nothing_is_cached(error: Exception) -> None:
+    foreseen = isinstance(error, (UnsupportedError, LayoutError))
+    log.warning("pagetier caches nothing: %s", error if foreseen else repr(error))
+    log.debug("pagetier", exc_info=error)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +19,10 @@ import msgspec
 
 from ...keys import Namespace
 
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_COMMIT: Final = re.compile("[0-9a-f]{40,64}")
+_SAMPLES: Final = 16
+_SAMPLE_BYTES: Final = 1 << 14
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
@@ -37,7 +43,13 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=group.kv_cache_spec.block_size,
         group=_spelt(
-            {"layers": list(group.layer_names), "hashes": _hashes(config.cache_config), "state": _state(group)}
+            {
+                "layers": list(group.layer_names),
+                "hashes": _hashes(config.cache_config),
+                "state": _state(group),
+                "processor": _processor(config),
+                "multimodal": _multimodal(model),
+            }
         ),
         layout=shape.layout,
         rope=_spelt(_rope(model)),
@@ -46,22 +58,33 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
     )
 
 
-def with_adapter(namespace: Namespace, adapter: Any) -> Namespace:
-    """Of requests with a LoRA: vLLM's hashes have its name alone, and that may mean others in another engine.
+def with_adapter(namespace: Namespace, adapter: Any, engine: str) -> Namespace:
+    """Of requests with a LoRA (a LoRARequest), which are this engine's alone, given by a text of its own.
 
-    adapter: LoRARequest, or None.
+    vLLM's hashes have an adapter's name alone. What it means in another engine, or after its files were replaced under
+    an engine that has it in memory, nobody can tell.
     """
-    if adapter is None:
-        return namespace
-    path = str(getattr(adapter, "lora_path", ""))
-    return msgspec.structs.replace(namespace, lora=_spelt([adapter.lora_name, path, _files(Path(path))]))
+    told = [engine, adapter.lora_int_id, adapter.lora_name, str(getattr(adapter, "lora_path", ""))]
+    return msgspec.structs.replace(namespace, lora=_spelt(told))
+
+
+def is_known(model: Any) -> bool:
+    """Whether the weights are told apart from others of the same name: by their files, or a commit of the hub's."""
+    return bool(_files(Path(str(model.model)))) or _commit(model) is not None
+
+
+def _commit(model: Any) -> str | None:
+    """From 0.28 on the revision is a text like "main" that knows what it was resolved to."""
+    resolved = getattr(model.revision, "resolved", None) or getattr(model.hf_config, "_commit_hash", None)
+    exact = _COMMIT.fullmatch(str(model.revision or ""))
+    return str(resolved) if resolved else exact[0] if exact else None
 
 
 def _weights(model: Any) -> dict[str, object]:
     """Which weights: of a folder also what its files look like, as its name may come to mean others."""
     return {
         "engine": ["vllm", getattr(sys.modules.get("vllm"), "__version__", "")],
-        "revision": [model.revision, getattr(model.hf_config, "_commit_hash", None)],
+        "revision": [model.revision, _commit(model)],
         "config": sha256(_spelt(_settings(model.hf_config)).encode()).hexdigest(),
         "files": _files(Path(str(model.model))),
     }
@@ -71,7 +94,17 @@ def _files(weights: Path) -> list[list[object]]:
     """What the files of a folder, or the one file, look like; none of what is no path here."""
     folder = weights.iterdir() if weights.is_dir() else [weights] if weights.is_file() else []
     files = sorted(path for path in folder if path.suffix in _WEIGHTS)
-    return [[path.name, status.st_size, status.st_mtime_ns] for path in files for status in [path.stat()]]
+    return [[path.name, *_looks(path)] for path in files]
+
+
+def _looks(path: Path) -> list[object]:
+    """With samples of the content: files of two images may have the same size and the same time."""
+    status, digest = path.stat(), sha256()
+    with path.open("rb") as file:
+        for at in range(_SAMPLES + 1):
+            file.seek(max(0, status.st_size - _SAMPLE_BYTES) * at // _SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return [status.st_size, status.st_mtime_ns, digest.hexdigest()]
 
 
 def _state(group: Any) -> list[str]:
@@ -90,8 +123,26 @@ def _rope(model: Any) -> dict[str, object]:
 
 def _quantisation(config: Any) -> list[object]:
     """Of the weights, and of the cache."""
-    of_weights = getattr(config.model_config.hf_config, "quantization_config", None)
-    return [config.model_config.quantization, of_weights, str(config.cache_config.cache_dtype)]
+    model = config.model_config
+    told = [getattr(where, "quantization_config", None) for where in (model.hf_config, model)]
+    return [model.quantization, *told, str(config.cache_config.cache_dtype)]
+
+
+def _multimodal(model: Any) -> dict[str, object]:
+    """VLLM's hashes have what a request says to the processor of its images, not what the engine says."""
+    settings = getattr(model, "multimodal_config", None)
+    if settings is None:
+        return {}
+    names = ("mm_processor_kwargs", "video_pruning_rate", "mm_encoder_attn_dtype", "media_io_kwargs")
+    return {name: getattr(settings, name, None) for name in names}
+
+
+def _processor(config: Any) -> list[str]:
+    """The cache of a CPU is packed as its instructions like it; a disk may come back beside another one."""
+    if getattr(getattr(config, "device_config", None), "device_type", "") != "cpu":
+        return []
+    flags = {flag for line in _CPUINFO.read_text().splitlines() if line.startswith("flags") for flag in line.split()}
+    return [platform.machine(), *sorted(flag for flag in flags if flag.startswith(("amx", "avx512")))]
 
 
 def _hashes(cache: Any) -> list[str]:

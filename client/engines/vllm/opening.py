@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 from ....kernels.page import Shard
@@ -13,7 +14,7 @@ from ....kernels.transfer import PagedCache
 from ...client import Client
 from ...copying.opening import open_copier
 from .announcing import Announcer
-from .identity import PageShape, namespace_of
+from .identity import PageShape, is_known, namespace_of
 from .kinds import UnsupportedError, kind_of
 from .requests import PagedGroup
 from .scheduler import SchedulerHalf
@@ -71,19 +72,31 @@ def open_scheduler(
     config: Any, groups: Any, shapes: Sequence[PageShape], hash_tokens: int, settings: ConnectorSettings
 ) -> SchedulerHalf:
     """With what the workers said of their pages."""
+    salt = _salt(config.model_config, settings)
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
     paged = []
     for group, shape in zip(groups.kv_cache_groups, shapes, strict=True):
         kind = kind_of(group.kv_cache_spec)
-        namespace = namespace_of(config, group, shape, settings.salt)
+        namespace = namespace_of(config, group, shape, salt)
         paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong))
     return SchedulerHalf(_client(settings), paged, settings.disk_deadline, _announcer(config))
+
+
+def _salt(model: Any, settings: ConnectorSettings) -> str:
+    """Weights that can not be told from others are nobody else's."""
+    if is_known(model):
+        return settings.salt
+    log.warning(
+        "pagetier shares nothing with other engines: no file and no commit says which weights %s has", model.model
+    )
+    return token_hex(16)
 
 
 def _announcer(config: Any) -> Announcer | None:
     """For who listens to what the cache holds."""
     events = getattr(config, "kv_events_config", None)
-    return Announcer() if events is not None and events.enable_kv_cache_events else None
+    wanted = events is not None and events.enable_kv_cache_events and config.kv_transfer_config.is_kv_producer
+    return Announcer() if wanted else None
 
 
 def _shape(cache: PagedCache) -> PageShape:
@@ -102,6 +115,9 @@ def _check(config: Any) -> None:
         raise UnsupportedError("pipeline parallelism is not supported yet")
     if max(getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")) > 1:
         raise UnsupportedError("context parallelism is not supported yet")
+    multimodal = getattr(config.model_config, "multimodal_config", None)
+    if multimodal is not None and not config.cache_config.enable_prefix_caching:
+        raise UnsupportedError("images have no hash of their own without --enable-prefix-caching")
     speculative = config.speculative_config
     if speculative is not None and getattr(speculative, "method", None) not in ("ngram", "suffix"):
         raise UnsupportedError("draft models are not supported yet")

@@ -46,7 +46,7 @@ class Tracked:
 
     computed: tokens that the engine had itself when `found` was made. stored: for each group the first page that was
     not ordered to be stored yet. tables: for each group the blocks of the pages. failures: loads that failed.
-    offered: tokens that vLLM was last told it can load.
+    offered: tokens that vLLM was last told it can load. into: blocks that are loaded.
     """
 
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
@@ -59,6 +59,7 @@ class Tracked:
         self.loading = False
         self.failures = 0
         self.offered = 0
+        self.into: frozenset[int] = frozenset()
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
         self._keys = [Keys(group.namespace, b"") for group in groups]
@@ -85,8 +86,13 @@ class Tracked:
         for at, group in enumerate(self.groups):
             self.stored[at] = max(self.stored[at], tokens // group.kind.page_tokens)
 
-    def stored_enough(self) -> None:
-        """Nothing more of it is stored."""
+    @property
+    def is_stale(self) -> bool:
+        """Whether its keys are those of other weights."""
+        return self.stored[0] == _NEVER
+
+    def grow_stale(self) -> None:
+        """The weights have changed: nothing more of it is stored."""
         self.stored = [_NEVER] * len(self.groups)
 
     def let_go(self) -> None:

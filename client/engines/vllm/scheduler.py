@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence, Set
 from secrets import token_hex
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ class SchedulerHalf:
         self._loads: list[LoadOrder] = []
         self._written: set[int] = set()
         self._late: list[StoreOrder] = []
+        self._own = token_hex(16)
         self.tally = Tally()
         self.announcer = announcer
 
@@ -66,25 +67,24 @@ class SchedulerHalf:
         if external and found is not None:
             order = self._order(tracked, found, blocks, external)
             self._loads.append(order)
-            self._written.update(block for group in order.groups for block in group.blocks)
+            tracked.into = frozenset(block for group in order.groups for block in group.blocks)
+            self._written |= tracked.into
             tracked.loading = True
             self.tally.hit(external, min(external, max(0, found.from_memory - (found.tokens - external))))
 
     def build(self, output: Any) -> Orders:
         """The orders of a step. output: vLLM's SchedulerOutput."""
         self._written.update(take_blocks(self._tracked, output))
-        stores = (*store_orders(self._tracked, output), *self._late)
-        if self.announcer is not None:
-            stores = tuple(self.announcer.ordered(order, self._tracked.get(order.request)) for order in stores)
+        stores = (*map(self._numbered, store_orders(self._tracked, output)), *self._late)
         orders = Orders(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
         self._let_go_of_old(time.monotonic())
         return orders
 
-    def failed(self, requests: Iterable[str]) -> None:
-        """A worker could not load what these requests asked for; others may still be at it."""
-        for request in requests:
-            if (tracked := self._tracked.get(request)) is not None:
+    def failed(self, requests: Container[str], blocks: Set[int]) -> None:
+        """A worker could not load these requests, or these blocks; others may still be at it."""
+        for name, tracked in self._tracked.items():
+            if name in requests or (tracked.loading and tracked.into & blocks):
                 tracked.failures += 1
 
     def loaded(self, requests: Iterable[str]) -> None:
@@ -92,7 +92,7 @@ class SchedulerHalf:
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
                 tracked.loaded()
-                if tracked.request.is_finished():
+                if tracked.is_stale or tracked.request.is_finished():
                     del self._tracked[request]
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> bool:
@@ -101,7 +101,7 @@ class SchedulerHalf:
         if tracked is None:
             return False
         late = late_orders(tracked, blocks)
-        self._late.extend(late)
+        self._late.extend(self._numbered(order) for order in late)
         self._touch(tracked)
         tracked.let_go()
         if not tracked.loading:
@@ -121,7 +121,7 @@ class SchedulerHalf:
         """
         for tracked in self._tracked.values():
             tracked.let_go()
-            tracked.stored_enough()
+            tracked.grow_stale()
         self._tracked = {name: tracked for name, tracked in self._tracked.items() if tracked.loading}
         salt = token_hex(16)
         self._groups = tuple(
@@ -136,6 +136,9 @@ class SchedulerHalf:
         self._tracked.clear()
         self._client.close()
 
+    def _numbered(self, order: StoreOrder) -> StoreOrder:
+        return order if self.announcer is None else self.announcer.ordered(order, self._tracked[order.request])
+
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
@@ -147,7 +150,8 @@ class SchedulerHalf:
         if adapter is None:
             return self._groups
         return tuple(
-            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, adapter)) for group in self._groups
+            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, adapter, self._own))
+            for group in self._groups
         )
 
     def _found(self, tracked: Tracked, computed: int) -> Found | None:

@@ -33,6 +33,7 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
     if isinstance(kind_of(spec), Recurrent):
         return _whole(caches.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
     cache = _attention(layers)
+    _check_heads(cache, spec)
     if spec.block_size % cache.block_tokens:
         raise UnsupportedError(f"blocks of {spec.block_size} tokens, but of {cache.block_tokens} in memory")
     latent = "MLA" in type(spec).__name__
@@ -46,6 +47,14 @@ def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
     ratio = tokens // smaller
     table = (ids[:, None] * ratio + np.arange(ratio, dtype=np.int32)).reshape(-1)
     return slot_map(table, len(ids), tokens, smaller).without(ids == 0)
+
+
+def _check_heads(cache: CacheLayout, spec: Any) -> None:
+    """Some quantised caches show K's heads and V's in one axis: ranks could not tell theirs."""
+    inner = (getattr(spec, "kv_cache_specs", None) or {"": spec}).values()
+    told, there = {one.num_kv_heads for one in inner}, {plane.heads for plane in cache.planes}
+    if not there <= told:
+        raise UnsupportedError(f"layers of {sorted(told)} heads, but of {sorted(there)} in memory")
 
 
 def _several(layer: LayerCache) -> Sequence[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final
@@ -43,10 +44,11 @@ class Lane(msgspec.Struct, frozen=True):
     copier: Copier
 
 
-class _Storing(msgspec.Struct, frozen=True, eq=False):
+class _Storing(msgspec.Struct, eq=False):
     store: Store
     blocks: frozenset[int]
     order: StoreOrder
+    given_up: bool = False
 
 
 class _Loading(msgspec.Struct, frozen=True, eq=False):
@@ -148,9 +150,12 @@ class WorkerHalf:
         self._client.close()
 
     def _settle(self, stores: Iterable[_Storing]) -> None:
+        """All of them together are given some time."""
+        ends = time.monotonic() + _PATIENCE_S
         for storing in stores:
-            if not storing.store.wait_ended(_PATIENCE_S):
+            if not storing.given_up and not storing.store.wait_ended(max(0.0, ends - time.monotonic())):
                 storing.store.cancel()
+                storing.given_up = True
 
     def _begin(self, group: GroupLoad) -> Load:
         lane = self.lanes[group.group]

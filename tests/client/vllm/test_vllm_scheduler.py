@@ -182,7 +182,7 @@ def test_loads_that_fail_are_not_offered_for_ever(clock: Clock) -> None:
     for _ in range(5):
         offered.append(half.matched(one, 0))
         half.allocated(one, [], offered[-1] or 0)
-        half.failed(["one", "nobody"])
+        half.failed(["one", "nobody"], frozenset())
         half.loaded(["one", "nobody"])
     assert offered[0] == 24 and offered[-1] == 0 and len(set(offered)) == 2
     assert directory.pinned == 0

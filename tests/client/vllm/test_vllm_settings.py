@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.vllm.identity import PageShape, namespace_of, with_adapter
+from pagetier.client.engines.vllm.identity import PageShape, is_known, namespace_of, with_adapter
 from pagetier.client.engines.vllm.kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.opening import require_failures_told, require_recompute, warn_of_seed
 from pagetier.client.engines.vllm.settings import ConnectorSettings, read_settings
@@ -108,6 +108,8 @@ def test_tensors_that_are_not_known() -> None:
         paged_cache([layer[0, 0] for layer in cache.layers], cache.spec, Shard(0, 1), HEADS)
     with pytest.raises(UnsupportedError, match="blocks of 24 tokens, but of 16"):
         paged_cache(cache.layers, FullAttentionSpec(24), Shard(0, 1), HEADS)
+    with pytest.raises(UnsupportedError, match="heads"):
+        paged_cache(cache.layers, FullAttentionSpec(16, num_kv_heads=1), Shard(0, 1), 1)
 
 
 # ---- identity
@@ -203,15 +205,47 @@ def test_other_weights_in_the_same_folder(tmp_path: Path) -> None:
     assert digest(vllm_config(str(tmp_path))) != one
 
 
-def test_adapters_of_one_name(tmp_path: Path) -> None:
+def test_adapters_are_one_engines_own() -> None:
     space = namespace_of(vllm_config(), group(), SHAPE, "")
-    assert with_adapter(space, None) == space
-    adapters = [SimpleNamespace(lora_name="a", lora_path=path) for path in ("/one", "/two", str(tmp_path))]
-    (tmp_path / "adapter.safetensors").write_bytes(b"one")
-    told = [with_adapter(space, adapter).digest for adapter in adapters]
-    (tmp_path / "adapter.safetensors").write_bytes(b"another")
-    told.append(with_adapter(space, adapters[2]).digest)
-    assert len({space.digest, *told}) == 5
+    adapters = [
+        SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=number)
+        for name, path, number in [("a", "/one", 1), ("a", "/two", 1), ("a", "/one", 2), ("b", "/one", 1)]
+    ]
+    told = [with_adapter(space, adapter, engine).digest for adapter in adapters for engine in ("x", "y")]
+    assert len({space.digest, *told}) == 9
+    assert with_adapter(space, adapters[0], "x").digest == told[0]
+
+
+def test_weights_of_the_same_size_and_time(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    seen = set()
+    for at in range(0, 1 << 20, 1 << 16):
+        content = bytearray(1 << 20)
+        content[at : at + (1 << 16)] = b"x" * (1 << 16)
+        weights.write_bytes(content)
+        os.utime(weights, ns=(0, 0))
+        seen.add(digest(vllm_config(str(tmp_path))))
+    assert len(seen) == 16
+
+
+def test_weights_that_nothing_tells_apart(tmp_path: Path) -> None:
+    of_hub, pinned, resolved = (vllm_config().model_config for _ in range(3))
+    assert not is_known(of_hub)
+    pinned.revision = "0123456789abcdef0123456789abcdef01234567"
+    resolved.revision = Resolved("main")
+    assert is_known(pinned) and is_known(resolved)
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    assert is_known(vllm_config(str(tmp_path)).model_config)
+    one, other = vllm_config(), vllm_config()
+    one.model_config.revision, other.model_config.revision = Resolved("main"), Resolved("main")
+    other.model_config.revision.resolved = "fedcba"
+    assert digest(one) != digest(other)
+
+
+class Resolved(str):
+    """As vLLM's: a text that knows more."""
+
+    resolved = "abcdef"
 
 
 # ---- counts

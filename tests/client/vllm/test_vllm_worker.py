@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from secrets import token_hex
 
 import pytest
@@ -159,7 +160,8 @@ def _half(cache: Cache) -> Cache:
     axis = 3 if len(shape) == 5 else 1
     if shape[axis] != HEADS:
         return cache
-    return Cache(cache.spec, [layer.narrow(axis, 0, HEADS // 2) for layer in cache.layers], cache.axis, cache.smaller)
+    spec = replace(cache.spec, num_kv_heads=HEADS // 2)
+    return Cache(spec, [layer.narrow(axis, 0, HEADS // 2) for layer in cache.layers], cache.axis, cache.smaller)
 
 
 def test_pages_that_are_left_out_are_not_stored(client: Client) -> None:
