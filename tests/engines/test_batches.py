@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from one_host import MODELS, Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
+from one_host import Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
 
 TAIL = prompt(19, 6)
 """Of all prompts: what an answer depends on is what is loaded, and hardly anything else."""
@@ -74,18 +74,3 @@ def test_computed_together(scene: Scene) -> None:
         assert distance(outside, told.own) < ROUNDING
         assert told.is_told_apart(outside)
     assert told.metrics["vllm:pagetier_failed_loads"] == 0
-
-
-def test_a_large_load_is_waited_for() -> None:
-    """In a new process it takes long, as it goes to memory that was not touched before."""
-    asked = [*prompt(51, 2048), *TAIL]
-    with scene_of("llama") as scene:
-        scene.model = tiny.make("llama", MODELS, num_hidden_layers=8, num_key_value_heads=4, head_dim=256)
-        with scene.engine() as engine:
-            ask(engine, asked)
-            own = ask(engine, asked)
-            scene.settle()
-        with scene.engine() as engine:
-            told = ask(engine, asked)
-            assert told["external"] == 2048
-            assert exact(told) == exact(own)
