@@ -104,6 +104,7 @@ class Tracked:
     def loaded(self) -> None:
         """The workers have loaded what was found, or could not."""
         self.loading = False
+        self.from_memory = -1
         self.let_go()
 
     def _begin_anew(self, hashes: Sequence[bytes]) -> None:
