@@ -29,7 +29,8 @@ _ANSWER = 0  # every token that is ever sampled
 class HarnessedEngine:
     """groups: a KVCacheConfig of the harness's, or None for one group of full attention.
 
-    lag: steps that are scheduled before the output of the first is seen; with 1 vLLM schedules asynchronously.
+    hashed: tokens of a block hash. lag: steps that are scheduled before the output of the first is seen; with 1 vLLM
+    schedules asynchronously.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class HarnessedEngine:
         *,
         blocks: int = 1000,
         lag: int = 0,
+        hashed: int = BLOCK,
         **settings: Any,
     ) -> None:
         told: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
@@ -56,9 +58,10 @@ class HarnessedEngine:
         if groups is not None and any("Mamba" in type(one.kv_cache_spec).__name__ for one in groups.kv_cache_groups):
             config.cache_config.mamba_cache_mode = "align"
         config.scheduler_config.async_scheduling = bool(lag)
-        self.blocks, self.lag = blocks, lag
+        self.blocks, self.lag, self.hashed = blocks, lag, hashed
+        finer = {"hash_block_size": hashed} if hashed != BLOCK else {}  # 0.28 can not be told
         self.unseen: deque[tuple[Any, Any]] = deque()
-        self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups)
+        self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups, **finer)
         self.connector = self.scheduler.connector
         count = len(groups.kv_cache_groups) if groups is not None else 1
         self.connector.set_xfer_handshake_metadata({0: ShapesMetadata((PAGE,) * count)})
@@ -73,7 +76,7 @@ class HarnessedEngine:
     def submit(self, number: int, tokens: int, *, common: int = 0, answer: int = 4) -> Any:
         """A request whose tokens are its own but for the first `common`."""
         request = harness().create_request(
-            request_id=number, num_tokens=tokens, common_prefix_len=common, max_tokens=answer, block_size=BLOCK
+            request_id=number, num_tokens=tokens, common_prefix_len=common, max_tokens=answer, block_size=self.hashed
         )
         self.scheduler.add_request(request)
         return request
@@ -85,7 +88,9 @@ class HarnessedEngine:
         output = self.scheduler.schedule()
         computed = [self._computed(name, tokens) for name, tokens in output.num_scheduled_tokens.items()]
         zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
-        self.worker.step(output.kv_connector_metadata.orders, zeroed, computed)
+        copies = getattr(output, "kv_cache_block_copies", None) or ()
+        pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
+        self.worker.step(output.kv_connector_metadata.orders, zeroed, computed, pairs)
         self.unseen.append((output, self._answer(computed)))
         while len(self.unseen) > self.lag:
             self.scheduler.update_from_output(*self.unseen.popleft())

@@ -80,11 +80,20 @@ class TrueWorker:
                 told = Page(at, tokens[: (page + 1) * group.kind.page_tokens])
                 assert self._names.setdefault(key, told) == told, "one hash of two prompts"
 
-    def step(self, orders: Orders, zeroed: Iterable[int], computed: Sequence[Computed]) -> None:
+    def step(
+        self,
+        orders: Orders,
+        zeroed: Iterable[int],
+        computed: Sequence[Computed],
+        copies: Iterable[tuple[int, int]] = (),
+    ) -> None:
         """As the worker does: room is made, then loads begin, all is computed, and stores begin."""
         self._make_room(orders.written)
         for block in zeroed:
             self._overwrite(block, -1)
+        for source, target in copies:
+            held = self.held[source]
+            self._overwrite(target, held.group).cells = dict(held.cells)
         for load in orders.loads:
             self._begin(load)
         self._compute(computed)
