@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,11 @@ Answers = list[dict[str, Any]]
 def chosen() -> list[str]:
     """The models to test with."""
     return [name for name in tiny.chosen() if name in PAGE_TOKENS]
+
+
+def hybrid() -> list[str]:
+    """Where one model is enough: the one with the most kinds of state; with ALL=1 all."""
+    return chosen() if os.environ.get("ALL") else ["qwen3_next"]
 
 
 def hit_of(name: str, tokens: int) -> int:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-import tiny
-from one_host import Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
+from one_host import Scene, ask, ask_anew, distance, exact, hybrid, prompt, scene_of, texts
 
 TAIL = prompt(19, 6)
 """Of all prompts: what an answer depends on is what is loaded, and hardly anything else."""
@@ -20,8 +19,6 @@ PROMPTS = [[*prompt(21 + at, 768 + 256 * (at % 2)), *TAIL] for at in range(4)] +
 ]
 ROUNDING = 0.05
 """What another batch around a request changes in vLLM itself: bfloat16 has steps of 1/64 where these logits are."""
-
-NAMES = chosen() if len(chosen()) == len(tiny.RECIPES) - 1 else ["qwen3_next"]
 
 
 class Batches:
@@ -51,7 +48,7 @@ class Batches:
         return True
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=hybrid())
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     with scene_of(request.param) as there:
         yield there

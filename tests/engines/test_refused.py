@@ -17,9 +17,8 @@ POLICY = 'kv_load_failure_policy is "fail"'
     [
         ({"transfer": {"kv_load_failure_policy": "fail"}}, POLICY),
         ({"extra": {"sokcet": "/run/pagetier"}}, "sokcet"),
-        ({"extra": {"disk_deadline": -1}}, "disk_deadline"),
     ],
-    ids=["policy", "key", "value"],
+    ids=["policy", "key"],
 )
 def test_a_wrong_setting(settings: dict[str, Any], said: str) -> None:
     with scene_of("llama") as scene:

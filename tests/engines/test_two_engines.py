@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from one_host import ask, chosen, distance, prompt, scene_of, texts
+from one_host import ask, distance, hybrid, prompt, scene_of, texts
 from running import eventually
 
 PROMPTS = [prompt(40 + at, 1100) for at in range(3)]
@@ -12,7 +12,7 @@ ANSWER = 300
 ROUNDING = 0.05
 
 
-@pytest.mark.parametrize("name", chosen())
+@pytest.mark.parametrize("name", hybrid())
 def test_the_second_hits_what_the_first_still_works_on(name: str) -> None:
     with scene_of(name) as scene:
         prefilling, decoding = scene.engine(), scene.engine()
