@@ -273,10 +273,17 @@ class Scheduler:
             request.rows = [[self.pool.share(block) for block in row] for row in rows]
             request.num_computed_tokens = hit
         started = self._start(request, step)
-        if not started and (fresh or not self.running):  # vLLM sees to it before a load that it will have the room
-            self._give_all(request)
-            request.num_computed_tokens = 0
+        if not started and fresh:
+            self._back(request)
+        if not started and not self.running:  # vLLM sees to it before a load that there will be room behind it
+            for other in self.waiting:
+                if other is not request and other.state != LOADING:
+                    self._back(other)
         return started
+
+    def _back(self, request: Request) -> None:
+        self._give_all(request)
+        request.num_computed_tokens = 0
 
     def _start(self, request: Request, step: Step) -> bool:
         tokens = self._aligned(request, min(request.num_tokens - request.num_computed_tokens, self._left))
