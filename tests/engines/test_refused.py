@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from one_host import scene_of
+from one_host import TELLS_FAILURES, ask, ask_anew, exact, prompt, scene_of
 from vllm_engine import EngineEndedError
 
 POLICY = 'kv_load_failure_policy is "fail"'
@@ -30,3 +30,12 @@ def test_a_wrong_setting(settings: dict[str, Any], said: str) -> None:
             assert lines, engine.told()
         finally:
             engine.stop()
+
+
+@pytest.mark.skipif(TELLS_FAILURES, reason="from 0.30 on hybrid models are cached")
+def test_a_model_that_is_not_cached_is_computed_and_a_line_says_why() -> None:
+    with scene_of("gemma3") as scene, scene.engine() as engine:
+        told = ask(engine, prompt(1))
+        assert exact(ask_anew(engine, prompt(1))) == exact(told)
+        assert engine.do("metrics").get("vllm:external_prefix_cache_hits", 0) == 0
+        assert "pagetier caches nothing: models with several groups of layers need vLLM 0.30" in engine.log.read_text()

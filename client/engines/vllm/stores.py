@@ -34,9 +34,10 @@ def store_orders(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreO
     for request, tokens in output.num_scheduled_tokens.items():
         one = tracked.get(request)
         if one is not None:
-            begins = one.request.num_computed_tokens
-            ends = begins + tokens - len(drafts.get(request, ()))
-            yield from _orders_of(one, begins, ends, offers.get(request) if offers is not None else None)
+            begins, guessed = one.request.num_computed_tokens, len(drafts.get(request, ()))
+            # With drafts the state of a step's end lies in a block of its own until they are accepted.
+            offered = offers.get(request, () if guessed else None)
+            yield from _orders_of(one, begins, begins + tokens - guessed, offered)
 
 
 def late_orders(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[StoreOrder]:
@@ -84,10 +85,10 @@ def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreOrder]:
         yield from _pages(one, at, ends // tokens - 1, ends)
 
 
-def _offers(output: Any) -> Mapping[str, Sequence[Any]] | None:
+def _offers(output: Any) -> Mapping[str, Sequence[Any]]:
     """The states that vLLM offers to be stored, from 0.30 on: request -> (group, block, tokens before it)."""
     state = getattr(output, "kv_connector_block_state", None)
-    return state.boundary_state_offloads if state is not None else None
+    return state.boundary_state_offloads if state is not None else {}
 
 
 def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreOrder]:
