@@ -95,7 +95,7 @@ endif
 
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
-	@$(BIN)/pytest -n $(JOBS)
+	@$(BIN)/pytest -n $(JOBS) || { echo "== what failed, once more and alone: who fails twice has failed" && $(BIN)/pytest --last-failed; }
 
 test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \
