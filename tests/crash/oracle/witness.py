@@ -1,0 +1,104 @@
+"""A client that writes down what it is told: pages with contents that can be checked, stored and looked for."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from pagetier.client import Client, Keys, Match, Outcome, Part, Reservation, StoreResult
+from pagetier.client.part import WHOLE
+
+from .contents import words, wrong
+from .journal import Journal, Told
+
+_TOLD: Final = {
+    Outcome.STORED: Told.STORED,
+    Outcome.PRESENT: Told.PRESENT,
+    Outcome.PENDING: Told.PENDING,
+    Outcome.REFUSED: Told.REFUSED,
+}
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What a look found. away: there are no segments to look into yet, so nothing is claimed.
+
+    hits: pages pinned from the head on; reach: those on disk counted as well; loaded: whose bytes were right.
+    """
+
+    hits: int = 0
+    reach: int = 0
+    loaded: int = 0
+    away: bool = False
+
+
+class Witness:
+    """One process's. All pages have page_bytes bytes, a multiple of 8 for each part."""
+
+    def __init__(self, client: Client, journal: Journal, seed: int, page_bytes: int) -> None:
+        self.client = client
+        self.journal = journal
+        self.seed = seed
+        self.page_bytes = page_bytes
+
+    def store(self, keys: Keys, part: Part = WHOLE, deadline: float | None = None) -> StoreResult:
+        """Stores a chain, or this writer's part of it."""
+        since = time.monotonic_ns()
+        self.journal.write(Told.STORING, keys.data, since, part=part.index, parts=part.count)
+        with self.client.reserve(keys, self.page_bytes, part, deadline) as reservation:
+            self.fill(reservation, keys, part)
+            result = reservation.publish()
+        self.note(result, keys, since, part, np.asarray(reservation._serials))
+        return result
+
+    def fill(self, reservation: Reservation, keys: Keys, part: Part = WHOLE) -> None:
+        """Writes the part of each granted page."""
+        share = self.page_bytes // part.count
+        for page in reservation.granted:
+            whole = words(keys[int(page)], self.seed, self.page_bytes).view(np.uint8)
+            offset = part.index * share
+            reservation.write(int(page), whole[offset : offset + share], offset)
+
+    def note(
+        self, result: StoreResult, keys: Keys, since: int, part: Part = WHOLE, serials: np.ndarray | None = None
+    ) -> None:
+        """Writes down what became of a store."""
+        outcomes = result.outcomes
+        for outcome, told in _TOLD.items():
+            which = [page for page, code in enumerate(outcomes) if code is outcome]
+            packed = serials[which].tobytes() if serials is not None and outcome is Outcome.STORED else b""
+            chosen = [keys[page] for page in which]
+            self.journal.write(told, chosen, since, part=part.index, parts=part.count, serials=packed)
+
+    def look(self, keys: Keys, deadline: float = 0.0) -> Looked:
+        """Matches a chain, loads what it finds, and compares every byte. deadline: seconds to wait for the disk."""
+        session = self.client.session
+        if session is None or not session.usable:
+            return Looked(away=True)
+        since = time.monotonic_ns()
+        with self.client.match(keys) as match:
+            self.journal.write(Told.HIT, keys[: len(match)].data, since)
+            self.journal.write(Told.REACHED, keys[len(match) : match.reach].data, since)
+            if match.reach < len(keys) and self.client.session is session and not session.closed:
+                self.journal.write(Told.MISSED, keys[match.reach], since)
+            loaded = self.load(match, keys, deadline)
+            return Looked(len(match), match.reach, loaded)
+
+    def load(self, match: Match, keys: Keys, deadline: float = 0.0) -> int:
+        """Copies out what was matched, and on disk behind it, and compares; how many pages were right."""
+        since, hits = time.monotonic_ns(), len(match)
+        into = np.zeros((max(match.reach, hits), self.page_bytes), dtype=np.uint8)
+        done = self.client.load(match, into, deadline=deadline) if len(into) else 0
+        if done < hits:
+            self.journal.write(Told.WRONG, keys[done], since, note=f"{done} of {hits} pinned pages were copied")
+        right = [page for page in range(done) if self._is_right(into[page], keys[page], since)]
+        self.journal.write(Told.LOADED, [keys[page] for page in right], since)
+        return len(right)
+
+    def _is_right(self, page: np.ndarray, key: bytes, since: int) -> bool:
+        found = wrong(page, key, self.seed)
+        if found is not None:
+            self.journal.write(Told.WRONG, key, since, note=str(found))
+        return found is None

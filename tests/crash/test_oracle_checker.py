@@ -1,0 +1,130 @@
+"""The checker finds each kind of broken promise, and nothing where all were kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from oracle.checker import Kind, Losses, findings
+from oracle.journal import Record, Told
+from oracle.samples import Attachment, Caps, EndState, Sample
+
+PAGE, OTHER = b"p" * 32, b"o" * 32
+WELL = EndState(
+    integrity=(), frames=10, used_frames=4, free_frames=6, pages=4, open_entries=0, attached=(Attachment(5, "a", 0),)
+)
+CAPS = Caps(arena=100, shm=200, disk=300)
+
+
+def told(what: Told, since: int, at: int | None = None, key: bytes = PAGE, **more: Any) -> Record:
+    return Record(what, key, since, since + 1 if at is None else at, 1, **more)
+
+
+def kinds(*records: Record, **more: Any) -> list[Kind]:
+    return [violation.kind for violation in findings(records, **more)]
+
+
+STORED = (told(Told.STORING, 1), told(Told.STORED, 1, 3))
+
+
+def test_a_life_in_which_all_is_kept() -> None:
+    life = (*STORED, told(Told.HIT, 5), told(Told.LOADED, 6), told(Told.MISSED, 7, key=OTHER))
+    sample = Sample(at=1, arena=100, shm=200, disk=300)
+    assert findings(life, samples=[sample], caps=CAPS, end=WELL, staying={5}) == []
+
+
+def test_other_bytes() -> None:
+    (found,) = findings([*STORED, told(Told.WRONG, 5, note="byte 3 is wrong")])
+    assert (found.kind, found.key, found.pid) == (Kind.BYTES, PAGE, 1) and "byte 3" in str(found)
+
+
+@pytest.mark.parametrize("sight", [Told.HIT, Told.LOADED, Told.PRESENT])
+def test_a_page_that_nobody_stored(sight: Told) -> None:
+    assert kinds(told(sight, 5)) == [Kind.NOWHERE]
+    assert kinds(told(Told.STORING, 1, key=OTHER), told(sight, 5)) == [Kind.NOWHERE]
+    assert kinds(told(Told.STORING, 1), told(sight, 5)) == []
+
+
+def test_a_page_of_two_of_which_only_one_has_begun() -> None:
+    first, second = (told(Told.STORING, 1 + part, part=part, parts=2) for part in range(2))
+    assert kinds(first, told(Told.HIT, 5)) == [Kind.NOWHERE]
+    assert kinds(first, second, told(Told.HIT, 5)) == []
+
+
+def test_a_stored_page_that_is_missed() -> None:
+    assert kinds(*STORED, told(Told.MISSED, 4)) == [Kind.LOST]
+
+
+def test_a_page_that_was_seen_and_is_missed_where_nothing_goes() -> None:
+    life = (told(Told.STORING, 1), told(Told.HIT, 2), told(Told.MISSED, 4))
+    assert kinds(*life) == [Kind.LOST]
+    assert kinds(*life, may_go=Losses(at_most=1)) == []
+
+
+def test_a_look_that_began_before_the_store_was_over_claims_nothing() -> None:
+    assert kinds(*STORED, told(Told.MISSED, 2, 9)) == []
+
+
+def test_a_store_without_an_answer_is_no_promise() -> None:
+    assert kinds(told(Told.STORING, 1), told(Told.MISSED, 4)) == []
+    assert kinds(told(Told.STORING, 1), told(Told.REFUSED, 2), told(Told.MISSED, 4)) == []
+
+
+def test_more_fillings_are_missed_than_have_left() -> None:
+    again = (told(Told.STORED, 5), told(Told.MISSED, 7))
+    life = (*STORED, told(Told.MISSED, 4), *again)
+    assert kinds(*life, may_go=Losses(at_most=2)) == []
+    assert kinds(*life, may_go=Losses(at_most=1)) == [Kind.LOST]
+    assert kinds(*life, may_go=None) == []
+
+
+def test_looks_while_a_disk_was_away_claim_nothing() -> None:
+    assert kinds(*STORED, told(Told.MISSED, 4), may_go=Losses(since=5)) == []
+    assert kinds(*STORED, told(Told.MISSED, 6), may_go=Losses(since=5)) == [Kind.LOST]
+
+
+def test_what_was_told_to_go_may_go() -> None:
+    assert kinds(*STORED, told(Told.DROPPING, 4), told(Told.MISSED, 6)) == []
+    assert kinds(*STORED, told(Told.MISSED, 4), told(Told.DROPPING, 6)) == [Kind.LOST], "it was missed before"
+    late = (told(Told.DROPPING, 1), told(Told.STORING, 3), told(Told.STORED, 3, 5), told(Told.MISSED, 6))
+    assert kinds(*late) == [Kind.LOST], "it was stored after the dropping was over"
+    assert kinds(told(Told.DROPPING, 1, 4), *late) == [], "it was stored meanwhile"
+
+
+def test_parts_are_a_page_only_if_they_are_of_one_filling() -> None:
+    def part(index: int, serial: bytes, at: int) -> Record:
+        return told(Told.STORED, at, part=index, parts=2, serials=serial * 8)
+
+    missed = told(Told.MISSED, 9)
+    assert kinds(part(0, b"1", 1), missed) == []
+    assert kinds(part(0, b"1", 1), part(1, b"2", 3), missed) == []
+    assert kinds(part(0, b"1", 1), part(1, b"1", 3), missed) == [Kind.LOST]
+    assert kinds(part(0, b"1", 1), part(1, b"1", 10), missed) == [], "it was not whole when somebody looked"
+
+
+@pytest.mark.parametrize("what", ["arena", "shm", "disk"])
+def test_more_than_the_cap(what: str) -> None:
+    most = Sample(at=1, arena=100, shm=200, disk=300)
+    over = msgspec.structs.replace(most, **{what: getattr(CAPS, what) + 1})
+    (found,) = findings([], samples=[most, over], caps=CAPS)
+    assert found.kind is Kind.CAP and found.what.startswith(what)
+    assert kinds(samples=[over], caps=Caps(arena=200)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"integrity": ("entry 3 is lost",)}, Kind.INTEGRITY),
+        ({"free_frames": 5}, Kind.FRAMES),
+        ({"open_entries": 1}, Kind.OPEN),
+        ({"leftovers": ("pagetier.index",)}, Kind.LEFTOVER),
+        ({"attached": (Attachment(5, "a", 1),)}, Kind.PINS),
+        ({"attached": (Attachment(5, "a", 0), Attachment(6, "b", 0))}, Kind.SLOT),
+        ({"attached": (Attachment(7, "disk tier", 2),)}, Kind.PINS),
+    ],
+)
+def test_a_cache_that_is_not_at_rest(change: dict[str, Any], kind: Kind) -> None:
+    assert kinds(end=msgspec.structs.replace(WELL, **change), staying={5}) == [kind]
+    assert kinds(end=WELL, staying={5}) == []

@@ -1,0 +1,68 @@
+"""Pages say whose they are in every word, and a wrong byte is found wherever it is."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oracle.contents import content, wrong
+
+KEYS = [hashlib.sha256(b"%d" % number).digest() for number in range(50)]
+SEED = 7
+
+
+def test_a_page_follows_from_key_seed_and_size() -> None:
+    page = content(KEYS[0], SEED, 1000)
+    assert len(page) == 1000 and page == content(KEYS[0], SEED, 1000)
+    assert page[:96] == content(KEYS[0], SEED, 96)
+    assert wrong(page, KEYS[0], SEED) is None
+
+
+def test_no_word_of_any_page_is_a_word_of_another_or_of_another_seed() -> None:
+    pages = [content(key, seed, 4096) for key in KEYS for seed in (SEED, SEED + 1, -1)]
+    words = np.concatenate([np.frombuffer(page, np.uint64) for page in pages])
+    assert len(np.unique(words)) == len(words)
+
+
+@given(nbytes=st.integers(1, 300), data=st.data())
+def test_the_first_wrong_byte_is_found(nbytes: int, data: st.DataObject) -> None:
+    page = bytearray(content(KEYS[0], SEED, nbytes))
+    at = data.draw(st.integers(0, nbytes - 1))
+    page[at] ^= data.draw(st.integers(1, 255))
+    found = wrong(page, KEYS[0], SEED)
+    assert found is not None and found.at == at
+
+
+def test_a_wrong_word_says_whose_it_is() -> None:
+    page = bytearray(content(KEYS[0], SEED, 1024))
+    page[512:1024] = content(KEYS[3], SEED, 1024)[:512]
+    found = wrong(page, KEYS[0], SEED)
+    assert found is not None and found.whose(KEYS, SEED) == KEYS[3] and found.place == 0
+    assert "word 0 of the page with tag" in str(found)
+
+
+def test_what_was_never_written_is_nobody_s() -> None:
+    page = bytearray(content(KEYS[0], SEED, 1024))
+    page[8:16] = bytes(8)
+    found = wrong(page, KEYS[0], SEED)
+    assert found is not None and (found.at, found.whose(KEYS, SEED)) == (8, None)
+    assert "never written" in str(found)
+
+
+def test_pages_are_made_and_compared_fast_enough_not_to_be_what_is_measured() -> None:
+    def seconds() -> float:
+        begins = time.perf_counter()
+        assert wrong(content(KEYS[0], SEED, 1 << 24), KEYS[0], SEED) is None
+        return time.perf_counter() - begins
+
+    assert min(seconds() for _ in range(5)) < 0.2
+
+
+def test_a_page_with_more_words_than_can_be_counted_is_refused() -> None:
+    with pytest.raises(ValueError, match="more words than"):
+        content(KEYS[0], SEED, (128 << 20) + 1)

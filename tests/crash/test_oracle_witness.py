@@ -1,0 +1,89 @@
+"""The oracle at a real daemon: what a witness writes down, and what the checker makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oracle.checker import Kind, findings
+from oracle.journal import Journal, Told, read_journals
+from oracle.samples import Caps, end_of, segments_bytes, taken
+from oracle.witness import Looked, Witness
+from pagetier.client import Client, Part
+from running import RunningDaemon, eventually, namespace
+
+PAGE = 64 << 10
+SEED = 3
+SPACE = namespace()
+KEYS = SPACE.keys(range(64))
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("1MiB", "64KiB", "--evict-low=0", "--evict-high=0") as running:
+        yield running
+
+
+@pytest.fixture
+def witness(daemon: RunningDaemon, tmp_path: Path) -> Iterator[Witness]:
+    with daemon.client() as client, Journal.of_this_process(tmp_path) as journal:
+        yield Witness(client, journal, SEED, PAGE)
+
+
+def whats(folder: Path) -> list[Told]:
+    return [record.told for record in read_journals(folder)]
+
+
+def test_pages_that_are_stored_looked_for_and_right(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
+    assert witness.look(KEYS) == Looked(0, 0, 0)
+    assert witness.store(KEYS[:3]).stored == 3
+    assert witness.store(KEYS[:3]).present == 3
+    assert witness.look(KEYS) == Looked(3, 3, 3)
+    assert whats(tmp_path) == [
+        Told.MISSED, Told.STORING, Told.STORED, Told.STORING, Told.PRESENT, Told.HIT, Told.MISSED, Told.LOADED,
+    ]  # fmt: skip
+    sample, caps = taken(daemon._observer(), daemon.name), Caps(arena=1 << 20, shm=segments_bytes(daemon._observer()))
+    assert 3 * PAGE <= sample.arena < sample.shm
+    witness.client.close()
+    assert eventually(lambda: not daemon.slots())
+    assert findings(read_journals(tmp_path), samples=[sample], caps=caps, end=end_of(daemon)) == []
+
+
+def test_other_bytes_under_a_key_are_seen(witness: Witness, tmp_path: Path) -> None:
+    witness.journal.write(Told.STORING, KEYS[0])
+    assert witness.client.store(KEYS[:1], np.ones((1, PAGE), np.uint8)).stored == 1
+    assert witness.look(KEYS[:1]) == Looked(1, 1, 0)
+    assert [found.kind for found in findings(read_journals(tmp_path))] == [Kind.BYTES]
+
+
+def test_an_evicted_page_is_seen_where_nothing_may_go(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
+    assert witness.store(KEYS[:1]).stored == 1
+    others = SPACE.keys(range(10_000, 10_000 + 16 * 16))
+    assert witness.store(others).stored == 16
+    assert witness.look(KEYS[:1]) == Looked(0, 0, 0)
+    assert [found.kind for found in findings(read_journals(tmp_path))] == [Kind.LOST]
+
+
+def test_parts_of_two_writers_are_a_promise(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
+    with daemon.client() as client:
+        other = Witness(client, witness.journal, SEED, PAGE)
+        assert witness.store(KEYS[:2], Part(0, 2)).stored == 2
+        assert witness.look(KEYS[:1]) == Looked(0, 0, 0)
+        assert other.store(KEYS[:2], Part(1, 2)).stored == 2
+        assert witness.look(KEYS[:2]) == Looked(2, 2, 2)
+    assert findings(read_journals(tmp_path)) == []
+
+
+def test_who_is_not_attached_claims_nothing(tmp_path: Path) -> None:
+    with Client(tmp_path / "nobody.sock") as client, Journal.of_this_process(tmp_path) as journal:
+        assert Witness(client, journal, SEED, PAGE).look(KEYS).away
+    assert whats(tmp_path) == []
+
+
+def test_a_cache_that_is_in_use_is_not_at_rest(daemon: RunningDaemon, witness: Witness) -> None:
+    witness.store(KEYS[:1])
+    with witness.client.match(KEYS[:1]):
+        assert {found.kind for found in findings([], end=end_of(daemon))} == {Kind.SLOT, Kind.PINS}
