@@ -62,6 +62,8 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
 
     def some(self, first: int, end: int) -> SlotMap:
         """Pages from `first` to `end`."""
+        if (first, end) == (0, len(self)):
+            return self
         return msgspec.structs.replace(self, pages=self.pages[first:end], skip=self.skip[first:end])
 
     @property

@@ -104,9 +104,11 @@ class PagedCache:
         block twice, or the same tokens in two pages. Pages that are skipped are not looked at.
         """
         used = self._check(slots)
-        ids, counts = np.unique(slots.blocks[np.unique(used)], return_counts=True)
-        if (counts > 1).any():
-            raise ValueError(f"block {ids[counts > 1][0]} would be loaded {counts[counts > 1][0]} times")
+        places = used[np.diff(used, prepend=-1) > 0]
+        ids = np.sort(slots.blocks[places])
+        again = ids[1:][ids[1:] == ids[:-1]]
+        if len(again):
+            raise ValueError(f"block {again[0]} would be loaded {int((ids == again[0]).sum())} times")
         if slots.overlap():
             raise ValueError("two pages would be loaded to the same tokens")
         return self._transfer(slots, np.full(len(self._planes), fill_value=True))

@@ -254,7 +254,7 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _admit(self, step: Step) -> None:
-        for request in list(self.waiting):
+        for request in sorted(self.waiting, key=lambda one: one.state != LOADING):  # who has loaded holds blocks
             if (request.state == LOADING and not self._promote(request)) or request.in_flight:
                 continue
             if not self._left or not self._take_in(request, step):

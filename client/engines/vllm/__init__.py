@@ -4,9 +4,9 @@
                            "kv_load_failure_policy": "recompute"}'
 
 The scheduler's process (scheduler, orders) decides what is loaded and stored, the workers (worker, tensors) copy; only
-orders go from one to the other, and once, at start, what a page of each group is. Nothing but connector, metadata and
-metrics knows vLLM's modules: what is read of its objects is recognised by what they have, as they change between
-versions. So the rest can be imported, and tested, without it.
+orders go from one to the other, and once, at start, what a page of each group is. Nothing but connector, metadata,
+metrics and announcing knows vLLM's modules: what is read of its objects is recognised by what they have, as they
+change between versions. So the rest can be imported, and tested, without it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -81,13 +81,19 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.make_room(kv_connector_metadata.orders)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """The step's orders have come."""
+        """The step's orders have come. On the CPU loads begin here: 0.32 calls start_load_kv behind the forward pass.
+
+        There that pass is over then, and what was loaded beside it would be told of one step later. On a GPU it has
+        only been enqueued, and who loads gets in nobody's way.
+        """
         super().bind_connector_metadata(connector_metadata)
         self.handle_preemptions(connector_metadata)
+        if self._worker is not None and self._worker.on_host:
+            self._worker.load(self._orders.loads)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads go on by themselves."""
-        if self._worker is not None:
+        if self._worker is not None and not self._worker.on_host:
             self._worker.load(self._orders.loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:

@@ -129,7 +129,7 @@ def _quantisation(config: Any) -> list[object]:
 
 
 def _multimodal(model: Any) -> dict[str, object]:
-    """VLLM's hashes have what a request says to the processor of its images, not what the engine says."""
+    """What the engine says to the processor of images: the hashes have what a request says to it, and no more."""
     settings = getattr(model, "multimodal_config", None)
     if settings is None:
         return {}

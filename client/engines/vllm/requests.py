@@ -44,9 +44,9 @@ class Found(msgspec.Struct, frozen=True, eq=False):
 class Tracked:
     """One request, from its first match to its end.
 
-    computed: tokens that the engine had itself when `found` was made. stored: for each group the first page that was
-    not ordered to be stored yet. tables: for each group the blocks of the pages. failures: loads that failed.
-    offered: tokens that vLLM was last told it can load. into: blocks that are loaded.
+    found: what is pinned for it. stored: for each group the first page that was not ordered to be stored yet. tables:
+    for each group the blocks of the pages. failures: loads that failed. offered: tokens that vLLM was last told it can
+    load. into: blocks that are loaded.
     """
 
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
@@ -109,6 +109,7 @@ class Tracked:
 
     def _begin_anew(self, hashes: Sequence[bytes]) -> None:
         """A session went on behind another token than the one it had: hashes that were there are others now."""
+        self.let_go()
         for at, group in enumerate(self.groups):
             before = self._keys[at]
             after = self._keys[at] = self._grown(at, hashes, Keys(group.namespace, b""))

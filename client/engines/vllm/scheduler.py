@@ -70,7 +70,7 @@ class SchedulerHalf:
             tracked.into = frozenset(block for group in order.groups for block in group.blocks)
             self._written |= tracked.into
             tracked.loading = True
-            self.tally.hit(external, min(external, max(0, found.from_memory - (found.tokens - external))))
+            self.tally.hit(external, self.from_memory(request, external))
 
     def build(self, output: Any) -> Orders:
         """The orders of a step. output: vLLM's SchedulerOutput."""
@@ -156,12 +156,13 @@ class SchedulerHalf:
 
     def _found(self, tracked: Tracked, computed: int) -> Found | None:
         """What is pinned for it; None while the disk is asked."""
+        asked = tracked.group_keys()  # of other hashes than before it lets go of what was found
         if tracked.found is not None and time.monotonic() - tracked.found.since < _KEPT_S:
             return tracked.found
         if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.gives_up:
             return None
         tracked.let_go()
-        match = self._client.match_groups(tracked.group_keys(), limit=tracked.request.num_tokens - 1)
+        match = self._client.match_groups(asked, limit=tracked.request.num_tokens - 1)
         if tracked.from_memory < 0:
             tracked.from_memory = match.tokens
         if tracked.prefetch is None and match.reach > max(match.tokens, computed):

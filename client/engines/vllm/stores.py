@@ -11,17 +11,16 @@ from .requests import Tracked
 
 
 def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
-    """Notes the blocks that requests got in this step; returns them: they get new content."""
+    """Notes the blocks that requests got in this step; returns those that get new content, whosever they are."""
     written: set[int] = set()
     for new in output.scheduled_new_reqs:
-        if (one := tracked.get(new.req_id)) is not None:
-            one.tables = [list(blocks) for blocks in new.block_ids]
-            _add_fresh(written, one, new.num_computed_tokens)
+        written.update(_fresh(new, tracked.get(new.req_id)))
     cached = output.scheduled_cached_reqs
     for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-        if (one := tracked.get(request)) is not None and blocks is not None:
-            _extend(one, blocks, resumed=request in cached.resumed_req_ids)
+        if blocks is not None:
             written.update(block for row in blocks for block in row)
+            if (one := tracked.get(request)) is not None:
+                _extend(one, blocks, resumed=request in cached.resumed_req_ids)
     written.update(getattr(output, "new_block_ids_to_zero", None) or ())
     written.update(copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ())
     return written - {0}
@@ -106,7 +105,10 @@ def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> 
         one.tables[at].extend(row)
 
 
-def _add_fresh(written: set[int], one: Tracked, computed: int) -> None:
-    """Blocks of a new request, but for those that hold what it begins with."""
-    for at, table in enumerate(one.tables):
-        written.update(table[computed // one.groups[at].kind.page_tokens :])
+def _fresh(new: Any, one: Tracked | None) -> Iterator[int]:
+    """Blocks of a new request, but for those that hold what it begins with; of one that nobody tracks, all of them."""
+    if one is not None:
+        one.tables = [list(blocks) for blocks in new.block_ids]
+    for at, table in enumerate(new.block_ids):
+        first = new.num_computed_tokens // one.groups[at].kind.page_tokens if one is not None else 0
+        yield from table[first:]

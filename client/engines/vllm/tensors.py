@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ....kernels import caches
 from ....kernels.layout import CacheLayout, Plane
 from ....kernels.page import PageOrder, Rows, Shard
-from ....kernels.slots import SlotMap, slot_map
+from ....kernels.slots import SlotMap
 from ....kernels.transfer import PagedCache
 from ...groups import Recurrent
 from .kinds import UnsupportedError, kind_of
@@ -42,11 +43,14 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
 
 def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
     """A page a block, in this order; block 0 is vLLM's for nothing, and left alone."""
-    ids = np.asarray(blocks, np.int32)
+    ids: npt.NDArray[np.int32] = np.asarray(blocks, np.int32)
     tokens, smaller = cache.page.tokens, cache.cache.block_tokens
     ratio = tokens // smaller
-    table = (ids[:, None] * ratio + np.arange(ratio, dtype=np.int32)).reshape(-1)
-    return slot_map(table, len(ids), tokens, smaller).without(ids == 0)
+    table: npt.NDArray[np.int32] = np.add.outer(ids * np.int32(ratio), np.arange(ratio, dtype=np.int32)).reshape(-1)
+    pages = np.zeros((len(ids), 3), np.int64)
+    pages[:, 0] = np.arange(0, len(ids) * tokens, tokens)
+    pages[:, 2] = tokens
+    return SlotMap(tokens, smaller, table, pages, np.equal(ids, 0).astype(np.uint8))
 
 
 def _check_heads(cache: CacheLayout, spec: Any) -> None:

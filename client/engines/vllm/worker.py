@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -20,8 +19,6 @@ from ...store import Outcome
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from .tally import Tally
 from .tensors import slots_of
-
-log = logging.getLogger("pagetier.vllm")
 
 _PATIENCE_S: Final = 0.05  # for stores whose blocks are wanted for something else
 _IDLE_S: Final = 0.002  # to wait for loads where the step has nothing else to do
@@ -78,7 +75,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class WorkerHalf:
-    """Called by one thread of vLLM's worker, in the order of a step: make_room, load, store, finished.
+    """Called by one thread of vLLM's worker: in each step make_room first, then load and store, then finished.
 
     Args:
         client: this process's.
@@ -96,6 +93,11 @@ class WorkerHalf:
         self._storing: list[_Storing] = []
         self._told: dict[int, bytes] = {}
         self._loading: dict[str, _Loading] = {}
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the engine computes on the CPU."""
+        return all(lane.cache.cache.device == "cpu" for lane in self.lanes)
 
     def make_room(self, orders: Orders) -> None:
         """Before anything of the step is computed: what is still to be read from blocks that are written now, is read.

@@ -120,6 +120,18 @@ def test_asking_again_asks_nobody(clock: Clock) -> None:
     assert directory.matches == 2 and directory.pinned == 1
 
 
+def test_what_was_found_for_other_hashes_is_not_offered(clock: Clock) -> None:
+    """A session that goes on behind another token has other hashes than those that were looked for."""
+    directory = Directory()
+    directory.here = directory.reach = 24
+    half, one = half_of(directory), request()
+    assert half.matched(one, 0) == 24
+    one.block_hashes = [*one.block_hashes[:4], *request(41, "other").block_hashes[:6]]
+    directory.here = directory.reach = 16
+    assert half.matched(one, 0) == 16
+    assert directory.pinned == 1
+
+
 def test_what_is_on_disk_is_waited_for(clock: Clock) -> None:
     directory = Directory()
     directory.here, directory.reach = 8, 24

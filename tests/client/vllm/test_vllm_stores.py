@@ -131,9 +131,14 @@ def output(**told: Any) -> Any:
 def test_blocks_of_new_requests() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=0, table=[])
     new = SimpleNamespace(req_id="one", block_ids=([11, 12, 13],), num_computed_tokens=8)
-    others = SimpleNamespace(req_id="other", block_ids=([21],), num_computed_tokens=0)
-    assert take_blocks({"one": one}, output(scheduled_new_reqs=[new, others])) == {13}
+    assert take_blocks({"one": one}, output(scheduled_new_reqs=[new])) == {13}
     assert one.tables == [[11, 12, 13]]
+
+
+def test_blocks_of_requests_that_nobody_tracks_are_written_too() -> None:
+    new = SimpleNamespace(req_id="new", block_ids=([0, 21],), num_computed_tokens=8)
+    cached = SimpleNamespace(req_ids=["old"], new_block_ids=[([22],)], resumed_req_ids=set())
+    assert take_blocks({}, output(scheduled_new_reqs=[new], scheduled_cached_reqs=cached)) == {21, 22}
 
 
 @pytest.mark.parametrize(("resumed", "table"), [(False, [11, 12, 13]), (True, [12, 13])])

@@ -15,7 +15,7 @@ from pagetier.client import Client
 from pagetier.client.copying.opening import open_copier
 from pagetier.client.engines.vllm.orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from pagetier.client.engines.vllm.tensors import paged_cache
-from pagetier.client.engines.vllm.worker import Finished, Lane, WorkerHalf
+from pagetier.client.engines.vllm.worker import Finished, Lane, WorkerHalf, Zeroing
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Handover
 from pagetier.kernels.page import Shard
@@ -42,7 +42,12 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 
 def worker_of(
-    client: Client, *caches: Cache, salt: str, settings: CopySettings = COPYING, shard: Shard = WHOLE
+    client: Client,
+    *caches: Cache,
+    salt: str,
+    settings: CopySettings = COPYING,
+    shard: Shard = WHOLE,
+    zeroing: Zeroing = Zeroing.BEHIND_US,
 ) -> WorkerHalf:
     lanes = []
     for at, cache in enumerate(caches):
@@ -51,7 +56,7 @@ def worker_of(
             model="test", dtype="any", page_tokens=TOKENS, group=str(at), layout=paged.page.layout, salt=salt
         )
         lanes.append(Lane(paged, space, open_copier(client, paged, settings)))
-    return WorkerHalf(client, lanes, lambda: None)
+    return WorkerHalf(client, lanes, lambda: None, zeroing)
 
 
 def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys:
@@ -212,16 +217,20 @@ def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
     assert ends(worker).failed == {"loading"}
 
 
+@pytest.mark.parametrize("zeroing", Zeroing)
 @settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(steps=st.lists(st.lists(st.integers(1, 16), min_size=4, unique=True), min_size=3, max_size=8))
-def test_blocks_that_are_written_next_are_never_stored_with_what_comes(client: Client, steps: list[list[int]]) -> None:
+def test_blocks_that_are_written_next_are_never_stored_with_what_comes(
+    client: Client, zeroing: Zeroing, steps: list[list[int]]
+) -> None:
     """Stores are slow, and each step overwrites blocks of the ones before: pages are given up, none is wrong."""
     cache = heads_first()
     salt = token_hex(8)
-    worker = worker_of(client, cache, salt=salt, settings=slow_of(cache, client, 100))
+    worker = worker_of(client, cache, salt=salt, settings=slow_of(cache, client, 100), zeroing=zeroing)
     contents = {}
     for step, blocks in enumerate(steps):
-        worker.make_room(Orders(written=frozenset(blocks)))
+        if zeroing is Zeroing.BEHIND_US:
+            worker.make_room(Orders(written=frozenset(blocks)))
         for block in blocks:
             cache.put(block, 1000 * step + block)
         contents[step] = [cache.page(block) for block in blocks]
