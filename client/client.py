@@ -17,6 +17,7 @@ from ..kernels.arenas import PinnedArenas
 from ..kernels.host import Access, HostBuffers, pages_of
 from ..shm._core import Session, miss
 from ..shm.paths import default_socket
+from ..shm.points import point
 from ..shm.protocol import Fetch, Reserve
 from .asking import packed_sizes, space_of
 from .blocks import Blocks, require_named
@@ -163,9 +164,11 @@ class Client:
             done = to.copy(match, 0)
             if done < len(match) - first:
                 return done
+            point("client.waiting")
             prefetch.wait(ends - time.monotonic())
         finally:
             self._member.requests.leave(prefetch)
+        point("client.fetched")
         with self.match(behind.all) as longer:
             return done + to.copy(longer, done)
 
@@ -190,7 +193,9 @@ class Client:
             return self._store_blocks(keys, pages, deadline)
         memory = pages_of(pages, len(keys), Access.READ)
         with self.reserve(keys, memory.sizes * part.count, part, deadline) as reservation:
+            point("client.reserved")
             reservation.write_all(memory, self.threads)
+            point("client.written")
             return reservation.publish()
 
     def reserve(

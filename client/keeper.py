@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..shm.link import Greeting, Link, LinkError, RefusedError
+from ..shm.points import point
 from ..shm.protocol import Attach
 
 log = logging.getLogger("pagetier.client")
@@ -100,8 +101,11 @@ class Keeper:
         self._link = link  # before the look at _leaving: stop_soon() does the two in the other order
         try:
             if not self._leaving:
+                point("client.connected")
                 greeting = link.greet(self._listener.greeting(), _ANSWER_S)
+                point("client.greeted")
                 self._listener.take_up(link, greeting)
+                point("client.attached")
                 self._tell("attached", f"attached to {path} in slot {greeting.welcome.slot}")
                 self._listen(link)
         finally:

@@ -16,6 +16,7 @@ import numpy as np
 from ..kernels.arenas import PinnedArenas
 from ..shm._core import Session, ShmError
 from ..shm.link import Greeting, Link, LinkError, RefusedError
+from ..shm.points import point
 from ..shm.protocol import BUILD, Attach, Detach
 from .keeper import Keeper
 from .requests import Attachment, Requests
@@ -95,18 +96,22 @@ class Membership:
         self.attached.clear()
         self.attachment = None
         self.requests.lost()
+        point("client.lost")
         session = self.session
         if session is not None and session.closed:
             self.session = None
             self.arenas.look()
+            point("client.let_go")
 
     def leave(self, link: Link | None) -> None:
         """Lets go of everything. Where a copy goes on for too long, its process's end does it."""
         session, self.session = self.session, None
         self.attachment = None
         self.arenas.look()
+        point("client.leaving")
         if session is not None and _retire(session) and link is not None:
             _say_goodbye(link)
+            point("client.gone")
 
     def _session_for(self, greeting: Greeting) -> Session:
         old, welcome = self.session, greeting.welcome
@@ -114,6 +119,7 @@ class Membership:
             return old
         index, locks, arena = greeting.descriptors
         session = Session(index, locks, arena, welcome.slot)
+        point("client.mapped")
         self._held = set()  # serials of other segments mean nothing here
         self.session = session
         if welcome.populated:

@@ -20,6 +20,7 @@ import msgspec
 
 from ..shm._core import Session
 from ..shm.link import Link, LinkError
+from ..shm.points import point
 from ..shm.protocol import Answer, Fetched, Request, Reserved
 
 log = logging.getLogger("pagetier.client")
@@ -124,6 +125,7 @@ class Requests:
             return _fail(owed, "the daemon does not answer")
         try:
             to.link.send(request(number), deadline)
+            point("client.asked")
         except LinkError as error:
             with self._guard:
                 self._waiting.pop(number, None)
@@ -231,6 +233,7 @@ class Requests:
         if owed is None or not owed._take(answer):
             return
         del self._waiting[answer.number]
+        point("client.answered")
         owed._done = True
         self._overdue -= owed._overdue
         self._strays -= owed._stray

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..kernels.host import Access, HostBuffer, HostPages, pages_of
 from ..kernels.transfer import Transfer
 from ..shm._core import Session
+from ..shm.points import point
 from .blocks import Blocks
 from .part import Part
 
@@ -157,6 +158,7 @@ class Reservation:
         if self.session is not None and len(pages):
             serials = self._serials[pages]
             stored = self.session.publish(self.entries[pages], serials, self._part.index)
+            point("client.published")
             self._held.difference_update(serials.tolist())
             self._refuse(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
@@ -207,6 +209,7 @@ class Reservation:
             self._open = np.setdiff1d(self._open, pages, assume_unique=True)
             serials = self._serials[pages]
             self.session.abandon(self.entries[pages], serials, self._part.index)
+            point("client.gave_up")
             self._held.difference_update(serials.tolist())
             self._refuse(pages)
 

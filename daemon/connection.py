@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..shm._core import ShmError
+from ..shm.points import point
 from ..shm.protocol import (
     BUILD,
     Answer,
@@ -125,7 +126,9 @@ class Connection(asyncio.Protocol):
         with connection:
             try:
                 admission = self._admit(request, connection)
+                point("connection.admitted")
                 _answer(connection, admission)
+                point("connection.answered")
             except OSError as error:
                 self._end(f"it can not be answered: {error.strerror}")
                 return

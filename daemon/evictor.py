@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ..shm._core import Owner
+from ..shm.points import point
 from .options import Evict
 
 _BATCH = 256  # pages evicted before requests get their turn again: a fraction of a millisecond
@@ -29,6 +30,7 @@ class Evictor:
 
     def _step(self) -> None:
         evicted = self._owner.evict(self._high, _BATCH)
+        point("evictor.evicted")
         self._running = evicted == _BATCH and self._owner.free_frames < self._high
         if self._running:
             self._loop.call_soon(self._step)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from ..shm._core import ShmError
+from ..shm.points import point
 from ..shm.protocol import BUILD
 from ..shm.segments import Leftovers, Origin, Segments, Wish, take
 from .config import ConfigError, load
@@ -70,11 +71,13 @@ def _serve(settings: Config, leftovers: Leftovers) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         segments = open_segments(settings, leftovers)
+        point("daemon.segments")
         try:
             server = Server(settings.socket, settings.access)
         except BaseException:
             _undo(segments)
             raise
+        point("daemon.listening")
         asyncio.run(run(settings, segments, server))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

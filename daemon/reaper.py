@@ -8,6 +8,7 @@ import os
 from collections import Counter
 
 from ..shm._core import Owner
+from ..shm.points import point
 from ..shm.process import Process
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Reaper:
 
     def _died(self, slot: int) -> None:
         self._forget(slot)
+        point("reaper.told")
         self._reap_later(slot)
 
     def _reap_later(self, slot: int) -> None:
@@ -76,6 +78,7 @@ class Reaper:
         taker = next(t for t in self._owner.takers() if t["slot"] == slot)
         del self._dead[slot]
         self._free(slot)
+        point("reaper.freed")
         log.info("process %d (%s) is gone: slot %d is free", taker["pid"], taker["name"], slot)
 
     def _forget(self, slot: int) -> None:

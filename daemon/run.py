@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 
+from ..shm.points import point
 from ..shm.segments import Origin, Segments
 from .advise import Region, advise
 from .host import Host
@@ -81,28 +82,35 @@ class _Life:
         """What is in memory alone goes to disk, before a stop gives the memory back."""
         if self._service is not None and self._way is Leave.STOP:
             await self._service.disk.stop(self._config.disk.stop)
+            point("run.written")
 
     def end(self) -> None:
         """Leaves in the way that was asked for; what went wrong at start leaves adopted pages where they are."""
         # the socket first: once the segments are let go of, the next daemon may want its name
         self._server.stop()
+        point("run.hidden")
         if self._service is not None:
             self._service.close()
+        point("run.quiet")
         if self._way is Leave.STOP:
             self._segments.remove()
         else:
             self._segments.release()
+        point("run.over")
         log.info("stopped: %s", self._way.value)
 
     async def _serve(self) -> Service:
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
+        point("run.served")
         await self._server.start(self._service)
+        point("run.answers")
         return self._service
 
     def _admit(self, service: Service) -> None:
         if self._leaving.is_set():
             return
         service.admit()
+        point("run.admitted")
         header = self._segments.owner.header()
         log.info(
             "ready on %s: %s, %d pages in %s of %s, incarnation %d",
@@ -122,6 +130,7 @@ class _Life:
         if arena.prefault == "populate":
             done = await asyncio.to_thread(self._prefault, owner.populate)
             log.info("%s", done)
+            point("run.populated")
 
     def _prefault(self, populate: Callable[[int, int], None]) -> Prefaulted:
         arena = self._config.arena

@@ -9,6 +9,7 @@ import socket
 import stat
 from pathlib import Path
 
+from ..shm.points import point
 from .connection import GREETING_S, Connection
 from .options import Access
 from .service import Service
@@ -49,15 +50,18 @@ class Server:
         """Nobody comes any more. Who is connected stays so until the process ends."""
         if _identity(self._path) == self._file:
             self._path.unlink()
+        point("server.unlinked")
         (self._server or self._listener).close()
 
 
 def _listen(path: Path, mode: int) -> socket.socket:
     _make_folder(path.parent)
     _clear(path)
+    point("server.cleared")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(os.fspath(path))
+        point("server.bound")
         path.chmod(mode)
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from ..shm._core import PARTS, SLOTS, Owner
+from ..shm.points import point
 from ..shm.protocol import (
     Attach,
     Check,
@@ -74,8 +75,11 @@ class Service:
         slot = self._owner.attach(process.pid, peer.uid, process.started, request.token % _U64, name)
         if slot < 0:
             return Refusal(f"all {SLOTS} slots are taken: an engine has to go first")
+        point("service.attached")
         self._owner.keep_only(slot, request.holds)
+        point("service.kept")
         self._reaper.watch(slot, os.dup(peer.pidfd))
+        point("service.watched")
         return self._welcome(slot)
 
     def observe(self) -> Welcome:
@@ -85,6 +89,7 @@ class Service:
     def detach(self, slot: int) -> None:
         """Frees a slot whose process says that it touches nothing any more."""
         self._reaper.release(slot)
+        point("service.detached")
 
     def reserve_soon(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
         """Answers now, or in a moment where that keeps pages from being lost; not if the asker dies meanwhile."""
@@ -112,10 +117,12 @@ class Service:
             request.sizes,
             request.division,
         )
+        point("service.reserved")
         if self.disk.budgeted:
             self.disk.granted(outcomes, entries, request.sizes)
         self._evictor.look()
         self.disk.look()
+        point("service.looked")
         return Reserved(request.number, outcomes, entries, serials, self._why(outcomes))
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
@@ -125,6 +132,7 @@ class Service:
             reply(Fetched(request.number, b"", why))
             return
         self.disk.fetch(request, reply)
+        point("service.fetched")
         self._evictor.look()
 
     def save(self, request: Save) -> Saved:
@@ -139,6 +147,7 @@ class Service:
         tiers = _TIERS.get(request.tier, 0)
         spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
         done = [self._owner.flush(space["number"], tiers) for space in spaces]
+        point("service.flushed")
         dropped, kept = sum(d for d, _ in done), sum(k for _, k in done)
         answer = Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
         self.disk.drop_now(lambda: reply(answer))
@@ -171,6 +180,7 @@ class Service:
         """Reservations whose writers finished, gave up or overstayed, looked at a few times a second."""
         if self._owner.open_entries:
             self._owner.settle()
+            point("service.settled")
             self._evictor.look()
         self.disk.tidy()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)

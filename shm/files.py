@@ -13,6 +13,7 @@ from typing import Final
 import posix_ipc
 
 from ._core import ShmError
+from .points import point
 
 KINDS: Final = ("index", "locks", "arena")
 _LOCK_PATIENCE_S: Final = 0.1  # somebody may look for a moment whether the lock is held
@@ -99,6 +100,7 @@ def unlink(name: str) -> None:
     """Removes the names; the index's goes last, as it is what the next daemon looks for."""
     for kind in reversed(KINDS):
         unlink_one(name, kind)
+        point("segments.unlinked")
 
 
 def unlink_one(name: str, kind: str) -> None:

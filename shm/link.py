@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from .points import point
 from .protocol import (
     Answer,
     Attach,
@@ -76,6 +77,7 @@ class Link:
         """Says who we are. Raises LinkError also after stop(), RefusedError if the daemon refuses."""
         ends = time.monotonic() + deadline
         self.send(request, deadline)
+        point("link.asked")
         if not self._comes(max(0.0, ends - time.monotonic()), self._wake):
             raise LinkError("the daemon does not answer")
         try:
@@ -181,6 +183,7 @@ class Link:
         try:
             while sent < len(data):
                 sent += self._send_some(data[sent:], ends)
+                point("link.sent")
         finally:
             if 0 < sent < len(data):
                 self.stop()

@@ -20,6 +20,7 @@ import posix_ipc
 from ._core import Owner, ShmError, plan
 from .files import KINDS, check_user, is_current, lock, open_all, open_new, open_segment, opened, unlink
 from .head import head_of
+from .points import point
 
 _TRIES: Final = 20
 _U64: Final = 64
@@ -80,6 +81,7 @@ class Segments:
     def remove(self) -> None:
         """Ends the segments: clients are told, the names go, the memory goes with the last process that maps it."""
         self.owner.close()
+        point("segments.closed")
         unlink(self.name)
         self.release()
 
@@ -110,6 +112,7 @@ def take(wish: Wish) -> Segments:
         try:
             check_user(wish.name, index)
             lock(wish.name, index)
+            point("segments.locked")
             segments = _take_locked(wish, index)
         except BaseException:
             os.close(index)
@@ -129,6 +132,7 @@ def _take_locked(wish: Wish, index: int) -> Segments | None:
     owner = None if wish.leftovers is Leftovers.DISCARD else _adopt(wish, index)
     if owner is not None:
         return Segments(wish.name, index, owner, Origin.ADOPTED)
+    point("segments.useless")
     unlink(wish.name)
     return None
 
@@ -146,13 +150,18 @@ def _make(wish: Wish) -> Owner:
     name, g = wish.name, wish.geometry
     for kind in ("locks", "arena"):
         os.close(open_new(name, kind))
+    point("segments.named")
     for kind, size in zip(KINDS, g.sizes, strict=True):
         with opened(name, kind) as descriptor:
             os.ftruncate(descriptor, size)
+    point("segments.sized")
     owner = _map(name)
+    point("segments.mapped")
     _populate_index(owner)
+    point("segments.populated")
     owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(_U64), wish.build)
     owner.adopt(0)
+    point("segments.made")
     return owner
 
 
@@ -187,7 +196,9 @@ def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     if owner.header()["closed"]:
         return None
     _check_geometry(wish, owner)
+    point("segments.sound")
     owner.adopt(_taken(owner))
+    point("segments.adopted")
     return owner
 
 

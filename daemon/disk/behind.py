@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from ...shm._core import Owner
+from ...shm.points import point
 from ...shm.protocol import ProtocolError, Space
 from ...tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
 from ..options import Disk as DiskOptions
@@ -150,7 +151,9 @@ class Behind:
         if entries is None or len(entries) != 4 * len(report.stored):
             raise ProtocolError("pages that were not to be written")
         self._dropping.pop(report.number, None)
+        point("behind.heard")
         self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
+        point("behind.ended")
         if Stored.NO_ROOM in report.stored:
             self._shrink(entries, report.stored.index(Stored.NO_ROOM))
         self.device_bytes += report.disk_bytes
@@ -170,6 +173,7 @@ class Behind:
         """Room lies in pieces, none of which holds such a page: as much again has to come free."""
         (size,) = array("Q", self._owner.sizes(entries[4 * page : 4 * page + 4]))
         self._owner.disk_shrink(-(-size // self._frame_bytes))
+        point("behind.shrunk")
 
     def _due(self) -> bool:
         if self.all_wanted or self._options.write == "through":
@@ -179,6 +183,7 @@ class Behind:
     def _order(self) -> bool:
         """Orders a batch; False if there was nothing to write."""
         ordered = _Ordered(*self._owner.order_writes(self._batch, _BATCH_PAGES))
+        point("behind.chosen")
         admitted = self._admitted(ordered)
         drops = self._owner.disk_drops()
         if not len(admitted) and not drops:
@@ -187,6 +192,7 @@ class Behind:
         order = self._write(admitted, drops)
         self._paid[order.number] = 0 if self.all_wanted else sum(array("Q", admitted.sizes))
         self._put(order, admitted.entries)
+        point("behind.ordered")
         return len(ordered) > 0
 
     def _admitted(self, ordered: _Ordered) -> _Ordered:
@@ -222,6 +228,7 @@ class Behind:
         order = Write(next(self._numbers), drops)
         self._unsynced = True
         self._put(order, b"")
+        point("behind.dropped")
         return order.number
 
     def stalled(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...shm._core import Owner
+from ...shm.points import point
 from ...shm.protocol import Space
 from ...tiers.messages import Holds
 from ..labels import printable
@@ -53,6 +54,7 @@ class Contents:
             which = order[first : first + _AT_ONCE]
             ticks = array("Q", range(first + 1, first + 1 + len(which)))
             self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), spaces[which].tobytes(), ticks)
+            point("contents.told")
             await asyncio.sleep(0)
 
     def _number(self, space: Space) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from ...shm._core import Owner
+from ...shm.points import point
 from ...shm.protocol import Fetch, Fetched, ProtocolError
 from ...tiers.messages import HasRead, Order, Read
 from .grumble import Grumble
@@ -78,8 +79,10 @@ class Fetches:
         stalled = self._stalled()
         room = 1 if stalled else max(1, self._most_frames - self._frames_reading)
         outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys, room)
+        point("fetches.granted")
         waiting = _Waiting(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
         self._read(request.keys, outcomes, entries, serials)
+        point("fetches.ordered")
         for page, serial in enumerate(array("Q", serials)):
             if outcomes[page] in (_GRANTED, _PENDING) and serial in self._reading:
                 self._reading[serial].append((waiting, page))
@@ -97,11 +100,13 @@ class Fetches:
         self._read_at = self._loop.time()
         if report.damaged:
             self._owner.disk_damaged(report.damaged)
+            point("fetches.damaged")
         came = 0
         for page, flag in enumerate(report.read, report.first):
             came += job.sizes[page] if flag else 0
             self._frames_reading -= self._frames_of(job.sizes[page])
             self._told(job.serials[page], _HERE if flag else _ABSENT, report.reason)
+        point("fetches.told")
         read = report.read.count(1)
         self._owner.count_fetched(read, came, len(report.read) - read)
         self._grumble.tell(report.reason)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from ...shm.points import point
 from ...shm.process import Process
 from ...shm.protocol import ProtocolError, Unpacker, pack
 from ...tiers.messages import Order, Report, Serve, read_report
@@ -43,6 +44,7 @@ class WorkerProcess:
             undo.callback(self._socket.close)
             with theirs:
                 self._child = _start(theirs)
+                point("disk.started")
             undo.callback(self._child.wait)
             undo.callback(self._child.kill)
             self.process = Process.of(self._child.pid)
@@ -53,6 +55,7 @@ class WorkerProcess:
     async def serve(self, order: Serve, descriptors: list[int]) -> None:
         """Tells it what to serve, with the segments' descriptors, and listens. Raises OSError if it is gone."""
         socket.send_fds(self._socket, [pack(order)], descriptors)
+        point("disk.served")
         self._transport, _ = await self._loop.create_unix_connection(lambda: self._ears, sock=self._socket)
 
     def send(self, order: Order) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import Final, Protocol
 
+from ...shm.points import point
 from ...shm.segments import Segments
 from ...tiers.messages import Fails, Leave, Order, Report, Serve
 from ..options import Disk as DiskOptions
@@ -102,6 +103,7 @@ class Supervisor:
     async def _run_once(self) -> None:
         worker = WorkerProcess(self._loop, self._hear)
         slot = self._attach(worker)
+        point("disk.attached")
         if slot < 0:
             worker.kill()
             await worker.ended

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from ...shm._core import Owner
+from ...shm.points import point
 from ...shm.protocol import Fetch, Fetched, ProtocolError, Saved
 from ...shm.segments import Segments
 from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
@@ -100,6 +101,7 @@ class Disk:
                 break
             self.tidy()
             await asyncio.sleep(_PAUSE_S)
+        point("disk.saved")
         await self._supervisor.stop(max(_PAUSE_S, ends - self._loop.time()))
 
     def abandon(self) -> None:
@@ -193,6 +195,7 @@ class Disk:
             case Opened(), _Stage.BEGUN:
                 self._stage = _Stage.OPENED
                 self._owner.disk_open(report.room, RULES[self._options.write])
+                point("disk.opened")
                 self._report = with_state(self._report, report.state)
             case Holds(), _Stage.OPENED:
                 self._contents.add(report)
@@ -209,10 +212,13 @@ class Disk:
         if self._telling is not None:
             self._telling.cancel()
         self._owner.reap(slot)
+        point("disk.reaped")
         self._owner.disk_close()
+        point("disk.closed")
         self._behind.lost()
         self._look_at_backlog()
         self._fetches.lost()
+        point("disk.lost")
         self._note(standing=Standing.DOWN, trouble=why)
         if not self._supervisor.leaving:
             log.warning("no disk tier: %s", why)
@@ -230,7 +236,9 @@ class Disk:
         """The index learns what is on disk; then the work begins."""
         contents, self._contents = self._contents, Contents(self._owner)
         await contents.tell()
+        point("disk.known")
         self._behind.begin()
+        point("disk.begun")
         self._note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()
         log.info(

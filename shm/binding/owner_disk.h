@@ -289,8 +289,10 @@ static PyObject *owner_tell_disk(Owner *self, PyObject *args)
     if (bytes > (Py_ssize_t)PT_TEXT_BYTES)
         return PyErr_Format(PyExc_ValueError, "%zd bytes are more than %u", bytes, PT_TEXT_BYTES);
     atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_acq_rel);
+    PT_POINT("tell.odd");
     memcpy(h->disk_text, text, (size_t)bytes);
     h->disk_text_bytes = (uint32_t)bytes;
+    PT_POINT("tell.written");
     atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_release);
     Py_RETURN_NONE;
 }

@@ -23,6 +23,7 @@ static void session_unpin_all(pt_session *s)
     for (uint32_t entry = 0; entry < s->view.entry_count; entry++)
         if (s->held[entry])
             pt_unpin(&s->view.locks[entry].word, s->slot);
+    PT_POINT("retire.unpinned");
 }
 
 /* retire() -> bool: ends the handle and what it holds; False while another thread is copying or matching. */

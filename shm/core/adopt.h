@@ -16,13 +16,16 @@ static inline void pt_format(void *index, void *locks, const pt_geometry *g, uin
     pt_locks_header *l = locks;
     pt_plan(h, g);
     h->header_bytes = sizeof *h;
+    PT_POINT("format.planned");
     h->segments_id = l->segments_id = id;
     strncpy(h->build, build, sizeof h->build - 1);
     h->next_serial = 1;
     h->format = l->format = PT_FORMAT;
     l->magic = PT_MAGIC;
+    PT_POINT("format.locks");
     atomic_thread_fence(memory_order_release);
     h->magic = PT_MAGIC;
+    PT_POINT("format.done");
 }
 
 static inline void pt_forget_derived(pt_owner *o)
@@ -33,6 +36,7 @@ static inline void pt_forget_derived(pt_owner *o)
     h->pages = h->bytes = h->used_frames = 0;
     h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
     h->disk_text_bytes = 0;
+    PT_POINT("adopt.forgetting");
     /* even again, if its writer died over it: else nobody would ever believe a text */
     atomic_fetch_add_explicit(&h->disk_version, h->disk_version & 1 ? 1 : 2, memory_order_release);
     for (uint32_t i = 0; i < h->spaces; i++) {
@@ -80,15 +84,18 @@ static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_
     atomic_store_explicit(&e->tiers, 0, memory_order_relaxed);
     if (e->serial >= v->header->next_serial)
         v->header->next_serial = e->serial + 1;
+    PT_POINT("adopt.claimed");
     if (state != PT_DOOMED) {
         if (pt_dict_find(v, d, e->key) != PT_NONE || !pt_dict_add(v, d, entry))
             pt_change(&v->locks[entry].word, pt_load_state(&v->locks[entry].word), PT_DOOMED);
         else {
             pt_space_add(v, entry);
+            PT_POINT("adopt.named");
             pt_enter_memory(v, e);
         }
     }
     pt_open_add(v, entry);
+    PT_POINT("adopt.opened");
     return true;
 }
 
@@ -116,6 +123,7 @@ static inline bool pt_adopt_forgotten(pt_owner *o, uint32_t entry)
     if (state != PT_ON_DISK && (state != PT_DOOMED || e->frame_count))
         return false;
     pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_DOOMED);
+    PT_POINT("adopt.off_disk");
     memset(e->writers, PT_NO_WRITER, sizeof e->writers);
     pt_adopt_nothing(o, entry);
     pt_open_add(&o->view, entry);
@@ -138,6 +146,7 @@ static inline void pt_adopt_entries(pt_owner *o, pt_dict d, uint8_t *seen)
         atomic_fetch_and_explicit(&v->locks[entry].word, PT_PINS, memory_order_acq_rel);
         pt_adopt_nothing(o, entry);
         pt_entry_put(v, entry);
+        PT_POINT("adopt.dropped");
     }
 }
 
@@ -174,16 +183,23 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
     if (!seen)
         return false;
     pt_forget_derived(o);
+    PT_POINT("adopt.forgotten");
     pt_dict_clear(d);
+    PT_POINT("adopt.cleared");
     pt_clear_pins(v, ~(alive & pt_taken_slots(v)));
     pt_adopt_entries(o, d, seen);
+    PT_POINT("adopt.entries");
     for (uint32_t frame = v->frame_count; frame-- > 0;)
         if (!seen[frame])
             pt_frame_put(v, frame);
+    PT_POINT("adopt.frames");
     free(seen);
     atomic_store_explicit(&v->header->dictionary, number, memory_order_release);
+    PT_POINT("adopt.switched");
     atomic_fetch_add_explicit(&v->header->incarnation, 1, memory_order_acq_rel);
+    PT_POINT("adopt.counted");
     pt_bury(o, alive);
     pt_settle_all(o, pt_now_ns());
+    PT_POINT("adopt.settled");
     return true;
 }

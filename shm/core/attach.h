@@ -31,7 +31,9 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
     memset(s->name, 0, sizeof s->name);
     strncpy(s->name, p->name, sizeof s->name - 1);
     memset(&o->view.counts[free_slot], 0, sizeof(pt_counts));
+    PT_POINT("attach.named");
     atomic_store_explicit(&s->pid, p->pid, memory_order_release);
+    PT_POINT("attach.taken");
     return free_slot;
 }
 
@@ -75,9 +77,14 @@ static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now)
 {
     pt_slot *s = &o->view.slots[slot];
     pt_clear_pins(&o->view, 1ull << slot);
+    PT_POINT("reap.unpinned");
     pt_let_go_of_parts(o, slot, pt_holds_nothing, NULL);
+    PT_POINT("reap.parted");
     pt_settle_all(o, now);
+    PT_POINT("reap.settled");
     pt_fold_counts(&o->view, slot);
+    PT_POINT("reap.folded");
     atomic_store_explicit(&s->pid, 0, memory_order_release);
+    PT_POINT("reap.freed");
     o->view.header->deeds.deaths++;
 }

@@ -56,10 +56,12 @@ static inline uint32_t pt_order_writes(pt_owner *o, uint64_t frames, uint32_t li
         if (entry == PT_NONE || !pt_disk_make_room(o, o->view.entries[entry].frame_count, now))
             break;
         pt_unlist(o, entry);
+        PT_POINT("order.unlisted");
         o->view.entries[entry].marks |= PT_MARK_ORDERED;
         o->disk.ordered_frames += o->view.entries[entry].frame_count;
         used += o->view.entries[entry].frame_count;
         entries[count++] = entry;
+        PT_POINT("order.marked");
     }
     return count;
 }
@@ -80,6 +82,7 @@ static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_resul
         return;
     e->marks &= (uint8_t)~PT_MARK_ORDERED;
     o->disk.ordered_frames -= e->frame_count;
+    PT_POINT("order.unmarked");
     if (result == PT_WRITE_DONE && o->disk.open) {
         pt_put_on_disk(o, entry, now + order);
         deeds->disk_written++;
@@ -89,4 +92,5 @@ static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_resul
         deeds->disk_spared++;
     }
     pt_list(o, entry, pt_true_tick(o, entry, now));
+    PT_POINT("order.relisted");
 }

@@ -99,6 +99,7 @@ static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_di
             memcpy(job->memory + (from - job->offset), inside, end - from);
         else
             pt_copy_into(inside, job->memory + (from - job->offset), end - from);
+        PT_POINT("copy.piece");
         from = end;
     }
 }

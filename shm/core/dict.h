@@ -81,6 +81,7 @@ static inline void pt_dict_clear(pt_dict d)
     for (uint64_t at = 0; at <= d.mask; at++) {
         atomic_store_explicit(&d.buckets[at].version, 0, memory_order_release);
         atomic_store_explicit(&d.buckets[at].displaced, 0, memory_order_release);
+        PT_POINT("dict.wiped");
         for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++)
             atomic_store_explicit(&d.buckets[at].slots[i], 0, memory_order_release);
     }
@@ -96,7 +97,9 @@ static inline bool pt_dict_add(const pt_view *v, pt_dict d, uint32_t entry)
         return false;
     if (distance)
         atomic_fetch_add_explicit(&d.buckets[home].displaced, 1, memory_order_release);
+    PT_POINT("dict.displaced");
     atomic_store_explicit(room, pt_slot_make(entry, pt_tag(key), distance), memory_order_release);
+    PT_POINT("dict.added");
     return true;
 }
 
@@ -139,9 +142,12 @@ static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
         pt_bucket *home = &d.buckets[(to + step - distance) & d.mask];
         atomic_store_explicit(room, pt_slot_make(pt_slot_entry(slot), pt_slot_tag(slot), distance - step),
                               memory_order_release);
+        PT_POINT("dict.shown");
         atomic_fetch_add_explicit(&home->version, 1, memory_order_release);
+        PT_POINT("dict.versioned");
         /* Release again: who sees the old place empty, or the key no longer counted as displaced, sees the version. */
         atomic_store_explicit(from, 0, memory_order_release);
+        PT_POINT("dict.moved");
         if (distance == step)
             atomic_fetch_sub_explicit(&home->displaced, 1, memory_order_release);
     }
@@ -159,8 +165,10 @@ static inline bool pt_dict_drop(const pt_view *v, pt_dict d, uint32_t entry)
             if (!slot || pt_slot_entry(slot) != entry)
                 continue;
             atomic_store_explicit(place, 0, memory_order_release);
+            PT_POINT("dict.dropped");
             if (distance)
                 atomic_fetch_sub_explicit(&d.buckets[home].displaced, 1, memory_order_release);
+            PT_POINT("dict.undisplaced");
             pt_dict_pull_home(d, at, place);
             return true;
         }

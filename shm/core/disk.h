@@ -15,8 +15,11 @@ static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
     case PT_ON_DISK:
         memset(e->writers, PT_NO_WRITER, sizeof e->writers);
         pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_DOOMED);
+        PT_POINT("forget.doomed");
         pt_unlink(o, entry);
+        PT_POINT("forget.unlinked");
         pt_open_add(&o->view, entry);
+        PT_POINT("forget.opened");
         break;
     case PT_READABLE:
         if (e->on_list != PT_LIST_OPEN)
@@ -33,9 +36,12 @@ static inline void pt_disk_close(pt_owner *o, uint64_t now)
     o->disk.open = false;
     o->disk.drop_count = 0;
     o->disk.ordered_frames = 0;
+    PT_POINT("close.begun");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
         pt_disk_forget(o, entry, now);
+    PT_POINT("close.forgotten");
     o->view.header->disk_frames = 0;
+    PT_POINT("close.done");
     pt_settle_all(o, now);
 }
 
@@ -45,9 +51,11 @@ static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule
     if (o->disk.open)
         pt_disk_close(o, now);
     o->view.header->disk_frames = frames;
+    PT_POINT("open.told");
     o->disk.open = true;
     o->disk.rule = rule;
     o->disk.drop_count = 0;
+    PT_POINT("open.empty");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
         pt_list_anew(o, entry, now);
 }
@@ -56,6 +64,7 @@ static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule
 static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64_t now)
 {
     o->disk.rule = rule;
+    PT_POINT("rule.set");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SPARED;
         pt_list_anew(o, entry, now);
@@ -69,6 +78,7 @@ static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
     h->disk_frames -= frames < h->disk_frames ? frames : h->disk_frames;
     while (h->disk_used_frames + o->disk.ordered_frames > h->disk_frames && pt_disk_evict_one(o, now))
         ;
+    PT_POINT("shrink.evicted");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
         pt_list_anew(o, entry, now); /* some are too large for it now */
 }
@@ -113,6 +123,7 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
     if (entry == PT_NONE)
         return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick});
     pt_put_on_disk(o, entry, tick);
+    PT_POINT("report.known");
     pt_list_anew(o, entry, now);
     return true;
 }
@@ -124,7 +135,9 @@ static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
     if (entry == PT_NONE || !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK))
         return false;
     pt_drop_later(&o->disk, key);
+    PT_POINT("drop.noted");
     pt_disk_forget(o, entry, now);
+    PT_POINT("drop.forgotten");
     return true;
 }
 

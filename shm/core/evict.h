@@ -12,13 +12,19 @@ static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
     bool stays = pt_tiers(e) & PT_TIER_DISK;
     if (!pt_retire(&o->view.locks[entry].word, PT_READABLE, stays ? PT_ON_DISK : PT_FREE))
         return false;
+    PT_POINT("evict.retired");
     pt_unlist(o, entry);
+    PT_POINT("evict.unlisted");
     pt_leave_memory(&o->view, e);
+    PT_POINT("evict.left");
     if (stays) {
         pt_chain_put(&o->view, e);
+        PT_POINT("evict.ondisk");
     } else {
         pt_unlink(o, entry);
+        PT_POINT("evict.unlinked");
         pt_reclaim(o, entry);
+        PT_POINT("evict.reclaimed");
     }
     return true;
 }
@@ -61,6 +67,7 @@ static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
     pt_entry *e = &o->view.entries[entry];
     e->marks = (uint8_t)((e->marks | PT_MARK_TOUCHED) & ~PT_MARK_SPARED);
     pt_unlist(o, entry);
+    PT_POINT("evict.warmer");
     pt_list(o, entry, tick);
 }
 
@@ -101,6 +108,7 @@ static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
         uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
         bool listed = pt_list_of(o, c.entry);
         if (tick <= c.tick && (!listed || pt_drop_page(o, c.entry)) && pt_free_on_disk(o, c.entry)) {
+            PT_POINT("wholly.evicted");
             o->view.header->deeds.disk_evicted++;
             o->view.header->deeds.disk_evicted_bytes += bytes;
             if (listed)

@@ -31,8 +31,10 @@ static inline void pt_fetch(pt_owner *o, const pt_request *r, const uint8_t *key
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};
     uint64_t granted = 0;
     pt_stamp_all(o, keys, count, r->now);
+    PT_POINT("fetch.stamped");
     for (uint32_t i = 0; i < count; i++) {
         answers[i] = lost.outcome == PT_GRANTED ? pt_fetch_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, granted) : lost;
+        PT_POINT("fetch.answered");
         if (answers[i].outcome == PT_GRANTED)
             granted += o->view.entries[answers[i].entry].frame_count;
         if (answers[i].outcome == PT_ABSENT || answers[i].outcome == PT_REFUSED_FULL)

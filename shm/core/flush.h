@@ -15,6 +15,7 @@ static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uin
         return pt_free_on_disk(o, entry);
     if (tiers & PT_TIER_DISK && pt_tiers(e) & PT_TIER_DISK) {
         pt_drop_from_disk(o, entry);
+        PT_POINT("flush.off_disk");
         if (o->disk.rule == PT_WRITE_THROUGH)
             e->marks |= PT_MARK_SPARED; /* or it would be back at once */
         pt_list_anew(o, entry, now);
@@ -41,6 +42,7 @@ static inline pt_flushed pt_flush_space(pt_owner *o, pt_space *space, uint8_t ti
             continue;
         bool gone = pt_flush_page(o, entry, tiers, now);
         *(gone ? &done.dropped : &done.kept) += 1;
+        PT_POINT("flush.page");
         o->view.header->deeds.flushed += gone && tiers & PT_TIER_MEMORY && !only_disk;
         o->view.header->deeds.disk_flushed += gone && only_disk;
     }

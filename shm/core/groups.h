@@ -261,14 +261,17 @@ static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t cou
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = count; i && pt_needs_all(&f, f.order[i - 1]); i--)
         to = pt_scan_all(&f, f.order[i - 1], to);
+    PT_POINT("groups.scanned");
     agreed->reach = pt_agree(&f, to.reach, true);
     agreed->tokens = pt_agree(&f, to.memory < agreed->reach ? to.memory : agreed->reach, false);
+    PT_POINT("groups.agreed");
     for (uint32_t i = 0; i < count; i++) {
         if (!pt_needs_all(&f, &groups[i])) {
             pt_stamp_needed(&f, &groups[i], agreed->reach);
             pt_stamp_needed(&f, &groups[i], agreed->tokens);
         }
         pt_keep_needed(&f, &groups[i], agreed->tokens);
+        PT_POINT("groups.kept");
     }
     pthread_mutex_unlock(&s->lock);
     pt_count_groups(&f, agreed->tokens);

@@ -26,6 +26,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "points.h"
+
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
 #define PT_FORMAT 3u
 #define PT_PAGE 4096u

@@ -136,6 +136,7 @@ static inline uint32_t pt_chain_take(const pt_view *v, uint32_t entry, uint32_t 
     for (uint32_t i = 0; i < count; i++) {
         last = h->free_frame;
         v->frames[last].owner = entry;
+        PT_POINT("chain.owned");
         h->free_frame = v->frames[last].next;
     }
     v->frames[last].next = PT_NONE;
@@ -149,6 +150,7 @@ static inline void pt_chain_put(const pt_view *v, pt_entry *e)
     for (uint32_t frame = e->first_frame, next; frame != PT_NONE; frame = next) {
         next = v->frames[frame].next;
         pt_frame_put(v, frame);
+        PT_POINT("chain.put");
     }
     v->header->used_frames -= e->frame_count;
     e->first_frame = PT_NONE;

@@ -15,6 +15,7 @@ static inline enum pt_where pt_pin_key(pt_session *s, uint32_t entry, const uint
 {
     pt_entry *e = &s->view.entries[entry];
     enum pt_state state = pt_try(s, entry);
+    PT_POINT("pin.tried");
     bool on_disk = state == PT_ON_DISK || (state == PT_WRITING && pt_tiers(e) & PT_TIER_DISK);
     bool same = (state == PT_READABLE || on_disk) && pt_same_key(e->key, key);
     if (pt_keep(s, entry, same && !on_disk))
@@ -25,6 +26,7 @@ static inline enum pt_where pt_pin_key(pt_session *s, uint32_t entry, const uint
 static inline bool pt_pin_serial(pt_session *s, uint32_t entry, uint64_t serial)
 {
     bool readable = pt_try(s, entry) == PT_READABLE;
+    PT_POINT("repin.tried");
     return pt_keep(s, entry, readable && s->view.entries[entry].serial == serial);
 }
 
@@ -107,6 +109,7 @@ static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t 
         if (found.where == PT_IN_MEMORY)
             pt_let_go(s, found.entry);
         atomic_store_explicit(&s->view.locks[found.entry].tick, now + count - from, memory_order_relaxed);
+        PT_POINT("reach.stamped");
     }
     return from;
 }
@@ -135,9 +138,11 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
         found = pt_find(s, keys + at * (uint64_t)PT_KEY_BYTES);
         if (found.where != PT_IN_MEMORY)
             break;
+        PT_POINT("match.pinned");
         to->entries[at] = found.entry;
         to->serials[at] = v->entries[found.entry].serial;
         atomic_store_explicit(&v->locks[found.entry].tick, now + count - at, memory_order_relaxed);
+        PT_POINT("match.stamped");
     }
     to->count = to->reach = at;
     if (at < count && found.where == PT_ON_ITS_WAY)
@@ -155,6 +160,7 @@ static inline uint32_t pt_repin(pt_session *s, const uint32_t *entries, const ui
     pthread_mutex_lock(&s->lock);
     while (found < count && entries[found] < s->view.entry_count && pt_pin_serial(s, entries[found], serials[found]))
         found++;
+    PT_POINT("repin.pinned");
     pthread_mutex_unlock(&s->lock);
     return found;
 }

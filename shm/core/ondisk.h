@@ -24,6 +24,7 @@ static inline void pt_drop_later(pt_disk *d, const uint8_t *key)
 static inline void pt_put_on_disk(pt_owner *o, uint32_t entry, uint64_t tick)
 {
     pt_enter_disk(&o->view, &o->view.entries[entry]);
+    PT_POINT("ondisk.counted");
     o->kind->add(o->on_disk, entry, tick);
 }
 
@@ -31,6 +32,7 @@ static inline void pt_put_on_disk(pt_owner *o, uint32_t entry, uint64_t tick)
 static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
 {
     o->kind->remove(o->on_disk, entry);
+    PT_POINT("offdisk.unlisted");
     pt_leave_disk(&o->view, &o->view.entries[entry]);
 }
 
@@ -38,6 +40,7 @@ static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
 static inline void pt_drop_from_disk(pt_owner *o, uint32_t entry)
 {
     pt_take_off_disk(o, entry);
+    PT_POINT("offdisk.counted");
     pt_drop_later(&o->disk, o->view.entries[entry].key);
 }
 
@@ -58,6 +61,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     if (v->header->free_entry == PT_NONE || !pt_dict_has_room(v, d, page->key))
         return false;
     uint32_t entry = pt_entry_take(v);
+    PT_POINT("ondisk.taken");
     pt_entry *e = &v->entries[entry];
     memcpy(e->key, page->key, PT_KEY_BYTES);
     e->serial = v->header->next_serial++;
@@ -68,10 +72,14 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     e->chain = 0;
     atomic_store_explicit(&v->locks[entry].parts, 0, memory_order_relaxed);
     pt_stamp(o, entry, page->tick);
+    PT_POINT("ondisk.filled");
     pt_change(&v->locks[entry].word, PT_FREE, PT_ON_DISK);
+    PT_POINT("ondisk.stated");
     pt_dict_add(v, d, entry);
+    PT_POINT("ondisk.named");
     pt_space_add(v, entry);
     pt_put_on_disk(o, entry, page->tick);
+    PT_POINT("ondisk.made");
     return true;
 }
 
@@ -80,9 +88,12 @@ static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
 {
     if (!pt_retire(&o->view.locks[entry].word, PT_ON_DISK, PT_FREE))
         return false;
+    PT_POINT("freedisk.retired");
     pt_drop_from_disk(o, entry);
     pt_unlink(o, entry);
+    PT_POINT("freedisk.unlinked");
     pt_reclaim(o, entry);
+    PT_POINT("freedisk.reclaimed");
     return true;
 }
 
@@ -115,6 +126,7 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
             break;
         }
         if (gone) {
+            PT_POINT("diskevict.gone");
             o->view.header->deeds.disk_evicted++;
             o->view.header->deeds.disk_evicted_bytes += bytes;
             return true;

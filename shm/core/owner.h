@@ -145,6 +145,7 @@ static inline void pt_reclaim(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
     pt_chain_put(&o->view, e);
+    PT_POINT("reclaim.frames");
     e->marks = 0;
     pt_entry_put(&o->view, entry);
 }
@@ -152,5 +153,6 @@ static inline void pt_reclaim(pt_owner *o, uint32_t entry)
 static inline void pt_unlink(pt_owner *o, uint32_t entry)
 {
     pt_dict_drop(&o->view, pt_dict_in_force(&o->view), entry);
+    PT_POINT("unlink.dropped");
     pt_space_remove(&o->view, entry);
 }

@@ -11,6 +11,7 @@ static inline uint64_t pt_gone_bit(uint32_t part) { return 1ull << (32 + part); 
 static inline void pt_part_abandon(const pt_view *v, uint32_t entry, uint32_t part)
 {
     atomic_fetch_or_explicit(&v->locks[entry].parts, pt_gone_bit(part), memory_order_acq_rel);
+    PT_POINT("part.abandoned");
 }
 
 /* Finishes a part; the last one makes the page readable. False if the page was doomed meanwhile.
@@ -20,10 +21,14 @@ static inline bool pt_part_finish(const pt_view *v, uint32_t entry, uint32_t par
 {
     pt_lock *lock = &v->locks[entry];
     uint32_t all = pt_all_parts(&v->entries[entry]);
+    PT_POINT("part.whole");
     uint64_t parts = atomic_fetch_or_explicit(&lock->parts, 1ull << part, memory_order_acq_rel) | 1ull << part;
+    PT_POINT("part.done");
     if ((pt_done_bits(parts) & all) == all)
         pt_change(&lock->word, PT_WRITING, PT_READABLE);
+    PT_POINT("part.published");
     enum pt_state state = pt_load_state(&lock->word);
     atomic_fetch_or_explicit(&lock->parts, pt_gone_bit(part), memory_order_acq_rel);
+    PT_POINT("part.gone");
     return state == PT_READABLE || state == PT_WRITING;
 }

@@ -31,6 +31,7 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
     if (e->parts != r->parts || e->division != r->division || e->size != size || e->writers[r->part] != PT_NO_WRITER)
         return pt_answer_with(o, PT_PENDING, entry);
     e->writers[r->part] = (uint8_t)r->slot;
+    PT_POINT("join.written");
     o->view.header->deeds.granted++;
     return pt_answer_with(o, PT_GRANTED, entry);
 }
@@ -71,15 +72,19 @@ static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
     e->expires_ns = r->expires_ns;
     memset(e->writers, PT_NO_WRITER, sizeof e->writers);
     e->writers[r->part] = (uint8_t)r->slot;
+    PT_POINT("fill.written");
     e->frame_count = pt_frames_for(&o->view, e->size);
     e->first_frame = pt_chain_take(&o->view, entry, e->frame_count);
+    PT_POINT("fill.chained");
     atomic_store_explicit(&o->view.locks[entry].parts, 0, memory_order_relaxed);
 }
 
 static inline pt_answer pt_opened(pt_owner *o, uint32_t entry)
 {
     pt_enter_memory(&o->view, &o->view.entries[entry]);
+    PT_POINT("opened.counted");
     pt_open_add(&o->view, entry);
+    PT_POINT("opened.listed");
     o->view.header->deeds.granted++;
     return pt_answer_with(o, PT_GRANTED, entry);
 }
@@ -93,13 +98,19 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
     if (!pt_make_room(o, r, pt_frames_for(v, size), 1) || !pt_dict_has_room(v, d, key))
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     uint32_t entry = pt_entry_take(v);
+    PT_POINT("grant.taken");
     memcpy(v->entries[entry].key, key, PT_KEY_BYTES);
     v->entries[entry].size = size;
     v->entries[entry].space = r->space;
+    PT_POINT("grant.keyed");
     pt_fill(o, r, entry);
+    PT_POINT("grant.filled");
     pt_change(&v->locks[entry].word, PT_FREE, PT_WRITING);
+    PT_POINT("grant.writing");
     pt_dict_add(v, d, entry);
+    PT_POINT("grant.named");
     pt_space_add(v, entry);
+    PT_POINT("grant.spaced");
     return pt_opened(o, entry);
 }
 
@@ -109,7 +120,9 @@ static inline pt_answer pt_refill(pt_owner *o, const pt_request *r, uint32_t ent
     if (!pt_make_room(o, r, pt_frames_for(&o->view, o->view.entries[entry].size), 0))
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     pt_fill(o, r, entry);
+    PT_POINT("refill.filled");
     pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_WRITING);
+    PT_POINT("refill.writing");
     return pt_opened(o, entry);
 }
 
@@ -163,10 +176,12 @@ static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *k
 {
     pt_settle_some(o, r->now, 64);
     pt_stamp_all(o, keys, count, r->now);
+    PT_POINT("reserve.stamped");
     for (uint32_t i = 0; i < count; i++) {
         answers[i] = pt_reserve_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, sizes[i]);
         if (answers[i].entry != PT_NONE)
             pt_stamp(o, answers[i].entry, r->now + count - i);
         pt_tally(&o->view.header->deeds, answers[i].outcome);
+        PT_POINT("reserve.answered");
     }
 }

@@ -65,6 +65,7 @@ static inline void pt_release(pt_session *s, const uint32_t *entries, uint32_t c
         if (i + PT_AHEAD < count)
             pt_prefetch_pin(s, entries[i + PT_AHEAD]);
         pt_let_go(s, entries[i]);
+        PT_POINT("release.page");
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -9,6 +9,7 @@ static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)
     const pt_entry *e = &o->view.entries[entry];
     pt_stored page = {e->key, e->size, e->space, tick};
     pt_take_off_disk(o, entry);
+    PT_POINT("rescue.taken");
     if (!pt_make_on_disk(o, &page))
         pt_drop_later(&o->disk, e->key);
 }
@@ -19,10 +20,14 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     pt_entry *e = &o->view.entries[entry];
     if (!pt_change(&o->view.locks[entry].word, PT_WRITING, PT_DOOMED))
         return false; /* published in this very moment: then it is whole */
+    PT_POINT("doom.marked");
     pt_unlink(o, entry);
+    PT_POINT("doom.unlinked");
     pt_leave_memory(&o->view, e);
+    PT_POINT("doom.left");
     if (pt_tiers(e) & PT_TIER_DISK)
         pt_rescue(o, entry, pt_true_tick(o, entry, pt_now_ns()));
+    PT_POINT("doom.done");
     o->view.header->deeds.doomed++;
     return true;
 }
@@ -55,11 +60,15 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     if (state == PT_WRITING || (gone & granted) != granted || (state == PT_DOOMED && word & PT_PINS))
         return false;
     pt_open_remove(&o->view, entry);
+    PT_POINT("settle.closed");
     if (state == PT_READABLE) {
         pt_list(o, entry, pt_true_tick(o, entry, now));
+        PT_POINT("settle.listed");
     } else {
         pt_change(&lock->word, state, PT_FREE);
+        PT_POINT("settle.freed");
         pt_reclaim(o, entry);
+        PT_POINT("settle.reclaimed");
     }
     return true;
 }

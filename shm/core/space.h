@@ -19,5 +19,6 @@ static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
     }
     if (spare != PT_NONE)
         v->spaces[spare] = *wanted;
+    PT_POINT("space.made");
     return spare;
 }

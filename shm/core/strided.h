@@ -114,6 +114,7 @@ static inline void pt_copy_piece(const pt_pieces *w, uint64_t number, enum pt_di
     if (pt_tokens_empty(t, page))
         return;
     int64_t first = t->pages[page].first, tokens = t->pages[page].end - first;
+    PT_POINT("strided.piece");
     pt_copy_tokens(t, &t->planes[pair % t->plane_count], page, first + tokens * piece / w->pieces,
                    first + tokens * (piece + 1) / w->pieces, way);
 }

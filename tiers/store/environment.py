@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 import lmdb
 import msgspec
 
+from ...shm.points import point
 from ...shm.protocol import Space
 from . import files, records
 from .blocks import Blocks
@@ -102,11 +103,15 @@ class Environment:
         with self._one_changes:
             try:
                 with self._env.begin(write=True, buffers=True) as txn:
+                    point("store.begun")
                     yield txn
+                    point("store.changed")
                     used = txn.stat(self.frames)["entries"]
+                point("store.committed")
                 self._lengthen()
                 self._spaces |= self._new_spaces
                 self.used = used
+                point("store.lengthened")
                 self.writeback.committed()
             finally:
                 self._new_spaces = {}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ...shm.points import point
 from ..base import TierError
 from .records import PAGE
 
@@ -60,8 +61,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    point("state.written")
     if not _exchange(beside, path):
         beside.rename(path)
+    point("state.exchanged")
     sync_folder(path.parent)
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import lmdb
 
+from ...shm.points import point
 from ..base import NO_ROOM, Held, Incoming, Outcome, Outgoing, ReadResult, TierError, TierState, Written
 from . import placing, reading, writing
 from .environment import Environment
@@ -129,6 +130,7 @@ class LmdbTier:
             self._begun += 1
         try:
             self._journal.mark_dirty()
+            point("store.dirty")
             yield
         finally:
             with self._count:
@@ -139,6 +141,7 @@ class LmdbTier:
         when, begun, done = time.time_ns(), self._begun, self._done
         with telling(self._options.folder), ThreadPoolExecutor(len(self._environments)) as threads:
             _results([threads.submit(environment.sync) for environment in self._environments])
+            point("store.synced")
             with self._count:
                 clean = begun == done and self._begun == begun
                 with contextlib.suppress(OSError):  # it stays dirty, which is safe: the disk is full, say

@@ -13,6 +13,7 @@ from typing import Final
 import lmdb
 import msgspec
 
+from ...shm.points import point
 from ...shm.protocol import BUILD
 from ..base import TierError
 from . import files, shrinking, slack, soundness
@@ -108,8 +109,10 @@ def _environments_there(folder: Path) -> bool:
 def _begin_anew(options: Options, how: str) -> Opened:
     for path in list(files.numbered_folders(options.folder)):
         files.remove_environment(path)
+    point("opening.emptied")
     journal = Journal(options.folder, _state(options))
     journal.mark_dirty()
+    point("opening.marked")
     return _Opening(options, journal, [_NEW] * options.environments).run(how)
 
 
@@ -154,6 +157,7 @@ class _Opening:
             for number in range(self._options.environments):
                 environments.append(self._open(number))
                 undo.callback(environments[-1].close)
+                point("opening.opened")
             undo.pop_all()
         return Opened(environments, self._journal, self._line(how), self._note(environments))
 

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from ...shm.points import point
 from ..base import Outgoing
 from . import files, reading, writing
 from .environment import Environment
@@ -44,6 +45,7 @@ def _drop_coldest(environment: Environment) -> None:
         with environment.changing() as txn:
             for key in coldest[first : first + size]:
                 writing.delete(environment, txn, key)
+        point("shrinking.dropped")
 
 
 def _coldest(environment: Environment, frames: int) -> list[bytes]:
@@ -72,7 +74,9 @@ def _copy(environment: Environment) -> None:
         with contextlib.closing(Environment(beside, environment.shape, environment.about)) as fresh:
             _copy_pages(environment, fresh)
             fresh.sync()
+        point("shrinking.copied")
         (beside / files.DATA).rename(environment.folder / files.DATA)
+        point("shrinking.renamed")
         files.sync_folder(environment.folder)
         environment.close()
     finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ...shm._core import ShmError
+from ...shm.points import point
 from ...shm.protocol import ProtocolError
 from ..base import Tier, TierError
 from ..messages import Fails, Serve
@@ -46,16 +47,21 @@ def _serve(channel: Channel) -> int:
         return 0
     if not isinstance(order, Serve):
         raise ProtocolError(f"{type(order).__name__} came before Serve")
+    point("worker.told")
     memory = Memory(descriptors_of(channel), order.slot)
+    point("worker.mapped")
     if order.populated:
         threading.Thread(target=memory.populate, name="pagetier-populate", daemon=True).start()
     tier = open_tier(order, memory.frame_bytes)
+    point("worker.opened")
     try:
         worker = Worker(tier, memory, channel)
         worker.report()
+        point("worker.reported")
         worker.serve()
     finally:
         tier.close()
+        point("worker.closed")
     return 0
 
 

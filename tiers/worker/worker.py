@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from ...shm.points import point
 from ..base import NO_ROOM, Outcome, Tier, TierError
 from ..messages import (
     Complete,
@@ -63,6 +64,7 @@ class Worker:
         self._writes.put(None)
         self._writer.join()
         self._readers.shutdown()
+        point("worker.ended")
         if self._broken:
             raise TierError(self._broken)
 
@@ -90,8 +92,11 @@ class Worker:
 
     def _write(self, order: Write) -> Wrote:
         with self._memory.pinned(order.entries, order.serials) as there:
+            point("worker.pinned")
             pages = outgoing(order, there, self._memory)
             written = self._tier.write(drops_of(order), pages)
+            point("worker.written")
+        point("worker.unpinned")
         results = map(_stored, written.stored, written.reasons)
         stored = bytes(next(results) if here else Stored.GONE for here in there)
         reason = next((why for why in written.reasons if why not in ("", NO_ROOM)), "") or written.undropped
@@ -99,6 +104,7 @@ class Worker:
 
     def _sync(self, order: Sync) -> Synced:
         self._tier.sync()
+        point("worker.synced")
         self._channel.send(Tells(self._tier.state()))
         return Synced(order.number, "")
 
@@ -115,6 +121,7 @@ class Worker:
             if result.outcome is not Outcome.FAILED:
                 damaged += incoming.key
             self._memory.abandon(task.entries[page], task.serials[page])
+        point("worker.has_read")
         self._channel.send(HasRead(task.number, task.first, bytes(read), damaged, reason))
 
 
