@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,10 +19,11 @@ from .exits import Exit, exit_code_help
 from .fit import fit
 from .flags import ConfigCommand, config_flags, config_options
 from .host import Host
+from .leave import Told
 from .options import Config
 from .plan import geometry_of, need_of
 from .prefault import PrefaultError
-from .run import SIGNALS, run
+from .run import run
 from .server import Server, SocketError
 from .version import version_option
 
@@ -67,9 +67,7 @@ def main(config: Path | None, leftovers: Leftovers, **flags: Any) -> None:
 
 
 def _serve(settings: Config, leftovers: Leftovers) -> None:
-    # A signal that comes while things are made waits until there is somebody to tidy them up.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
+    with Told() as told:
         segments = open_segments(settings, leftovers)
         point("daemon.segments")
         try:
@@ -78,9 +76,7 @@ def _serve(settings: Config, leftovers: Leftovers) -> None:
             _undo(segments)
             raise
         point("daemon.listening")
-        asyncio.run(run(settings, segments, server))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        asyncio.run(run(settings, segments, server, told))
 
 
 def _undo(segments: Segments) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 from collections.abc import Callable
-from enum import Enum
 
 from ..shm.points import point
 from ..shm.segments import Origin, Segments
 from .advise import Region, advise
 from .host import Host
+from .leave import Leave, Told
 from .options import Config
 from .prefault import Prefaulted, prefault
 from .progress import progress_for_people
@@ -23,27 +22,10 @@ from .sizes import format_size
 log = logging.getLogger("pagetierd")
 
 
-class Leave(Enum):
-    """How the daemon was told to go."""
-
-    STOP = "the memory is given back"
-    HAND_OVER = "the pages stay for the next daemon"
-
-
-SIGNALS = {
-    signal.SIGTERM: Leave.STOP,
-    signal.SIGINT: Leave.STOP,
-    signal.SIGUSR1: Leave.HAND_OVER,
-}
-
-
-async def run(config: Config, segments: Segments, server: Server) -> None:
-    """Serves until a signal, which may be blocked before. Raises PrefaultError if the arena can not be populated."""
+async def run(config: Config, segments: Segments, server: Server, told: Told) -> None:
+    """Serves until a signal, also one that has come already. Raises PrefaultError if the arena can not be populated."""
     life = _Life(config, segments, server)
-    loop = asyncio.get_running_loop()
-    for number, way in SIGNALS.items():
-        loop.add_signal_handler(number, life.leave, way)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    told.pass_to(life.leave, asyncio.get_running_loop())
     try:
         await life.live()
         await life.write_out()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pagetier.daemon import run as daemon_run
+from pagetier.daemon.leave import Told
 from pagetier.daemon.options import Access, Arena, Config
 from pagetier.daemon.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server import Server
@@ -64,7 +65,7 @@ def live(config: Config, scenario: Scenario) -> None:
         server = Server(config.socket, Access())
         telling = asyncio.create_task(scenario(config))
         try:
-            await daemon_run.run(config, segments, server)
+            await daemon_run.run(config, segments, server, Told())
         finally:
             await telling
             await see_peers_off()

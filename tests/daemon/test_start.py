@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -166,3 +167,31 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing_half_made(number: sign
             daemon.stop()
         assert daemon.leftovers() == []
         daemon.folder.cleanup()
+
+
+SLOW = """
+import threading, time
+from pagetier.daemon import main as module
+take = module.take
+def slowly(wish):
+    segments = take(wish)
+    print("made", flush=True)
+    time.sleep(0.5)
+    return segments
+module.take = slowly
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # as numpy's: it blocks no signal
+module.main()
+"""
+
+
+def test_a_stop_that_comes_while_segments_are_made_leaves_none() -> None:
+    daemon = RunningDaemon("1MiB")
+    where = ["--name", daemon.name, "--socket", str(daemon.socket), "--arena-size", "1MiB"]
+    command = [sys.executable, "-c", SLOW, *where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"made\n"
+        assert len(daemon.leftovers()) == 3
+        process.terminate()
+    assert process.returncode == 0
+    assert daemon.leftovers() == [] and not daemon.socket.exists()
+    daemon.folder.cleanup()

@@ -1,0 +1,56 @@
+"""How the daemon is told to go, from its first moment on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from enum import Enum
+from types import FrameType
+from typing import Any, Self
+
+
+class Leave(Enum):
+    """How the daemon was told to go."""
+
+    STOP = "the memory is given back"
+    HAND_OVER = "the pages stay for the next daemon"
+
+
+SIGNALS = {
+    signal.SIGTERM: Leave.STOP,
+    signal.SIGINT: Leave.STOP,
+    signal.SIGUSR1: Leave.HAND_OVER,
+}
+
+
+class Told:
+    """Signals that come while things are made, for when there is somebody to tidy them up. In the main thread.
+
+    As a context manager it notes what comes, and ends as it found things.
+
+    A blocked mask would not do: it is a thread's own, and numpy's threads, which block nothing, would be given the
+    signal, whose default is the end of the process.
+    """
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def pass_to(self, leave: Callable[[Leave], None], loop: asyncio.AbstractEventLoop) -> None:
+        """Calls `leave` in the loop for each that comes, and at once for those that came."""
+        for number, way in SIGNALS.items():
+            loop.add_signal_handler(number, leave, way)
+        for came in self._came:
+            leave(SIGNALS[signal.Signals(came)])
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
