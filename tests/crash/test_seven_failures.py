@@ -1,0 +1,258 @@
+"""Seven failures that were found in LMCache's server, each as a test of what happens here instead.
+
+Against the real daemon, with processes that really die.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from chance import chance
+from disk_daemon import ABSENT, HERE, DiskDaemon, Engine
+from mortal import attached
+from paged import PAGE, found, page_of, pages_of, prompt, store
+from pagetier.client import Client, Outcome
+from pagetier.shm.protocol import (
+    BUILD,
+    Attach,
+    Check,
+    Fetch,
+    Fetched,
+    Findings,
+    Flush,
+    Flushed,
+    Reserve,
+    Reserved,
+    Space,
+)
+from running import RunningDaemon, eventually
+from serving import Peer
+
+FRAMES = 64
+NOTICED_S = 1.0
+SOON_S = 1.0
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    """With room for 64 pages."""
+    with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
+        yield running
+
+
+# --- 1: a writer dies before its commit, and its page is served ------------------------------------------------------
+
+
+def _write_and_tell(client: Client, pipe: Connection) -> None:
+    """Fills all pages of a prompt but for the last bytes, which is all that is missing, and waits for its death."""
+    keys = prompt(pipe.recv())
+    with client.reserve(keys, PAGE) as reservation:
+        for at, key in enumerate(keys):
+            reservation.write(at, page_of(key)[: PAGE - 8])
+        pipe.send(len(reservation.granted))
+        pipe.recv()
+
+
+def test_a_writer_that_dies_before_its_commit_is_never_served(daemon: RunningDaemon) -> None:
+    with daemon.client() as reader:
+        for number in range(3):
+            keys = prompt(number)
+            with attached(daemon.socket, _write_and_tell) as writer:
+                assert writer.ask(number) == len(keys)
+                assert found(reader, keys) == 0 and store(reader, keys).pending == len(keys)
+                died = writer.kill()
+            assert found(reader, keys) == 0, "what was never committed is not there, also when its writer is dead"
+            assert eventually(lambda keys=keys: store(reader, keys).stored == len(keys))  # type: ignore[misc]
+            assert time.monotonic() - died < SOON_S, "and keeps nobody else from storing it"
+            assert found(reader, keys) == len(keys)
+
+
+# --- 2: an error answers nobody --------------------------------------------------------------------------------------
+
+
+def test_an_error_is_told_to_who_asked_and_holds_up_nobody_behind(daemon: RunningDaemon) -> None:
+    space = Space(b"d" * 32, "space", 16)
+    with Peer(daemon.socket) as peer:
+        peer.ask(Attach(BUILD, 1, "asks nonsense"))
+        peer.send(
+            Reserve(1, space, 0, 1, b"a key of another length", bytes(8)),
+            Reserve(2, space, 7, 3, bytes(32), PAGE.to_bytes(8, "little")),
+            Reserve(3, Space(b"too short", "space", 16), 0, 1, bytes(32), PAGE.to_bytes(8, "little")),
+            Fetch(4, b"no key", 1.0),
+            Flush(5, None, "no such tier"),
+            Reserve(6, space, 0, 1, bytes(32), PAGE.to_bytes(8, "little")),
+            Check(7),
+        )
+        answers: dict[int, Reserved | Fetched | Flushed | Findings] = {}
+        while len(answers) < 7:
+            answer = peer.answer()
+            assert isinstance(answer, Reserved | Fetched | Flushed | Findings), answer
+            answers[answer.number] = answer
+    wrong = [answers[number] for number in (1, 2, 3, 4)]
+    assert all(isinstance(answer, Reserved | Fetched) and answer.reason for answer in wrong), answers
+    granted = answers[6]
+    assert isinstance(granted, Reserved) and granted.outcomes == b"\0"
+    assert answers[7] == Findings(7, [])
+
+
+def test_a_fetch_whose_disk_dies_is_answered() -> None:
+    with DiskDaemon(16) as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(40))
+        daemon.kill_worker(signal.SIGSTOP)
+        engine.ask_fetch(range(4))
+        time.sleep(0.1)
+        daemon.kill_worker(signal.SIGKILL)
+        began = time.monotonic()
+        assert set(engine.answer().outcomes) <= {HERE, ABSENT}
+        assert time.monotonic() - began < NOTICED_S
+
+
+# --- 3: a fast restart of the daemon is never noticed ----------------------------------------------------------------
+
+
+def test_a_restart_is_noticed_however_fast_it_is(daemon: RunningDaemon) -> None:
+    """A stop takes the memory away: who did not notice would find pages in it that nobody else has."""
+    with daemon.client() as client:
+        for number in range(3):
+            keys, newer = prompt(number), prompt(100 + number)
+            assert store(client, keys).stored == len(keys)
+            daemon.stop()
+            daemon.start()
+            served = time.monotonic()
+            with daemon.client() as other:
+                assert store(other, newer).stored == len(newer)
+            assert eventually(lambda newer=newer: found(client, newer) == len(newer))  # type: ignore[misc]
+            assert time.monotonic() - served < NOTICED_S + 1
+            assert found(client, keys) == 0
+            assert client.wait_attached(NOTICED_S) and store(client, keys).stored == len(keys)
+
+
+def test_after_a_crash_and_a_fast_restart_nothing_is_lost(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        keys = prompt(1)
+        assert store(client, keys).stored == len(keys)
+        for life in range(3):
+            daemon.kill()
+            daemon.start()
+            served = time.monotonic()
+            assert found(client, keys) == len(keys)
+            fresh = prompt(10 + life)
+            assert eventually(lambda fresh=fresh: store(client, fresh).stored == len(fresh))  # type: ignore[misc]
+            assert time.monotonic() - served < NOTICED_S + 1
+            assert found(client, fresh) == len(fresh)
+
+
+# --- 4: a killed daemon is noticed late ------------------------------------------------------------------------------
+
+
+def test_a_killed_daemon_is_noticed_at_once_also_by_who_waits_for_it(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        daemon.signal(signal.SIGSTOP)
+        ended: list[float] = []
+
+        def wait_long() -> None:
+            assert store(client, prompt(1), deadline=15.0).refused == 8
+            ended.append(time.monotonic())
+
+        waiting = threading.Thread(target=wait_long)
+        waiting.start()
+        time.sleep(0.3)
+        assert not ended
+        killed = time.monotonic()
+        daemon.kill()
+        assert eventually(lambda: not client.attached, NOTICED_S)
+        waiting.join(10)
+        assert ended and ended[0] - killed < NOTICED_S, "not at his deadline, 15 s later"
+    daemon.start()
+
+
+# --- 5: anonymous locks outlive their owner --------------------------------------------------------------------------
+
+
+def _look_up_and_stay(client: Client, pipe: Connection) -> None:
+    """A look-up locks what it found, until it is loaded: here it never is."""
+    locked = [client.match(prompt(number)) for number in pipe.recv()]
+    pipe.send(sum(map(len, locked)))
+    pipe.recv()
+
+
+def test_what_a_dead_process_had_locked_can_leave_within_a_second(daemon: RunningDaemon) -> None:
+    everything = range(FRAMES // 8)
+    with daemon.client() as client:
+        for number in everything:
+            assert store(client, prompt(number)).stored == 8
+        with attached(daemon.socket, _look_up_and_stay) as reader:
+            assert reader.ask(everything) == FRAMES
+            owners = {slot["pid"]: slot["pins"] for slot in daemon.slots() if slot["pins"]}
+            assert owners == {reader.pid: FRAMES}, "each lock says whose it is"
+            assert store(client, prompt(50)).refused == 8
+            died = reader.kill()
+        assert eventually(lambda: store(client, prompt(51)).stored == 8)
+        assert time.monotonic() - died < SOON_S
+        assert not any(slot["pins"] for slot in daemon.slots())
+
+
+# --- 6: a corrupt page from disk is served ---------------------------------------------------------------------------
+
+
+def _scramble(files: list[Path], rng: random.Random) -> None:
+    """Bits flip everywhere but in the pages by which LMDB finds its way: those are proven when it is opened."""
+    for file in files:
+        with file.open("r+b") as opened:
+            for at in range(1 << 16, file.stat().st_size, 1 << 16):
+                opened.seek(at + rng.randrange(1 << 16))
+                opened.write(bytes([rng.randrange(256)]))
+
+
+def test_a_page_that_rots_on_disk_is_a_miss() -> None:
+    """On a disk of which every 64 KiB have rotten, with pages of 60,000 bytes: some are whole, and those are served."""
+    seed = int(chance().integers(1 << 32))
+    with DiskDaemon(16) as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(96))
+        _scramble(daemon.data_files(), random.Random(seed))
+        served = []
+        for number in range(96 - 17):
+            engine.fetch([number])
+            served.append(engine.where(number))  # raises if other bytes are there
+        assert served.count("nowhere") > 20 and set(served) <= {"memory", "nowhere", "disk"}, served
+        assert daemon.snapshot().disk_work.damaged > 20
+
+
+# --- 7: a burst keeps the oldest pages, drops the newest, and calls that success -------------------------------------
+
+
+def _burst(client: Client, pipe: Connection) -> None:
+    """Prompt after prompt as fast as it goes; the outcomes of all."""
+    first, count = pipe.recv()
+    pipe.send([set(store(client, prompt(number)).outcomes) for number in range(first, first + count)])
+    pipe.recv()
+
+
+def test_of_a_burst_the_newest_pages_stay_and_what_is_said_to_be_stored_was(daemon: RunningDaemon) -> None:
+    prompts = 5 * FRAMES // 8
+    with daemon.client() as client, attached(daemon.socket, _burst) as one, attached(daemon.socket, _burst) as other:
+        one.tell((0, prompts))
+        other.tell((1000, prompts))
+        assert [one.told(), other.told()] == [[{Outcome.STORED}] * prompts] * 2, "none is refused while older ones stay"
+        kept = {first: [found(client, prompt(first + at)) for at in range(prompts)] for first in (0, 1000)}
+        assert sum(map(sum, kept.values())) == FRAMES, kept
+        for pages in kept.values():
+            assert pages[-1] == 8 and pages[0] == 0, kept
+            assert pages == sorted(pages), "the oldest have left"
+
+
+def test_what_is_too_much_at_once_is_refused_at_its_tail_and_told(daemon: RunningDaemon) -> None:
+    keys = prompt(1, FRAMES + 16)
+    with daemon.client() as client:
+        assert store(client, prompt(0)).stored == 8
+        result = client.store(keys, pages_of(keys))
+        assert result.outcomes == [Outcome.STORED] * FRAMES + [Outcome.REFUSED] * 16
+        assert found(client, keys) == FRAMES and found(client, prompt(0)) == 0

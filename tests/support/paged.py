@@ -1,0 +1,54 @@
+"""Pages of tests about deaths: their bytes follow from their keys, so any process can tell a wrong one."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from oracle.contents import words, wrong
+from pagetier.client import Client, Keys, Part, StoreResult
+from pagetier.client.part import WHOLE
+from running import namespace
+
+SEED = 7
+TOKENS = 16
+PAGE = 64 << 10
+_SPACE = namespace(TOKENS)
+
+
+def prompt(number: int, pages: int = 8) -> Keys:
+    """The keys of a prompt that shares no page with those of other numbers."""
+    first = number << 16
+    return _SPACE.keys(range(first, first + TOKENS * pages))
+
+
+def page_of(key: bytes, size: int = PAGE) -> npt.NDArray[np.uint8]:
+    """What the page of this key holds."""
+    return words(key, SEED, size).view(np.uint8)
+
+
+def pages_of(keys: Keys, size: int = PAGE, part: Part = WHOLE) -> list[npt.NDArray[np.uint8]]:
+    """What all of them hold, or this part of each."""
+    share = size // part.count
+    return [page_of(key, size)[part.index * share : (part.index + 1) * share] for key in keys]
+
+
+def store(client: Client, keys: Keys, size: int = PAGE, part: Part = WHOLE, deadline: float = 5.0) -> StoreResult:
+    """Stores what belongs there."""
+    return client.store(keys, pages_of(keys, size, part), part, deadline)
+
+
+def found(client: Client, keys: Keys, size: int = PAGE, deadline: float = 5.0) -> int:
+    """How many pages of a prompt are loaded, from memory or from disk. Every byte of them is what was stored."""
+    into = np.zeros((len(keys), size), np.uint8)
+    with client.match(keys) as match:
+        loaded = client.load(match, into, deadline=deadline)
+    assert_exact(keys, into[:loaded])
+    return loaded
+
+
+def assert_exact(keys: Keys, pages: npt.NDArray[np.uint8]) -> None:
+    """These pages, from the head of the prompt on, hold what belongs there."""
+    for key, page in zip(keys, pages, strict=False):
+        error = wrong(page, key, SEED)
+        assert error is None, f"page {key.hex()[:16]}: {error}"
