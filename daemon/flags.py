@@ -26,23 +26,30 @@ class ConfigCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section for each table, under what the table is about."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(_heading(parameter.name), []).append(record)
-        for heading, records in sections.items():
+        for heading, records in headed(self, ctx):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
+def headed(command: click.Command, ctx: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
+    """A command's options as help texts show them, under the table that each belongs to."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            sections.setdefault(_heading(parameter.name), []).append(record)
+    return list(sections.items())
+
+
+def about(section: str) -> str:
+    """What a table of the configuration is about, in a few words."""
+    table = next(table.type for table in msgspec.structs.fields(Config) if table.name == section)
+    return (table.__doc__ or "").partition(":")[0].strip().rstrip(".")
+
+
 def _heading(parameter: str | None) -> str:
     section = next((field.section for field in fields() if field.parameter == parameter), "")
-    if not section:
-        return "Options"
-    table = next(table.type for table in msgspec.structs.fields(Config) if table.name == section)
-    about = (table.__doc__ or "").partition(":")[0].strip().rstrip(".")
-    return f"[{section}] {about}"
+    return f"[{section}] {about(section)}" if section else "Options"
 
 
 def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
+from ..shm.logfmt import event
 from .sizes import format_size
 
 Progress = Callable[[int, int], None]
@@ -58,7 +59,8 @@ class ProgressLines:
         if step == self._told_step and (now < self._told_at + LINE_SECONDS or step == _STEPS):
             return
         self._told_step, self._told_at = step, now
-        self._log.info("%s: %s", self._title, self._line(done, total, now - self._began))
+        facts = event("progress", what=self._title, done=done, total=total)
+        self._log.info("%s: %s", self._title, self._line(done, total, now - self._began), extra=facts)
 
     def _line(self, done: int, total: int, seconds: float) -> str:
         share = 100 * done // total if total else 100

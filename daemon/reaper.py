@@ -8,6 +8,7 @@ import os
 from collections import Counter
 
 from ..shm._core import Owner
+from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.process import Process
 
@@ -19,6 +20,8 @@ class Reaper:
 
     A process's socket may close long before its GPU work ends, so the socket says nothing here. Nobody promises that
     the GPU has ended when the process has, either: so there are `quarantine` seconds between the two.
+
+    deaths: attached processes that ended without saying goodbye, since this daemon began.
     """
 
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop, quarantine: float) -> None:
@@ -28,6 +31,7 @@ class Reaper:
         self._loop = loop
         self._watched: dict[int, int] = {}
         self._ends: Counter[int] = Counter()
+        self.deaths = 0
 
     def watch(self, slot: int, pidfd: int) -> None:
         """Takes over the pidfd. A slot that is watched already keeps its own."""
@@ -78,8 +82,10 @@ class Reaper:
         taker = next(t for t in self._owner.takers() if t["slot"] == slot)
         del self._dead[slot]
         self._free(slot)
+        self.deaths += 1
         point("reaper.freed")
-        log.info("process %d (%s) is gone: slot %d is free", taker["pid"], taker["name"], slot)
+        facts = event("process_died", pid=taker["pid"], engine=taker["name"], slot=slot)
+        log.info("process %d (%s) is gone: slot %d is free", taker["pid"], taker["name"], slot, extra=facts)
 
     def _forget(self, slot: int) -> None:
         pidfd = self._watched.pop(slot, None)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import difflib
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 import click
 
 from ..exits import exit_code_help
 from ..version import version_option
 from .summary import summary_of
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 GROUP = "pagetier.commands"
 
@@ -50,6 +54,12 @@ class Commands(click.Group):
         if near and args[0] not in self.found:
             ctx.fail(f'No such command "{args[0]}"; did you mean "{near[0]}"?')
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, or options where a hyphen was typed; imports no command."""
+        from .completion import commands_that_begin
+
+        return commands_that_begin(incomplete, self.found) or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands with their summaries, and imports none."""

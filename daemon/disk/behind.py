@@ -16,6 +16,7 @@ from ...shm.protocol import ProtocolError, Space
 from ...tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
 from ..options import Disk as DiskOptions
 from .budget import Budget
+from .busy import Busy
 from .grumble import Grumble
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
@@ -83,6 +84,12 @@ class Behind:
         self.trouble = ""
         self.refusal = ""
         self.device_bytes = 0
+        self.at_work = Busy()
+
+    @property
+    def in_flight(self) -> int:
+        """Pages that are being written now."""
+        return sum(map(len, self._in_flight.values())) // 4
 
     def begin(self) -> None:
         """The worker is ready for orders. What was to leave the disk when the last one died still has to."""
@@ -99,6 +106,7 @@ class Behind:
         """The worker is gone, with all its orders; the index has put them back already."""
         self._ready = self._syncing = self._unsynced = False
         self._in_flight.clear()
+        self.at_work.note(0)
         self._paid.clear()
         self._lost_drops += b"".join(self._dropping.values())
         self._dropping.clear()
@@ -150,6 +158,7 @@ class Behind:
         entries = self._in_flight.pop(report.number, None)
         if entries is None or len(entries) != 4 * len(report.stored):
             raise ProtocolError("pages that were not to be written")
+        self.at_work.note(len(self._in_flight))
         self._dropping.pop(report.number, None)
         point("behind.heard")
         self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
@@ -245,6 +254,7 @@ class Behind:
     def _put(self, order: Write, entries: bytes) -> None:
         self._begin_waiting()
         self._in_flight[order.number] = entries
+        self.at_work.note(len(self._in_flight))
         if order.drops:
             self._dropping[order.number] = order.drops
         self._send(order)

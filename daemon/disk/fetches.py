@@ -13,6 +13,7 @@ from ...shm._core import Owner
 from ...shm.points import point
 from ...shm.protocol import Fetch, Fetched, ProtocolError
 from ...tiers.messages import HasRead, Order, Read
+from .busy import Busy
 from .grumble import Grumble
 
 # enum pt_outcome in core/reserve.h
@@ -72,6 +73,7 @@ class Fetches:
         self._read_at = 0.0
         self._grumble = Grumble("the disk tier could not read a page: %s")
         self.slot: int | None = None
+        self.at_work = Busy()
 
     def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Calls reply once, maybe at once."""
@@ -112,6 +114,7 @@ class Fetches:
         self._grumble.tell(report.reason)
         if not any(serial in self._reading for serial in job.serials):
             del self._jobs[report.number]
+        self.at_work.note(len(self._reading))
 
     def lost(self) -> None:
         """The worker is gone: what it was reading does not come."""
@@ -120,6 +123,7 @@ class Fetches:
         self._frames_reading = 0
         for serial in list(self._reading):
             self._told(serial, _ABSENT, "the disk tier is gone")
+        self.at_work.note(0)
 
     def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> None:
         """Tells the worker to read what it was granted."""
@@ -135,6 +139,7 @@ class Fetches:
         if not self._reading:
             self._read_at = self._loop.time()
         self._reading |= {serial: [] for serial in job.serials}
+        self.at_work.note(len(self._reading))
         self._frames_reading += sum(map(self._frames_of, job.sizes))
         self._send(order)
 

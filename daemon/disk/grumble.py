@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ...shm.logfmt import event
+
 log = logging.getLogger("pagetierd.disk")
 
 QUIET_S: Final = 60.0
@@ -25,9 +27,9 @@ class Grumble:
     def tell(self, reason: str) -> None:
         """How it is now; "": well."""
         if reason and not self._told and self._clock() - self._told_at >= QUIET_S:
-            log.warning(self._comes, reason)
+            log.warning(self._comes, reason, extra=event("disk_trouble"))
             self._told, self._told_at = True, self._clock()
         elif self._told and not reason:
             if self._goes:
-                log.info("%s", self._goes)
+                log.info("%s", self._goes, extra=event("disk_well"))
             self._told = False

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ...shm._core import ShmError
+from ...shm.logfmt import log_to_stderr
 from ...shm.points import point
 from ...shm.protocol import ProtocolError
 from ..base import Tier, TierError
@@ -31,7 +32,7 @@ log = logging.getLogger("pagetier.tier")
 
 def main(descriptor: int) -> int:
     """Serves a tier until the daemon says so or is gone; the exit code."""
-    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr("info")
     _be_a_worker()
     channel = Channel(socket.socket(fileno=descriptor))
     try:

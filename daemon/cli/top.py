@@ -1,0 +1,119 @@
+"""`pagetier top`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ..exits import Exit
+from ..stats import take_snapshot
+from .reach import Daemon, Unreachable, daemon_at, socket_option
+from .top_history import History, Moment
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from .top_keys import Keys
+
+
+@click.command()
+@socket_option
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
+)
+@click.option("--once", is_flag=True, help="Show it once and end, as where there is no terminal.")
+def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  click calls it so
+    """Watch the cache: tiers, hits, rates, engines, and what leaves.
+
+    Only looks. q or Ctrl-C ends it. Exit codes: 0; 3 no daemon at the start.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if once or not console.is_terminal:
+        _show_once(console, socket, interval)
+    else:
+        _watch(console, socket, interval)
+
+
+def _show_once(console: Console, socket: Path, interval: float) -> None:
+    """Rates need two looks."""
+    history = History()
+    with daemon_at(socket) as daemon:
+        _look(daemon, history)
+        time.sleep(interval)
+        _look(daemon, history)
+    console.print(_drawn(history, console, socket), width=80, soft_wrap=True)
+
+
+def _watch(console: Console, socket: Path, interval: float) -> None:
+    from rich.live import Live
+
+    from .top_keys import Keys
+
+    with daemon_at(socket):
+        pass  # that there is none is told before the screen is taken
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            _Watch(live, keys, socket, interval).go_on()
+    except KeyboardInterrupt:
+        pass
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(Exit.OK)  # the terminal is tidied up on the way
+
+
+class _Watch:
+    def __init__(self, live: Live, keys: Keys, socket: Path, interval: float) -> None:
+        self._live = live
+        self._keys = keys
+        self._socket = socket
+        self._interval = interval
+        self._history = History()
+
+    def go_on(self) -> None:
+        """Until somebody ends it; over the ends of daemons."""
+        while not self._watch_one():
+            pass
+
+    def _watch_one(self) -> bool:
+        """One daemon to its end, or the want of one; whether somebody ended it."""
+        try:
+            with daemon_at(self._socket) as daemon:
+                while daemon.is_there():
+                    _look(daemon, self._history)
+                    self._show(_drawn(self._history, self._live.console, self._socket))
+                    if self._keys.end_within(self._interval):
+                        return True
+        except Unreachable as error:
+            self._show(_missing(self._live.console, self._socket, error.message))
+            return self._keys.end_within(self._interval)
+        return False
+
+    def _show(self, what: RenderableType) -> None:
+        self._live.update(what, refresh=True)
+
+
+def _look(daemon: Daemon, history: History) -> None:
+    history.add(Moment(time.monotonic(), take_snapshot(daemon.observer)))
+
+
+def _drawn(history: History, console: Console, socket: Path) -> RenderableType:
+    from .top_screen import Place, charset_for, screen
+
+    return screen(history, Place(socket, console.height, charset_for(console.encoding)))
+
+
+def _missing(console: Console, socket: Path, why: str) -> RenderableType:
+    from .top_screen import Place, charset_for, gone
+
+    return gone(Place(socket, console.height, charset_for(console.encoding)), why)

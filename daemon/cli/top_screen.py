@@ -1,0 +1,184 @@
+"""What `pagetier top` shows: 80 columns and few lines, in the characters that the terminal has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Group
+from rich.text import Text
+
+from ..disk.report import Standing
+from ..sizes import format_size
+from ..stats import ClientStats, Snapshot, Tier
+from .disk_lines import synced
+from .tables import age, count
+from .top_history import MINUTES, History
+
+WIDTH = 80
+_BAR, _SPARK = 28, 40
+_HEAD = 8
+
+
+class Charset(msgspec.Struct, frozen=True):
+    """Characters for bars, from full to empty in eighths, and for sparks, from nothing to all."""
+
+    full: str
+    parts: str
+    empty: str
+    sparks: str
+
+
+UNICODE = Charset("█", " ▏▎▍▌▋▊▉", "░", "▁▂▃▄▅▆▇█")
+ASCII = Charset("#", " ", "-", "_.:-=+*#")
+
+
+def charset_for(encoding: str) -> Charset:
+    """What an encoding has."""
+    return UNICODE if encoding.lower().startswith("utf") else ASCII
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where it is shown: of which daemon, in how many lines, by which characters."""
+
+    socket: Path
+    lines: int
+    charset: Charset
+
+
+def screen(history: History, place: Place) -> Group:
+    """All of it."""
+    snapshot = history.now
+    lines = [
+        _headline(snapshot, place.socket),
+        Text(),
+        *_tiers(snapshot, place.charset),
+        _ratio(history, place.charset),
+        Text(),
+        *_rates(history),
+        *_left(history),
+        Text(),
+    ]
+    room = max(1, place.lines - len(lines) - 2)
+    return Group(*lines, *_clients(history, room))
+
+
+def gone(place: Place, why: str) -> Group:
+    """While there is no daemon."""
+    waiting = Text("waiting for it; q or Ctrl-C ends", style="dim")
+    return Group(_cut(Text(f"pagetier on {place.socket}", style="bold")), Text(), Text(why, style="red"), waiting)
+
+
+def _headline(snapshot: Snapshot, socket: Path) -> Text:
+    daemon = snapshot.daemon
+    attached = f"{len(snapshot.clients)} attached, incarnation {daemon.incarnation}"
+    line = Text.assemble(("pagetier", "bold"), f" on {socket}")
+    line.truncate(WIDTH - len(attached) - 2, overflow="ellipsis")
+    return line + Text(attached.rjust(WIDTH - len(line)), style="dim")
+
+
+def _tiers(snapshot: Snapshot, charset: Charset) -> Iterator[Text]:
+    yield _tier("memory", snapshot.tiers.memory, "cyan", charset)
+    disk = snapshot.disk
+    if disk.standing is Standing.NONE:
+        return
+    if snapshot.tiers.disk.cap:
+        yield _tier("disk", snapshot.tiers.disk, "magenta", charset)
+    well = disk.standing is Standing.OPEN and not disk.trouble
+    told = f"{disk.standing.value}: {disk.trouble}" if disk.trouble else f"{disk.standing.value}, {synced(disk)}"
+    yield _cut(Text(f"{'':7}{told}", style="dim" if well else "red"))
+
+
+def _tier(name: str, tier: Tier, style: str, charset: Charset) -> Text:
+    share = min(1.0, tier.used / tier.cap) if tier.cap else 0.0
+    told = f" {format_size(tier.used):>10} of {format_size(tier.cap):>10} {share:>4.0%} {count(tier.pages):>6} pages"
+    full, empty = bar(share, _BAR, charset)
+    return Text.assemble((f"{name:<7}", "bold"), (full, style), (empty, "dim"), told)
+
+
+def bar(share: float, width: int, charset: Charset) -> tuple[str, str]:
+    """The full and the empty part of a bar."""
+    steps = len(charset.parts)
+    whole, part = divmod(round(share * width * steps), steps)
+    full = charset.full * whole + (charset.parts[part] if part else "")
+    return full, charset.empty * (width - len(full))
+
+
+def sparks(ratios: Sequence[float | None], charset: Charset) -> str:
+    """A character for each; a space where nobody looked."""
+    most = len(charset.sparks) - 1
+    return "".join(" " if ratio is None else charset.sparks[round(ratio * most)] for ratio in ratios)
+
+
+def _ratio(history: History, charset: Charset) -> Text:
+    drawn = sparks(history.ratios(_SPARK), charset)
+    told = f" {_percent(history.ratio_now())} now {_percent(history.ratio())} in {MINUTES} min"
+    return Text.assemble(("hits   ", "bold"), (drawn, "green"), told)
+
+
+def _percent(ratio: float | None) -> str:
+    return f"{'-':>7}" if ratio is None else f"{ratio:>7.1%}"
+
+
+def _rates(history: History) -> Iterator[Text]:
+    lookups = history.rate(lambda s: sum(client.lookups for client in s.clients))
+    hits, misses = history.rate(lambda s: s.tiers.memory.hits), history.rate(lambda s: s.tiers.memory.misses)
+    yield _row("a second", lookups=count(round(lookups)), hits=count(round(hits)), misses=count(round(misses)))
+    stored, loaded = history.rate(lambda s: s.tiers.memory.bytes_in), history.rate(lambda s: s.tiers.memory.bytes_out)
+    yield _row("engines", stored=_speed(stored), loaded=_speed(loaded), refused=count(history.now.stores.refused))
+    if history.now.disk.standing is not Standing.NONE:
+        written, read = history.rate(lambda s: s.tiers.disk.bytes_in), history.rate(lambda s: s.tiers.disk.bytes_out)
+        yield _row("disk", written=_speed(written), read=_speed(read), damaged=count(history.now.disk_work.damaged))
+
+
+def _left(history: History) -> Iterator[Text]:
+    now = history.now
+    rate = history.rate(lambda s: s.tiers.memory.evictions)
+    memory, stores, work = now.tiers.memory, now.stores, now.disk_work
+    room = f"{count(memory.evictions)} ({count(round(rate))}/s)"
+    yield _row("left", **{"for room": room, "flushed": count(memory.flushed), "unwritten": count(work.lost)})
+    given_up = max(0, stores.doomed - stores.expired)
+    if given_up or stores.expired or now.tiers.disk.evictions:
+        disk = count(now.tiers.disk.evictions)
+        yield _row("", **{"off disk": disk, "given up": count(given_up), "expired": count(stores.expired)})
+
+
+def _row(title: str, **cells: str) -> Text:
+    line = Text(f"{title:<9}", style="bold")
+    for name, cell in cells.items():
+        line += Text.assemble((f"{name:>9} ", "dim"), f"{cell:<13}")
+    return _cut(line)
+
+
+def _speed(rate: float) -> str:
+    return f"{format_size(round(rate))}/s"
+
+
+def _clients(history: History, room: int) -> Iterator[Text]:
+    clients = sorted(history.now.clients, key=lambda client: (-client.lookups, client.slot))
+    if not clients:
+        yield Text("Nobody is attached.")
+        return
+    head = f"{'engine':<21}{'pid':>8}{'age':>5}{'pins':>7}{'looks/s':>8}{'hits':>7}{'loaded/s':>12}{'stored/s':>12}"
+    yield Text(head, style="bold")
+    for client in clients[:room]:
+        yield _client(client, history)
+    if len(clients) > room:
+        yield Text(f"and {len(clients) - room} more", style="dim")
+
+
+def _client(client: ClientStats, history: History) -> Text:
+    looked = client.hits + client.misses
+    ratio = f"{client.hits / looked:.1%}" if looked else "-"
+    looks = history.rate_of(client, lambda c: c.lookups)
+    loaded, stored = (history.rate_of(client, get) for get in (lambda c: c.loaded_bytes, lambda c: c.stored_bytes))
+    numbers = f"{client.pid:>8}{age(client.age_seconds):>5}{count(client.pins):>7}{count(round(looks)):>8}{ratio:>7}"
+    name = Text(client.name or "-")
+    name.truncate(20, overflow="ellipsis", pad=True)
+    return name + Text(f" {numbers}{_speed(loaded):>12}{_speed(stored):>12}")
+
+
+def _cut(line: Text) -> Text:
+    line.truncate(WIDTH, overflow="ellipsis")
+    return line

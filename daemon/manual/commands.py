@@ -1,0 +1,83 @@
+"""pagetier(1) and pagetierd(8), out of click's own knowledge of the commands."""
+
+from __future__ import annotations
+
+import click
+
+from ..cli import main as pagetier
+from ..exits import Exit
+from ..flags import headed
+from ..main import main as pagetierd
+from .roff import Roff
+
+_SEE_ALSO = "`pagetier`(1), `pagetierd`(8), `pagetierd.toml`(5)"
+
+
+def pagetier_page(release: str) -> str:
+    """All commands on one page: there are few."""
+    page = Roff("pagetier", 1, release)
+    page.section("name").text("pagetier - look at the KV cache daemon of this host, and tell it what to do")
+    page.section("synopsis").text("`pagetier` COMMAND [OPTIONS]")
+    page.section("description").text(_help(pagetier))
+    page.section("commands")
+    with click.Context(pagetier, info_name="pagetier") as ctx:
+        for name in pagetier.list_commands(ctx):
+            command = pagetier.get_command(ctx, name)
+            assert command is not None
+            _command(page, command, click.Context(command, parent=ctx, info_name=name))
+    _exits(page, list(Exit))
+    page.section("shell completion").text(_COMPLETION).lines(_COMPLETION_LINES)
+    page.section("see also").text(_SEE_ALSO)
+    return str(page)
+
+
+_COMPLETION = """Commands and options are completed by bash, zsh and fish, each by a line in its start-up file:"""
+_COMPLETION_LINES = (
+    'eval "$(_PAGETIER_COMPLETE=bash_source pagetier)"    # ~/.bashrc',
+    'eval "$(_PAGETIER_COMPLETE=zsh_source pagetier)"     # ~/.zshrc',
+    "_PAGETIER_COMPLETE=fish_source pagetier | source     # ~/.config/fish/config.fish",
+)
+
+
+def pagetierd_page(release: str) -> str:
+    """The daemon: its options are named here, its settings explained in pagetierd.toml(5)."""
+    page = Roff("pagetierd", 8, release)
+    page.section("name").text(
+        "pagetierd - keep KV pages in host memory and on disk for the inference engines of a host"
+    )
+    page.section("synopsis").text("`pagetierd` [--config FILE] [OPTIONS]")
+    page.section("description").text(_help(pagetierd))
+    page.section("options")
+    with click.Context(pagetierd, info_name="pagetierd") as ctx:
+        for heading, records in headed(pagetierd, ctx):
+            page.subsection(heading)
+            for term, text in records:
+                page.item(term, text)
+    page.section("log").text(_LOG)
+    _exits(page, [Exit.OK, Exit.USAGE, Exit.REFUSED])
+    page.section("see also").text(_SEE_ALSO)
+    return str(page)
+
+
+_LOG = """The log goes to stderr, a line an event, in logfmt: `ts`, `level`, `name`, `event` and `msg`, then numbers
+of the sentence as fields of their own. Where stderr is journald's, lines begin with their priority instead of the time:
+`journalctl -u pagetierd -p warning` shows those that somebody should read."""
+
+
+def _command(page: Roff, command: click.Command, ctx: click.Context) -> None:
+    page.subsection(f"{ctx.info_name} {' '.join(command.collect_usage_pieces(ctx))}")
+    page.text(_help(command))
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None and parameter.name != "help":
+            page.item(*record)
+
+
+def _help(command: click.Command) -> str:
+    return (command.help or "").replace("\f", "")
+
+
+def _exits(page: Roff, codes: list[Exit]) -> None:
+    page.section("exit status")
+    for code in codes:
+        page.item(str(code.value), f"{code.meaning}.")

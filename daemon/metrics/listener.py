@@ -1,0 +1,92 @@
+"""Where Prometheus asks: opened, answered, closed. Imported where metrics.listen is set, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import CollectorRegistry
+
+from ..options import Config
+from ..server import SocketError, open_socket
+from ..service import Service
+from .address import Address
+from .answer import Answering, Page
+from .families import families
+from .look import Looker
+
+_BACKLOG = 16
+
+
+class _Counters:
+    """Looks when it is collected from."""
+
+    def __init__(self, looker: Looker, most_spaces: int) -> None:
+        self._looker = looker
+        self._most_spaces = most_spaces
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, of one look."""
+        return families(self._looker.look(), self._most_spaces)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are known to be no others'."""
+        return iter(())
+
+
+class Listener:
+    """Answers scrapes from start() to stop(). Raises SocketError where the address can not be had."""
+
+    def __init__(self, config: Config, service: Service) -> None:
+        assert config.metrics.listen is not None
+        self._address = config.metrics.listen
+        self._registry = CollectorRegistry()
+        self._registry.register(_Counters(Looker(service.segments, service), config.metrics.namespaces))
+        self._registry.register(ProcessCollector(registry=None))
+        self._listening = _open(self._address, config.access.socket_mode)
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Begins to answer."""
+        self._page("")  # what the first answer imports is imported before there is anybody to wait for it
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Answering(self._page), sock=self._listening, backlog=_BACKLOG)
+
+    def stop(self) -> None:
+        """Nobody is answered any more."""
+        if self._address.path is not None:
+            self._address.path.unlink(missing_ok=True)
+        (self._server or self._listening).close()
+
+    def _page(self, accept: str) -> Page:
+        encode, kind = choose_encoder(accept)
+        return Page(HTTPStatus.OK, kind, encode(self._registry))
+
+
+def _open(address: Address, mode: int) -> socket.socket:
+    if address.path is not None:
+        return open_socket(Path(address.path), mode)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        return _listen(socket.socket(family, kind), place)
+    except OSError as error:
+        why = error.strerror or error
+        raise SocketError(f"metrics.listen = {address}: {why}: stop who has it, or set another port") from error
+
+
+def _listen(listening: socket.socket, place: tuple[Any, ...]) -> socket.socket:
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening

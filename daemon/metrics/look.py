@@ -1,0 +1,61 @@
+"""One look at everything that is told to Prometheus. On the loop's thread; takes well below a millisecond."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from ...shm._core import Observer
+from ...shm.segments import Segments
+from ..disk.work import Work
+from ..service import Service
+from .histogram import Histogram
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen. header, counts and spaces: as Observer has them; attached: slots that are taken.
+
+    What is the daemon's alone begins with it, all else with the segments.
+    """
+
+    header: dict[str, int]
+    counts: dict[str, int]
+    spaces: list[dict[str, Any]]
+    attached: int
+    deaths: int
+    reserve_seconds: Histogram
+    work: Work
+
+
+class Looker:
+    """Looks again and again. Raises OSError where the segments can not be opened."""
+
+    def __init__(self, segments: Segments, service: Service) -> None:
+        self._owner = segments.owner
+        self._service = service
+        self._observer = _observer_of(segments)
+
+    def look(self) -> Look:
+        """Costs no walk over the index."""
+        service = self._service
+        return Look(
+            header=self._observer.header(),
+            counts=self._observer.counts(),
+            spaces=self._observer.spaces(),
+            attached=len(self._owner.takers()),
+            deaths=service.deaths,
+            reserve_seconds=service.reserve_seconds,
+            work=service.disk.work(),
+        )
+
+
+def _observer_of(segments: Segments) -> Observer:
+    descriptors = segments.read_only_descriptors()
+    try:
+        index, locks = descriptors
+        return Observer(index, locks)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
