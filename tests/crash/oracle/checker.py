@@ -29,6 +29,9 @@ class Kind(StrEnum):
     PINS = "a pin was left"
     SLOT = "who is gone still has a slot"
     LEFTOVER = "shared memory was left"
+    CRASH = "a process ended that nobody ended"
+    HANG = "a process does not get on"
+    LATE = "memory of the dead was not in use again in time"
 
 
 class Violation(msgspec.Struct, frozen=True):

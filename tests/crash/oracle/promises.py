@@ -10,7 +10,7 @@ import msgspec
 
 from .journal import Record, Told
 
-SIGHTS: Final = frozenset({Told.HIT, Told.LOADED, Told.PRESENT})
+SIGHTS: Final = frozenset({Told.HIT, Told.LOADED, Told.PRESENT, Told.REACHED})
 """Who is told so has met a page that is whole."""
 
 

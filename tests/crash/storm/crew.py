@@ -1,0 +1,84 @@
+"""The engines of a round: as many as there are seats, each replaced when it has ended."""
+
+from __future__ import annotations
+
+import random
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Final
+
+import msgspec
+
+from .engine import Post, lone
+from .family import Child, Family
+from .ranks import RANKS, rank, scheduler
+
+LONE_ENGINES: Final = 3
+ENGINES_OF_RANKS: Final = 2
+SEATS: Final = LONE_ENGINES + ENGINES_OF_RANKS * (1 + RANKS)
+
+
+class Crew:
+    """Seats of lone engines first, then those of engines with ranks: scheduler, ranks."""
+
+    def __init__(self, family: Family, post: Post, rng: random.Random) -> None:
+        self._family = family
+        self._post = post
+        self._rng = rng
+        self._engines: list[list[Child]] = [[] for _ in range(LONE_ENGINES + ENGINES_OF_RANKS)]
+
+    @property
+    def living(self) -> list[Child]:
+        """Processes of all engines."""
+        return [child for engine in self._engines for child in engine if child.lives]
+
+    def man(self) -> list[Child]:
+        """Starts an engine for each that has no process any more; the new processes."""
+        fresh = []
+        for number, engine in enumerate(self._engines):
+            if not any(child.lives for child in engine):
+                engine[:] = self._lone(number) if number < LONE_ENGINES else self._with_ranks(number)
+                fresh += engine
+        return fresh
+
+    def _lone(self, number: int) -> list[Child]:
+        chance, post = self._rng.getrandbits(32), self._at(number)
+        return [self._family.fork("engine", lambda: lone(post, chance), number)]
+
+    def _with_ranks(self, number: int) -> list[Child]:
+        """Each end of each pipe is open in one process alone, so that a death is heard of."""
+        seat = LONE_ENGINES + (number - LONE_ENGINES) * (1 + RANKS)
+        pipes = [Pipe() for _ in range(RANKS)]
+        ours, theirs = [ours for ours, _ in pipes], [theirs for _, theirs in pipes]
+        children = [self._scheduler(seat, ours, theirs)]
+        for pipe in ours:
+            pipe.close()
+        children += [self._rank(seat + 1 + index, index, theirs) for index in range(RANKS)]
+        for pipe in theirs:
+            pipe.close()
+        return children
+
+    def _scheduler(self, seat: int, ours: list[Connection], theirs: list[Connection]) -> Child:
+        chance, post = self._rng.getrandbits(32), self._at(seat)
+
+        def live() -> None:
+            for pipe in theirs:
+                pipe.close()
+            scheduler(post, chance, ours)
+
+        return self._family.fork("scheduler", live, seat)
+
+    def _rank(self, seat: int, index: int, theirs: list[Connection]) -> Child:
+        chance, post = self._rng.getrandbits(32), self._at(seat)
+
+        def live() -> None:
+            for other, pipe in enumerate(theirs):
+                if other != index:
+                    pipe.close()
+            rank(post, chance, index, theirs[index])
+
+        return self._family.fork("rank", live, seat)
+
+    def _at(self, seat: int) -> Post:
+        self._post.seats.beat(seat)
+        return msgspec.structs.replace(self._post, seat=seat)

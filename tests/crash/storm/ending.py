@@ -1,0 +1,137 @@
+"""How a round ends: with nobody there but the daemon everything is looked for, before its last death and after it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from oracle.checker import WORKER_NAME, Kind, Losses, Violation
+from oracle.samples import Caps, Sample, end_of, segments_bytes
+from pagetier.shm.protocol import Save, Saved
+from running import eventually
+
+from .audit import Auditor, Evidence, Verdict, judge
+from .daemons import StormDaemon
+from .family import Family
+from .scene import EXPIRY_S, Scene
+from .tally import Tally
+
+_PATIENCE_S: Final = 30.0
+_TICK_S: Final = 0.003
+
+
+class Ending:
+    """Of one round; its engines are dead, and a daemon serves."""
+
+    def __init__(self, scene: Scene, daemon: StormDaemon, family: Family, journals: Path, seed: int) -> None:
+        self._scene = scene
+        self._daemon = daemon
+        self._family = family
+        self._journals = journals
+        self._seed = seed
+
+    def judge(self, tally: Tally, samples: Sequence[Sample]) -> Verdict:
+        """An audit, one more death of the daemon, another audit, and how all is then; with all that journals tell."""
+        self._settle()
+        since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
+        header = self._daemon.header()
+        before = self._audit("before", Auditor.look_at_all)
+        self._replace()
+        tally.deaths["daemon"] += 1
+        after = self._audit("after", Auditor.look_at_all)
+        if self._scene.disk:
+            self._audit("disk", Auditor.load_some)
+        self._settle()
+        evidence = Evidence(
+            may_go=Losses(at_most=self._gone(header, tally.daemon_deaths), since=since),
+            before=before,
+            after=after,
+            pages=header["entries"] - header["free_entries"],
+            end=end_of(self._daemon),
+            caps=self._caps(),
+            samples=samples,
+        )
+        return self._judged(evidence)
+
+    def stop(self) -> list[Violation]:
+        """SIGTERM: everything goes."""
+        child = self._daemon.serving
+        found = [Violation(Kind.CRASH, f"a daemon wrote {line}") for line in self._daemon.complaints()]
+        if child is not None:
+            self._family.signal(child, signal.SIGTERM)
+            self._family.wait(child, _PATIENCE_S)
+            if child.code != 0:
+                found.append(Violation(Kind.CRASH, f"a daemon that was told to stop ended with {child.code}"))
+        return found + [Violation(Kind.LEFTOVER, name) for name in self._daemon.leftovers()]
+
+    def _settle(self) -> None:
+        """What is open ends or expires, who is gone loses his slot, and the disk has all that it is to have."""
+        eventually(lambda: not self._daemon.header()["open_entries"], EXPIRY_S + 2.0)
+        eventually(lambda: not self._strangers(), 2.0)
+        if self._scene.disk:
+            eventually(self._saved, _PATIENCE_S)
+
+    def _strangers(self) -> list[dict[str, Any]]:
+        return [slot for slot in self._daemon.slots() if slot["name"] != WORKER_NAME]
+
+    def _saved(self) -> bool:
+        with self._daemon._looking() as (link, _):
+            told = link.ask(Save(1), _PATIENCE_S)
+        time.sleep(_TICK_S)
+        return isinstance(told, Saved) and told.synced and not told.trouble
+
+    def _replace(self) -> None:
+        """SIGKILL at rest, and the next one; its worker dies with it."""
+        child = self._daemon.serving
+        if child is not None:
+            self._family.kill(child)
+            self._family.wait(child)
+        self._daemon.look()
+        self._daemon.light()
+        await_daemon(self._daemon, self._family)
+        self._settle()
+
+    def _gone(self, header: dict[str, int], deaths: int) -> int:
+        """Pages that may be missed: each daemon that died may have evicted one that it had no time to count."""
+        return 0 if self._scene.roomy else header["evicted"] + header["disk_evicted"] + deaths
+
+    def _caps(self) -> Caps:
+        shm = segments_bytes(self._daemon.observer())
+        return Caps(arena=self._scene.arena, shm=shm, disk=self._scene.disk)
+
+    def _audit(self, name: str, look: Callable[[Auditor], None]) -> Path:
+        """Its journal, which is one of the round's."""
+        journal = self._journals / f"{name}.journal"
+        auditor = Auditor(
+            scene=self._scene, socket=self._daemon.socket, journals=self._journals, journal=journal, seed=self._seed
+        )
+        self._in_child("auditor", lambda: look(auditor))
+        return journal
+
+    def _judged(self, evidence: Evidence) -> Verdict:
+        """In a child: reading journals leaves much memory behind, which every later child would inherit."""
+        path = self._journals / "verdict"
+        self._in_child("judge", lambda: path.write_bytes(msgspec.json.encode(judge(self._journals, evidence))))
+        return msgspec.json.decode(path.read_bytes(), type=Verdict)
+
+    def _in_child(self, role: str, action: Callable[[], object]) -> None:
+        """Raises RuntimeError where it does not get through."""
+        child = self._family.fork(role, action)
+        self._family.wait(child, 4 * _PATIENCE_S)
+        if child.code != 0:
+            raise RuntimeError(f"the {role} ended with {child.code}: {self._family.last_words(child)}")
+
+
+def await_daemon(daemon: StormDaemon, family: Family) -> None:
+    """Waits until one serves. Raises RuntimeError if none does."""
+    ends = time.monotonic() + _PATIENCE_S
+    while not daemon.look():
+        if time.monotonic() > ends or not daemon.children:
+            raise RuntimeError(f"no daemon gets ready: {daemon.last_words()}")
+        family.reap()
+        time.sleep(_TICK_S)

@@ -1,0 +1,118 @@
+"""An engine of three processes: a scheduler that holds the pins and decides, and two ranks that copy their parts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from multiprocessing.connection import Connection
+from typing import Final
+
+import msgspec
+
+from oracle.journal import Told
+from pagetier.client import Handover, Match, Part
+
+from .engine import Engine, Post
+from .scene import Chain, chain_of
+
+RANKS: Final = 2
+_ANSWER_S: Final = 5.0
+_AWAY: Final = -1
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What the scheduler tells a rank: to load what was matched, or to store its part where nothing is handed over."""
+
+    number: int
+    handover: Handover | None = None
+
+
+def scheduler(post: Post, chance: int, ranks: list[Connection]) -> None:
+    """Serves requests until it is killed; with a rank that is gone it goes on with the other one."""
+    engine = Engine(post, chance)
+    while ranks:
+        number = engine.next_number()
+        if _load(engine, number, ranks) < len(chain_of(number).keys):
+            _ask(ranks, Order(number))
+            engine.look(chain_of(number))
+        engine.pause()
+    os._exit(0)
+
+
+def rank(post: Post, chance: int, index: int, orders: Connection) -> None:
+    """Does what it is told until the scheduler is gone, and ends without a word, or with one."""
+    engine = Engine(post, chance)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            order = _next(engine, orders)
+            orders.send(_carry_out(engine, order, index))
+    if engine.rng.random() < 0.5:
+        engine.client.close()
+    os._exit(0)
+
+
+def _next(engine: Engine, orders: Connection) -> Order:
+    while not orders.poll(0.5):
+        engine.post.seats.beat(engine.post.seat)
+    engine.post.seats.beat(engine.post.seat)
+    order = orders.recv()
+    assert isinstance(order, Order)
+    return order
+
+
+def _carry_out(engine: Engine, order: Order, index: int) -> int:
+    """How many pages were loaded, or adopted if fewer; _AWAY where there are no segments to load from."""
+    chain = chain_of(order.number)
+    if order.handover is None:
+        return engine.witness(chain).store(chain.keys, Part(index, RANKS)).stored
+    session = engine.client.session
+    if session is None or session.segments_id != order.handover.segments_id:
+        return _AWAY
+    with engine.client.adopt(order.handover) as match:
+        right = engine.witness(chain).load(match, chain.keys)
+        engine.post.seats.verified(engine.post.seat, right * chain.page_bytes)
+        return len(match)
+
+
+def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
+    """Matches a prompt and has the ranks load it; how far it is cached."""
+    chain = chain_of(number)
+    since = time.monotonic_ns()
+    with engine.client.match(chain.keys) as match:
+        if not len(match):
+            return match.reach
+        engine.journal.write(Told.HIT, chain.keys[: len(match)].data, since)
+        for adopted in _ask(ranks, Order(number, match.hand_over())):
+            _expect(engine, chain, match, adopted)
+        return match.reach
+
+
+def _expect(engine: Engine, chain: Chain, match: Match, adopted: int) -> None:
+    """What is pinned here can be adopted, all of it."""
+    if adopted not in (_AWAY, len(match)):
+        note = f"a rank could adopt {adopted} of {len(match)} pages that the scheduler had pinned"
+        engine.journal.write(Told.WRONG, chain.keys[max(adopted, 0)], note=note)
+
+
+def _ask(ranks: list[Connection], order: Order) -> list[int]:
+    """Tells all ranks, and waits for their answers; those that do not answer are gone for good."""
+    told = [pipe for pipe in ranks if _tell(pipe, order)]
+    answers = {pipe: _answer(pipe) for pipe in told}
+    ranks[:] = [pipe for pipe in told if answers[pipe] is not None]
+    return [answer for answer in answers.values() if answer is not None]
+
+
+def _tell(pipe: Connection, order: Order) -> bool:
+    try:
+        pipe.send(order)
+    except OSError:
+        return False
+    return True
+
+
+def _answer(pipe: Connection) -> int | None:
+    try:
+        return int(pipe.recv()) if pipe.poll(_ANSWER_S) else None
+    except (EOFError, OSError):
+        return None

@@ -1,0 +1,209 @@
+"""One round: a scene, a crew, a daemon, and death at any moment; then all is looked at and judged (ending.py)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from oracle.checker import Kind, Violation
+from oracle.samples import Sample, taken
+
+from .crew import SEATS, Crew
+from .daemons import StormDaemon
+from .ending import Ending, await_daemon
+from .engine import Post
+from .family import Child, Family
+from .fates import Fates
+from .scene import Scene
+from .seats import Seats
+from .slots import Mourning
+from .tally import Tally
+
+_TICK_S: Final = 0.003
+_SAMPLE_S: Final = 0.05
+_STOPPED_S: Final = 0.4
+_DARK_S: Final = 0.15
+_HANGS_S: Final = 15.0
+
+
+class Round:
+    """As a context manager it leaves no process and no shared memory behind. seconds: of death, before the ending."""
+
+    def __init__(self, scene: Scene, seconds: float, seed: int) -> None:
+        self.scene = scene
+        self.tally = Tally(rounds=1)
+        self._folder = tempfile.TemporaryDirectory(prefix="pagetier-storm-", ignore_cleanup_errors=True)
+        self.journals = Path(self._folder.name)
+        self._family = Family(self.journals)
+        self._daemon = StormDaemon(scene, self._family)
+        self._rng = random.Random(seed)
+        self._seconds = seconds
+        self._seed = seed
+        self._seats = Seats(SEATS)
+        self._mourning = Mourning()
+        self._samples: list[Sample] = []
+        self._dark_until = 0.0
+        self._stopped: list[Child] = []
+        self._workers_killed: set[int] = set()
+
+    def run(self, progress: Callable[[Tally], None]) -> Tally:
+        """All of it; progress is told how far it is, some hundred times a second."""
+        began = time.monotonic()
+        self._daemon.light()
+        await_daemon(self._daemon, self._family)
+        self._observer = self._daemon.observer()
+        self._storm(progress)
+        self._calm()
+        ending = Ending(self.scene, self._daemon, self._family, self.journals, self._seed)
+        verdict = ending.judge(self.tally, self._samples)
+        self.tally.told.update(verdict.told)
+        self.tally.violations += [*verdict.violations, *ending.stop()]
+        self.tally.adoptions += self._daemon.adoptions
+        self.tally.samples, self.tally.steps = len(self._samples), self._seats.steps
+        self.tally.bytes_verified = self._seats.bytes
+        self.tally.seconds = time.monotonic() - began
+        return self.tally
+
+    def _storm(self, progress: Callable[[Tally], None]) -> None:
+        now = time.monotonic()
+        ends = now + self._seconds
+        post = Post(self.scene, self._daemon.socket, self.journals, self._seats, now, ends, self._seed)
+        self._crew = Crew(self._family, post, self._rng)
+        fates = self._fates(now)
+        while (now := time.monotonic()) < ends:
+            self._tend(now)
+            self._man()
+            fates.pass_on(now)
+            progress(self.tally)
+            time.sleep(_TICK_S)
+
+    def _fates(self, now: float) -> Fates:
+        scene, fates = self.scene, Fates(self._rng, now)
+        fates.add(self._kill_engine, scene.engine_death)
+        fates.add(self._kill_daemon, scene.daemon_death)
+        fates.add(self._kill_worker, scene.worker_death)
+        fates.add(self._stop_somebody, scene.stop)
+        fates.add(self._sample, _SAMPLE_S)
+        return fates
+
+    def _tend(self, now: float) -> None:
+        """What is to be done all the time: ends are noted, who stood still goes on, there is a daemon."""
+        for child in self._family.reap():
+            self._note_end(child, now)
+        for child in [child for child in self._stopped if child.stopped <= now]:
+            self._go_on(child)
+        if not self._daemon.look():
+            self._mourning.no_daemon(now)
+            if not self._daemon.children and now >= self._dark_until:
+                self._light()
+
+    def _man(self) -> None:
+        for child in self._crew.man():
+            self.tally.lives[child.role] += 1
+        for child in self._crew.living:
+            if not child.killed and not child.stopped and self._seats.silent(child.seat) > _HANGS_S:
+                self._violation(Kind.HANG, f"{child.role} did nothing for {_HANGS_S} s", child.pid)
+                self._kill(child)
+
+    def _light(self) -> None:
+        """A new daemon; now and then two at once, of which one must be refused."""
+        for role in ["daemon", *(["daemon beside another"] if self._rng.random() < 0.1 else [])]:
+            self._daemon.light()
+            self.tally.lives[role] += 1
+
+    def _note_end(self, child: Child, now: float) -> None:
+        if child.role == "daemon":
+            well = self._daemon.ended_well(child)
+        else:
+            self._mourning.died(child.pid, now)
+            well = child.killed or child.code == 0
+        if not well:
+            why = self._family.last_words(child)
+            self._violation(Kind.CRASH, f"{child.role} ended with {child.code}: {why}", child.pid)
+        elif not child.killed:
+            self.tally.deaths[f"{child.role}, by itself"] += 1
+
+    def _kill(self, child: Child) -> None:
+        if child.lives and not child.killed:
+            self._family.kill(child)
+            self.tally.deaths[child.role] += 1
+
+    def _kill_engine(self) -> None:
+        living = [child for child in self._crew.living if not child.killed]
+        if living:
+            self._kill(self._rng.choice(living))
+
+    def _kill_daemon(self) -> None:
+        """Whoever serves, or is on the way to it."""
+        for child in self._daemon.children:
+            self._kill(child)
+        self._dark_until = time.monotonic() + self._rng.choice((0.0, self._rng.uniform(0, _DARK_S)))
+
+    def _kill_worker(self) -> None:
+        pid = self._daemon.worker()
+        if pid and pid not in self._workers_killed:
+            self._workers_killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            self.tally.deaths["disk worker"] += 1
+
+    def _stop_somebody(self) -> None:
+        """An engine's process or the daemon stands still for a while."""
+        daemons = [self._daemon.serving] if self._daemon.serving else []
+        everybody = [*self._crew.living, *daemons * 3]
+        able = [child for child in everybody if child.lives and not child.killed and not child.stopped]
+        if able:
+            child = self._rng.choice(able)
+            child.stopped = time.monotonic() + self._rng.uniform(0, _STOPPED_S)
+            self._stopped.append(child)
+            self._family.signal(child, signal.SIGSTOP)
+            self.tally.stops[child.role] += 1
+
+    def _go_on(self, child: Child) -> None:
+        self._stopped.remove(child)
+        child.stopped = 0.0
+        self._family.signal(child, signal.SIGCONT)
+
+    def _sample(self) -> None:
+        disk = self._daemon.disk if self.scene.disk else None
+        self._samples.append(taken(self._observer, self._daemon.name, disk))
+        self._mourn(time.monotonic())
+
+    def _mourn(self, now: float) -> None:
+        if self._daemon.serving is None or self._daemon.serving.stopped:
+            self._mourning.no_daemon(now)
+        else:
+            self._mourning.look({slot["pid"] for slot in self._observer.slots()}, now)
+
+    def _calm(self) -> None:
+        """All engines die at once; a daemon lives, and takes back what they held."""
+        for child in list(self._stopped):
+            self._go_on(child)
+        for child in self._crew.living:
+            self._kill(child)
+        while self._crew.living or self._mourning.waits:
+            now = time.monotonic()
+            self._tend(now)
+            self._mourn(now)
+            time.sleep(_TICK_S)
+        self.tally.returned += self._mourning.returned
+        self.tally.violations += self._mourning.violations
+
+    def _violation(self, kind: Kind, what: str, pid: int) -> None:
+        self.tally.violations.append(Violation(kind, what, pid=pid))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._family.end()
+        self._daemon.remove()
+        self._folder.cleanup()
