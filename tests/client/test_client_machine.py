@@ -1,0 +1,245 @@
+"""Several clients against a dictionary of pages, step by step, while daemons stop, die and sleep, and with a disk.
+
+What the index does under all this is in tests/shm/test_machine.py; here it is what a caller is told.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from client_world import PAGES, PROMPTS, Held, Room, World, keys_of
+from paged import PAGE, assert_exact, page_of, store
+from pagetier.client import Keys, Outcome
+from running import eventually
+
+who = st.integers(0, 2)
+chains = st.builds(keys_of, st.integers(0, PROMPTS - 1), st.integers(1, PAGES))
+picks = st.integers(0, 1 << 16)
+PATIENCE_S = 0.25
+LONG_S = 10.0
+
+
+class ClientMachine(RuleBasedStateMachine):
+    world: ClassVar[World]
+
+    @initialize()
+    def begin(self) -> None:
+        self.world.begin()
+
+    def teardown(self) -> None:
+        self.world.close()
+
+    # ---- storing
+
+    @rule(who=who, keys=chains)
+    def store(self, who: int, keys: Keys) -> None:
+        w = self.world
+        expected = w.expected(keys)
+        assert store(w.clients[who], keys, deadline=LONG_S).outcomes == expected
+        w.memory |= {key for key, outcome in zip(keys, expected, strict=True) if outcome is Outcome.STORED}
+
+    @precondition(lambda self: len(self.world.rooms) < 3)
+    @rule(who=who, keys=chains)
+    def reserve(self, who: int, keys: Keys) -> None:
+        w = self.world
+        free = [at for at, outcome in enumerate(w.expected(keys)) if outcome is Outcome.STORED]
+        reservation = w.clients[who].reserve(keys, PAGE, deadline=LONG_S)
+        assert reservation.granted.tolist() == free
+        if free:
+            w.rooms.append(Room(w.clients[who], reservation, keys, free))
+
+    @precondition(lambda self: self.world.rooms)
+    @rule(pick=picks)
+    def publish(self, pick: int) -> None:
+        w = self.world
+        room = w.rooms.pop(pick % len(w.rooms))
+        for page in room.granted:
+            room.reservation.write(page, page_of(room.keys[page]))
+        assert room.reservation.publish().stored == len(room.granted)
+        w.memory |= {room.keys[page] for page in room.granted}
+
+    @precondition(lambda self: self.world.rooms)
+    @rule(pick=picks)
+    def give_up(self, pick: int) -> None:
+        """Also half written."""
+        w = self.world
+        room = w.rooms.pop(pick % len(w.rooms))
+        room.reservation.write(room.granted[0], page_of(room.keys[room.granted[0]])[: PAGE // 2])
+        room.reservation.abandon()
+
+    # ---- finding
+
+    @rule(who=who, keys=chains)
+    def load(self, who: int, keys: Keys) -> None:
+        w = self.world
+        into = np.zeros((len(keys), PAGE), np.uint8)
+        reach, hurry = w.pages_anywhere(keys), bool(w.pending & set(keys))
+        with w.clients[who].match(keys) as match:
+            assert (len(match), match.reach) == (w.pages_in_memory(keys), self.seen_from(keys))
+            loaded = w.clients[who].load(match, into, deadline=0 if hurry else LONG_S)
+        assert_exact(keys, into[:loaded])
+        assert loaded == reach or (hurry and w.pages_in_memory(keys) <= loaded <= reach)
+        self.came_in(keys, hurry=hurry)
+
+    @rule(who=who, keys=chains)
+    def prefetch(self, who: int, keys: Keys) -> None:
+        w = self.world
+        if not w.pending & set(keys):
+            assert w.clients[who].prefetch(keys, LONG_S).wait(LONG_S) == w.pages_anywhere(keys)
+            self.came_in(keys, hurry=False)
+
+    def seen_from(self, keys: Keys) -> int:
+        """How far a match sees: over what is on disk, from the first page that is."""
+        w = self.world
+        first = w.pages_in_memory(keys)
+        return w.pages_anywhere(keys) if first < len(keys) and keys[first] in w.disk else first
+
+    def came_in(self, keys: Keys, *, hurry: bool) -> None:
+        """What was on disk is in memory, too. Who does not wait leaves it on its way: then it is waited for here."""
+        w = self.world
+        asked = keys[: w.pages_anywhere(keys)]
+        if hurry and not set(asked) <= w.memory:
+            ours = [key for key in asked if key not in w.pending]
+            assert eventually(lambda: w.daemon.header()["open_entries"] == len(w.pending), LONG_S)
+            w.memory |= {key for key in ours if self.is_in_memory(key, keys)}
+        elif not hurry:
+            w.memory |= set(asked)
+
+    def is_in_memory(self, key: bytes, keys: Keys) -> bool:
+        at = list(keys).index(key)
+        with self.world.clients[0].match(keys[at : at + 1]) as match:
+            return len(match) == 1
+
+    @precondition(lambda self: len(self.world.held) < 4)
+    @rule(who=who, keys=chains)
+    def hold(self, who: int, keys: Keys) -> None:
+        w = self.world
+        match = w.clients[who].match(keys)
+        assert len(match) == w.pages_in_memory(keys)
+        if len(match):
+            w.held.append(Held(w.clients[who], match, keys[: len(match)]))
+
+    @precondition(lambda self: self.world.held)
+    @rule(pick=picks, who=who)
+    def hand_over(self, pick: int, who: int) -> None:
+        w = self.world
+        held = w.held[pick % len(w.held)]
+        adopted = w.clients[who].adopt(pickle.loads(pickle.dumps(held.match)))
+        assert len(adopted) == len(held.keys)
+        w.held.append(Held(w.clients[who], adopted, held.keys))
+
+    @precondition(lambda self: self.world.held)
+    @rule(pick=picks)
+    def release(self, pick: int) -> None:
+        """What was held is there to the end."""
+        w = self.world
+        held = w.held.pop(pick % len(w.held))
+        into = np.zeros((len(held.keys), PAGE), np.uint8)
+        assert held.client.load(held.match, into) == len(held.keys)
+        assert_exact(held.keys, into)
+        held.match.release()
+
+    # ---- who comes and goes
+
+    @rule(who=who)
+    def leave(self, who: int) -> None:
+        """A client goes with all that it holds, and another one comes."""
+        w = self.world
+        w.clients[who].close()
+        w.held = [held for held in w.held if held.client is not w.clients[who]]
+        w.rooms = [room for room in w.rooms if room.client is not w.clients[who]]
+        assert eventually(lambda: len(w.daemon.slots()) == len(w.clients), LONG_S)
+        w.clients[who] = w.daemon.client()
+
+    @rule()
+    def flush_memory(self) -> None:
+        w = self.world
+        w.write_all()
+        if not w.rooms:
+            answer = w.flush("memory")
+            assert (answer.dropped, answer.kept) == (len(w.memory - w.pinned), len(w.pinned))
+            w.memory &= w.pinned
+
+    @precondition(lambda self: not self.world.rooms and not self.world.held)
+    @rule()
+    def flush_all(self) -> None:
+        w = self.world
+        w.write_all()
+        w.flush(None)
+        w.memory, w.disk = set(), set()
+
+    # ---- daemons
+
+    @precondition(lambda self: self.world.memory)
+    @rule(who=who, keys=chains)
+    def kill_the_daemon(self, who: int, keys: Keys) -> None:
+        """Nothing is lost but the time in which nothing can be stored."""
+        w = self.world
+        w.daemon.kill()
+        with w.clients[who].match(keys) as match:
+            assert len(match) == w.pages_in_memory(keys)
+        assert store(w.clients[who], keys, deadline=PATIENCE_S).refused == len(keys)
+        w.daemon.start()
+        w.wait_ready()
+
+    @precondition(lambda self: self.world.memory)
+    @rule()
+    def stop_the_daemon(self) -> None:
+        """It writes to disk what is not there, and memory is empty."""
+        w = self.world
+        w.let_go_of_all()
+        w.daemon.stop()
+        w.daemon.start()
+        w.wait_ready()
+        w.disk |= w.memory
+        w.memory = set()
+        assert eventually(lambda: all(not len(client.match(keys_of(0, 1))) for client in w.clients))
+
+    @rule(who=who, keys=chains)
+    def let_the_daemon_sleep(self, who: int, keys: Keys) -> None:
+        """A deadline and no wait; what was granted too late comes back."""
+        w = self.world
+        w.daemon.signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            assert store(w.clients[who], keys, deadline=PATIENCE_S).refused == len(keys)
+            assert time.monotonic() - began < PATIENCE_S + 1
+            with w.clients[who].match(keys) as match:
+                assert len(match) == w.pages_in_memory(keys)
+        finally:
+            w.daemon.signal(signal.SIGCONT)
+        w.wait_ready()
+        assert eventually(lambda: w.daemon.header()["open_entries"] == len(w.pending), LONG_S)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        world = World(Path(folder))
+        yield world
+        world.end()
+
+
+def test_clients_are_told_the_truth(world: World) -> None:
+    ClientMachine.world = world
+    run_state_machine_as_test(
+        ClientMachine,
+        settings=settings(
+            max_examples=6,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )

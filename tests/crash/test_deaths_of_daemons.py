@@ -1,0 +1,110 @@
+"""Daemons that start at once, and daemons of another format: who serves is one, and what it serves is exact.
+
+Which segments a daemon refuses, one by one, is in tests/daemon/test_leftovers.py.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paged import PAGE, found, prompt, store
+from pagetier.client import Client
+from pagetier.daemon.exits import Exit
+from running import START_S, RunningDaemon, eventually
+
+FORMAT_AT = 8
+OTHER_FORMAT = 99
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    """With room for 64 pages."""
+    with RunningDaemon(str(64 * PAGE), str(PAGE)) as running:
+        yield running
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+
+
+def race(daemon: RunningDaemon, count: int, *more: str) -> tuple[list[subprocess.Popen[bytes]], list[int]]:
+    """Starts so many at once. Those that serve, and the exit codes of the others."""
+    racers = [daemon.launch(*more) for _ in range(count)]
+    assert eventually(lambda: sum(racer.poll() is not None for racer in racers) >= count - 1, START_S)
+    left = [racer for racer in racers if racer.poll() is None]
+    return left, [racer.returncode for racer in racers if racer.returncode is not None]
+
+
+ENDS: dict[str, Callable[[RunningDaemon], object]] = {"nothing": RunningDaemon.stop, "warm pages": RunningDaemon.kill}
+
+
+@pytest.mark.parametrize("left", ENDS)
+def test_of_daemons_that_start_at_once_one_serves(daemon: RunningDaemon, left: str) -> None:
+    with daemon.client() as client:
+        for life in range(3):
+            assert store(client, prompt(life)).stored == 8
+            ENDS[left](daemon)
+            served, codes = race(daemon, 3)
+            assert len(served) == 1 and codes == [Exit.REFUSED] * 2, daemon.log.read_text()
+            daemon.process = served[0]
+            assert eventually(lambda life=life: store(client, prompt(100 + life)).stored == 8, START_S)  # type: ignore[misc]
+            warm = [found(client, prompt(number)) for number in range(life + 1)]
+            assert warm == [8 if left == "warm pages" else 0] * (life + 1)
+            assert daemon.findings() == []
+    assert "Traceback" not in daemon.log.read_text()
+
+
+# --- another format --------------------------------------------------------------------------------------------------
+
+
+def write_format(daemon: RunningDaemon, number: int) -> int:
+    """What an upgrade finds; returns the format that was there."""
+    with (Path("/dev/shm") / f"{daemon.name}.index").open("r+b") as index:
+        index.seek(FORMAT_AT)
+        (before,) = struct.unpack("<I", index.read(4))
+        index.seek(FORMAT_AT)
+        index.write(struct.pack("<I", number))
+    return int(before)
+
+
+def test_an_upgrade_to_another_format_is_refused_and_costs_stores_alone(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        assert store(client, prompt(0)).stored == 8
+        daemon.kill()
+        ours = write_format(daemon, OTHER_FORMAT)
+        assert daemon.launch().wait(START_S) == Exit.REFUSED
+        assert found(client, prompt(0)) == 8, "who was attached goes on"
+        assert store(client, prompt(1), deadline=0.1).refused == 8
+        write_format(daemon, ours)
+        daemon.start()
+        assert eventually(lambda: store(client, prompt(1)).stored == 8)
+        assert [found(client, prompt(number)) for number in range(2)] == [8, 8], "nothing was lost over it"
+
+
+def test_an_upgrade_to_another_format_is_cold_where_that_is_asked_for(daemon: RunningDaemon) -> None:
+    """Engines that were attached go over to the new segments; the old ones' pages are found by nobody any more."""
+    with daemon.client() as client, daemon.client() as sleeper:
+        assert store(client, prompt(0)).stored == 8
+        with sleeper.match(prompt(0)) as match:
+            daemon.kill()
+            write_format(daemon, OTHER_FORMAT)
+            daemon.start("--fresh")
+            assert cold(daemon)
+            assert eventually(lambda: store(client, prompt(1)).stored == 8)
+            assert found(client, prompt(0)) == 0
+            into = bytearray(8 * PAGE)
+            assert sleeper.load(match, into) in (0, 8), "what it had pinned it may have read, or not any more"
+        assert eventually(lambda: found(sleeper, prompt(1)) == 8)
+        assert found(sleeper, prompt(0)) == 0
+        assert store(sleeper, prompt(0)).stored == 8
+        assert found(client, prompt(0)) == 8
+
+
+def cold(daemon: RunningDaemon) -> bool:
+    """Whether a newcomer finds nothing."""
+    with Client(daemon.socket) as newcomer:
+        return newcomer.wait_attached(START_S) and found(newcomer, prompt(0)) == 0

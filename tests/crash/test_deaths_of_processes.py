@@ -1,0 +1,246 @@
+"""Processes that are not what they seem: equal numbers in namespaces of their own, other programs after exec, sleepers.
+
+What a fork does is in tests/client/test_client_life.py, as is a process that exits and never detaches.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mortal import attached
+from paged import PAGE, assert_exact, found, page_of, prompt, store
+from pagetier.client import Client
+from running import RunningDaemon, eventually
+
+FRAMES = 64
+SOON_S = 1.0
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    """With room for 64 pages."""
+    with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
+        yield running
+
+
+def fill(client: Client, first: int, prompts: int = FRAMES // 8) -> int:
+    """Stores prompt after prompt; the pages that were stored."""
+    return sum(store(client, prompt(number)).stored for number in range(first, first + prompts))
+
+
+# --- equal process and thread ids ------------------------------------------------------------------------------------
+
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+can_unshare = pytest.mark.skipif(
+    subprocess.run([*OWN_PIDS, "true"], capture_output=True, check=False).returncode != 0,
+    reason="PID namespaces can not be made here",
+)
+HOLDER = """
+import os, sys, threading
+sys.path[:0] = sys.argv[2:]
+from paged import PAGE, page_of, prompt, store
+from pagetier.client import Client
+client = Client(sys.argv[1])
+assert client.wait_attached(20)
+mine = int(sys.stdin.readline())
+assert store(client, prompt(mine)).stored == 8
+match = client.match(prompt(mine))
+reservation = client.reserve(prompt(1000 + mine), PAGE)
+print(os.getpid(), threading.get_native_id(), len(match), len(reservation.granted), flush=True)
+sys.stdin.readline()
+for page, key in enumerate(prompt(1000 + mine)):
+    reservation.write(page, page_of(key))
+print(reservation.publish().stored, flush=True)
+sys.stdin.readline()
+"""
+
+
+def namespaced(socket: Path) -> subprocess.Popen[str]:
+    """An engine that is process 1 of a namespace of its own."""
+    command = [*OWN_PIDS, sys.executable, "-c", HOLDER, str(socket), *sys.path]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str], order: str) -> str:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(order + "\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+@can_unshare
+def test_processes_with_equal_process_and_thread_ids_die_their_own_deaths(daemon: RunningDaemon) -> None:
+    """A mutex whose owner is such an id calls the living holder dead when its namesake dies."""
+    with ExitStack() as stack:
+        other = stack.enter_context(daemon.client())
+        engines = [stack.enter_context(namespaced(daemon.socket)) for _ in range(3)]
+        assert [said(engine, str(number)) for number, engine in enumerate(engines)] == ["1 1 8 8"] * 3
+        slots = [slot for slot in daemon.slots() if slot["pins"] == 8]
+        assert len({slot["pid"] for slot in slots}) == 3, "the daemon knows them apart"
+        os.kill(pid_of(engines[1]), signal.SIGKILL)
+        engines[1].wait(10)
+        assert eventually(lambda: sum(slot["pins"] for slot in daemon.slots()) == 16, SOON_S)
+        assert eventually(lambda: store(other, prompt(1001)).stored == 8, SOON_S), "what the dead one was granted"
+        fill(other, 2000)
+        assert found(other, prompt(1)) == 0, "and what it had pinned can leave"
+        for number in (0, 2):
+            assert found(other, prompt(number)) == 8, "the living one's pins hold"
+            assert said(engines[number], "") == "8"
+            assert found(other, prompt(1000 + number)) == 8
+        for number in (0, 2):
+            engines[number].communicate("\n", timeout=10)
+
+
+def pid_of(unshare: subprocess.Popen[str]) -> int:
+    """The process that unshare started, by the number that we know it by."""
+    return int(Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()[0])
+
+
+# --- exec ------------------------------------------------------------------------------------------------------------
+
+
+def _exec(client: Client, pipe: Connection) -> None:
+    """Becomes another program, which knows of nothing, while it has pages pinned and others granted."""
+    held = client.match(prompt(0)), client.reserve(prompt(1), PAGE)
+    pipe.send(len(held[0]))
+    os.execvp("sleep", ["sleep", "60"])
+
+
+def test_after_exec_a_process_holds_what_it_held_until_it_ends(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        assert store(client, prompt(0)).stored == 8
+        with attached(daemon.socket, _exec) as child:
+            assert child.told() == 8
+            assert eventually(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
+            descriptors = [str(link.readlink()) for link in Path(f"/proc/{child.pid}/fd").iterdir()]
+            assert not [to for to in descriptors if daemon.name in to], "the other program inherits no segment"
+            assert daemon.name not in Path(f"/proc/{child.pid}/maps").read_text()
+            time.sleep(0.6)  # longer than the quarantine
+            assert {slot["pid"]: slot["pins"] for slot in daemon.slots()}[child.pid] == 8, "its GPU may still write"
+            assert store(client, prompt(1)).pending == 8
+            died = child.kill()
+        assert eventually(lambda: store(client, prompt(1)).stored == 8)
+        assert time.monotonic() - died < SOON_S
+        assert not any(slot["pins"] for slot in daemon.slots())
+
+
+# --- ends of all kinds -----------------------------------------------------------------------------------------------
+
+
+def _raise() -> None:
+    raise RuntimeError("an engine with a fault")
+
+
+ENDS: dict[str, Callable[[], object]] = {
+    "return": lambda: None,
+    "exception": _raise,
+    "_exit": lambda: os._exit(3),
+    "abort": os.abort,
+    "terminated": lambda: os.kill(os.getpid(), signal.SIGTERM),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_who_never_detaches_leaves_nothing_however_it_ends(daemon: RunningDaemon, end: str) -> None:
+    def live(client: Client, pipe: Connection) -> None:
+        held = client.match(prompt(0)), client.reserve(prompt(1), PAGE), client.reserve_soon(prompt(2), PAGE)
+        pipe.send(len(held[0]))
+        pipe.recv()
+        os.close(2)  # what it has to say is no news
+        faulthandler.disable()
+        ENDS[end]()
+
+    with daemon.client() as client:
+        assert store(client, prompt(0)).stored == 8
+        with attached(daemon.socket, live) as child:
+            assert child.told() == 8
+            child.tell(None)
+            child.wait()
+            assert eventually(lambda: len(daemon.slots()) == 1, SOON_S)
+        assert eventually(lambda: daemon.header()["used_frames"] == 8, SOON_S)
+        assert not any(slot["pins"] for slot in daemon.slots())
+
+
+# --- who sleeps over what follows ------------------------------------------------------------------------------------
+
+
+def _sleep_over(client: Client, pipe: Connection) -> None:
+    """Has pages pinned and others granted; writes, publishes and reads when it wakes."""
+    match, reservation = client.match(prompt(0)), client.reserve(prompt(1), PAGE)
+    pipe.send(len(match))
+    pipe.recv()
+    for page, key in enumerate(prompt(1)):
+        reservation.write(page, page_of(key))
+    into = np.zeros((8, PAGE), np.uint8)
+    loaded = client.load(match, into)
+    assert_exact(prompt(0), into[:loaded])
+    pipe.send((reservation.publish().stored, loaded))
+    pipe.recv()
+    again = client.wait_attached(10) and store(client, prompt(2)).stored
+    pipe.send((again, found(client, prompt(2))))
+    pipe.recv()
+
+
+@pytest.mark.parametrize("daemon_dies", [False, True])
+def test_who_sleeps_keeps_its_slot_and_what_it_was_granted_goes_to_nobody(daemon_dies: bool) -> None:
+    """Longer than a reservation lives, over a new daemon and many newcomers; then it writes all the same."""
+    flags = (str(FRAMES * PAGE), str(PAGE), "--store-expiry", "0.5s")
+    with RunningDaemon(*flags) as daemon, ExitStack() as stack:
+        other = stack.enter_context(daemon.client())
+        assert store(other, prompt(0)).stored == 8
+        sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
+        assert sleeper.told() == 8
+        sleeper.signal(signal.SIGSTOP)
+        if daemon_dies:
+            daemon.kill()
+            daemon.start()
+            assert other.wait_attached(10)
+        newcomers = [stack.enter_context(daemon.client()) for _ in range(5)]
+        assert eventually(lambda: daemon.header()["doomed"] == 8 or daemon.header()["dropped"] == 8, 5)
+        for newcomer in newcomers:
+            fill(newcomer, 100 + newcomer.session.slot * 10, 4)  # type: ignore[union-attr]
+        assert len({slot["slot"] for slot in daemon.slots()} | {0}) == 7
+        sleeper.signal(signal.SIGCONT)
+        assert sleeper.ask(None) == (0, 8), "it is told that it was late; what it had pinned is what it was"
+        for newcomer in newcomers:
+            first = 100 + newcomer.session.slot * 10  # type: ignore[union-attr]
+            assert all(found(other, prompt(number)) in (0, 8) for number in range(first, first + 4))
+        assert found(other, prompt(1)) == 0
+        assert sleeper.ask(None) == (8, 8)
+        assert eventually(lambda: daemon.header()["open_entries"] == 0)
+
+
+def test_who_sleeps_over_a_stop_touches_only_what_was(daemon: RunningDaemon) -> None:
+    """The next daemon's segments are others, in which its slot is another's."""
+    with ExitStack() as stack:
+        first = stack.enter_context(daemon.client())
+        assert store(first, prompt(0)).stored == 8
+        first.close()
+        sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
+        assert sleeper.told() == 8
+        old = next(slot["slot"] for slot in daemon.slots() if slot["pid"] == sleeper.pid)
+        sleeper.signal(signal.SIGSTOP)
+        daemon.stop()
+        daemon.start()
+        newcomers = [stack.enter_context(daemon.client()) for _ in range(3)]
+        assert old in [newcomer.session.slot for newcomer in newcomers if newcomer.session]
+        for number in range(FRAMES // 8):
+            assert store(newcomers[0], prompt(100 + number)).stored == 8
+        sleeper.signal(signal.SIGCONT)
+        sleeper.ask(None)
+        assert [found(newcomers[1], prompt(100 + number)) for number in range(FRAMES // 8)] == [8] * (FRAMES // 8)
+        assert eventually(lambda: daemon.header()["open_entries"] == 0)
+        assert not any(slot["pins"] for slot in daemon.slots())
+        assert sleeper.ask(None) == (8, 8)

@@ -1,0 +1,136 @@
+"""A daemon with a disk and several clients, beside what must be true of them: which page is where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from paged import PAGE, prompt
+from pagetier.client import Client, Keys, Match, Outcome
+from pagetier.client.store import Reservation
+from pagetier.shm.protocol import Flush, Flushed
+from running import START_S, RunningDaemon, eventually
+from with_disk import is_open, until_written
+
+FRAMES = 64
+PROMPTS, PAGES = 4, 6
+_WAIT_S = 10.0
+
+
+class Held(msgspec.Struct, eq=False):
+    """What a client has pinned."""
+
+    client: Client
+    match: Match
+    keys: Keys
+
+
+class Room(msgspec.Struct, eq=False):
+    """What a client was granted and has not published."""
+
+    client: Client
+    reservation: Reservation
+    keys: Keys
+    granted: list[int]
+
+
+class World:
+    """memory, disk: keys of the pages that are there. Memory has room for all, so nothing leaves by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        flags = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through")
+        self.daemon = RunningDaemon(str(FRAMES * PAGE), str(PAGE), *flags).start()
+        self.clients: list[Client] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is anywhere, and three clients are there."""
+        self.memory: set[bytes] = set()
+        self.disk: set[bytes] = set()
+        self.held: list[Held] = []
+        self.rooms: list[Room] = []
+        while len(self.clients) < 3:
+            self.clients.append(self.daemon.client())
+        self.wait_ready()
+
+    def close(self) -> None:
+        """Back to nothing: clients go, pages too; the daemon stays for the next example."""
+        self.let_go_of_all()
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+        assert eventually(lambda: len(self.daemon.slots()) == 1, _WAIT_S), "one is the disk's"
+        until_written(self.daemon)
+        self.flush(None)
+        assert self.daemon.findings() == []
+        header = self.daemon.header()
+        assert (header["used_frames"], header["disk_used_frames"], header["open_entries"]) == (0, 0, 0)
+
+    def end(self) -> None:
+        """Nothing is left of the daemon either."""
+        self.daemon.__exit__(None, None, None)
+
+    def wait_ready(self) -> None:
+        """Until the daemon serves, its disk has told what it holds, and all are attached."""
+        assert eventually(lambda: is_open(self.daemon), START_S), self.daemon.log.read_text()
+        assert all(client.wait_attached(_WAIT_S) for client in self.clients)
+
+    def let_go_of_all(self) -> None:
+        """Pins and rooms, of all clients."""
+        for held in self.held:
+            held.match.release()
+        for room in self.rooms:
+            room.reservation.abandon()
+        self.held.clear()
+        self.rooms.clear()
+
+    # ---- what must be
+
+    @property
+    def pending(self) -> set[bytes]:
+        """Pages that somebody is writing."""
+        return {room.keys[page] for room in self.rooms for page in room.granted}
+
+    @property
+    def pinned(self) -> set[bytes]:
+        """Pages that somebody holds."""
+        return {key for held in self.held for key in held.keys}
+
+    def pages_in_memory(self, keys: Keys) -> int:
+        """Of a prompt, from its head on."""
+        return next((at for at, key in enumerate(keys) if key not in self.memory), len(keys))
+
+    def pages_anywhere(self, keys: Keys) -> int:
+        """In memory or on disk, or on their way from there."""
+        there = self.memory | self.disk
+        return next((at for at, key in enumerate(keys) if key not in there), len(keys))
+
+    def expected(self, keys: Keys) -> list[Outcome]:
+        """What a store of these is to be told."""
+        pending = self.pending
+        return [
+            Outcome.PENDING if key in pending else Outcome.PRESENT if key in self.memory else Outcome.STORED
+            for key in keys
+        ]
+
+    # ---- what others do
+
+    def write_all(self) -> None:
+        """Everything that is whole in memory is on disk, too."""
+        assert eventually(lambda: self.daemon.header()["open_entries"] == len(self.pending), _WAIT_S)
+        if not self.rooms:
+            until_written(self.daemon)
+            self.disk |= self.memory
+
+    def flush(self, tier: str | None) -> Flushed:
+        """Out of this tier, or of both."""
+        with self.daemon._looking() as (link, _):
+            answer = link.ask(Flush(1, None, tier), _WAIT_S)
+        assert isinstance(answer, Flushed)
+        return answer
+
+
+def keys_of(number: int, pages: int) -> Keys:
+    """Of a prompt, as far as so many pages."""
+    return prompt(number, PAGES)[:pages]
