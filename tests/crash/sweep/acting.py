@@ -1,0 +1,197 @@
+"""What the nursery's processes do: a daemon, and engines that carry out orders."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from oracle.contents import words
+from oracle.journal import Journal, Told
+from oracle.witness import Looked, Witness
+from pagetier.client import Blocks, Client, Handover, Match, Part, Reservation
+from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
+from pagetier.kernels import caches
+from pagetier.kernels.page import PageOrder, Shard
+from pagetier.kernels.slots import slot_map
+from pagetier.kernels.transfer import PagedCache
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Flush, Observe, Save, Saved
+from running import namespace
+
+from .paging import PAGE, SEED, SPACE, keys_of
+
+LONG_S: Final = 20.0
+_PATIENCE_S: Final = 3.0
+_TOKENS, _BLOCKS, _HEADS, _DIM = 16, 8, 2, 64
+
+
+def daemon(arguments: Sequence[str]) -> None:
+    """pagetierd, to its end."""
+    from pagetier.daemon.main import main
+
+    main(list(arguments))
+
+
+def engine(descriptor: int, socket: Path, folder: Path) -> None:
+    """An attached process, to the end of the pipe; each order is answered with what came of it."""
+    pipe = Connection(descriptor)
+    actor = Actor(socket, folder)
+    pipe.send("attached")
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(getattr(actor, name)(*arguments))
+
+
+class Actor:
+    """One engine, which writes down what it is told."""
+
+    def __init__(self, socket: Path, folder: Path) -> None:
+        self._socket = socket
+        self._client = Client(socket, deadline=_PATIENCE_S, name="actor")
+        assert self._client.wait_attached(LONG_S)
+        self._witness = Witness(self._client, Journal.of_this_process(folder), SEED, PAGE)
+        self._open: Reservation | None = None
+        self._asked: tuple[list[int], Part, int] = ([], Part(), 0)
+        self._kept: Match | GroupMatch | None = None
+
+    def pass_by(self) -> None:
+        """Nothing."""
+
+    def store(self, numbers: Iterable[int], part: int = 0, parts: int = 1) -> list[int]:
+        """The outcomes."""
+        return list(self._witness.store(keys_of(numbers), Part(part, parts)).codes)
+
+    def store_plainly(self, numbers: Sequence[int]) -> list[int]:
+        """As engines do, by one call."""
+        keys, since = keys_of(numbers), time.monotonic_ns()
+        self._witness.journal.write(Told.STORING, keys.data, since)
+        pages = np.stack([words(key, SEED, PAGE).view(np.uint8) for key in keys])
+        result = self._client.store(keys, pages)
+        self._witness.note(result, keys, since)
+        return list(result.codes)
+
+    def look(self, numbers: Iterable[int], disk_s: float = 0.0) -> Looked:
+        """Matches, loads and compares."""
+        return self._witness.look(keys_of(numbers), disk_s)
+
+    def open(self, numbers: Sequence[int], part: int = 0, parts: int = 1, size: int = PAGE) -> int:
+        """Reserves; how many pages were granted."""
+        keys, since = keys_of(numbers), time.monotonic_ns()
+        self._asked = list(numbers), Part(part, parts), since
+        self._witness.journal.write(Told.STORING, keys.data, since, part=part, parts=parts)
+        self._open = self._client.reserve(keys, size, self._asked[1])
+        return len(self._open.granted)
+
+    def publish(self) -> list[int]:
+        """What was reserved."""
+        assert self._open is not None
+        numbers, part, since = self._asked
+        keys = keys_of(numbers)
+        self._witness.fill(self._open, keys, part)
+        serials = np.asarray(self._open._serials)
+        result = self._open.publish()
+        self._witness.note(result, keys, since, part, serials)
+        return list(result.codes)
+
+    def abandon(self) -> None:
+        """What was reserved."""
+        assert self._open is not None
+        self._open.abandon()
+
+    def resize(self, numbers: Sequence[int], size: int) -> None:
+        """Reserves the same pages in another size, and gives them up."""
+        self.open(numbers, size=size)
+        self.abandon()
+
+    def fill(self, numbers: Sequence[int], size: int) -> list[int]:
+        """Stores pages of another size, whatever is in them; nobody looks for these."""
+        with self._client.reserve(keys_of(numbers), size) as reservation:
+            return list(reservation.publish().codes)
+
+    def overstay(self, numbers: Sequence[int], seconds: float) -> list[int]:
+        """Reserves, takes its time, publishes."""
+        self.open(numbers)
+        time.sleep(seconds)
+        return self.publish()
+
+    def hold(self, numbers: Iterable[int]) -> bytes:
+        """Pins; the match on its way to another process."""
+        self._kept = self._client.match(keys_of(numbers))
+        return pickle.dumps(self._kept)
+
+    def adopt(self, handover: bytes, numbers: Sequence[int]) -> int:
+        """Pins what another process matched, loads and compares it."""
+        given: Handover = pickle.loads(handover)
+        with self._client.adopt(given) as match:
+            return self._witness.load(match, keys_of(numbers))
+
+    def match_groups(self, numbers: Sequence[int], others: Sequence[int]) -> int:
+        """Of one prompt in two groups; pages that were pinned, and are let go."""
+        full = GroupKeys(FullAttention(SPACE.page_tokens), keys_of(numbers))
+        window = GroupKeys(SlidingWindow(SPACE.page_tokens, 2 * SPACE.page_tokens), keys_of(others))
+        with self._client.match_groups([full, window]) as match:
+            return len(match)
+
+    def prefetch(self, numbers: Iterable[int]) -> int:
+        """From disk; how many are in memory then."""
+        return self._client.prefetch(keys_of(numbers), LONG_S).wait(LONG_S)
+
+    def store_blocks(self, prompt: int) -> int:
+        """Two pages of a paged cache, there and back; how many came back."""
+        raw = [np.full((2, _BLOCKS, 4, _HEADS, _DIM), prompt + layer, np.uint16) for layer in range(2)]
+        layout = caches.kv_first(raw)
+        cache = PagedCache(layout, PageOrder.of_model(layout, _TOKENS, _HEADS, 2), Shard())
+        space = namespace(layout=cache.page.layout, salt=str(prompt))
+        blocks = Blocks(cache, slot_map(np.arange(_BLOCKS), 2, _TOKENS, 4))
+        keys = space.keys(range(prompt << 8, (prompt << 8) + 2 * _TOKENS))
+        self._client.store(keys, blocks)
+        with self._client.match(keys) as match:
+            for one in raw:
+                one[...] = 0
+            done = self._client.load(match, blocks)
+        right = all((one[:, : done * 4] == prompt + layer).all() for layer, one in enumerate(raw))
+        assert right, "other bytes came back"
+        return done
+
+    def flush(self, tier: str | None = None) -> int:
+        """All pages; how many were dropped."""
+        return int(getattr(self._ask(Flush(1, None, tier)), "dropped", -1))
+
+    def save(self) -> bool:
+        """To disk, all of it; whether that was done."""
+        ends = time.monotonic() + LONG_S
+        while time.monotonic() < ends:
+            told = self._ask(Save(1))
+            if isinstance(told, Saved) and (told.synced or told.trouble):
+                return told.synced
+            time.sleep(0.01)
+        return False
+
+    def close(self) -> None:
+        """Detaches."""
+        self._client.close()
+
+    def _ask(self, request: Any) -> Any:
+        """As an administrator; None where the daemon goes meanwhile."""
+        try:
+            link = Link(self._socket, LONG_S)
+        except LinkError:
+            return None
+        try:
+            for descriptor in link.greet(Observe(BUILD), LONG_S).descriptors:
+                os.close(descriptor)
+            return link.ask(request, LONG_S)
+        except LinkError:
+            return None
+        finally:
+            link.close()

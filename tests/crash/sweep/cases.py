@@ -1,0 +1,226 @@
+"""One case: an operation, a point, who crosses it, whether he dies or is stopped there; and what must be so then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from running import START_S, eventually
+
+from .control import Action
+from .operation import Operation, Role
+from .paging import PAGES
+from .scene import SHORT_S, SLACK_S, Scene, timed
+
+_FIRED_S: Final = 3.0
+_BACK_S: Final = 1.0
+_DONE_S: Final = 10.0
+_QUIET_S: Final = 0.07
+"""A little longer than from one of the daemon's looks around to the next."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """role crosses point while an operation goes on."""
+
+    role: Role
+    point: str
+    action: Action
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {'killed' if self.action is Action.KILL else 'stopped'} at {self.point}"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a case ended. crossed: whether the point was; back_s: until the memory of the dead was in use again."""
+
+    crossed: bool
+    back_s: float = 0.0
+
+
+def crossings(scene: Scene, kind: type[Operation]) -> dict[Role, set[str]]:
+    """Which points an operation crosses in which role, when nobody dies."""
+    operation = _begin(scene, kind)
+    before = {role: operation.pid(role) for role in kind.roles if role not in kind.starts}
+    scene.control.forget()
+    operation.act()
+    assert eventually(operation.done, _DONE_S), f"{kind.__name__} is never over: {scene.daemon.log.read_text()}"
+    time.sleep(_QUIET_S)
+    of_pid = {pid: role for role, pid in before.items() if pid}
+    if Role.ENGINE in kind.starts:
+        of_pid[operation.pids_of_engines()[0]] = Role.ENGINE
+    if Role.DAEMON in kind.starts:
+        of_pid[scene.daemon.pid] = Role.DAEMON
+    others = set(operation.pids_of_engines())
+    found: dict[Role, set[str]] = defaultdict(set)
+    for one in scene.control.crossed():
+        role = of_pid.get(one.pid, Role.TIER if one.pid not in others else None)
+        if role in kind.roles:
+            found[role].add(one.name)
+    _end(scene, operation)
+    return dict(found)
+
+
+def run(scene: Scene, kind: type[Operation], case: Case) -> Outcome:
+    """Raises AssertionError where a promise is broken."""
+    operation = _begin(scene, kind)
+    scene.control.arm(case.point, case.action, operation.pid(case.role))
+    operation.act()
+    pid = _fired(scene, operation)
+    if not pid:
+        scene.control.disarm()
+        _end(scene, operation)
+        return Outcome(crossed=False)
+    died = time.monotonic()
+    (_kill if case.action is Action.KILL else _stop)(scene, operation, case.role, pid)
+    if case.role is not Role.ENGINE or operation.goes:
+        died = time.monotonic()  # nobody could do anything before
+    assert eventually(lambda: _let_go(scene, operation, pid), _BACK_S), f"not let go of: {_held(scene)}"
+    back = time.monotonic() - died
+    _end(scene, operation)
+    return Outcome(crossed=True, back_s=back)
+
+
+def _begin(scene: Scene, kind: type[Operation]) -> Operation:
+    scene.begin()
+    operation = kind(scene)
+    operation.prepare()
+    return operation
+
+
+def _fired(scene: Scene, operation: Operation) -> int:
+    """Who has crossed the point; 0 if all is over and nobody has."""
+    ends = time.monotonic() + _FIRED_S
+    while not (pid := scene.control.fired) and time.monotonic() < ends:
+        if operation.done():
+            return scene.control.wait_fired(_QUIET_S)
+        time.sleep(0.002)
+    return pid
+
+
+# ---- death
+
+
+def _kill(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
+    match role:
+        case Role.ENGINE:
+            assert operation.engine is not None and operation.engine.process.pid == pid
+            operation.engine.process.wait(START_S)
+            operation.engine = None
+            if operation.goes:
+                assert eventually(operation.done, _DONE_S)
+                scene.daemon.start()
+        case Role.DAEMON:
+            assert scene.daemon.pid == pid and scene.daemon.process is not None
+            scene.daemon.process.wait(START_S)
+            _goes_on_without(scene, operation)
+            scene.daemon.start()
+        case Role.TIER:
+            _after_worker(scene, operation)
+    _is_well(scene, operation)
+
+
+def _after_worker(scene: Scene, operation: Operation) -> None:
+    """The next daemon starts another at once; this one would wait a little longer each time."""
+    if operation.goes:
+        assert eventually(operation.done, _DONE_S)
+        scene.daemon.start()
+        return
+    assert eventually(lambda: scene.client.attached, START_S)
+    _goes_on(scene, operation)
+    scene.renew()
+
+
+def _goes_on_without(scene: Scene, operation: Operation) -> None:
+    """No daemon: matches and loads go on, stores are refused in time."""
+    if operation.keeps:
+        assert scene.look(operation.known).loaded == len(operation.known), "a page is not found without a daemon"
+    stored, seconds = timed(lambda: scene.store(scene.numbers(1), SHORT_S))
+    assert not stored or scene.client.attached, "a store without a daemon"
+    assert seconds < SHORT_S + SLACK_S, f"a store took {seconds:.3f} s without a daemon"
+
+
+def _goes_on(scene: Scene, operation: Operation) -> None:
+    """The daemon lives: everything goes on for the others."""
+    if operation.keeps:
+        assert scene.look(operation.known).loaded == len(operation.known), "what is stored is not found"
+    fresh = scene.numbers(2)
+    stored, seconds = timed(lambda: scene.store(fresh))
+    assert stored == len(fresh) and scene.look(fresh).loaded == len(fresh), "others can not store"
+    assert seconds < SLACK_S, f"a store took {seconds:.3f} s"
+
+
+def _is_well(scene: Scene, operation: Operation) -> None:
+    """After a death and what follows it."""
+    assert eventually(lambda: scene.client.attached, START_S), scene.daemon.log.read_text()
+    _goes_on(scene, operation)
+    findings = scene.daemon.findings()
+    assert findings == [], findings
+    for engine in operation.engines():
+        engine.answer()
+    scene.until_disk_is_open()
+    assert operation.verify(), f"{scene.header()} {scene.daemon.log.read_text()}"
+
+
+# ---- standstill
+
+
+def _stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
+    assert eventually(lambda: _state_of(pid) == "T"), "it is not stopped"
+    if role is Role.DAEMON:
+        _goes_on_without(scene, operation)
+    elif not operation.goes:
+        _goes_on(scene, operation)
+    if role is Role.TIER:
+        _, seconds = timed(lambda: scene.look(operation.on_disk(), SHORT_S))
+        assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s from a disk that stands still"
+    _resume(pid)
+    assert eventually(operation.done, _DONE_S), f"it does not go on: {scene.daemon.log.read_text()}"
+    if operation.goes and not scene.daemon.lives:
+        scene.daemon.start()
+    assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "no stores after a standstill"
+    _is_well(scene, operation)
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _resume(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)
+
+
+# ---- the end of it
+
+
+def _let_go(scene: Scene, operation: Operation, pid: int) -> bool:
+    """Whether nothing is held by who is dead, or has no orders left."""
+    living = {engine.process.pid for engine in operation.engines()}
+    attached = {slot["pid"] for slot in scene.daemon.observer().slots()}
+    gone = pid in living or pid in (scene.daemon.pid, scene.worker()) or pid not in attached
+    return gone and scene.quiet() and not scene.pins(but=living)
+
+
+def _held(scene: Scene) -> str:
+    return f"{scene.daemon.observer().slots()} {scene.header()}"
+
+
+def _end(scene: Scene, operation: Operation) -> None:
+    """Judges the case, and proves that all memory is of use."""
+    scene.dismiss()
+    if not scene.daemon.lives:
+        scene.daemon.start()
+    assert eventually(lambda: scene.client.attached, START_S)
+    assert eventually(lambda: scene.quiet() and not scene.pins(), START_S), _held(scene)
+    violations = scene.violations(operation.lost())
+    assert violations == [], violations
+    full = scene.numbers(PAGES)
+    # a page that is being written to disk can not leave in this moment
+    assert eventually(lambda: scene.store(full) == PAGES, _BACK_S), f"not all memory is of use: {_held(scene)}"
+    findings = scene.daemon.findings()
+    assert findings == [], findings

@@ -1,0 +1,110 @@
+"""Disks that come and go: workers that die, daemons that start and stop with a disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import Final
+
+from running import eventually
+
+from .disk_operations import SMALL, WithDisk
+from .operation import Role
+from .operations import served_and_attached
+from .paging import PAGES
+
+
+class LoseWorker(WithDisk):
+    """The tier worker dies while it reads, and another one comes."""
+
+    roles = (Role.DAEMON,)
+
+    def prepare(self) -> None:
+        super().prepare()
+        assert self.engine is not None
+        os.kill(self.scene.worker(), signal.SIGSTOP)
+        self.worker = self.scene.worker()
+        self.engine.order("prefetch", self.pages)
+        assert eventually(lambda: not self.scene.quiet())
+
+    def act(self) -> None:
+        os.kill(self.worker, signal.SIGKILL)
+
+    def done(self) -> bool:
+        return super().done() and self.scene.worker() not in (0, self.worker) and self.scene.disk_is_open()
+
+
+class StartWithDisk(WithDisk):
+    """The next daemon, and its worker, which tells what is there."""
+
+    starts = (Role.DAEMON, Role.TIER)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.scene.daemon.kill()
+
+    def act(self) -> None:
+        self.scene.daemon.launch()
+
+    def done(self) -> bool:
+        return served_and_attached(self.scene) and self.scene.disk_is_open()
+
+
+class StartWithNewDisk(StartWithDisk):
+    """The folder is empty."""
+
+    roles = (Role.TIER,)
+    stays = False
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.scene.dropping()
+        shutil.rmtree(self.scene.folder / "disk")
+
+
+class StartWithSmallerDisk(StartWithDisk):
+    """Its files are longer than they may be now: pages go, and the files are written anew."""
+
+    roles = (Role.TIER,)
+    stays = False
+
+    def prepare(self) -> None:
+        self.scene.renew()
+        self.put_on_disk(PAGES)
+        self.put_on_disk(PAGES)
+        super().prepare()
+        self.scene.dropping()
+
+    def until_on_disk(self, count: int) -> None:
+        del count
+        self.scene.rest()
+        assert eventually(lambda: self.scene.header()["disk_pages"] >= self.scene.header()["pages"])
+
+    def act(self) -> None:
+        self.scene.daemon.launch("--disk-size", SMALL)
+
+
+class StopWithDisk(WithDisk):
+    """SIGTERM: what is in memory alone is written first."""
+
+    rule = "evict"
+    before = 0
+    goes = True
+    keeps = False
+
+    def act(self) -> None:
+        self.scene.dropping()
+        self.scene.daemon.signal(signal.SIGTERM)
+
+    def done(self) -> bool:
+        return not self.scene.daemon.lives
+
+
+DISK_LIVES: Final = (
+    LoseWorker,
+    StartWithDisk,
+    StartWithNewDisk,
+    StartWithSmallerDisk,
+    StopWithDisk,
+)

@@ -1,0 +1,119 @@
+"""Processes that live at once: forked from one that has imported everything, in the build with points."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from .variant import environment
+
+_CHUNK: Final = 1 << 20
+_WARMING_S: Final = 60.0
+
+
+class Born:
+    """A process of the nursery, as subprocess.Popen has one."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._pidfd = os.pidfd_open(pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, None while it lives."""
+        if self.returncode is None and _readable(self._pidfd, 0.0):
+            self.returncode = self._nursery.code_of(self.pid)
+            os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired if it lives on for so many seconds."""
+        if self.returncode is None and not _readable(self._pidfd, timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing to who is gone."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """One cradle; all that it has borne is killed at the end. control: the file for the points of all of
+    them. mutant: a mistake that their core has."""
+
+    def __init__(self, control: Path, log: Path, mutant: Path | None = None) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._codes: dict[int, int] = {}
+        self._born: list[Born] = []
+        self._alone = False
+        command = [sys.executable, "-m", "sweep.cradle", str(theirs.fileno())]
+        with theirs, log.open("ab") as output:
+            one = {"OPENBLAS_NUM_THREADS": "1"}  # threads would not come along
+            environ = environment(control, mutant) | one
+            self._cradle = subprocess.Popen(
+                command, env=environ, pass_fds=[theirs.fileno()], stdout=output, stderr=output
+            )
+        self._link.settimeout(_WARMING_S)
+        assert self._link.recv(_CHUNK) == b"warm", log.read_text()
+
+    def spawn(self, name: str, arguments: tuple[Any, ...], log: Path, give: tuple[int, ...] = ()) -> Born:
+        """Calls a function of sweep.acting in a new process: name(*descriptors of give, *arguments)."""
+        request = ("spawn", str(log), "sweep.acting", name, arguments)
+        socket.send_fds(self._link, [pickle.dumps(request)], list(give))
+        self._born.append(Born(self, pickle.loads(self._link.recv(_CHUNK))))
+        return self._born[-1]
+
+    def code_of(self, pid: int) -> int:
+        """Of one that has ended."""
+        while pid not in self._codes:
+            self._look()
+        return self._codes[pid]
+
+    def alone(self, seconds: float) -> bool:
+        """Whether all that was born, and what that left behind, has ended in time."""
+        ends = time.monotonic() + seconds
+        self._look()
+        while not self._alone and time.monotonic() < ends:
+            time.sleep(0.005)
+            self._look()
+        return self._alone
+
+    def _look(self) -> None:
+        self._link.send(pickle.dumps(("ended",)))
+        told = pickle.loads(self._link.recv(_CHUNK))
+        self._alone = not told.pop(0)
+        self._codes |= told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in self._born:
+            one.kill()
+        self._link.close()
+        self._cradle.wait(_WARMING_S)
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))

@@ -1,0 +1,309 @@
+"""The operations without a disk."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Final
+
+from .control import Action
+from .operation import KNOWN, Operation, Role
+from .paging import PAGES
+from .scene import Scene
+
+_FEW: Final = 4
+_WAIT_S: Final = 5.0
+
+
+def served_and_attached(scene: Scene) -> bool:
+    """Whether the daemon that was started is there, for who looks on."""
+    return scene.served() and scene.client.attached
+
+
+class Store(Operation):
+    """One call, as engines do; the memory of the dead waits as long as it does where nothing is configured."""
+
+    @classmethod
+    def flags(cls, folder: Path) -> tuple[str, ...]:
+        return "--store-quarantine", "0.25s"
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("store_plainly", self.scene.numbers(_FEW))
+
+
+class StoreOver(Operation):
+    """Into a full arena, whose coldest page was used since."""
+
+    keeps = False
+
+    def prepare(self) -> None:
+        old = self.scene.numbers(PAGES)
+        assert self.scene.store(old) == PAGES
+        self.scene.rest()
+        self.scene.look(old[-1:])
+        self.engine = self.scene.engine()
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("store", self.scene.numbers(_FEW))
+
+
+class EvictAhead(StoreOver):
+    """Until so little room is left that the daemon evicts by itself."""
+
+    @classmethod
+    def flags(cls, folder: Path) -> tuple[str, ...]:
+        return "--evict-low", "0.2", "--evict-high", "0.3"
+
+
+class StoreByRanks(Operation):
+    """Two write a part each of the same pages; the other one has begun.
+
+    Where the first never asks, the pages wait for him until they expire.
+    """
+
+    @classmethod
+    def flags(cls, folder: Path) -> tuple[str, ...]:
+        return "--store-expiry", "0.4s"
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.pages = self.scene.numbers(_FEW)
+        self.others = [self.scene.engine()]
+        assert self.others[0].do("open", self.pages, 1, 2) == _FEW
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("store", self.pages, 0, 2)
+        self.others[0].order("publish")
+
+    def verify(self) -> bool:
+        """Whole or not to be found: who looks writes down what he finds."""
+        self.scene.look(self.pages)
+        return True
+
+
+class Load(Operation):
+    """Match, load, release."""
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("look", self.known)
+
+
+class LoadHandedOver(Operation):
+    """What another process matched."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.others = [self.scene.engine()]
+        self.handover = self.others[0].do("hold", self.known)
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("adopt", self.handover, self.known)
+
+
+class MatchGroups(Operation):
+    """A hit on which two groups agree."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.window = self.scene.numbers(KNOWN)
+        assert self.scene.store(self.window) == KNOWN
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("match_groups", self.known, self.window[:-1])
+
+
+class StoreBlocks(Operation):
+    """Pages of a paged cache, there and back."""
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("store_blocks", self.scene.numbers(1)[0])
+
+
+class GiveUp(Operation):
+    """Reserved pages are abandoned."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        assert self.engine is not None
+        assert self.engine.do("open", self.scene.numbers(_FEW)) == _FEW
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("abandon")
+
+
+class Overstay(Operation):
+    """A reservation expires under its living writer."""
+
+    @classmethod
+    def flags(cls, folder: Path) -> tuple[str, ...]:
+        return "--store-expiry", "0.15s"
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("overstay", self.scene.numbers(_FEW), 0.3)
+
+
+class Arrive(Operation):
+    """An engine attaches."""
+
+    starts = (Role.ENGINE,)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.engine = None
+
+    def act(self) -> None:
+        self.engine = self.scene.arriving()
+
+
+class Leave(Operation):
+    """An engine detaches that holds pins."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        assert self.engine is not None
+        self.engine.do("hold", self.known)
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("close")
+
+
+class Bury(Operation):
+    """An engine is killed that holds pins, and one that has reserved pages."""
+
+    roles = (Role.DAEMON,)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.dying = [self.scene.engine(), self.scene.engine()]
+        self.dying[0].do("hold", self.known)
+        self.dying[1].do("open", self.scene.numbers(_FEW))
+
+    def act(self) -> None:
+        for engine in self.dying:
+            engine.process.kill()
+
+    def done(self) -> bool:
+        attached = {slot["pid"] for slot in self.scene.daemon.observer().slots()}
+        return self.scene.quiet() and attached.isdisjoint(engine.process.pid for engine in self.dying)
+
+
+class FlushAll(Operation):
+    """An administrator drops all pages."""
+
+    roles = (Role.DAEMON,)
+    keeps = False
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.scene.dropping()
+        self.engine.order("flush")
+
+
+class Start(Operation):
+    """A daemon with nothing to adopt."""
+
+    roles = (Role.DAEMON,)
+    starts = (Role.DAEMON,)
+    keeps = False
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.scene.dropping()
+        assert self.scene.daemon.stop() == 0
+
+    def act(self) -> None:
+        self.scene.daemon.launch()
+
+    def done(self) -> bool:
+        return served_and_attached(self.scene)
+
+
+class StartOver(Start):
+    """A daemon that finds the segments of one that died while it gave them back."""
+
+    def prepare(self) -> None:
+        Operation.prepare(self)
+        self.scene.dropping()
+        self.scene.control.arm("segments.closed", Action.KILL, self.scene.daemon.pid)
+        self.scene.daemon.stop()
+
+
+class Adopt(Start):
+    """A daemon takes over: pages that are whole, held, being written, and given up."""
+
+    keeps = True
+
+    def prepare(self) -> None:
+        Operation.prepare(self)
+        writes, gave_up = self.scene.engine(), self.scene.engine()
+        self.others = [writes]
+        writes.do("open", self.scene.numbers(2))
+        gave_up.do("open", self.scene.numbers(2), 0, 2)
+        gave_up.process.kill()
+        assert self.engine is not None
+        self.engine.do("hold", self.known)
+        self.scene.daemon.kill()
+
+    def act(self) -> None:
+        super().act()
+        self.others[0].order("publish")
+
+    def done(self) -> bool:
+        return super().done() and self.engines_done() and self.scene.quiet()
+
+
+class Stop(Operation):
+    """SIGTERM: the memory is given back."""
+
+    goes = True
+    keeps = False
+
+    def act(self) -> None:
+        self.scene.dropping()
+        self.scene.daemon.signal(signal.SIGTERM)
+
+    def done(self) -> bool:
+        return not self.scene.daemon.lives
+
+
+class HandOver(Stop):
+    """SIGUSR1: the pages stay for the next daemon."""
+
+    roles = (Role.DAEMON,)
+    keeps = True
+
+    def act(self) -> None:
+        self.scene.daemon.signal(signal.SIGUSR1)
+
+
+WITHOUT_DISK: Final = (
+    Store,
+    StoreOver,
+    EvictAhead,
+    StoreByRanks,
+    Load,
+    LoadHandedOver,
+    MatchGroups,
+    StoreBlocks,
+    GiveUp,
+    Overstay,
+    Arrive,
+    Leave,
+    Bury,
+    FlushAll,
+    Start,
+    StartOver,
+    Adopt,
+    Stop,
+    HandOver,
+)

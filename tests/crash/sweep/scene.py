@@ -1,0 +1,271 @@
+"""A daemon, engines and one who looks on: all that dies or is stopped in a sweep, and all that goes on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from oracle.checker import Losses, findings
+from oracle.journal import Journal, Told, read_journals
+from oracle.witness import Looked, Witness
+from pagetier.shm._core import Observer
+from pagetier.shm.protocol import Flush
+from running import START_S, RunningDaemon, eventually
+
+from .control import Control
+from .nursery import Born, Nursery
+from .paging import FRAME, FRAMES, PAGE, SEED, keys_of
+
+QUARANTINE_S: Final = 0.05
+SHORT_S: Final = 0.1
+SLACK_S: Final = 0.5
+"""What two shared cores may add to a deadline."""
+
+
+class BornDaemon(RunningDaemon):
+    """A daemon of the nursery's."""
+
+    def __init__(self, nursery: Nursery, *more: str) -> None:
+        super().__init__(str(FRAMES * FRAME), str(FRAME), "--store-quarantine", f"{QUARANTINE_S}s", *more)
+        self.log.touch()
+        self._nursery = nursery
+
+    def launch(self, *more: str) -> Any:
+        """Starts it and does not wait."""
+        words = ["--name", self.name, "--socket", str(self.socket), *self._arguments, *more]
+        self.process = self._nursery.spawn("daemon", (words,), self.log)  # type: ignore[assignment]
+        return self.process
+
+    def start(self, *more: str) -> Self:
+        """Starts it and waits until it serves; one that died on the way counts for nothing."""
+        self._lives = self.times_ready()
+        return super().start(*more)
+
+    def times_ready(self) -> int:
+        """How many daemons so far have said that they serve."""
+        return self.log.read_text().count("ready on")
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self.process is not None
+        return self.process.pid
+
+    def observer(self) -> Observer:
+        """Without asking the daemon, who may be stopped or dead."""
+        files = [os.open(f"/dev/shm/{self.name}.{kind}", os.O_RDONLY) for kind in ("index", "locks")]
+        try:
+            return Observer(*files)
+        finally:
+            for file in files:
+                os.close(file)
+
+
+class Engine:
+    """An engine of the nursery's. Orders are carried out one after another; nobody waits but in answer()."""
+
+    def __init__(self, nursery: Nursery, daemon: BornDaemon, folder: Path) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process: Born = nursery.spawn("engine", (daemon.socket, folder), daemon.log, (theirs.fileno(),))
+        self._pipe = Connection(ours.detach())
+        self._owed = 1  # that it is attached
+
+    def order(self, name: str, *arguments: Any) -> None:
+        """Tells it what to do next: a method of acting.Actor."""
+        self._pipe.send((name, arguments))
+        self._owed += 1
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has carried out all of its orders."""
+        while self._owed and self._pipe.poll():
+            self._last = self._pipe.recv()
+            self._owed -= 1
+        return not self._owed
+
+    def answer(self) -> Any:
+        """Of its last order. Raises EOFError if it has died."""
+        while self._owed:
+            assert self._pipe.poll(START_S), "an engine hangs"
+            self._last = self._pipe.recv()
+            self._owed -= 1
+        return self._last
+
+    def do(self, name: str, *arguments: Any) -> Any:
+        """An order, and its answer."""
+        self.answer()
+        self.order(name, *arguments)
+        return self.answer()
+
+    def end(self) -> None:
+        """As an engine that exits without detaching."""
+        self.process.send_signal(signal.SIGCONT)
+        self._pipe.close()
+        try:
+            self.process.wait(START_S)
+        finally:
+            self.process.kill()
+
+
+class Scene:
+    """All of them, until the end of the block. folder: for journals; one is kept for each case."""
+
+    def __init__(self, nursery: Nursery, control: Control, folder: Path, flags: Sequence[str]) -> None:
+        self.control = control
+        self.daemon = BornDaemon(nursery, *flags)
+        self.has_disk = "--disk-path" in flags
+        self.folder = folder
+        self._nursery = nursery
+        self._cases = 0
+        self._next = 0
+        self._engines: list[Engine] = []
+
+    def begin(self) -> None:
+        """A new case: nothing is cached, nobody is attached but who looks on."""
+        self._cases += 1
+        self.until_disk_is_open()
+        self.journals = self.folder / str(self._cases)
+        self.journals.mkdir()
+        self.journal = Journal.of_this_process(self.journals)
+        self.onlooker = Witness(self.client, self.journal, SEED, PAGE)
+        self.empty()
+        self._gone_before = self._gone()
+        self._served_before = self.daemon.times_ready()
+
+    def engine(self) -> Engine:
+        """One more, attached."""
+        engine = self.arriving()
+        engine.answer()
+        return engine
+
+    def arriving(self) -> Engine:
+        """One more that is on its way."""
+        self._engines.append(Engine(self._nursery, self.daemon, self.journals))
+        return self._engines[-1]
+
+    def numbers(self, count: int) -> list[int]:
+        """Pages that nobody has heard of."""
+        self._next += count
+        return list(range(self._next - count, self._next))
+
+    def look(self, numbers: Iterable[int], disk_s: float = 0.0) -> Looked:
+        """By who looks on."""
+        return self.onlooker.look(keys_of(numbers), disk_s)
+
+    def store(self, numbers: Iterable[int], deadline: float | None = None) -> int:
+        """By who looks on: how many pages were stored or are there."""
+        result = self.onlooker.store(keys_of(numbers), deadline=deadline)
+        return result.stored + result.present
+
+    def header(self) -> dict[str, int]:
+        """As it is now, whoever lives."""
+        return self.daemon.observer().header()
+
+    def served(self) -> bool:
+        """Whether a daemon that began in this case serves."""
+        return self.daemon.times_ready() > self._served_before
+
+    def disk_is_open(self) -> bool:
+        """Whether the disk tier works."""
+        return b'"standing":"open"' in (self.daemon.observer().disk_text() or b"")
+
+    def until_disk_is_open(self) -> None:
+        """Where there is one."""
+        assert not self.has_disk or eventually(self.disk_is_open, START_S), self.daemon.log.read_text()
+
+    def renew(self) -> None:
+        """The next daemon, and a worker of its own."""
+        self.daemon.signal(signal.SIGUSR1)
+        self.daemon.wait()
+        self.daemon.start()
+        assert eventually(lambda: self.client.attached, START_S)
+        self.until_disk_is_open()
+
+    def worker(self) -> int:
+        """The pid of the disk tier's worker."""
+        slots = self.daemon.observer().slots()
+        return next((int(slot["pid"]) for slot in slots if slot["name"] == "disk tier"), 0)
+
+    def quiet(self) -> bool:
+        """Whether no page is being written."""
+        return not self.header()["open_entries"]
+
+    def rest(self) -> None:
+        """Until that is so."""
+        assert eventually(self.quiet), self.header()
+
+    def pins(self, but: Iterable[int] = ()) -> int:
+        """Of all who are attached, the worker left out."""
+        slots = self.daemon.observer().slots()
+        return sum(slot["pins"] for slot in slots if slot["pid"] not in but and slot["name"] != "disk tier")
+
+    def dismiss(self) -> None:
+        """All engines of the case end."""
+        for engine in self._engines:
+            engine.end()
+        self._engines.clear()
+
+    def empty(self) -> None:
+        """Drops all pages, as nobody uses any."""
+        since = self.dropping()
+
+        def dropped() -> bool:
+            self.ask(Flush(1, None))
+            header = self.header()
+            return not header["used_frames"] and not header["disk_pages"]
+
+        assert eventually(dropped, START_S), self.daemon.log.read_text()
+        self.dropping(since)
+
+    def dropping(self, since: int | None = None) -> int:
+        """Notes that all pages go, or have gone since; when that began."""
+        since = time.monotonic_ns() if since is None else since
+        self.journal.write(Told.DROPPING, keys_of(range(self._next)).data, since)
+        return since
+
+    def ask(self, request: Any) -> Any:
+        """The daemon, as an administrator."""
+        with self.daemon._looking() as (link, _):
+            return link.ask(request, START_S)
+
+    def violations(self, extra: int = 0) -> list[str]:
+        """What the case has broken so far, by the journals. extra: pages that may be gone for reasons of its own."""
+        gone = self._gone() - self._gone_before + extra
+        found = findings(read_journals(self.journals), may_go=Losses(at_most=max(0, gone)))
+        return list(map(str, found))
+
+    def _gone(self) -> int:
+        header = self.header()
+        return sum(header[name] for name in ("evicted", "disk_evicted", "disk_damaged") if name in header)
+
+    def __enter__(self) -> Self:
+        self.daemon.start()
+        self.client = self.daemon.client(deadline=2.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.control.disarm()
+        self.dismiss()
+        self.client.close()
+        self.daemon.__exit__(kind, error, trace)
+
+
+def timed(what: Callable[[], Any]) -> tuple[Any, float]:
+    """What came of it, and how many seconds it took."""
+    began = time.monotonic()
+    return what(), time.monotonic() - began

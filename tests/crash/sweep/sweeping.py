@@ -1,0 +1,77 @@
+"""A sweep: one operation, again and again, with a death or a standstill at one point after another."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .cases import Case, crossings, run
+from .control import Action, Control
+from .nursery import Nursery
+from .operation import Operation
+from .scene import Scene
+from .table import table
+
+EVERYTHING: Final = os.environ.get("SWEEP") == "all"
+"""Each operation at all points that it crosses; else each point once."""
+_TRIES: Final = 3
+
+log = logging.getLogger("sweep")
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Where sweeps are played: processes that are ready to be born, and the file of their points."""
+
+    nursery: Nursery
+    control: Control
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What came of it. back_s: the longest time until the memory of the dead was in use again."""
+
+    cases: int
+    uncrossed: list[str]
+    back_s: float
+
+
+@contextmanager
+def stage(folder: Path, mutant: Path | None = None) -> Iterator[Stage]:
+    """For as many sweeps as one likes, one after another; nobody is left at the end."""
+    with Control(folder / "points") as control, Nursery(control.path, folder / "log", mutant) as nursery:
+        yield Stage(nursery, control)
+        assert nursery.alone(5.0), "a process was left"
+
+
+def sweep(on: Stage, kind: type[Operation], action: Action, folder: Path) -> Swept:
+    """Raises AssertionError with the case in which a promise is broken."""
+    with Scene(on.nursery, on.control, folder, kind.flags(folder)) as scene:
+        cases = _cases(scene, kind, action)
+        ended = [_run(scene, kind, case) for case in cases]
+    uncrossed = [str(case) for case, back_s in zip(cases, ended, strict=True) if back_s is None]
+    back_s = max((back_s for back_s in ended if back_s is not None), default=0.0)
+    log.warning("%s: %d cases, memory back after %.3f s at most", kind.__name__, len(cases), back_s)
+    return Swept(len(cases), uncrossed, back_s)
+
+
+def _cases(scene: Scene, kind: type[Operation], action: Action) -> Sequence[Case]:
+    of_role = crossings(scene, kind) if EVERYTHING else table()[kind.__name__]
+    return [Case(role, point, action) for role, points in of_role.items() for point in sorted(points)]
+
+
+def _run(scene: Scene, kind: type[Operation], case: Case) -> float | None:
+    """Seconds until memory was back; None where the point was not crossed, however often it was tried."""
+    for _ in range(_TRIES):
+        try:
+            outcome = run(scene, kind, case)
+        except Exception as error:
+            error.add_note(f"{kind.__name__}: {case}")
+            raise
+        if outcome.crossed:
+            return outcome.back_s
+    return None

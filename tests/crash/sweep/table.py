@@ -1,0 +1,89 @@
+"""Which points are swept in which operation: crossings.json, made by `python -m sweep.table` when points are added."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from .cases import crossings
+from .control import Control
+from .disk_lives import DISK_LIVES
+from .disk_operations import PAGES_ON_DISK
+from .nursery import Nursery
+from .operation import Operation, Role
+from .operations import WITHOUT_DISK
+from .scene import Scene
+from .variant import ROOT
+
+OPERATIONS: Final[tuple[type[Operation], ...]] = (*WITHOUT_DISK, *PAGES_ON_DISK, *DISK_LIVES)
+TABLE: Final = Path(__file__).with_name("crossings.json")
+Table: TypeAlias = dict[str, dict[Role, list[str]]]
+_ROOMS: Final = ("shm", "tiers", "client", "daemon")
+_LEAST: Final = 2
+_POINT: Final = re.compile(r'^\s*(?:PT_POINT|point)\("([\w.]+)"\)', re.MULTILINE)
+
+
+def points_in_sources() -> set[str]:
+    """All that are named anywhere."""
+    sources = [path for room in _ROOMS for path in (ROOT / room).rglob("*.*") if path.suffix in (".py", ".h", ".c")]
+    return {name for path in sources for name in _POINT.findall(path.read_text())}
+
+
+def table() -> Table:
+    """Of each operation, in each role, the points at which it is swept."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=Table)
+
+
+def record(nursery: Nursery, control: Control, folder: Path) -> Table:
+    """All that each operation crosses. Takes half a minute."""
+    return {kind.__name__: _record_one(nursery, control, folder / kind.__name__, kind) for kind in OPERATIONS}
+
+
+def _record_one(nursery: Nursery, control: Control, folder: Path, kind: type[Operation]) -> dict[Role, list[str]]:
+    folder.mkdir()
+    with Scene(nursery, control, folder, kind.flags(folder)) as scene:
+        return {role: sorted(points) for role, points in crossings(scene, kind).items()}
+
+
+def shared_out(recorded: Table) -> Table:
+    """Each point in each role once, in the first operation that crosses it; and of each operation the rarest."""
+    known: set[tuple[Role, str]] = set()
+    shares: Table = {}
+    for operation, of_role in recorded.items():
+        shares[operation] = {
+            role: sorted(
+                {point for point in points if (role, point) not in known} | set(_rarest(recorded, role, points))
+            )
+            for role, points in of_role.items()
+        }
+        known |= {(role, point) for role, points in of_role.items() for point in points}
+    return shares
+
+
+def _rarest(recorded: Table, role: Role, points: Sequence[str]) -> list[str]:
+    """A few that few operations cross."""
+    times = Counter(point for of_role in recorded.values() for point in of_role.get(role, ()))
+    return sorted(points, key=lambda point: (times[point], point))[:_LEAST]
+
+
+def main() -> None:
+    """Writes crossings.json, and says which points are crossed by nothing."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        with Control(folder / "points") as control, Nursery(control.path, folder / "log") as nursery:
+            shares = shared_out(record(nursery, control, folder))
+    TABLE.write_bytes(msgspec.json.format(msgspec.json.encode(shares), indent=1) + b"\n")
+    crossed = {point for of_role in shares.values() for points in of_role.values() for point in points}
+    for point in sorted(points_in_sources() - crossed):
+        sys.stdout.write(f"nothing crosses {point}\n")
+
+
+if __name__ == "__main__":
+    main()

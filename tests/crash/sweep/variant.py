@@ -1,0 +1,96 @@
+"""The project built with points, beside the one that is tested everywhere else: rooms linked, the core its own."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[3]
+HERE: Final = Path(__file__).parent
+BUILD: Final = HERE.parent / "build"
+CORE: Final = "_core.abi3.so"
+_ROOMS: Final = ("client", "daemon", "kernels", "tiers")
+_INSTEAD: Final = {"points.py": HERE / "points_on.py"}
+
+
+def built(mutant: Path | None = None) -> Path:
+    """The folder that comes first on the path of a process that is to use it; made if its sources have changed.
+
+    mutant: a mistake that the core is to have, as a patch.
+    """
+    BUILD.mkdir(exist_ok=True)
+    with _alone():
+        place = BUILD / (mutant.stem if mutant is not None else "variant")
+        stamp, digest = place.with_suffix(".digest"), digest_of_sources(mutant)
+        if not stamp.exists() or stamp.read_text() != digest:
+            _link(place / "pagetier")
+            _compile(_core_with(mutant, place / "mutated"), place / "pagetier" / "shm" / CORE)
+            stamp.write_text(digest)
+    return place
+
+
+def environment(control: Path, mutant: Path | None = None) -> dict[str, str]:
+    """For a process whose points are those of this control file."""
+    folders = [built(mutant), HERE.parent, ROOT / "tests" / "support"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PT_POINTS": str(control)}
+
+
+def digest_of_sources(mutant: Path | None = None) -> str:
+    """Changes with all that the core is made of, and with the files that are linked."""
+    sources = [*sorted((ROOT / "shm").rglob("*.[ch]")), HERE / "crossing.c", Path(__file__)]
+    sources += [mutant] if mutant is not None else []
+    names = sorted(path.name for path in (ROOT / "shm").glob("*.py*"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources) + repr(names).encode()).hexdigest()
+
+
+def _link(package: Path) -> None:
+    (package / "shm").mkdir(parents=True, exist_ok=True)
+    wanted = {package / room: ROOT / room for room in _ROOMS}
+    own = [path for path in (ROOT / "shm").iterdir() if path.name not in ("__pycache__", CORE)]
+    wanted |= {package / "shm" / path.name: _INSTEAD.get(path.name, path) for path in own}
+    for link, target in wanted.items():
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+
+
+def _core_with(mutant: Path | None, copy: Path) -> Path:
+    """The room `shm`, or a copy that has the mistake; its file has no points then."""
+    if mutant is None:
+        return ROOT / "shm"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "shm", copy, ignore=shutil.ignore_patterns("*.so", "*.py*"))
+    mutate = ROOT / "tests" / "shm" / "stress" / "mutate.py"
+    subprocess.run([sys.executable, str(mutate), str(mutant), str(copy / "core")], check=True)
+    return copy
+
+
+def _compile(room: Path, target: Path) -> None:
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
+    flags = ["-shared", "-fPIC", "-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-DPy_LIMITED_API=0x030B0000"]
+    flags += ["-DPT_POINTS", f"-I{sysconfig.get_paths()['include']}", f"-I{room}"]
+    sources = [str(room / "_core.c"), str(HERE / "crossing.c")]
+    subprocess.run([*compiler, *flags, *sources, "-o", str(target) + ".new"], check=True)
+    Path(str(target) + ".new").rename(target)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Test processes that come here at once build it once."""
+    with (BUILD / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{built()}\n")

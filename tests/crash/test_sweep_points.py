@@ -1,0 +1,74 @@
+"""Points: each is crossed by some operation, and in a release they are nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from pagetier.shm import _core
+from sweep.control import Action, Control
+from sweep.operation import Role
+from sweep.table import OPERATIONS, points_in_sources, table
+from sweep.variant import ROOT, environment
+
+_MOST_NS = 500  # about 50 on a machine that has nothing else to do
+
+
+def test_every_point_is_swept() -> None:
+    """After adding one: `python -m sweep.table` in tests/crash, and an operation that crosses it where none does."""
+    swept = {point for of_role in table().values() for of_one in of_role.values() for point in of_one}
+    assert sorted(points_in_sources() - swept) == [], "no operation crosses these"
+    assert sorted(swept - points_in_sources()) == [], "these are named nowhere any more"
+
+
+def test_every_operation_and_role_is_swept() -> None:
+    assert set(table()) == {kind.__name__ for kind in OPERATIONS}
+    roles = [role for of_role in table().values() for role in of_role]
+    assert set(roles) == set(Role)
+
+
+def _preprocessed(folder: Path) -> str:
+    include = sysconfig.get_paths()["include"]
+    command = ["cc", "-E", "-P", "-DPy_LIMITED_API=0x030B0000", f"-I{include}", "shm/_core.c"]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_core_with_points_is_the_core_without(tmp_path: Path) -> None:
+    """Token by token, once `((void)0);` is taken away: so a release is the same bit by bit."""
+    for path in (ROOT / "shm").rglob("*.[ch]"):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(re.sub(r'^[ \t]*PT_POINT\("[\w.]+"\);\n', "", path.read_text(), flags=re.MULTILINE))
+    assert len(points_in_sources()) > 200
+    assert "".join(_preprocessed(ROOT).replace("((void)0);", "").split()) == "".join(_preprocessed(tmp_path).split())
+
+
+def test_the_core_that_is_installed_has_no_points() -> None:
+    assert b"pt_crossed" not in Path(_core.__file__).read_bytes()
+
+
+def test_in_python_a_point_is_nothing() -> None:
+    command = [sys.executable, "-m", "timeit", "-n", "100000", "-s", "from pagetier.shm.points import point"]
+    told = subprocess.run([*command, 'point("client.attached")'], check=True, capture_output=True, text=True).stdout
+    nanoseconds = float(told.split("best of")[1].split(": ")[1].split()[0])
+    assert "nsec" in told and nanoseconds < _MOST_NS
+
+
+def _cross(control: Control, name: str) -> int:
+    code = f"from pagetier.shm.points import point; point('{name}'); point('{name}'); print('on')"
+    return subprocess.run([sys.executable, "-c", code], env=environment(control.path), check=False).returncode
+
+
+def test_who_is_meant_dies_at_the_crossing_that_is_meant(tmp_path: Path) -> None:
+    with Control(tmp_path / "points") as control:
+        assert _cross(control, "some.point") == 0
+        assert [(one.name, times) for one, times in control.crossed().items()] == [("some.point", 2)]
+        control.arm("some.point", Action.KILL, times=2)
+        assert _cross(control, "another.point") == 0 and not control.fired
+        assert _cross(control, "some.point") == -9 and control.fired
+        control.arm("some.point", Action.KILL, pid=os.getpid())
+        assert _cross(control, "some.point") == 0 and not control.fired

@@ -1,0 +1,32 @@
+"""A sweep can fail: mistakes in the core that it must find, each by the case that is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweep.cases import Case, run
+from sweep.control import Action
+from sweep.operation import Operation, Role
+from sweep.operations import GiveUp, Load, StoreByRanks
+from sweep.scene import Scene
+from sweep.sweeping import stage
+from sweep.variant import HERE, ROOT
+
+_OF_THE_CORE = ROOT / "tests" / "shm" / "stress" / "mutants" / "crash"
+MISTAKES = [
+    (_OF_THE_CORE / "pins-of-the-dead-stay.patch", Load, "match.stamped", "not let go of"),
+    (HERE / "mutants" / "parts-of-the-dead-stay.patch", GiveUp, "client.gave_up", "not let go of"),
+    (HERE / "mutants" / "one-part-is-enough.patch", StoreByRanks, "copy.piece", "other bytes than were stored"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "kind", "point", "what"), MISTAKES, ids=[one[0].stem for one in MISTAKES])
+def test_mistakes_are_found(mutant: Path, kind: type[Operation], point: str, what: str, tmp_path: Path) -> None:
+    with (
+        stage(tmp_path, mutant) as on,
+        pytest.raises(AssertionError, match=what),
+        Scene(on.nursery, on.control, tmp_path, kind.flags(tmp_path)) as scene,
+    ):
+        run(scene, kind, Case(Role.ENGINE, point, Action.KILL))
