@@ -14,14 +14,16 @@ VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv core demo test lint stress pytest test-engines bench clean
+.PHONY: help venv core demo test lint stress pytest test-engines bench man clean
 
 help:
 	@echo "make demo    a real model's prompt goes to shared host memory and comes back in another process"
 	@echo "make test    lint, stress tests of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make fuzz    fuzzers of what other processes write, 10 s each; MINUTES=20: each that long"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers that the README claims"
+	@echo "make man     the manual pages in docs/man, out of the code"
 	@echo "make venv    only the virtual environment, in $(VENV)"
 	@echo "make clean   removes what was made, but for $(VENV)"
 
@@ -76,7 +78,7 @@ core: $(CORE)
 demo: $(VENV)/.demo core
 	@$(BIN)/python bench/demo
 
-test: lint stress pytest
+test: lint stress fuzz pytest
 
 lint: venv
 	@echo "== ruff"
@@ -93,6 +95,11 @@ ifneq ($(STRESS),)
 	@$(MAKE) --no-print-directory -C $(dir $(STRESS)) test
 endif
 
+.PHONY: fuzz
+fuzz:
+	@echo "== fuzzers of the C core"
+	@$(MAKE) --no-print-directory -C tests/shm/fuzz test SECONDS=$(if $(MINUTES),$$(($(MINUTES) * 60)),10)
+
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
 	@$(BIN)/pytest -n $(JOBS) || { echo "== what failed, once more and alone: who fails twice has failed" && $(BIN)/pytest --last-failed; }
@@ -101,6 +108,9 @@ test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version" && ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
 	done
+
+man: venv
+	@$(BIN)/python -m pagetier.daemon.manual docs/man
 
 bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
@@ -117,3 +127,4 @@ clean:
 ifneq ($(STRESS),)
 	@$(MAKE) --no-print-directory -C $(dir $(STRESS)) clean
 endif
+	@$(MAKE) --no-print-directory -C tests/shm/fuzz clean

@@ -21,10 +21,7 @@ def pagetier_page(release: str) -> str:
     page.section("description").text(_help(pagetier))
     page.section("commands")
     with click.Context(pagetier, info_name="pagetier") as ctx:
-        for name in pagetier.list_commands(ctx):
-            command = pagetier.get_command(ctx, name)
-            assert command is not None
-            _command(page, command, click.Context(command, parent=ctx, info_name=name))
+        _commands(page, pagetier, ctx)
     _exits(page, list(Exit))
     page.section("shell completion").text(_COMPLETION).lines(_COMPLETION_LINES)
     page.section("see also").text(_SEE_ALSO)
@@ -64,8 +61,19 @@ of the sentence as fields of their own. Where stderr is journald's, lines begin 
 `journalctl -u pagetierd -p warning` shows those that somebody should read."""
 
 
+def _commands(page: Roff, group: click.Group, ctx: click.Context) -> None:
+    """All that a group has, and what groups in it have."""
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        inner = click.Context(command, parent=ctx, info_name=name)
+        _command(page, command, inner)
+        if isinstance(command, click.Group):
+            _commands(page, command, inner)
+
+
 def _command(page: Roff, command: click.Command, ctx: click.Context) -> None:
-    page.subsection(f"{ctx.info_name} {' '.join(command.collect_usage_pieces(ctx))}")
+    page.subsection(f"{ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}")
     page.text(_help(command))
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
 import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
+
+_WAIT_S = 20.0
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -29,17 +34,80 @@ class Shown(msgspec.Struct, frozen=True):
 def pagetier_on_terminal(arguments: Sequence[str], columns: int = 80, typed: str = "") -> Shown:
     """Runs `pagetier` with a terminal of so many columns on all three descriptors."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    command = [sys.executable, "-c", "from pagetier.daemon.cli import main; main()", *arguments]
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**environ, "TERM": "xterm-256color"}
-    ) as process:
+    with _start(arguments, theirs, columns) as process:
         os.close(theirs)
         os.write(ours, typed.encode())
         text = _read_all(ours)
     os.close(ours)
     return Shown(text.replace("\r\n", "\n").splitlines(), process.returncode)
+
+
+class LiveTerminal:
+    """Runs `pagetier` on a terminal and reads along; `text` is what came so far. It is over when the block is."""
+
+    def __init__(self, arguments: Sequence[str], columns: int = 80) -> None:
+        self._ours, theirs = pty.openpty()
+        self._process = _start(arguments, theirs, columns)
+        os.close(theirs)
+        self._data = b""
+
+    @property
+    def text(self) -> str:
+        """All that came."""
+        return self._data.decode(errors="replace")
+
+    @property
+    def seen(self) -> int:
+        """How much came."""
+        return len(self.text)
+
+    def until(self, words: str, beyond: int = 0, seconds: float = _WAIT_S) -> bool:
+        """Whether these words come in time, behind what came before `beyond`."""
+        ends = time.monotonic() + seconds
+        while words not in self.text[beyond:]:
+            if time.monotonic() > ends or not self._read(max(0.0, ends - time.monotonic())):
+                return False
+        return True
+
+    def type(self, keys: str) -> None:
+        """Presses keys."""
+        os.write(self._ours, keys.encode())
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.terminate()
+
+    def wait(self) -> int:
+        """Reads to the end; the exit code."""
+        while self._read(_WAIT_S):
+            pass
+        return self._process.wait(_WAIT_S)
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        try:
+            more = os.read(self._ours, 1 << 16)
+        except OSError:  # so a terminal ends
+            return False
+        self._data += more
+        return bool(more)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._ours)
+
+
+def _start(arguments: Sequence[str], theirs: int, columns: int) -> subprocess.Popen[bytes]:
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environ |= {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", "from pagetier.daemon.cli import main; main()", *arguments]
+    return subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
 
 
 def _read_all(descriptor: int) -> str:

@@ -1,0 +1,65 @@
+"""The manual pages: those in the repository are made of this code, name everything, and are sound roff."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from pagetier.daemon.exits import Exit
+from pagetier.daemon.manual.pages import manual
+from pagetier.daemon.manual.roff import Roff
+from pagetier.daemon.options import fields
+
+FOLDER = Path(__file__).parents[2] / "docs/man"
+
+
+def plain(name: str) -> str:
+    return manual()[name].replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")
+
+
+def test_the_pages_in_the_repository_are_current() -> None:
+    written = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    assert written == manual(), "run `make man`"
+
+
+def test_every_command_and_exit_code_is_there() -> None:
+    text = plain("pagetier.1")
+    for point in entry_points(group="pagetier.commands"):
+        assert f".SS pagetier {point.name} " in text
+    for code in Exit:
+        assert f"{code.value}\n{code.meaning}." in text
+
+
+def test_every_setting_is_there_under_all_its_names() -> None:
+    text = plain("pagetierd.toml.5")
+    for field in fields():
+        assert f"{field.key} = {field.setting.metavar}\n" in text
+        assert f"{field.flag}, {field.variable}\n" in text
+        assert f"{field.flag} " in plain("pagetierd.8")
+
+
+def test_no_page_names_this_host() -> None:
+    for text in manual().values():
+        assert str(Path.cwd()) not in text
+        assert "/tmp" not in text and "/root" not in text
+
+
+@pytest.mark.parametrize("name", manual())
+def test_man_reads_it_without_complaint(name: str) -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed here")
+    command = ["groff", "-man", "-ww", "-Tutf8", "-rLL=78n"]
+    done = subprocess.run(command, input=manual()[name], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) > 40
+
+
+def test_what_a_line_begins_with_is_no_order_to_roff() -> None:
+    page = str(Roff("x", 1, "x").text(".SH `no` order").lines(["'nor this"]).item("-x", "a\\b"))
+    assert "\n\\&.SH \\fBno\\fR order\n" in page
+    assert "\n\\&\\(aqnor this\n" in page
+    assert "\\fB\\-x\\fR\na\\eb\n" in page

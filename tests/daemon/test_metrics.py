@@ -1,0 +1,228 @@
+"""The Prometheus endpoint of a real daemon: what it counts, what it is asked, and where it listens."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.metrics_core import Metric
+
+from pagetier.daemon.exits import Exit
+from running import RunningDaemon, eventually, namespace
+from scraped import ask, sample_names, scrape, value
+from starting import arguments, pagetierd, refused
+from with_disk import push_out, running_with_disk, until_written
+
+PAGE = 60_000
+FAST_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics") / "metrics.sock"
+
+
+@pytest.fixture(scope="module")
+def daemon(place: Path) -> Iterator[RunningDaemon]:
+    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place), "--metrics-namespaces", "2") as running:
+        yield running
+
+
+def settled(place: Path) -> dict[str, Metric]:
+    """A scrape after the daemon has seen that pages were published, which it looks for a few times a second."""
+    assert eventually(lambda: value(scrape(place), "pagetier_pages", tier="memory", state="writing") == 0)
+    return scrape(place)
+
+
+def pages(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    return np.zeros((count, PAGE), dtype=np.uint8)
+
+
+def test_numbers_are_what_was_done(tmp_path: Path) -> None:
+    place, keys = tmp_path / "metrics.sock", namespace(lora="numbers").keys(range(16 * 6))
+    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon, daemon.client() as client:
+        client.store(keys, pages(6))
+        client.match(namespace().keys(range(48))).release()
+        with client.match(keys) as match:
+            client.load(match, pages(6))
+        seen = settled(place)
+    assert value(seen, "pagetier_lookups_total") == 2
+    assert value(seen, "pagetier_lookup_pages_total", tier="memory", result="hit") == 6
+    assert value(seen, "pagetier_lookup_pages_total", tier="memory", result="miss") == 3
+    assert value(seen, "pagetier_pages", tier="memory", state="readable") == 6
+    assert value(seen, "pagetier_transfer_bytes_total", source="engine", destination="memory") == 6 * PAGE
+    assert value(seen, "pagetier_transfer_bytes_total", source="memory", destination="engine") == 6 * PAGE
+    assert value(seen, "pagetier_reservations_total", result="granted") == 6
+    assert value(seen, "pagetier_reserve_latency_seconds_count") == 1
+    assert 0 < value(seen, "pagetier_reserve_latency_seconds_sum") < 5
+    assert value(seen, "pagetier_attached_processes") == 1
+    assert value(seen, "pagetier_disk_standing", standing="none") == 1
+    assert value(seen, "pagetier_namespace_pages", namespace=keys.namespace.name, tier="memory") == 6
+
+
+def test_numbers_of_the_disk_are_what_was_done(tmp_path: Path) -> None:
+    place, keys = tmp_path / "metrics.sock", namespace(lora="numbers").keys(range(16 * 6))
+    with running_with_disk(tmp_path / "disk", "--metrics-listen", str(place)) as daemon, daemon.client() as client:
+        client.store(keys, pages(6))
+        push_out(daemon, client, keys)
+        client.load(client.match(keys), pages(6), deadline=20.0)
+        until_written(daemon)
+        seen = scrape(place)
+    written = value(seen, "pagetier_transfer_bytes_total", source="memory", destination="disk")
+    assert written >= 6 * PAGE
+    assert value(seen, "pagetier_transfer_bytes_total", source="disk", destination="memory") == 6 * PAGE
+    assert value(seen, "pagetier_transfer_seconds_total", source="memory", destination="disk") > 0
+    assert value(seen, "pagetier_transfer_seconds_total", source="disk", destination="memory") > 0
+    assert value(seen, "pagetier_evictions_total", tier="memory", reason="room") >= 6
+    assert value(seen, "pagetier_disk_standing", standing="open") == 1
+    assert value(seen, "pagetier_write_behind_queue_pages") == 0
+    assert value(seen, "pagetier_checksum_failures_total") == 0
+    assert value(seen, "pagetier_attached_processes") == 2
+
+
+def test_the_bytes_of_a_tier_are_its_limit(daemon: RunningDaemon, place: Path) -> None:
+    with daemon.client() as client:
+        client.store(namespace(lora="bytes").keys(range(64)), pages(4))
+        seen = scrape(place)
+    states = [value(seen, "pagetier_tier_bytes", tier="memory", state=state) for state in ("pages", "slack", "free")]
+    assert sum(states) == value(seen, "pagetier_tier_limit_bytes", tier="memory") == 1 << 20
+    assert min(states) > 0
+
+
+def test_names_follow_the_rules_of_prometheus(place: Path, daemon: RunningDaemon) -> None:
+    seen = scrape(place)
+    assert len(seen) > 30
+    for family in seen.values():
+        assert family.documentation, family.name
+        if not family.name.startswith("pagetier_"):
+            assert family.name.startswith("process_")
+            continue
+        assert re.fullmatch("[a-z][a-z0-9_]*", family.name)
+        assert not re.search("_(ms|us|ns|kb|mb|mib|gib|minutes|percent)(_|$)", family.name)
+        assert not family.name.endswith(("_count", "_sum", "_bucket"))
+        totals = {sample.name.endswith("_total") for sample in family.samples}
+        assert totals == {family.type == "counter"} or family.type == "histogram", family.name
+
+
+def test_namespaces_are_bounded_and_none_is_left_out(daemon: RunningDaemon, place: Path) -> None:
+    with daemon.client() as client:
+        for number in range(5):
+            client.store(namespace(lora=f"space {number}").keys(range(16 * (number + 1))), pages(number + 1))
+        seen = settled(place)
+    told = {
+        s.labels["namespace"]: s.value for s in seen["pagetier_namespace_pages"].samples if s.labels["tier"] == "memory"
+    }
+    assert len(told) == 3
+    assert "others" in told
+    assert sum(told.values()) == value(seen, "pagetier_pages", tier="memory", state="readable")
+
+
+def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
+    before = value(scrape(place), "pagetier_owner_deaths_total")
+    code = f"import os; from pagetier.client import Client; c = Client({str(daemon.socket)!r}); c.wait_attached(9)"
+    code += "; os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1)
+
+
+def test_a_scrape_is_fast(daemon: RunningDaemon, place: Path) -> None:
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        ask(place)
+        times.append(time.perf_counter() - began)
+    assert sorted(times)[5] < FAST_S, times
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET /metrics HTTP/1.1", 200),
+        ("GET /metrics?name=x HTTP/1.0", 200),
+        ("GET / HTTP/1.1", 404),
+        ("POST /metrics HTTP/1.1", 405),
+        ("GET /metrics", 400),
+        ("\x16\x03\x01 nonsense", 400),
+        ("GET /" + "x" * 20_000 + " HTTP/1.1", 404),
+    ],
+)
+def test_requests(daemon: RunningDaemon, place: Path, request_line: str, status: int) -> None:
+    assert ask(place, f"{request_line}\r\nHost: x\r\n\r\n".encode("latin-1")).status == status
+
+
+def test_a_request_without_an_end_is_cut_short(daemon: RunningDaemon, place: Path) -> None:
+    assert ask(place, b"GET " + b"x" * 20_000).status == 431
+
+
+def test_open_metrics_where_it_is_asked_for(daemon: RunningDaemon, place: Path) -> None:
+    kind = b"application/openmetrics-text; version=1.0.0"
+    answer = ask(place, b"GET /metrics HTTP/1.1\r\nAccept: " + kind + b"\r\n\r\n")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.body.endswith("# EOF\n")
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_waiting(daemon: RunningDaemon, place: Path) -> None:
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
+    for one in silent:
+        one.connect(str(place))
+    assert ask(place).status == 200
+    for one in silent:
+        one.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_on_a_port_of_this_host_alone() -> None:
+    port = free_port()
+    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(port)) as daemon:
+        assert "pagetier_build_info" in sample_names(scrape(port))
+        assert f"metrics on 127.0.0.1:{port}" in daemon.log.read_text()
+
+
+def test_a_port_in_use_is_told_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = ("--arena-size", "1MiB", "--arena-frame-size", "64KiB", "--socket", str(tmp_path / "socket"))
+        text = refused("--name", name, *flags, "--metrics-listen", address)
+    assert f"metrics.listen = {address}: Address already in use" in text
+    assert not (tmp_path / "socket").exists()
+
+
+def test_a_port_in_use_loses_no_pages_of_an_earlier_daemon(left: RunningDaemon) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ended = pagetierd(*arguments(left, metrics_listen=str(taken.getsockname()[1])))
+    assert ended.code == Exit.REFUSED, ended.text
+
+
+def test_the_socket_goes_with_the_daemon(tmp_path: Path) -> None:
+    place = tmp_path / "metrics.sock"
+    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon:
+        daemon.kill()
+        assert place.exists()
+        daemon.start()
+        assert ask(place).status == 200
+    assert not place.exists()
+
+
+def test_who_wants_no_metrics_imports_nothing_for_them() -> None:
+    with RunningDaemon("1MiB", "64KiB") as daemon:
+        assert daemon.process is not None
+        maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
+    assert "posix_ipc" in maps
+    code = "import sys, pagetier.daemon.main; sys.exit('prometheus_client' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

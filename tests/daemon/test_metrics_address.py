@@ -1,0 +1,43 @@
+"""Where metrics may be served: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagetier.daemon.metrics.address import Address, address_setting
+
+SETTING = address_setting("")
+
+
+@pytest.mark.parametrize(
+    ("raw", "address", "shown"),
+    [
+        ("", None, ""),
+        (9464, Address(host="127.0.0.1", port=9464), "127.0.0.1:9464"),
+        ("9464", Address(host="127.0.0.1", port=9464), "127.0.0.1:9464"),
+        ("127.0.0.2:1", Address(host="127.0.0.2", port=1), "127.0.0.2:1"),
+        ("localhost:9464", Address(host="localhost", port=9464), "localhost:9464"),
+        ("[::1]:9464", Address(host="::1", port=9464), "[::1]:9464"),
+        ("/run/m.sock", Address(path=Path("/run/m.sock")), "/run/m.sock"),
+    ],
+)
+def test_what_is_read_is_shown_as_it_would_be_written(raw: object, address: Address | None, shown: str) -> None:
+    assert SETTING.read(raw) == address
+    assert SETTING.show(address) == shown
+    assert SETTING.read(shown) == address
+
+
+@pytest.mark.parametrize(
+    "raw", [0, -1, 65536, True, None, [], "run/m.sock", "127.0.0.1", "127.0.0.1:", ":x", "/" * 200]
+)
+def test_what_is_no_address_is_refused(raw: object) -> None:
+    with pytest.raises(ValueError, match=r"no address|too long"):
+        SETTING.read(raw)
+
+
+@pytest.mark.parametrize("raw", ["0.0.0.0:9464", "[::]:9464", "10.0.0.1:9464", "example.com:9464", "*:9464"])
+def test_what_others_could_reach_is_refused(raw: str) -> None:
+    with pytest.raises(ValueError, match="not of this host alone"):
+        SETTING.read(raw)

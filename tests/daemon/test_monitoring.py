@@ -1,0 +1,82 @@
+"""The dashboard and the alert rules: every metric that they name is in a live scrape, every advice in the manual."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from running import eventually, namespace
+from scraped import names_in, sample_names, scrape
+from with_disk import running_with_disk
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What a daemon with everything tells."""
+    folder = tmp_path_factory.mktemp("monitoring")
+    flags = ("--metrics-listen", str(folder / "metrics.sock"), "--disk-budget", "1GiB")
+    with running_with_disk(folder / "disk", *flags) as daemon, daemon.client() as client:
+        client.store(namespace().keys(range(16)), [bytes(1000)])
+        assert eventually(lambda: "pagetier_disk_file_bytes" in sample_names(scrape(folder / "metrics.sock")))
+        return sample_names(scrape(folder / "metrics.sock"))
+
+
+def dashboard() -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((DOCS / "monitoring/grafana.json").read_text())
+    return told
+
+
+def rules() -> list[dict[str, Any]]:
+    told = yaml.safe_load((DOCS / "monitoring/alerts.yml").read_text())
+    return [rule for group in told["groups"] for rule in group["rules"]]
+
+
+def queries() -> Iterator[str]:
+    for panel in dashboard()["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+    yield from (rule["expr"] for rule in rules())
+
+
+def test_every_metric_that_is_named_is_there(there: set[str]) -> None:
+    named = set().union(*map(names_in, queries()))
+    assert len(named) > 20
+    assert named - there == set()
+
+
+def test_a_name_that_is_not_there_would_be_found(there: set[str]) -> None:
+    assert names_in('rate(pagetier_no_such_thing_total{instance=~"pagetier_build"}[5m])') - there
+
+
+def test_every_query_of_the_dashboard_is_balanced() -> None:
+    for query in queries():
+        assert all(query.count(left) == query.count(right) for left, right in ("()", "{}", "[]")), query
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_is_so_and_where_to_read_on(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("info", "warning", "critical")
+    assert "$labels.instance" in rule["annotations"]["summary"]
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    text = (DOCS.parent / page).read_text()
+    headings = [line.lstrip("# ").lower().replace(" ", "-") for line in text.splitlines() if line.startswith("#")]
+    assert anchor in headings

@@ -1,0 +1,138 @@
+"""What is shipped: an sdist that a C compiler alone builds, a wheel that works in an environment with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+ABOUT = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile")
+BUILT = shutil.ignore_patterns("*.so", "__pycache__", "build")
+LIMIT_S = 300
+
+
+class Built(msgspec.Struct, frozen=True):
+    """What came of the sources."""
+
+    sdist: Path
+    wheel: Path
+
+
+def run(*command: str | Path, cwd: Path, **environ: str) -> str:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=own | environ,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """An sdist of a copy of the sources, and a wheel of nothing but that sdist."""
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("sources")
+    for name in (*ROOMS, "docs", "systemd"):
+        shutil.copytree(ROOT / name, folder / name, ignore=BUILT)
+    for name in (*ABOUT, "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder, cwd=folder, CC="gcc")
+    (sdist,), (wheel,) = (list((folder / "dist").glob(f"*{end}")) for end in (".tar.gz", ".whl"))
+    return Built(sdist, wheel)
+
+
+@pytest.fixture(scope="module")
+def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An environment with the wheel and what it says that it needs."""
+    folder = tmp_path_factory.mktemp("empty") / "venv"
+    venv.create(folder, with_pip=False)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--python",
+        str(folder / "bin/python"),
+    ]
+    command = [*pip, "install", "--constraint", str(ROOT / "constraints.txt"), str(built.wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if "Could not find a version" in done.stderr or "Temporary failure" in done.stderr:
+        pytest.skip("no package index can be reached from here")
+    assert done.returncode == 0, done.stderr
+    yield folder
+
+
+def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
+    assert re.fullmatch(r"pagetier-[0-9.]+-cp311-abi3-linux_\w+\.whl", built.wheel.name)
+    with ZipFile(built.wheel) as wheel:
+        names = wheel.namelist()
+    assert [name for name in names if name.endswith(".so")] == ["pagetier/shm/_core.abi3.so"]
+    assert any(name.endswith("share/man/man1/pagetier.1") for name in names)
+    assert not any(name.startswith(("tests", "bench")) for name in names)
+
+
+def test_the_sdist_has_what_builds_it_and_nothing_that_was_built(built: Built) -> None:
+    with tarfile.open(built.sdist) as sdist:
+        names = [name.partition("/")[2] for name in sdist.getnames()]
+    assert {"setup.py", "shm/_core.c", "shm/core/layout.h", "LICENSE", "docs/man/pagetierd.8"} <= set(names)
+    assert not any(name.endswith((".so", ".o", ".pyc")) for name in names)
+
+
+def test_the_version_stands_in_one_place(place: Path, built: Built) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert built.wheel.name.split("-")[1] == version
+    assert run(place / "bin/pagetier", "--version", cwd=place).startswith(f"pagetier {version} (")
+    elsewhere = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if f'"{version}"' in path.read_text()]
+    assert elsewhere == []
+
+
+def test_the_daemon_of_the_wheel_serves(place: Path, tmp_path: Path) -> None:
+    config, socket = tmp_path / "pagetierd.toml", tmp_path / "pagetier.sock"
+    name = f"pagetier-test-shipped-{os.getpid()}"
+    config.write_text(f'name = "{name}"\nsocket = "{socket}"\n[arena]\nsize = "4MiB"\nframe_size = "64KiB"\n')
+    with (tmp_path / "log").open("wb") as log, _daemon(place, config, log.fileno()) as daemon:
+        ends = time.monotonic() + 30
+        while "event=ready" not in (tmp_path / "log").read_text():
+            assert daemon.poll() is None and time.monotonic() < ends, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        told = json.loads(run(place / "bin/pagetier", "stats", "--json", "--socket", socket, cwd=tmp_path))
+        assert told["tiers"]["memory"]["cap"] == 4 << 20
+        code = f"from pagetier.client import Client; assert Client({str(socket)!r}).wait_attached(9)"
+        run(place / "bin/python", "-c", code, cwd=tmp_path)
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(30) == 0
+    assert list(Path("/dev/shm").glob(f"{name}.*")) == []
+
+
+def _daemon(place: Path, config: Path, log: int) -> subprocess.Popen[bytes]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
+    return subprocess.Popen([place / "bin/pagetierd", "--config", config], stderr=log, env=own)
+
+
+def test_wheels_for_both_architectures_are_configured() -> None:
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert set(told["archs"]) == {"x86_64", "aarch64"}
+    assert told["build"].startswith("cp311-")

@@ -1,0 +1,162 @@
+"""`pagetier top`: once without a terminal, live on one, over the end of a daemon."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from pagetier.daemon.cli import main
+from pagetier.daemon.cli.top_history import History, Moment
+from pagetier.daemon.cli.top_screen import ASCII, UNICODE, Charset, Place, bar, charset_for, screen, sparks
+from pagetier.daemon.exits import Exit
+from pagetier.daemon.stats import Snapshot
+from running import RunningDaemon, namespace
+from snapshots import client, snapshot
+from terminal import LiveTerminal, pagetier_on_terminal
+
+PAGE = 60_000
+STYLE = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon() as running:
+        yield running
+
+
+def top(socket: Path, *more: str) -> Result:
+    return CliRunner().invoke(main, ["top", "--socket", str(socket), *more])
+
+
+def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24) -> list[str]:
+    console = Console(width=80, height=lines, color_system=None, highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        console.print(screen(seen, Place(Path("/run/pagetier/pagetier.sock"), lines, charset)))
+    return captured.get().splitlines()
+
+
+def history(*seen: Snapshot) -> History:
+    made = History()
+    for at, each in enumerate(seen):
+        made.add(Moment(float(at), each))
+    return made
+
+
+def test_without_a_terminal_it_is_shown_once(daemon: RunningDaemon) -> None:
+    keys = namespace().keys(range(64))
+    with daemon.client(name="engine 7") as client:
+        client.store(keys, np.zeros((4, PAGE), dtype=np.uint8))
+        client.match(keys).release()
+        result = top(daemon.socket, "--interval", "0.1")
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    assert re.search(r"memory .* 256.0 KiB of +16.0 MiB +2% +4 pages", result.stdout)
+    assert re.search(r"engine 7 .*100.0%", result.stdout)
+    assert "disk" not in result.stdout
+
+
+def test_the_largest_numbers_fit_in_80_columns() -> None:
+    many = 1023 * 2**30 + 970 * 2**20
+    seen = snapshot(hits=many, misses=many, pid=4194304, looks=many, many=many)
+    seen = msgspec.structs.replace(
+        seen, clients=tuple(client(pid=4194304 - at, looks=at, many=many, name="x" * 31) for at in range(56))
+    )
+    before = snapshot(pid=4194304, many=0)
+    for charset in (UNICODE, ASCII):
+        lines = drawn(history(before, seen), charset)
+        assert max(map(len, lines)) <= 80, max(lines, key=len)
+        assert len(lines) <= 24
+    assert lines[-1].startswith("and ")
+
+
+def test_a_disk_that_is_down_says_why() -> None:
+    seen = snapshot()
+    report = msgspec.structs.replace(seen.disk, trouble="its file system is full " * 9)
+    lines = drawn(history(msgspec.structs.replace(seen, disk=report)))
+    assert any("its file system is full" in line and len(line) <= 80 for line in lines)
+
+
+def test_bars_and_sparks() -> None:
+    for charset in (UNICODE, ASCII):
+        for share in (0.0, 0.001, 0.5, 0.999, 1.0):
+            full, empty = bar(share, 28, charset)
+            assert len(full + empty) == 28
+            assert (len(empty) == 28) is (share < 0.002)
+        assert sparks([None, 0.0, 1.0], charset) == f" {charset.sparks[0]}{charset.sparks[-1]}"
+
+
+def test_a_terminal_without_blocks_gets_letters() -> None:
+    assert charset_for("utf-8") is UNICODE
+    assert charset_for("ascii") is ASCII
+    assert "\n".join(drawn(history(snapshot()), ASCII)).isascii()
+
+
+def test_live_until_q(daemon: RunningDaemon) -> None:
+    with (
+        daemon.client(name="engine 8"),
+        LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live,
+    ):
+        assert live.until("engine 8"), live.text
+        live.type("x")
+        assert live.until("engine 8", beyond=live.seen)
+        live.type("q")
+        assert live.wait() == 0
+    assert "\x1b[?1049h" in live.text
+    assert live.text.rstrip().endswith(("\x1b[?1049l", "\x1b[?25h"))
+    lines = [STYLE.sub("", line) for line in live.text.replace("\r", "").split("\n")]
+    assert max(map(len, lines)) <= 80
+
+
+def test_live_until_it_is_terminated(daemon: RunningDaemon) -> None:
+    with LiveTerminal(["top", "--socket", str(daemon.socket)]) as live:
+        assert live.until("memory"), live.text
+        live.terminate()
+        assert live.wait() == 0
+    assert "\x1b[?1049l" in live.text
+
+
+def test_it_outlives_the_daemon_and_finds_the_next() -> None:
+    with (
+        RunningDaemon() as daemon,
+        LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live,
+    ):
+        assert live.until("incarnation 1"), live.text
+        daemon.kill()
+        assert live.until("waiting for it"), live.text
+        daemon.start()
+        assert live.until("incarnation 2"), live.text
+        live.type("q")
+        assert live.wait() == 0
+
+
+def test_no_daemon_is_one_line_and_code_3(tmp_path: Path) -> None:
+    result = top(tmp_path / "none.sock")
+    assert result.exit_code == Exit.UNREACHABLE
+    assert len(result.output.splitlines()) == 1
+    shown = pagetier_on_terminal(["top", "--socket", str(tmp_path / "none.sock")])
+    assert shown.code == Exit.UNREACHABLE
+    assert "\x1b[?1049h" not in shown.text
+
+
+def test_looking_costs_the_daemon_nothing(daemon: RunningDaemon) -> None:
+    assert daemon.process is not None
+    stat = Path(f"/proc/{daemon.process.pid}/stat")
+
+    def ticks() -> int:
+        return sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13]))
+
+    with LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live:
+        assert live.until("memory"), live.text
+        before = ticks()
+        time.sleep(1.0)
+        assert ticks() - before <= 5
+        live.type("q")
+        assert live.wait() == 0

@@ -1,0 +1,37 @@
+"""States of a cache that are made up, for what shows them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from pagetier.daemon.disk.report import DiskReport, Standing
+from pagetier.daemon.stats import ClientStats, DaemonStats, DiskWork, Snapshot, StoreStats, Tier, Tiers
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+def snapshot(
+    *, hits: int = 0, misses: int = 0, segments: str = "00", pid: int = 7, looks: int = 0, many: int = 1
+) -> Snapshot:
+    """With one client and a disk. many: every number that is not given."""
+    return Snapshot(
+        daemon=_filled(DaemonStats, many, build="", segments=segments),
+        tiers=Tiers(memory=_filled(Tier, many, hits=hits, misses=misses), disk=_filled(Tier, many)),
+        disk=DiskReport(standing=Standing.OPEN, last_sync=1.0),
+        disk_work=_filled(DiskWork, many),
+        stores=_filled(StoreStats, many),
+        namespaces=(),
+        clients=(client(pid=pid, looks=looks, many=many),),
+    )
+
+
+def client(*, pid: int = 7, looks: int = 0, many: int = 1, name: str = "engine") -> ClientStats:
+    """An attached one."""
+    return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=looks)
+
+
+def _filled(kind: type[_T], many: int, **given: object) -> _T:
+    numbers: dict[str, object] = dict.fromkeys(kind.__struct_fields__, many)
+    return kind(**{**numbers, **given})
