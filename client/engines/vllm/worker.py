@@ -21,7 +21,7 @@ from .tally import Tally
 from .tensors import slots_of
 
 _PATIENCE_S: Final = 0.05  # for stores whose blocks are wanted for something else
-_IDLE_S: Final = 0.002  # to wait for loads where the step has nothing else to do
+_IDLE_S: Final = 0.02  # for all loads of a step that has nothing else to do, so that they are computed together
 _CLOSING_S: Final = 5.0
 _THERE: Final = (Outcome.STORED, Outcome.PRESENT)
 
@@ -184,10 +184,10 @@ class WorkerHalf:
             self._told[storing.order.number] = bytes(code in _THERE for code in result.codes)
 
     def _wait_a_moment(self) -> None:
+        ends = time.monotonic() + _IDLE_S
         for loading in self._loading.values():
             for load in loading.loads:
-                if not load.wait_ended(_IDLE_S):
-                    return
+                load.wait_ended(max(0.0, ends - time.monotonic()))
 
 
 def _is_whole(load: Load) -> bool:
