@@ -1,0 +1,140 @@
+"""check_models.py [MODEL...]: has spin look at every state of the models beside it, and refute all their mutants.
+
+A model is a file NAME.pml. `#ifdef CASE_x` in it means that it is looked at in another setting, too, and
+`#ifdef MUTANT_x` a mistake that spin must find, in one of the settings. One line for each is printed; the exit status
+is 1 if a model has an error, was not looked at completely, or if a mutant survives. Needs spin and gcc.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree, which
+
+from msgspec import Struct
+
+HERE = Path(__file__).parent
+LONGEST_PATH = 2_000_000
+COMPILE = ["gcc", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=6000", "-o", "pan", "pan.c"]
+RUN = ["./pan", f"-m{LONGEST_PATH}", "-w22", "-n"]
+INCOMPLETE = ("search depth too small", "memory exhausted", "reached -DMEMLIM", "out of memory")
+
+
+class Model(Struct, frozen=True):
+    """One file: the settings in which it holds, and the mistakes that must show."""
+
+    path: Path
+    cases: tuple[str, ...]
+    mutants: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its path below this folder, without the suffix."""
+        return str(self.path.relative_to(HERE).with_suffix(""))
+
+
+class Verdict(Struct, frozen=True):
+    """What spin said of one variant of a model."""
+
+    errors: str  # the first one; "" if there is none
+    states: int
+    seconds: float
+
+
+class ModelError(Exception):
+    """A model that spin or the compiler does not understand, or that it could not look at completely."""
+
+
+def models() -> list[Model]:
+    """All models, by name."""
+    return [read_model(path) for path in sorted(HERE.rglob("*.pml")) if "\ninit" in path.read_text()]
+
+
+def read_model(path: Path) -> Model:
+    """What a file says of its cases and mutants."""
+    text = path.read_text()
+    return Model(path, ("", *unique("CASE_", text)), unique("MUTANT_", text))
+
+
+def unique(prefix: str, text: str) -> tuple[str, ...]:
+    """The macros that begin like this, in the order in which they come."""
+    return tuple(dict.fromkeys(re.findall(rf"\b{prefix}\w+", text)))
+
+
+def check_variant(model: Model, macros: list[str], speed: str) -> Verdict:
+    """Has all states of one variant looked at, until the first error. A mutant's search is short: it is built at -O0."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pagetier-models-") as folder:
+        copy = Path(copytree(HERE, folder, dirs_exist_ok=True)) / model.path.parent.relative_to(HERE)
+        said = run(["spin", *(f"-D{macro}" for macro in macros), "-a", model.path.name], copy)
+        if re.search(r"\berror\b", said, re.IGNORECASE) or not (copy / "pan.c").exists():
+            raise ModelError(f"{model.name}: {said[:500]}")
+        run([*COMPILE, speed], copy)
+        return verdict(run(RUN, copy), time.monotonic() - began)
+
+
+def run(command: list[str], folder: Path) -> str:
+    """What a command says. One that fails says why; what it left undone is found missing later."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def verdict(said: str, seconds: float) -> Verdict:
+    """Reads spin's report; a search that is not complete is no verdict."""
+    error = re.search(r"^pan:\d+: (.*)$", said, re.MULTILINE)
+    states = re.search(r"^\s*(\d+) states, stored", said, re.MULTILINE)
+    if error and not any(words in error[1] for words in INCOMPLETE):
+        return Verdict(error[1][:80], int(states[1]) if states else 0, seconds)
+    if not states or "errors: 0" not in said or any(words in said for words in INCOMPLETE):
+        raise ModelError(f"not complete: {said[:500]}")
+    return Verdict("", int(states[1]), seconds)
+
+
+def check_model(model: Model) -> Iterator[str]:
+    """Yields what is wrong with a model; prints a line for each variant."""
+    for case in model.cases:
+        got = check_variant(model, [case] if case else [], "-O2")
+        title = f"{model.name} {case.removeprefix('CASE_').replace('_', ' ')}"
+        say("model", title, f"{got.states:>9,} states, {got.errors or 'no error'}", got.seconds)
+        if got.errors:
+            yield f"{title}: {got.errors}"
+    for mutant in model.mutants:
+        yield from refute(model, mutant)
+
+
+def refute(model: Model, mutant: str) -> Iterator[str]:
+    """Yields a complaint if no case of the model shows the mistake."""
+    title = f"{model.name}: {mutant.removeprefix('MUTANT_').replace('_', ' ')}"
+    for case in model.cases:
+        got = check_variant(model, [mutant, case] if case else [mutant], "-O0")
+        if got.errors:
+            say("mutant", title, f"refuted: {got.errors}", got.seconds)
+            return
+    yield f"{title}: SURVIVED"
+
+
+def say(kind: str, title: str, result: str, seconds: float) -> None:
+    """One line of the report."""
+    sys.stdout.write(f"{kind:<7} {title:<58} {seconds:5.1f} s  {result}\n")
+    sys.stdout.flush()
+
+
+def main(names: list[str]) -> int:
+    """Checks the models of these names, or all."""
+    if not which("spin") or not which("gcc"):
+        sys.stdout.write("models: skipped, there is no spin or no gcc\n")
+        return 0
+    chosen = [model for model in models() if not names or model.name in names]
+    wrong = [complaint for model in chosen for complaint in check_model(model)]
+    for complaint in wrong:
+        sys.stdout.write(f"WRONG   {complaint}\n")
+    return 1 if wrong or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

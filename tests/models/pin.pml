@@ -1,0 +1,286 @@
+/* pin.pml - pin against evict and reuse.
+ *
+ * Who: two threads of one process and another process that look for a page; one that writes what it was granted; the
+ * daemon. Any step of the other process may be its last; its slot is then given to a new one.
+ *
+ * What of the code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_let_go (session.h), pt_grant, pt_fill
+ * and pt_refill (reserve.h), pt_drop_page (evict.h), pt_free_on_disk (ondisk.h), pt_disk_forget (disk.h), pt_end_order
+ * (behind.h), pt_settle (settle.h), pt_clear_pins (attach.h). Left out: the dictionary (who looks has this entry's number
+ * from a slot that may be stale), parts (reserve.pml), the order of eviction (what is listed may leave at any time).
+ *
+ * One entry is enough: what a pin protects is the entry, and its frame from the moment on when it is free and may be
+ * anybody's. Memory that may be another's is set to 0, so that who looks is found at once, not only when other bytes are
+ * there. Serials come again, so that the model has an end.
+ *
+ * A step has at most one access to memory that another process may change meanwhile. A thread takes its process's lock
+ * with the first access under it and leaves it with the last one.
+ *
+ * What holds, at every step:
+ *   1. Who was told "in memory" reads bytes of the key, or of the serial, that he asked for, until he lets go.
+ *   2. A key that is compared is not being written.
+ *   3. Between two deeds of the daemon a page has a frame exactly when its state says so; when all readers have ended, no
+ *      pin is left.
+ */
+#define ENTRIES 1
+#include "lockword.pml"
+
+#define OURS 0   /* the slot of the two threads */
+#define THEIRS 1 /* of the other process */
+
+byte key;     /* 0 while it is being written, and of a free entry */
+byte serial;
+bool framed;  /* it has its chain of frames */
+byte content; /* of these: the serial of the page whose bytes they are; 0: nobody's */
+bool on_disk; /* PT_TIER_DISK */
+bool gone;    /* the writer's bit "let go" */
+bool opened;  /* on the open list */
+bool listed;  /* with the policy */
+
+byte held[2]; /* pt_session.held, of each slot */
+bool locked;  /* pt_session.lock of the process with two threads */
+byte readers;
+bool dying, dead;
+
+/* ---- who reads: pt_find or pt_repin, a copy out of the arena, pt_release ---- */
+
+#define MAY_LOCK (slot == THEIRS || !locked)
+
+inline take_lock() { locked = (slot == OURS -> true : locked) }
+inline leave_lock() { locked = (slot == OURS -> false : locked) }
+
+inline pt_try()
+{
+    if
+    :: held[slot] -> seen = READABLE
+    :: else -> pt_pin(0, slot, seen)
+    fi
+}
+
+/* The rest of pt_keep, where the page is not wanted. */
+inline take_back()
+{
+    if
+#ifdef MUTANT_pin_taken_by_a_wrong_guess
+    :: true -> pt_unpin(0, slot)
+#else
+    :: !held[slot] -> pt_unpin(0, slot)
+    :: else
+#endif
+    fi
+}
+
+inline pt_let_go()
+{
+    held[slot]--;
+    if
+    :: !held[slot] -> pt_unpin(0, slot)
+    :: else
+    fi
+}
+
+/* Whether the key, or the serial, is the one that is looked for; a key is read of a page on disk, too. */
+inline compare()
+{
+    if
+    :: asked_key && (seen == READABLE || seen == ON_DISK || (seen == WRITING && on_disk)) ->
+        assert(key); /* 2 */
+        same = key == asked_key
+    :: asked_serial && seen == READABLE -> same = serial == asked_serial
+    :: else -> same = false
+    fi
+}
+
+inline read_page()
+{
+    assert(framed && content && content == serial);      /* 1 */
+    assert(key == asked_key || serial == asked_serial)   /* 1 */
+}
+
+inline forget_question() { asked_key = 0; asked_serial = 0; seen = 0; same = false }
+
+proctype Reader(byte slot)
+{
+    byte asked_key, asked_serial, seen;
+    bool same;
+    {
+        do
+        :: break
+        :: true ->
+            atomic {
+                if
+                :: MAY_LOCK -> asked_key = 1
+                :: MAY_LOCK -> asked_serial = 1
+                fi;
+                take_lock();
+#ifdef MUTANT_key_before_pin
+                same = key == asked_key
+            }
+            atomic { pt_try() }
+#else
+                pt_try()
+            }
+            atomic { compare() }
+#endif
+            if
+            :: atomic { same && seen == READABLE -> held[slot]++; leave_lock() }
+                atomic { MAY_LOCK -> read_page(); pt_let_go(); forget_question() }
+            :: atomic { !(same && seen == READABLE) -> take_back(); leave_lock(); forget_question() }
+            fi
+        od
+    } unless { slot == THEIRS && dying };
+    atomic { readers--; dead = dead || slot == THEIRS; forget_question() }
+}
+
+active proctype Death() { dying = true }
+
+/* ---- who writes ---- */
+
+active proctype Writer()
+{
+    bool done;
+end:
+    do
+    :: state[0] == WRITING && !gone ->
+        if
+        :: content = 0;
+           content = serial;
+           pt_change(0, WRITING, READABLE, done)
+        :: skip /* pt_part_abandon */
+        fi;
+        atomic { gone = true; done = false }
+    od
+}
+
+/* ---- the daemon ---- */
+
+/* All that a free entry lets go of. */
+inline pt_reclaim() { d_step { framed = false; content = 0; key = 0; serial = 0; gone = false } }
+
+inline pt_fill()
+{
+    if /* any number: who asks for 1 may have it from long ago */
+    :: serial = 1
+    :: serial = 2
+    fi;
+    d_step { gone = false; framed = true }
+}
+
+inline pt_grant()
+{
+    if
+    :: key = 1
+    :: key = 2
+    fi;
+    pt_fill();
+    atomic { pt_change(0, FREE, WRITING, done); opened = true }
+}
+
+inline pt_refill()
+{
+    pt_fill();
+    atomic { pt_change(0, ON_DISK, WRITING, done); opened = true }
+}
+
+inline pt_drop_page()
+{
+#ifdef MUTANT_frames_free_before_state
+    content = 0;
+#endif
+#ifdef MUTANT_evict_by_store
+    done = state[0] == READABLE && pins[0] == 0;
+    if
+    :: done -> d_step { pins[0] = 0; state[0] = (on_disk -> ON_DISK : FREE) }
+    :: else
+    fi;
+#elif defined(MUTANT_pins_and_state_in_two_words)
+    if
+    :: pins[0] == 0 -> pt_change(0, READABLE, (on_disk -> ON_DISK : FREE), done)
+    :: else
+    fi;
+#else
+    if
+    :: on_disk -> pt_retire(0, READABLE, ON_DISK, done)
+    :: else -> pt_retire(0, READABLE, FREE, done)
+    fi;
+#endif
+    if
+    :: atomic { done && on_disk -> listed = false; framed = false; content = 0 }
+    :: atomic { done && !on_disk -> listed = false; pt_reclaim() }
+    :: else
+    fi
+}
+
+inline pt_free_on_disk()
+{
+#ifdef MUTANT_disk_entry_freed_under_a_look
+    pt_change(0, ON_DISK, FREE, done);
+#else
+    pt_retire(0, ON_DISK, FREE, done);
+#endif
+    if
+    :: atomic { done -> on_disk = false; pt_reclaim() }
+    :: else
+    fi
+}
+
+inline pt_disk_forget()
+{
+    pt_change(0, ON_DISK, DOOMED, done);
+    atomic { opened = true; gone = true; on_disk = false }
+}
+
+/* A writer that let go of a page in PT_WRITING has abandoned it. The caller guarantees that it has let go. */
+inline pt_settle()
+{
+    atomic { pt_change(0, WRITING, DOOMED, done); on_disk = on_disk && !done }
+    if
+    :: atomic { state[0] == READABLE -> opened = false; listed = true }
+#ifdef MUTANT_doomed_page_freed_under_a_pin
+    :: state[0] == DOOMED ->
+#else
+    :: state[0] == DOOMED && pins[0] == 0 ->
+#endif
+        pt_change(0, DOOMED, FREE, done);
+        atomic { opened = false; pt_reclaim() }
+    :: else
+    fi
+}
+
+/* pt_reap of the other process; another one may get its slot. */
+inline pt_reap()
+{
+    atomic {
+        pins[0] = pins[0] & (255 ^ BIT(THEIRS));
+        dead = false;
+        held[THEIRS] = 0;
+        if
+        :: dying -> dying = false; readers++; run Reader(THEIRS)
+        :: else
+        fi
+    }
+}
+
+/* 3 */
+inline pt_check()
+{
+    assert(!framed || (state[0] != FREE && state[0] != ON_DISK));
+    assert(framed || (state[0] != WRITING && state[0] != READABLE));
+    assert(readers || dead || pins[0] == 0)
+}
+
+init
+{
+    bool done;
+    atomic { readers = 3; run Reader(OURS); run Reader(OURS); run Reader(THEIRS) }
+end:
+    do
+    :: state[0] == FREE -> pt_grant(); done = false; d_step { pt_check() }
+    :: state[0] == ON_DISK -> pt_refill(); done = false; d_step { pt_check() }
+    :: state[0] == ON_DISK -> pt_free_on_disk(); done = false; d_step { pt_check() }
+    :: state[0] == ON_DISK -> pt_disk_forget(); done = false; d_step { pt_check() }
+    :: listed && !on_disk -> on_disk = true /* pt_end_order */
+    :: listed -> pt_drop_page(); done = false; d_step { pt_check() }
+    :: opened && gone -> pt_settle(); done = false; d_step { pt_check() }
+    :: dead -> pt_reap(); d_step { pt_check() }
+    od
+}

@@ -1,0 +1,281 @@
+/* reserve.pml - reserve, parts, doom, expiry: a page of two parts, and those who write them.
+ *
+ * Who: two ranks of one engine, which cut pages into the same two parts; one rank of an engine that cuts them otherwise, and
+ * whose other rank never comes; the daemon. Any step of a rank may be its last; another one then gets its slot.
+ *
+ * What of the code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (part.h),
+ * pt_settle, pt_judge and pt_doom (settle.h), pt_drop_page (evict.h), pt_reap and pt_let_go_of_parts (attach.h). An expired
+ * reservation is one that the daemon takes for such: at any time. Left out: pins (pin.pml), the disk.
+ *
+ * One entry is enough: its frames may be anybody's as soon as they are free, so their bytes are set to 0 then. A filling
+ * is either the one that is in the entry now or an old one: no serials, so that the model has an end.
+ *
+ * What holds, at every step:
+ *   1. A page that becomes readable has all its parts, each written for this very filling, and all of one division.
+ *   2. A writer writes to no frame but those of the page that it was granted.
+ *   3. Who publishes, or is told that he stored, means his own page.
+ *   4. Once a page has expired it is given back, unless somebody lives who was granted a part and has not let go of it.
+ *   5. A page that is handed to those that may leave is in the dictionary.
+ */
+#define ENTRIES 1
+#include "lockword.pml"
+
+#define RANKS 3
+#define DEATHS 1
+#define PART(who) (who == 1 -> 1 : 0)
+#define DIVISION(who) (who == 2 -> 1 : 0)
+#define NOBODY 7
+#define BOTH 3
+#define NOW 1 /* of the filling that is in the entry */
+#define OLD 2 /* of one that was there before */
+
+byte division;
+byte writers[2];
+byte done, gone; /* pt_lock.parts */
+byte content[2]; /* what filling the part was written for; 0: none */
+bool opened;     /* on the open list; else the policy has it */
+bool linked;     /* in the dictionary */
+
+/* of each rank: for what filling it was granted a part, 0: none. It asks, and it is answered. */
+byte mine[RANKS];
+bool asks[RANKS], dying[RANKS], dead[RANKS];
+byte deaths;
+
+/* ---- the ranks ---- */
+
+inline publish()
+{
+#ifdef MUTANT_published_by_store
+    state[0] = READABLE;
+    assert(content[0] == NOW && content[1] == NOW && mine[who] == NOW) /* 1, 3 */
+#else
+    if
+    :: state[0] == WRITING ->
+        state[0] = READABLE;
+        assert(content[0] == NOW && content[1] == NOW && mine[who] == NOW); /* 1, 3 */
+        assert(DIVISION(writers[0]) == DIVISION(writers[1]))                         /* 1 */
+    :: else
+    fi
+#endif
+}
+
+inline pt_part_finish()
+{
+    atomic { done = done | BIT(PART(who)); all = done == BOTH };
+#ifdef MUTANT_gone_before_published
+    gone = gone | BIT(PART(who));
+#endif
+    if
+    :: atomic { all -> publish() }
+    :: atomic { !all -> skip }
+    fi;
+    assert(state[0] == DOOMED || mine[who] == NOW); /* 3: the state that he is told */
+#ifndef MUTANT_gone_before_published
+    atomic { gone = gone | BIT(PART(who)); mine[who] = 0; all = false }
+#else
+    atomic { mine[who] = 0; all = false }
+#endif
+}
+
+proctype Rank(byte who)
+{
+    bool all;
+    {
+        do
+        :: break
+        :: asks[who] = true;
+            !asks[who];
+            if
+            :: mine[who] ->
+                if
+                :: assert(mine[who] == NOW && state[0] != FREE); /* 2 */
+                    content[PART(who)] = mine[who];
+                    pt_part_finish()
+                :: atomic { gone = gone | BIT(PART(who)); mine[who] = 0 } /* pt_part_abandon */
+                fi
+            :: else
+            fi
+        od
+    } unless { dying[who] };
+    atomic { all = false; dead[who] = true }
+}
+
+active proctype Death()
+{
+    do
+    :: deaths < DEATHS ->
+        atomic {
+            deaths++;
+            if
+            :: dying[0] = true
+            :: dying[1] = true
+            :: dying[2] = true
+            fi
+        }
+    :: break
+    od
+}
+
+/* ---- the daemon ---- */
+
+/* The rank may be dead already: then nobody reads the answer. */
+inline answer_granted(who) { mine[who] = (dead[who] -> 0 : NOW) }
+
+inline pt_fill(who)
+{
+    d_step {
+        mine[0] = (mine[0] -> OLD : 0);
+        mine[1] = (mine[1] -> OLD : 0);
+        mine[2] = (mine[2] -> OLD : 0);
+        division = DIVISION(who);
+        writers[0] = NOBODY;
+        writers[1] = NOBODY;
+        writers[PART(who)] = who
+    }
+#ifndef MUTANT_parts_not_reset
+    atomic { done = 0; gone = 0 }
+#endif
+}
+
+inline pt_grant(who)
+{
+    pt_fill(who);
+    atomic { state[0] = WRITING; linked = true; opened = true; answer_granted(who) }
+}
+
+inline pt_join(who)
+{
+    if
+#ifdef MUTANT_parts_of_two_divisions_join
+    :: atomic { writers[PART(who)] == NOBODY ->
+#else
+    :: atomic { writers[PART(who)] == NOBODY && division == DIVISION(who) ->
+#endif
+        writers[PART(who)] = who; answer_granted(who) }
+    :: else /* pending */
+    fi
+}
+
+inline pt_doom(what)
+{
+    pt_change(0, WRITING, DOOMED, what);
+    linked = linked && !what /* pt_unlink */
+}
+
+inline pt_judge()
+{
+    atomic { seen_done = done; seen_gone = gone };
+    if
+#ifdef MUTANT_abandoned_page_published
+    :: seen_gone == BOTH ->
+#else
+    :: seen_gone & (BOTH ^ seen_done) -> pt_doom(did)
+    :: !(seen_gone & (BOTH ^ seen_done)) && seen_gone == BOTH ->
+#endif
+        atomic {
+            pt_change(0, WRITING, READABLE, did);
+            assert(!did || (content[0] == NOW && content[1] == NOW)) /* 1 */
+        }
+    :: expired -> pt_doom(did)
+    :: else
+    fi;
+    d_step { seen_done = 0; seen_gone = 0; did = false }
+}
+
+#define GRANTED ((writers[0] == NOBODY -> 0 : 1) | (writers[1] == NOBODY -> 0 : 2))
+#define HOLDS(who) (mine[who] && !dead[who])
+
+#define NOBODY_HOLDS (!HOLDS(0) && !HOLDS(1) && !HOLDS(2) && !dead[0] && !dead[1] && !dead[2])
+
+inline pt_reclaim()
+{
+    d_step { content[0] = 0; content[1] = 0; writers[0] = NOBODY; writers[1] = NOBODY; division = 0; opened = false }
+#ifndef MUTANT_parts_not_reset
+    atomic { done = 0; gone = 0 } /* nobody reads them before they are reset: so there is less to check */
+#endif
+
+}
+
+inline pt_settle()
+{
+    if
+    :: state[0] == WRITING -> pt_judge()
+    :: else
+    fi;
+    seen_state = state[0];
+    atomic { seen_gone = gone; due = expired && NOBODY_HOLDS };
+    if
+    :: atomic { seen_state == READABLE && (seen_gone & GRANTED) == GRANTED -> opened = false; assert(linked) /* 5 */ }
+#ifdef MUTANT_frames_taken_from_a_writer
+    :: seen_state == DOOMED ->
+#else
+    :: seen_state == DOOMED && (seen_gone & GRANTED) == GRANTED ->
+#endif
+        state[0] = FREE;
+        pt_reclaim()
+    :: else
+    fi;
+    atomic { assert(!due || !opened); /* 4 */ seen_state = 0; seen_gone = 0; expired = false; due = false }
+}
+
+/* The page is in the dictionary if it is being written or whole. */
+inline pt_reserve_one(who)
+{
+    if
+    :: opened -> pt_settle()
+    :: else
+    fi;
+    if
+    :: state[0] == WRITING -> pt_join(who)
+    :: state[0] == FREE -> pt_grant(who)
+    :: else /* present; or it is doomed, and another entry is granted */
+    fi;
+    asks[who] = false
+}
+
+inline pt_drop_page() { pt_change(0, READABLE, FREE, did); linked = false; pt_reclaim(); did = false }
+
+inline pt_let_go_of_parts(who, part)
+{
+#ifndef MUTANT_parts_of_the_dead_stay
+    if
+    :: opened && writers[part] == who -> gone = gone | BIT(part)
+    :: else
+    fi
+#else
+    skip
+#endif
+}
+
+/* What the dead had asked is answered first: it was in the socket before. */
+inline pt_reap(who)
+{
+    pt_let_go_of_parts(who, PART(who));
+    atomic {
+        mine[who] = 0;
+        dead[who] = false;
+        if
+        :: dying[who] -> dying[who] = false; run Rank(who)
+        :: else
+        fi
+    }
+}
+
+init
+{
+    byte seen_done, seen_gone, seen_state;
+    bool did, expired, due;
+    atomic { writers[0] = NOBODY; writers[1] = NOBODY; run Rank(0); run Rank(1); run Rank(2) }
+end:
+    do
+    :: asks[0] -> pt_reserve_one(0)
+    :: asks[1] -> pt_reserve_one(1)
+    :: asks[2] -> pt_reserve_one(2)
+    :: opened -> pt_settle()
+    :: atomic { opened -> expired = true } pt_settle()
+    :: state[0] == READABLE && !opened -> pt_drop_page()
+    :: dead[0] && !asks[0] -> pt_reap(0)
+    :: dead[1] && !asks[1] -> pt_reap(1)
+    :: dead[2] && !asks[2] -> pt_reap(2)
+    od
+}

@@ -1,0 +1,31 @@
+"""The protocols of the core in every interleaving: spin looks at all states of the models, and refutes their mutants."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+HERE = Path(__file__).parent
+LONGEST = 600  # seconds, on a machine that has much else to do
+PATHS = [path.relative_to(HERE) for path in sorted(HERE.rglob("*.pml")) if "\ninit" in path.read_text()]
+
+pytestmark = pytest.mark.skipif(
+    not which("spin") or not which("gcc"), reason="needs gcc and spin (Debian's package `spin`)"
+)
+
+
+@pytest.mark.parametrize("model", [str(path.with_suffix("")) for path in PATHS])
+def test_holds_in_every_state_and_its_mutants_do_not(model: str) -> None:
+    command = [sys.executable, str(HERE / "check_models.py"), model]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+    sys.stdout.write(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_model_without_a_mistake_to_find_is_a_model_that_can_not_fail() -> None:
+    assert PATHS
+    assert not [path for path in PATHS if "MUTANT_" not in (HERE / path).read_text()]
