@@ -86,6 +86,8 @@ def test_it_is_opened_where_no_block_is_left(tmpfs: Callable[..., Path]) -> None
     tier = small_tier(point / "tier", 2 * CAP)
     assert tier.state().opened == "as it was left"
     assert tier.write([page.key for page in pages[:20]], []).undropped == ""
+    # how much is free now in which environment, who of them took the last blocks has decided
+    assert tier.write([page.key for page in pages[20:]], []).undropped == ""
     assert stored(tier, outgoings(range(1000, 1005)))
     tier.close()
 
