@@ -6,6 +6,7 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+UNITS = "pagetier.systemd"  # files that `pagetier unit` hands out
 PYTHON_ABI = "0x030B0000"  # the stable ABI of CPython 3.11
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("WERROR") == "1" else []
@@ -14,6 +15,11 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("WERROR") == "1" el
 def packages_of(room: str) -> list[str]:
     """Name the room's package and those below it."""
     return [f"pagetier.{room}", *(f"pagetier.{room}.{name}" for name in find_packages(room))]
+
+
+def manual() -> list[tuple[str, list[str]]]:
+    """Where the manual pages go."""
+    return [(f"share/man/man{page.suffix[1:]}", [str(page)]) for page in sorted(Path("docs/man").iterdir())]
 
 
 core = Extension(
@@ -28,10 +34,12 @@ core = Extension(
 )
 
 setup(
-    packages=[package for room in ROOMS for package in packages_of(room)],
-    package_dir={f"pagetier.{room}": room for room in ROOMS},
-    package_data={f"pagetier.{room}": ["*.pyi", "py.typed"] for room in ROOMS},
+    packages=[*(package for room in ROOMS for package in packages_of(room)), UNITS],
+    package_dir={f"pagetier.{room}": room for room in ROOMS} | {UNITS: "systemd"},
+    package_data={f"pagetier.{room}": ["*.pyi", "py.typed"] for room in ROOMS}
+    | {UNITS: ["*.service", "*.conf", "*.toml"]},
     include_package_data=False,
+    data_files=manual(),
     ext_modules=[core],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from ..shm.paths import default_socket
-from .options import MOST_FRAMES, PREFIX, Config, Field, fields
+from .options import MOST_FRAMES, PREFIX, Config, Field, fields, replaced
+from .places import line_of
 from .settings import hint, shown
 from .sizes import spell_size
 
-__all__ = ["FILE_VARIABLE", "Config", "ConfigError", "Field", "fields", "load"]
+__all__ = ["FILE_VARIABLE", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
 # the engines' own, which a host may set for all its processes; see kernels/settings.py
@@ -50,33 +51,64 @@ def load(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | No
     return _build(given, env)
 
 
-def _from_file(path: Path) -> _Givens:
+def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config:
+    """The configuration with other values for some settings, by `Field.path`. Raises ConfigError, also for no setting.
+
+    where: who asks, for messages.
+    """
+    known = {field.path: field for field in fields()}
     given: _Givens = {}
-    for section, table in _tables(path, _parse(path)):
+    for path, text in texts.items():
+        if path not in known:
+            raise ConfigError(f'{where}: unknown setting "{path}"{hint(path, known)}')
+        given[path] = _read(known[path], text, f"{where}: {path}")
+    changed = replaced(config, {path: each.value for path, each in given.items()})
+    _check(changed, given)
+    return changed
+
+
+class _File(msgspec.Struct, frozen=True):
+    """A configuration file that was read."""
+
+    path: Path
+    text: str
+
+    def at(self, name: str) -> str:
+        """The place of a key, for messages."""
+        line = line_of(self.text, name)
+        return f"{self.path}: line {line}" if line else f"{self.path}"
+
+
+def _from_file(path: Path) -> _Givens:
+    file = _File(path, _text(path))
+    given: _Givens = {}
+    for section, table in _tables(file, _parse(file)):
         for key, raw in table.items():
             name = f"{section}.{key}" if section else key
-            field = _field_in_file(path, section, key, raw)
-            given[field.path] = _read(field, raw, f"{path}: {name}")
+            field = _field_in_file(file, section, key, raw)
+            given[field.path] = _read(field, raw, f"{file.at(name)}: {name}")
     return given
 
 
-def _tables(path: Path, document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _tables(file: _File, document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     sections = {field.section for field in fields() if field.section}
     yield "", {key: raw for key, raw in document.items() if key not in sections}
     for section in sorted(sections & document.keys()):
         if not isinstance(document[section], dict):
-            raise ConfigError(f"{path}: {section} = {shown(document[section])}: must be a table, [{section}]")
+            told = f"{section} = {shown(document[section])}: must be a table, [{section}]"
+            raise ConfigError(f"{file.at(section)}: {told}")
         yield section, document[section]
 
 
-def _field_in_file(path: Path, section: str, key: str, raw: object) -> Field:
+def _field_in_file(file: _File, section: str, key: str, raw: object) -> Field:
     for field in fields():
         if (field.section, field.key) == (section, key):
             return field
     inside = f" in [{section}]" if section else ""
     is_table = isinstance(raw, dict)
     what = f"unknown table [{key}]" if is_table else f'unknown key "{key}"{inside} (= {shown(raw)})'
-    raise ConfigError(f"{path}: {what}{_nearest_key(section, key)}")
+    name = f"{section}.{key}" if section else key
+    raise ConfigError(f"{file.at(name)}: {what}{_nearest_key(section, key)}")
 
 
 def _nearest_key(section: str, key: str) -> str:
@@ -87,13 +119,12 @@ def _nearest_key(section: str, key: str) -> str:
     return hint(key, [*same, *tables]) or hint(key, paths, told=paths)
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    text = _text(path)
+def _parse(file: _File) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(file.text)
     except tomllib.TOMLDecodeError as error:
-        message = str(error).replace("at end of document", f"at {_place(text)}, the end")
-        raise ConfigError(f"{path}: {message}") from error
+        message = str(error).replace("at end of document", f"at {_place(file.text)}, the end")
+        raise ConfigError(f"{file.path}: {message}") from error
 
 
 def _text(path: Path) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..shm._core import ShmError
+from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.protocol import (
     BUILD,
@@ -25,6 +26,7 @@ from ..shm.protocol import (
     Refusal,
     Request,
     Reserve,
+    Resize,
     Save,
     Unpacker,
     Welcome,
@@ -32,12 +34,16 @@ from ..shm.protocol import (
     read_request,
 )
 from .options import Access
-from .peers import Peer, may_attach, name_of, peer_of
+from .peers import Peer, Rights, name_of, peer_of, rights_of
 from .service import Service
 
 log = logging.getLogger(__name__)
 
 GREETING_S = 5.0
+_NOT_ALLOWED = {
+    Rights.WATCH: "this user may look and change nothing: see access.users and access.groups",
+    Rights.USE: "only root and the daemon's own user may change sizes",
+}
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -56,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._patience = patience
         self._unpacker = Unpacker()
         self._greeted = False
+        self._rights = Rights.NOTHING
         self._slot = -1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -97,21 +104,36 @@ class Connection(asyncio.Protocol):
         match request:
             case Attach() | Observe() if not self._greeted:
                 self._greet(request)
-            case Reserve() if self._slot >= 0:
-                self._service.reserve_soon(self._slot, request, self._send_late)
-            case Fetch() if self._slot >= 0:
-                self._service.fetch(request, self._send_late)
-            case Save() if self._greeted:
-                self._send(self._service.save(request))
-            case Detach() if self._slot >= 0:
-                self._service.detach(self._slot)
-                self._slot = -1
-            case Flush() if self._greeted:
-                self._service.flush(request, self._send_late)
-            case Check() if self._greeted:
-                self._send(self._service.check(request))
+            case Reserve() | Fetch() | Detach() if self._slot >= 0:
+                self._handle_of_engine(request)
+            case Save() | Flush() | Check() | Resize() if self._greeted:
+                self._handle_if_allowed(request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not for it, or not yet")
+
+    def _handle_of_engine(self, request: Reserve | Fetch | Detach) -> None:
+        match request:
+            case Reserve():
+                self._service.reserve_soon(self._slot, request, self._send_late)
+            case Fetch():
+                self._service.fetch(request, self._send_late)
+            case Detach():
+                self._service.detach(self._slot)
+                self._slot = -1
+
+    def _handle_if_allowed(self, request: Save | Flush | Check | Resize) -> None:
+        if self._rights < (Rights.RULE if isinstance(request, Resize) else Rights.USE):
+            self._send(Refusal(_NOT_ALLOWED[self._rights]))
+            return
+        match request:
+            case Save():
+                self._send(self._service.save(request))
+            case Flush():
+                self._service.flush(request, self._send_late)
+            case Check():
+                self._send(self._service.check(request))
+            case Resize():
+                self._send(self._service.resize(request))
 
     def _send(self, answer: Answer) -> None:
         self._transport.write(pack(answer))
@@ -154,7 +176,8 @@ class Connection(asyncio.Protocol):
 
     def _admit_peer(self, request: Attach | Observe, peer: Peer) -> Admission:
         segments = self._service.segments
-        if not may_attach(peer, self._access):
+        self._rights = rights_of(peer, self._access)
+        if self._rights < (Rights.WATCH if isinstance(request, Observe) else Rights.USE):
             return _refuse(f"user {peer.uid} may not attach: see access.users and access.groups")
         if isinstance(request, Observe):
             return Admission(self._service.observe(), segments.read_only_descriptors())
@@ -165,7 +188,7 @@ class Connection(asyncio.Protocol):
         return Admission(answer, segments.descriptors())
 
     def _end(self, why: str) -> None:
-        log.warning("%s: its connection is closed: %s", self._who, why)
+        log.warning("%s: its connection is closed: %s", self._who, why, extra=event("peer_refused", why=why))
         self._transport.close()
 
 

@@ -15,12 +15,20 @@ class Evictor:
     """Evicts from `low` free frames up to `high`, in batches between requests. On the loop's thread only."""
 
     def __init__(self, owner: Owner, marks: Evict, loop: asyncio.AbstractEventLoop) -> None:
-        frames = owner.header()["frames"]
         self._owner = owner
         self._loop = loop
+        self._running = False
+        self._mark(marks)
+
+    def _mark(self, marks: Evict) -> None:
+        frames = self._owner.header()["frames"]
         self._low = int(frames * marks.low)
         self._high = int(frames * marks.high)
-        self._running = False
+
+    def follow(self, marks: Evict) -> None:
+        """Other shares from now on."""
+        self._mark(marks)
+        self.look()
 
     def look(self) -> None:
         """Starts to evict if it is time. Cheap: for after every reservation."""

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -22,6 +23,15 @@ SIGNALS = {
     signal.SIGINT: Leave.STOP,
     signal.SIGUSR1: Leave.HAND_OVER,
 }
+
+
+def meant_by(way: Leave, keep_while: Path | None) -> Leave:
+    """What a word to go means: a stop is a hand-over while there is a file or folder at `keep_while`.
+
+    A service manager says SIGTERM whatever it is going to do next; what that is, it says by what it leaves there.
+    """
+    kept = way is Leave.STOP and keep_while is not None and keep_while.exists()
+    return Leave.HAND_OVER if kept else way
 
 
 class Told:

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
+import signal
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import msgspec
 
 from ..shm._core import ShmError
+from ..shm.logfmt import event, journald_reads, log_to_stderr
 from ..shm.points import point
 from ..shm.protocol import BUILD
-from ..shm.segments import Leftovers, Origin, Segments, Wish, take
+from ..shm.segments import Geometry, Leftovers, Origin, Segments, Wish, give_back, take
 from .config import ConfigError, load
 from .exits import Exit, exit_code_help
 from .fit import fit
 from .flags import ConfigCommand, config_flags, config_options
 from .host import Host
 from .leave import Told
+from .notify import Notifier
 from .options import Config
 from .plan import geometry_of, need_of
 from .prefault import PrefaultError
-from .run import run
+from .run import Keeper, run
 from .server import Server, SocketError
 from .version import version_option
 
 log = logging.getLogger("pagetierd")
+
+
+class Instead(Enum):
+    """What is done in place of serving."""
+
+    CHECK = "check"
+    GIVE_BACK = "give back"
 
 
 @click.command(
@@ -45,28 +58,61 @@ log = logging.getLogger("pagetierd")
     type=click.UNPROCESSED,
     help="Drop what an earlier daemon left in memory.",
 )
+@click.option(
+    "--keep-while",
+    type=click.Path(path_type=Path),
+    help="While this file or folder is there, SIGTERM leaves the pages for the next daemon.",
+)
+@click.option(
+    "--check", "instead", flag_value=Instead.CHECK, type=click.UNPROCESSED, help="Read the configuration only."
+)
+@click.option(
+    "--give-back",
+    "instead",
+    flag_value=Instead.GIVE_BACK,
+    type=click.UNPROCESSED,
+    help="Give back the memory that an earlier daemon left, and exit.",
+)
 @config_options
-def main(config: Path | None, leftovers: Leftovers, **flags: Any) -> None:
+def main(
+    config: Path | None, leftovers: Leftovers, keep_while: Path | None, instead: Instead | None, **flags: Any
+) -> None:
     """Keep KV pages in host memory for the engines of this host.
 
     Every setting can be given in a TOML file, in a variable over it, and by a flag over both: arena.size is `size` in
     the table [arena], PAGETIER_ARENA_SIZE and --arena-size. `pagetier doctor` says whether this host is ready for it.
 
     SIGTERM and SIGINT stop it and give the memory back; SIGUSR1 stops it and leaves the pages for the next daemon,
-    as a crash does.
+    as a crash does. SIGHUP reads the configuration again; sizes of memory, names and paths wait for a restart.
     """
+
+    def read() -> Config:
+        return load(config, os.environ, config_flags(flags))
+
     try:
-        settings = load(config, os.environ, config_flags(flags))
+        settings = read()
     except ConfigError as error:
         _give_up(Exit.USAGE, error)
-    logging.basicConfig(level=settings.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    if instead is Instead.CHECK:
+        return
+    log_to_stderr(settings.log.level)
     try:
-        _serve(settings, leftovers)
+        if instead is Instead.GIVE_BACK:
+            _give_back(settings.name)
+        else:
+            _serve(settings, leftovers, Keeper(Notifier(os.environ), read, keep_while))
     except (ShmError, SocketError, PrefaultError, OSError) as error:
         _give_up(Exit.REFUSED, error)
 
 
-def _serve(settings: Config, leftovers: Leftovers) -> None:
+def _give_back(name: str) -> None:
+    log.info("%s: %s", name, give_back(name).value, extra=event("give_back"))
+
+
+def _serve(settings: Config, leftovers: Leftovers, keeper: Keeper) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing to reload yet, and nothing to die of
+    if keeper.notifier.watchdog is not None:
+        faulthandler.enable()  # its SIGABRT has this process say where it hung
     with Told() as told:
         segments = open_segments(settings, leftovers)
         point("daemon.segments")
@@ -76,7 +122,7 @@ def _serve(settings: Config, leftovers: Leftovers) -> None:
             _undo(segments)
             raise
         point("daemon.listening")
-        asyncio.run(run(settings, segments, server, told))
+        asyncio.run(run(settings, segments, server, told, keeper))
 
 
 def _undo(segments: Segments) -> None:
@@ -95,9 +141,18 @@ def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> S
         if not verdict.fits:
             raise ShmError(verdict.explain())
 
-    return take(Wish(settings.name, geometry_of(settings), BUILD, leftovers, check_room))
+    def will_do(have: Geometry) -> bool:
+        """A warm index that was made for another size of the disk still serves."""
+        return not settings.index.entries and msgspec.structs.replace(have, entries=wanted.entries) == wanted
+
+    wanted = geometry_of(settings)
+    return take(Wish(settings.name, wanted, BUILD, leftovers, check_room, will_do))
 
 
 def _give_up(code: Exit, error: Exception) -> NoReturn:
-    click.echo(f"pagetierd: {error}", err=True)
+    if journald_reads(os.environ):
+        log_to_stderr("error")
+        log.error("%s", error, extra=event("refused", code=code.value))
+    else:
+        click.echo(f"pagetierd: {error}", err=True)
     raise SystemExit(code)

@@ -7,13 +7,14 @@ from them. `arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ..shm.paths import default_socket
+from .metrics.address import Address, address_setting
 from .settings import (
     Setting,
     choice_setting,
@@ -21,6 +22,7 @@ from .settings import (
     duration_setting,
     folder_setting,
     frame_setting,
+    group_setting,
     groups_setting,
     mode_setting,
     name_setting,
@@ -120,10 +122,19 @@ class Disk(Section, frozen=True, kw_only=True):
 
 
 class Access(Section, frozen=True, kw_only=True):
-    """Who may attach, beside the daemon's own user and root."""
+    """Who may attach or look, beside the daemon's own user and root."""
 
     users: Annotated[tuple[int, ...], users_setting("Users (names or numbers) who may attach.")] = ()
     groups: Annotated[tuple[int, ...], groups_setting("Groups (names or numbers) who may attach.")] = ()
+    watch_users: Annotated[
+        tuple[int, ...], users_setting("Users who may look (stats, top), and change and attach nothing.")
+    ] = ()
+    watch_groups: Annotated[
+        tuple[int, ...], groups_setting("Groups who may look (stats, top), and change and attach nothing.")
+    ] = ()
+    socket_group: Annotated[
+        tuple[int, ...], group_setting("Group of the control socket, one of the daemon's own; empty: its first.")
+    ] = ()
     socket_mode: Annotated[int, mode_setting("Permission bits of the control socket, octal.")] = 0o660
 
 
@@ -134,6 +145,17 @@ class Log(Section, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"],
         choice_setting("The least severe lines to log.", "debug", "info", "warning", "error"),
     ] = "info"
+
+
+class Metrics(Section, frozen=True, kw_only=True):
+    """What Prometheus is told: counters, read when it asks."""
+
+    listen: Annotated[
+        Address | None, address_setting("Where /metrics is served: a port of this host, or a path; empty: not.")
+    ] = None
+    namespaces: Annotated[
+        int, count_setting("Namespaces that are told of one by one, the largest; the rest together.", 0, 10_000)
+    ] = 50
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -150,6 +172,7 @@ class Config(Section, frozen=True, kw_only=True):
     disk: Disk = Disk()
     access: Access = Access()
     log: Log = Log()
+    metrics: Metrics = Metrics()
 
     @property
     def entries(self) -> int:
@@ -184,6 +207,21 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     def flag(self) -> str:
         """Its flag: "--arena-size"."""
         return "--" + self.parameter.replace("_", "-")
+
+
+def value_of(config: Config, field: Field) -> Any:
+    """What a configuration says."""
+    return getattr(getattr(config, field.section) if field.section else config, field.key)
+
+
+def replaced(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values, by `Field.path`, which nobody checks here."""
+    for field in fields():
+        if field.path in values:
+            table = getattr(config, field.section) if field.section else config
+            table = msgspec.structs.replace(table, **{field.key: values[field.path]})
+            config = msgspec.structs.replace(config, **{field.section: table}) if field.section else table
+    return config
 
 
 @functools.cache

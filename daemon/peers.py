@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import struct
+from enum import IntEnum
 
 import msgspec
 
@@ -67,6 +68,20 @@ def _groups(connection: socket.socket) -> frozenset[int]:
     return frozenset(number for (number,) in struct.iter_unpack("I", packed))
 
 
-def may_attach(peer: Peer, access: Access) -> bool:
-    """The daemon's own user, root, and who the configuration names."""
-    return peer.uid in (os.geteuid(), 0, *access.users) or not peer.groups.isdisjoint(access.groups)
+class Rights(IntEnum):
+    """What a peer may do; each may do what those before it may."""
+
+    NOTHING = 0
+    WATCH = 1  # look at index and lock words, through read-only descriptors
+    USE = 2  # attach, drop pages, have them written
+    RULE = 3  # change what the configuration says
+
+
+def rights_of(peer: Peer, access: Access) -> Rights:
+    """Root and the daemon's own user rule; who else may do what is in the configuration."""
+    if peer.uid in (os.geteuid(), 0):
+        return Rights.RULE
+    if peer.uid in access.users or not peer.groups.isdisjoint(access.groups):
+        return Rights.USE
+    watches = peer.uid in access.watch_users or not peer.groups.isdisjoint(access.watch_groups)
+    return Rights.WATCH if watches else Rights.NOTHING

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.segments import Origin, Segments
 from .advise import Region, advise
+from .config import ConfigError
 from .host import Host
-from .leave import Leave, Told
+from .leave import Leave, Told, meant_by
+from .notify import Notifier
 from .options import Config
 from .prefault import Prefaulted, prefault
 from .progress import progress_for_people
@@ -19,13 +27,29 @@ from .server import Server
 from .service import Service
 from .sizes import format_size
 
+if TYPE_CHECKING:
+    from .metrics.listener import Listener
+
 log = logging.getLogger("pagetierd")
 
+_CHUNK_S: Final = 60.0  # longest time without progress in populating before systemd gives up
+_LEAVING_S: Final = 30.0  # what an end takes beside writing, on a busy host
 
-async def run(config: Config, segments: Segments, server: Server, told: Told) -> None:
+
+class Keeper(msgspec.Struct, frozen=True):
+    """Who runs the daemon: whom it tells how it is, where a changed configuration is read, how a restart is told."""
+
+    notifier: Notifier
+    read: Callable[[], Config]
+    keep_while: Path | None = None
+
+
+async def run(config: Config, segments: Segments, server: Server, told: Told, keeper: Keeper | None = None) -> None:
     """Serves until a signal, also one that has come already. Raises PrefaultError if the arena can not be populated."""
-    life = _Life(config, segments, server)
-    told.pass_to(life.leave, asyncio.get_running_loop())
+    life = _Life(config, segments, server, keeper or Keeper(Notifier({}), lambda: config))
+    loop = asyncio.get_running_loop()
+    told.pass_to(life.leave, loop)
+    loop.add_signal_handler(signal.SIGHUP, life.reload)
     try:
         await life.live()
         await life.write_out()
@@ -34,20 +58,42 @@ async def run(config: Config, segments: Segments, server: Server, told: Told) ->
 
 
 class _Life:
-    def __init__(self, config: Config, segments: Segments, server: Server) -> None:
+    def __init__(self, config: Config, segments: Segments, server: Server, keeper: Keeper) -> None:
         self._config = config
+        self._keeper = keeper
+        self._notifier = keeper.notifier
         self._segments = segments
         self._server = server
         self._way = Leave.STOP if segments.origin is Origin.MADE else Leave.HAND_OVER
         self._leaving = asyncio.Event()
         self._halt = threading.Event()
         self._service: Service | None = None
+        self._metrics: Listener | None = None
 
     def leave(self, way: Leave) -> None:
         """A signal came."""
-        self._way = way
+        self._way = meant_by(way, self._keeper.keep_while)
         self._halt.set()
         self._leaving.set()
+
+    def reload(self) -> None:
+        """The configuration is read again; what is wrong with it changes nothing."""
+        if self._service is None or self._leaving.is_set():
+            return
+        self._notifier.reloading()
+        try:
+            changes = self._service.in_force.take(self._keeper.read())
+        except ConfigError as error:
+            log.error("not reloaded, all stays as it was: %s", error, extra=event("reload_refused"))
+            self._notifier.ready(f"not reloaded, all stays as it was: {error}")
+            return
+        level = logging.WARNING if changes.later else logging.INFO
+        log.log(level, "reloaded: %s", changes, extra=event("reloaded"))
+        self._notifier.ready(self._status())
+
+    def _follow(self, config: Config) -> None:
+        logging.getLogger().setLevel(config.log.level.upper())
+        self._server.follow(config.access)
 
     async def live(self) -> None:
         """Who looks is served at once; engines when the arena is populated, an adopted one being warm already."""
@@ -63,13 +109,17 @@ class _Life:
     async def write_out(self) -> None:
         """What is in memory alone goes to disk, before a stop gives the memory back."""
         if self._service is not None and self._way is Leave.STOP:
+            self._notifier.stopping("writing to disk what is in memory alone", self._config.disk.stop + _LEAVING_S)
             await self._service.disk.stop(self._config.disk.stop)
             point("run.written")
 
     def end(self) -> None:
         """Leaves in the way that was asked for; what went wrong at start leaves adopted pages where they are."""
+        self._notifier.stopping(self._way.value, _LEAVING_S)
         # the socket first: once the segments are let go of, the next daemon may want its name
         self._server.stop()
+        if self._metrics is not None:
+            self._metrics.stop()
         point("run.hidden")
         if self._service is not None:
             self._service.close()
@@ -79,20 +129,33 @@ class _Life:
         else:
             self._segments.release()
         point("run.over")
-        log.info("stopped: %s", self._way.value)
+        log.info("stopped: %s", self._way.value, extra=event("stopped", way=self._way.name.lower()))
 
     async def _serve(self) -> Service:
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         point("run.served")
+        self._service.in_force.follow(self._follow)
+        self._service.alive = self._notifier.alive
         await self._server.start(self._service)
         point("run.answers")
+        if self._config.metrics.listen is not None:
+            await self._tell_metrics(self._service)
         return self._service
+
+    async def _tell_metrics(self, service: Service) -> None:
+        # whom nobody scrapes spends neither time nor memory on this
+        from .metrics.listener import Listener
+
+        self._metrics = Listener(self._config, service)
+        await self._metrics.start()
+        log.info("metrics on %s", self._config.metrics.listen, extra=event("metrics"))
 
     def _admit(self, service: Service) -> None:
         if self._leaving.is_set():
             return
         service.admit()
         point("run.admitted")
+        self._notifier.ready(self._status())
         header = self._segments.owner.header()
         log.info(
             "ready on %s: %s, %d pages in %s of %s, incarnation %d",
@@ -102,19 +165,31 @@ class _Life:
             format_size(header["used_frames"] * header["frame_bytes"]),
             format_size(header["arena_bytes"]),
             header["incarnation"],
+            extra=event("ready", pages=header["pages"], incarnation=header["incarnation"]),
         )
+
+    def _status(self) -> str:
+        header = self._segments.owner.header()
+        arena = f"{format_size(header['used_frames'] * header['frame_bytes'])} of {format_size(header['arena_bytes'])}"
+        return f"serving {header['pages']} pages in {arena} on {self._config.socket}"
 
     async def _populate(self) -> None:
         owner, arena = self._segments.owner, self._config.arena
         region = Region(owner.arena_address(), arena.whole_size)
         for told in advise(region, huge_pages=arena.huge_pages, numa=arena.numa, host=Host()):
-            log.log(logging.INFO if told.taken else logging.WARNING, "%s", told.note)
+            log.log(logging.INFO if told.taken else logging.WARNING, "%s", told.note, extra=event("memory"))
         if arena.prefault == "populate":
             done = await asyncio.to_thread(self._prefault, owner.populate)
-            log.info("%s", done)
+            log.info("%s", done, extra=event("populated", bytes=done.nbytes, seconds=done.seconds))
             point("run.populated")
 
     def _prefault(self, populate: Callable[[int, int], None]) -> Prefaulted:
         arena = self._config.arena
-        with progress_for_people("arena", log) as progress:
+        with progress_for_people("arena", log) as for_people:
+
+            def progress(done: int, total: int) -> None:
+                for_people(done, total)
+                told = f"populating the arena: {format_size(done)} of {format_size(total)}"
+                self._notifier.progress(told, _CHUNK_S)
+
             return prefault(populate, arena.whole_size, threads=arena.threads, progress=progress, stop=self._halt)

@@ -9,6 +9,7 @@ import socket
 import stat
 from pathlib import Path
 
+from ..shm.logfmt import event
 from ..shm.points import point
 from .connection import GREETING_S, Connection
 from .options import Access
@@ -34,10 +35,10 @@ class Server:
         self._path = path
         self._access = access
         self._patience = patience
-        self._listener = _listen(path, access.socket_mode)
+        self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = _identity(path)
         if trouble := locked_out(path.stat(), access):
-            log.warning("%s", trouble)
+            log.warning("%s", trouble, extra=event("socket_shut"))
         self._server: asyncio.Server | None = None
 
     async def start(self, service: Service) -> None:
@@ -45,6 +46,10 @@ class Server:
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: Connection(service, self._access, self._patience), sock=self._listener, backlog=_BACKLOG
         )
+
+    def follow(self, access: Access) -> None:
+        """Who comes from now on is let in by these rules; who is there stays."""
+        self._access = access
 
     def stop(self) -> None:
         """Nobody comes any more. Who is connected stays so until the process ends."""
@@ -54,7 +59,11 @@ class Server:
         (self._server or self._listener).close()
 
 
-def _listen(path: Path, mode: int) -> socket.socket:
+def open_socket(path: Path, mode: int, group: tuple[int, ...] = ()) -> socket.socket:
+    """A listening socket in place of one that nobody listens on, if there is one. Raises SocketError.
+
+    group: whose it shall be; none: the first of this process.
+    """
     _make_folder(path.parent)
     _clear(path)
     point("server.cleared")
@@ -62,6 +71,7 @@ def _listen(path: Path, mode: int) -> socket.socket:
     try:
         listener.bind(os.fspath(path))
         point("server.bound")
+        _give(path, group)  # before the mode: it may be meant for this group alone
         path.chmod(mode)
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -70,11 +80,24 @@ def _listen(path: Path, mode: int) -> socket.socket:
     return listener
 
 
+def _give(path: Path, group: tuple[int, ...]) -> None:
+    for number in group:
+        try:
+            os.chown(path, -1, number)
+        except OSError as error:
+            path.unlink()
+            why = f"{path} can not be given to group {number} ({error.strerror})"
+            raise SocketError(
+                f"{why}: make it one of the daemon's own groups, or set another access.socket_group"
+            ) from error
+
+
 def locked_out(found: os.stat_result, access: Access) -> str:
     """Who may attach but can not open the socket that `found` is about, and what to do; "" if nobody."""
-    if found.st_mode & stat.S_IWOTH or not (access.users or access.groups):
+    users, groups = access.users + access.watch_users, access.groups + access.watch_groups
+    if found.st_mode & stat.S_IWOTH or not (users or groups):
         return ""
-    if found.st_mode & stat.S_IWGRP and not access.users and set(access.groups) == {found.st_gid}:
+    if found.st_mode & stat.S_IWGRP and not users and set(groups) == {found.st_gid}:
         return ""
     mode = f"{stat.S_IMODE(found.st_mode):04o}"
     return (

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from ..shm._core import PARTS, SLOTS, Owner
+from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.protocol import (
     Attach,
@@ -20,14 +21,19 @@ from ..shm.protocol import (
     Refusal,
     Reserve,
     Reserved,
+    Resize,
+    Resized,
     Save,
     Saved,
     Welcome,
 )
 from ..shm.segments import Segments
+from .config import ConfigError
 from .disk.tier import Disk
 from .evictor import Evictor
+from .in_force import InForce
 from .labels import means, printable, wrong_space
+from .metrics.histogram import Histogram
 from .options import Config
 from .peers import Peer
 from .reaper import Reaper
@@ -44,7 +50,8 @@ _TIERS = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
 class Service:
     """The index's one writer. All calls on the loop's thread; none waits for anybody.
 
-    Engines may attach from admit() on; who only looks may do so at once.
+    Engines may attach from admit() on; who only looks may do so at once. `alive` is called a few times a second, by the
+    loop that does all of the work.
     """
 
     def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
@@ -57,6 +64,10 @@ class Service:
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
         self.disk = Disk(segments, config, loop)
+        self.reserve_seconds = Histogram()
+        self.in_force = InForce(config)
+        self.in_force.follow(self._follow)
+        self.alive: Callable[[], None] = _nobody_asks
         self._reaper.watch_adopted()
         self._tidying = loop.call_soon(self._tidy)
 
@@ -64,6 +75,11 @@ class Service:
         """The arena is ready for engines."""
         self._admits = True
         self.disk.start()
+
+    @property
+    def deaths(self) -> int:
+        """Engines that ended without saying goodbye, since this daemon began."""
+        return self._reaper.deaths
 
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """A slot for the peer's session, its old one where it has one."""
@@ -93,11 +109,12 @@ class Service:
 
     def reserve_soon(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
         """Answers now, or in a moment where that keeps pages from being lost; not if the asker dies meanwhile."""
-        ends = self._reaper.ends(slot)
+        ends, began = self._reaper.ends(slot), self._loop.time()
 
         def go() -> None:
             if self._reaper.ends(slot) == ends:
                 reply(self.reserve(slot, request))
+                self.reserve_seconds.add(self._loop.time() - began)
 
         self.disk.admit(b"" if len(request.sizes) % 8 else request.sizes, go)
 
@@ -156,6 +173,20 @@ class Service:
         """Walks everything; takes about 200 ms for a million pages, in which no request is answered."""
         return Findings(request.number, self._owner.check_integrity())
 
+    def resize(self, request: Resize) -> Resized:
+        """Other sizes while engines run, until the configuration is read again."""
+        try:
+            changes = self.in_force.resize(request.settings)
+        except ConfigError as error:
+            return Resized(request.number, trouble=str(error))
+        log.info("resized: %s", changes, extra=event("resized"))
+        return Resized(request.number, list(changes.done))
+
+    def _follow(self, config: Config) -> None:
+        self._ttl_ns = int(config.store.expiry * 1e9)
+        self._evictor.follow(config.evict)
+        self.disk.resize(config.disk.size)
+
     def close(self) -> None:
         """Stops the service; the segments stay as they are."""
         self._tidying.cancel()
@@ -183,7 +214,12 @@ class Service:
             point("service.settled")
             self._evictor.look()
         self.disk.tidy()
+        self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
+
+
+def _nobody_asks() -> None:
+    """Whether the loop turns."""
 
 
 def _wrong(request: Reserve) -> str:

@@ -196,6 +196,19 @@ def groups_setting(help: str) -> Setting:
     return _ids_setting(help, "group", lambda name: grp.getgrnam(name).gr_gid)
 
 
+def group_setting(help: str) -> Setting:
+    """One group's id, from its name or number, or none: a tuple with at most one."""
+    several = groups_setting(help)
+
+    def read(raw: object) -> tuple[int, ...]:
+        ids: tuple[int, ...] = several.read([raw] if isinstance(raw, int) else raw)
+        if len(ids) > 1:
+            raise ValueError(f"{shown(raw)} is more than one group")
+        return ids
+
+    return Setting(read=read, show=several.show, metavar="GROUP", help=help)
+
+
 def _ids_setting(help: str, noun: str, look_up: Callable[[str], int]) -> Setting:
     def read(raw: object) -> tuple[int, ...]:
         return tuple(dict.fromkeys(_id(item, noun, look_up) for item in _items(raw, noun)))

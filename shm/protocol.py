@@ -156,6 +156,21 @@ class Saved(_Message, frozen=True):
     trouble: str = ""
 
 
+class Resize(_Message, frozen=True):
+    """From an administrator: other sizes, as texts, by their names in the daemon's configuration ("disk.size")."""
+
+    number: int
+    settings: dict[str, str]
+
+
+class Resized(_Message, frozen=True):
+    """Answers Resize. changed: what is otherwise now; trouble: why nothing is, "" if all was done."""
+
+    number: int
+    changed: list[str] = []
+    trouble: str = ""
+
+
 class Check(_Message, frozen=True):
     """Walk everything and say what is wrong."""
 
@@ -173,8 +188,8 @@ class Detach(_Message, frozen=True):
     """From an engine that touches nothing any more: its slot may go to another."""
 
 
-Request: TypeAlias = Attach | Observe | Reserve | Fetch | Flush | Save | Check | Detach
-Answer: TypeAlias = Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Findings
+Request: TypeAlias = Attach | Observe | Reserve | Fetch | Flush | Save | Resize | Check | Detach
+Answer: TypeAlias = Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Resized | Findings
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)

@@ -18,7 +18,7 @@ import msgspec
 import posix_ipc
 
 from ._core import Owner, ShmError, plan
-from .files import KINDS, check_user, is_current, lock, open_all, open_new, open_segment, opened, unlink
+from .files import KINDS, check_user, is_current, is_locked, lock, open_all, open_new, open_segment, opened, unlink
 from .head import head_of
 from .points import point
 
@@ -91,13 +91,17 @@ class Segments:
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What a daemon asks of `take`. check_room is called before anything is made; what it raises ends the matter."""
+    """What a daemon asks of `take`. check_room is called before anything is made; what it raises ends the matter.
+
+    will_do: whether what an earlier daemon left is of use; None: only exactly this geometry is.
+    """
 
     name: str
     geometry: Geometry
     build: str
     leftovers: Leftovers = Leftovers.ADOPT
     check_room: Callable[[], None] = lambda: None
+    will_do: Callable[[Geometry], bool] | None = None
 
 
 def take(wish: Wish) -> Segments:
@@ -121,6 +125,47 @@ def take(wish: Wish) -> Segments:
             return segments
         os.close(index)
     raise ShmError(f"segments {wish.name!r} come and go: is another daemon being started and stopped?")
+
+
+class GivenBack(Enum):
+    """What became of the memory under a name."""
+
+    DONE = "the memory is given back"
+    NOTHING = "there is nothing to give back"
+    IN_USE = "a daemon lives on it"
+
+
+def give_back(name: str) -> GivenBack:
+    """Ends what an earlier daemon left under this name, and tells who still maps it.
+
+    Raises ShmError if it is another user's.
+    """
+    try:
+        index = open_segment(name, "index")
+    except posix_ipc.ExistentialError:
+        return GivenBack.NOTHING
+    try:
+        check_user(name, index)
+        if is_locked(index):
+            return GivenBack.IN_USE
+        lock(name, index)
+        _tell_users(name, index)
+        unlink(name)
+    finally:
+        os.close(index)
+    return GivenBack.DONE
+
+
+def _tell_users(name: str, index: int) -> None:
+    """Says in the header that the end is meant, where there is a header that can be trusted."""
+    head = head_of(index)
+    if head.unfinished or head.why_not:
+        return
+    with contextlib.suppress(posix_ipc.ExistentialError, OSError):
+        owner = _map(name)
+        if owner.why_not() is None:
+            owner.adopt(_taken(owner))
+            owner.close()
 
 
 def _take_locked(wish: Wish, index: int) -> Segments | None:
@@ -215,7 +260,7 @@ def _map(name: str) -> Owner:
 def _check_geometry(wish: Wish, owner: Owner) -> None:
     header = owner.header()
     have = Geometry(*(header[field] for field in Geometry.__struct_fields__))
-    if have != wish.geometry:
+    if have != wish.geometry and not (wish.will_do is not None and wish.will_do(have)):
         raise ShmError(
             f"segments {wish.name!r} are still warm, with {have}; the configuration asks for {wish.geometry}:"
             f" start once with the old sizes and stop that daemon, or drop what is in memory with --fresh"

@@ -13,7 +13,7 @@ import click
 from ...shm._core import Observer, ShmError
 from ...shm.link import Link, LinkError
 from ...shm.paths import default_socket
-from ...shm.protocol import BUILD, Answer, Observe, Request
+from ...shm.protocol import BUILD, Answer, Observe, Refusal, Request
 from ..exits import Exit
 
 _GREETING_S = 5.0
@@ -36,12 +36,22 @@ class Daemon:
         self.observer = observer
         self._link = link
 
+    def is_there(self) -> bool:
+        """Whether it has not ended since. Costs it nothing."""
+        try:
+            self._link.read(0.0)
+        except LinkError:
+            return False
+        return True
+
     def ask(self, request: Request, kind: type[_Answer]) -> _Answer:
         """Its answer. Raises Unreachable if none of this kind comes."""
         try:
             answer = self._link.ask(request, _ANSWER_S)
         except LinkError as error:
             raise _unreachable(self.path, str(error)) from error
+        if isinstance(answer, Refusal):
+            raise click.ClickException(f"the daemon refuses: {answer.reason}")
         if not isinstance(answer, kind):
             raise _unreachable(self.path, "it does not answer")
         return answer
@@ -87,7 +97,7 @@ def socket_option(command: _Command) -> _Command:
     """Adds --socket, as the parameter `socket`: a Path."""
     return click.option(
         "--socket",
-        type=click.Path(path_type=Path),
+        type=click.Path(readable=False, path_type=Path),  # connecting says better what is wrong
         default=default_socket,
         help="The daemon's control socket. [default: where it is for this user, see $PAGETIER_SOCKET]",
     )(command)

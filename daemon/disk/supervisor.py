@@ -15,6 +15,7 @@ from .process import WorkerProcess
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0
 LASTING_S: Final = 2.0
+LEAVING_S: Final = 10.0
 WORKER_NAME: Final = "disk tier"
 _DYING_S: Final = 1.0
 
@@ -51,6 +52,7 @@ class Supervisor:
         self._worker: WorkerProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self.leaving = False
+        self._renewing = False
         self._why = ""
         self.restarts = 0
         self.populated = False
@@ -77,6 +79,20 @@ class Supervisor:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    def renew(self, options: DiskOptions) -> None:
+        """Another worker in the place of this one, which ends when it has done what it was told."""
+        self._options = options
+        worker = self._worker
+        if worker is not None:
+            self._renewing, self._why = True, "it is being opened with another size"
+            self.send(Leave())
+            self._loop.call_later(LEAVING_S, self._hurry, worker)
+
+    def _hurry(self, worker: WorkerProcess) -> None:
+        """A hung disk may keep a worker from leaving."""
+        if worker is self._worker:
+            worker.kill()
+
     def abandon(self) -> None:
         """Ends it at once, without a word: the next daemon's worker finds everything."""
         self.leaving = True
@@ -95,6 +111,9 @@ class Supervisor:
                 self._watcher.failed(f"its worker can not be started: {error}")
             if self.leaving:
                 return
+            if self._renewing:
+                self._renewing = False
+                continue
             lasted = self._loop.time() - began > LASTING_S
             pause = FIRST_PAUSE_S if lasted else min(2 * pause, LONGEST_PAUSE_S)
             self.restarts += 1

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from ...shm._core import Owner
+from ...shm.logfmt import event
 from ...shm.points import point
 from ...shm.protocol import Fetch, Fetched, ProtocolError, Saved
 from ...shm.segments import Segments
@@ -26,6 +27,7 @@ from .fetches import Fetches
 from .grumble import Grumble
 from .report import DiskReport, Standing, with_state
 from .supervisor import Supervisor
+from .work import Work
 
 log = logging.getLogger("pagetierd.disk")
 
@@ -104,6 +106,16 @@ class Disk:
         point("disk.saved")
         await self._supervisor.stop(max(_PAUSE_S, ends - self._loop.time()))
 
+    def resize(self, size: int) -> None:
+        """Other bytes for its files: a worker that knows them takes the place of this one, and drops what is too much.
+
+        Until it has opened them nothing is found on disk.
+        """
+        if size != self._options.size:
+            self._options = msgspec.structs.replace(self._options, size=size)
+            self._note(cap=size)
+            self._supervisor.renew(self._options)
+
     def abandon(self) -> None:
         """Ends the worker at once: the next daemon starts its own."""
         self._supervisor.abandon()
@@ -166,6 +178,11 @@ class Disk:
         trouble = self._behind.stalled() or (self._why_spared(spared) if not pages else "") or self._behind.trouble
         return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
 
+    def work(self) -> Work:
+        """For the metrics."""
+        behind = self._behind
+        return Work(self._report, behind.in_flight, behind.at_work.seconds, self._fetches.at_work.seconds)
+
     # ---- what the supervisor tells
 
     def started(self, slot: int) -> None:
@@ -221,7 +238,7 @@ class Disk:
         point("disk.lost")
         self._note(standing=Standing.DOWN, trouble=why)
         if not self._supervisor.leaving:
-            log.warning("no disk tier: %s", why)
+            log.warning("no disk tier: %s", why, extra=event("disk_down"))
 
     def _look_at_backlog(self) -> None:
         self._backlog.writing = self._behind.writing
@@ -230,7 +247,7 @@ class Disk:
     def failed(self, why: str) -> None:
         """There is no worker to be had: it is tried again later."""
         self._note(standing=Standing.DOWN, trouble=why)
-        log.warning("no disk tier: %s", why)
+        log.warning("no disk tier: %s", why, extra=event("disk_down"))
 
     async def _take_up(self) -> None:
         """The index learns what is on disk; then the work begins."""
@@ -249,6 +266,7 @@ class Disk:
             format_size(self._options.size),
             self._report.opened,
             time.monotonic() - self._began,
+            extra=event("disk_open", pages=header["disk_pages"]),
         )
 
     def _end_saving_when_due(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config import Config, fields, load
+from pagetier.daemon.metrics.address import Address
 
 # One acceptable raw text for each setting and what it means.
 TYPED = {
@@ -39,8 +40,13 @@ TYPED = {
     "disk.stop": ("5s", 5.0),
     "access.users": ("root, 1234", (0, 1234)),
     "access.groups": ("root,77", (0, 77)),
+    "access.watch_users": ("root", (0,)),
+    "access.watch_groups": ("77", (77,)),
+    "access.socket_group": ("77", (77,)),
     "access.socket_mode": ("0600", 0o600),
     "log.level": ("debug", "debug"),
+    "metrics.listen": ("[::1]:9464", Address(host="::1", port=9464)),
+    "metrics.namespaces": ("7", 7),
 }
 # What a setting can not do without; low stays under high.
 NEEDS = {"evict.low": "evict.high", "evict.high": "evict.low", "disk.path": "disk.size", "disk.size": "disk.path"}

@@ -99,6 +99,24 @@ def test_a_syntax_error_names_line_and_column(text: str, place: str, file: Path)
     assert place in message
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('name = "x"\n\n[arena]\n# size\nsize = "lots"\n', 5),
+        ('arena.frame_size = "4KiB"\narena.size = "lots"\n', 2),
+        ('[log]\nlevel = "info"\n[arena]\nsiez = 1\n', 4),
+        ('[log]\n[arena]\nframe_size = 4096\n"size" = -1\n', 4),
+        ('log = {level = "info"}\narena = {size = "lots"}\n', 2),
+        ('name = "x"\narena = 3\n', 2),
+        ('name = "x"\n[zzz]\n', 2),
+        ('name = "x"\n[ arena . size ]\nx = 1\n', 2),
+    ],
+)
+def test_a_value_that_is_refused_is_named_with_its_line(text: str, line: int, file: Path) -> None:
+    file.write_text(text)
+    assert refused(file).startswith(f"{file}: line {line}: ")
+
+
 def test_a_file_that_is_not_text_or_not_there(file: Path, tmp_path: Path) -> None:
     file.write_bytes('name = "x"\n# é'.encode("latin-1"))
     assert "not UTF-8 text (at line 2, column 3)" in refused(file)
@@ -143,7 +161,7 @@ def test_keys_that_do_not_go_together_name_both_and_where_they_came_from(file: P
     file.write_text('[arena]\nframe_size = "2MiB"\n')
     message = refused(file, {"PAGETIER_ARENA_SIZE": "1MiB"})
     assert "arena.size = 1MiB (variable PAGETIER_ARENA_SIZE)" in message
-    assert f"arena.frame_size = 2MiB ({file}: arena.frame_size)" in message
+    assert f"arena.frame_size = 2MiB ({file}: line 2: arena.frame_size)" in message
     message = refused(evict_low="0.5")
     assert "evict.low = 0.5 (flag --evict-low)" in message
     assert "evict.high = 0.01 (default)" in message
@@ -152,7 +170,7 @@ def test_keys_that_do_not_go_together_name_both_and_where_they_came_from(file: P
 
 def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
     file.write_text('disk.path = "/var/cache/x"\n')
-    assert f"disk.path = /var/cache/x ({file}: disk.path) needs a size: set disk.size" in refused(file)
+    assert f"disk.path = /var/cache/x ({file}: line 1: disk.path) needs a size: set disk.size" in refused(file)
     assert "disk.size = 1GiB (flag --disk-size) needs a folder: set disk.path" in refused(disk_size="1GiB")
     assert '"x/y" is not an absolute path' in refused(disk_path="x/y", disk_size="1GiB")
     assert load(file, {"PAGETIER_DISK_PATH": "", "PAGETIER_DISK_SIZE": "0"}, {}).disk.path is None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.options import Access
-from pagetier.daemon.peers import may_attach, peer_of
+from pagetier.daemon.peers import Rights, peer_of, rights_of
 from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Flush, Observe, Refusal, Reserve, Space, Welcome
 from running import RunningDaemon, eventually
 from serving import Peer, serving
@@ -180,9 +180,57 @@ def test_who_is_named_may_attach(access: tuple[str, ...], groups: tuple[int, ...
 
 
 @as_root
+@pytest.mark.parametrize("access", [("--access-watch-users", "nobody"), ("--access-watch-groups", "65534")])
+def test_who_may_watch_looks_and_does_not_attach(access: tuple[str, ...]) -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
+        refused, looks = as_nobody(daemon)
+        assert "user 65534 may not attach" in refused
+        assert looks == "slot -1"
+
+
+ASKING_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import BUILD, Check, Flush, Observe, Resize, Save
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+link = Link(Path(sys.argv[1]), 5.0)
+link.greet(Observe(BUILD), 5.0)
+for request in (Save(1), Flush(2, None), Check(3), Resize(4, {"evict.high": "0.5"})):
+    print(type(link.ask(request, 5.0)).__name__)
+"""
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("access", "answers"),
+    [
+        ("--access-watch-users", ["Refusal", "Refusal", "Refusal", "Refusal"]),
+        ("--access-users", ["Saved", "Flushed", "Findings", "Refusal"]),
+    ],
+)
+def test_who_watches_changes_nothing_and_who_attaches_no_sizes(access: str, answers: list[str]) -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", access, "nobody") as daemon:
+        Path(daemon.folder.name).chmod(0o755)
+        command = [sys.executable, "-c", ASKING_AS_NOBODY, str(daemon.socket)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert told == answers
+
+
+@as_root
+def test_the_socket_is_given_to_a_group() -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-group", "4711", "--access-groups", "4711") as daemon:
+        assert daemon.socket.stat().st_gid == 4711
+        assert as_nobody(daemon, 4711) == ["slot 0", "slot -1"]
+        assert all("Permission denied" in line for line in as_nobody(daemon))
+
+
+@as_root
 def test_a_mode_that_keeps_out_who_is_named_is_told() -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-users", "nobody") as daemon:
-        assert 'set access.socket_mode = "0666"' in daemon.log.read_text()
+        assert 'set access.socket_mode = \\"0666\\"' in daemon.log.read_text()
 
 
 def test_peers_are_who_the_kernel_says(path: Path) -> None:
@@ -193,4 +241,4 @@ def test_peers_are_who_the_kernel_says(path: Path) -> None:
         assert server.uid == os.geteuid()
         assert os.getegid() in server.groups
         assert set(os.getgroups()) <= server.groups
-        assert may_attach(server, Access())
+        assert rights_of(server, Access()) is Rights.RULE

@@ -1,0 +1,32 @@
+"""`pagetier resize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...shm.protocol import Resize, Resized
+from .reach import daemon_at, socket_option
+
+
+@click.command()
+@socket_option
+@click.option("--disk-size", metavar="SIZE", help="Bytes that the disk tier's files may take.")
+@click.option("--evict-low", metavar="SHARE", help="Evict when less than this share of the arena is free.")
+@click.option("--evict-high", metavar="SHARE", help="Evict until this share of the arena is free.")
+def resize(socket: Path, **sizes: str | None) -> None:
+    """Change sizes while engines run, until the configuration is read again.
+
+    A smaller disk drops its coldest pages; while it is being opened anew nothing is found on it. Only root and the
+    daemon's own user may. The arena itself has one size until the daemon's next cold start. Exit codes: 0; 1 refused,
+    and all is as it was; 2 used wrongly; 3 no daemon.
+    """
+    wanted = {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None}
+    if not wanted:
+        raise click.UsageError("say which size: --disk-size, --evict-low, --evict-high")
+    with daemon_at(socket) as daemon:
+        answer = daemon.ask(Resize(1, wanted), Resized)
+    if answer.trouble:
+        raise click.ClickException(answer.trouble)
+    click.echo("\n".join(answer.changed) or "nothing changed")

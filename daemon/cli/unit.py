@@ -1,0 +1,113 @@
+"""`pagetier unit`: what systemd needs, out of the installed package."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+_FILES = Path(__file__).resolve().parents[2] / "systemd"
+_PROGRAM = "/usr/bin/pagetierd"
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """A file of ours, where it goes, and what is to be in it. keep: it is the administrator's once it is there."""
+
+    source: str
+    place: Path
+    text: str
+    keep: bool = False
+
+
+@click.group()
+def unit() -> None:
+    """Print or install the systemd units, the user and an example configuration."""
+
+
+@unit.command("print")
+@click.option("--tenant", metavar="NAME", help="Those of a daemon for one tenant.")
+def print_units(tenant: str | None) -> None:
+    """Show the files and where they go; changes nothing."""
+    for file in _files(_program(), tenant):
+        click.echo(f"# ---- {file.place}\n{file.text}")
+
+
+@unit.command()
+@click.option(
+    "--root", type=click.Path(path_type=Path), default=Path("/"), help="Install under this folder. [default: /]"
+)
+@click.option("--tenant", metavar="NAME", help="Those of a daemon for one tenant.")
+@click.option("--force", "replace", is_flag=True, help="Replace units that were changed.")
+def install(root: Path, tenant: str | None, replace: bool) -> None:  # noqa: FBT001  click calls it so
+    """Install the units; starts nothing, and never touches a configuration that is there.
+
+    Exit codes: 0; 1 something could not be written, or was changed by hand.
+    """
+    program = _program()
+    changed = [file for file in _files(program, tenant) if not _put(root, file, replace=replace)]
+    for warning in _warnings(program):
+        click.echo(f"warning: {warning}", err=True)
+    if changed:
+        names = ", ".join(str(file.place) for file in changed)
+        raise click.ClickException(f"changed by hand, and left so: {names}; --force replaces them")
+    name = f"pagetierd@{tenant}" if tenant else "pagetierd"
+    click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {name}")
+
+
+def _files(program: str, tenant: str | None) -> Iterator[Installed]:
+    units, users, etc = Path("etc/systemd/system"), Path("etc/sysusers.d"), Path("etc/pagetier")
+    at = "@" if tenant else ""
+    for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service"):
+        yield Installed(name, units / name, _text(name).replace(_PROGRAM, program))
+    user = f"pagetier-{tenant}" if tenant else "pagetier"
+    sysusers = _text("pagetier.sysusers.conf").replace("u pagetier ", f"u {user} ")
+    yield Installed("pagetier.sysusers.conf", users / f"{user}.conf", sysusers)
+    config = _text("pagetierd.toml")
+    if tenant:
+        config = config.replace('"pagetier"', f'"{user}"').replace("/pagetierd.toml", f"/{tenant}.toml")
+        config = config.replace("/var/lib/pagetier", f"/var/lib/{user}").replace("-aG pagetier", f"-aG {user}")
+    yield Installed("pagetierd.toml", etc / f"{tenant or 'pagetierd'}.toml", config, keep=True)
+
+
+def _text(name: str) -> str:
+    try:
+        return (_FILES / name).read_text()
+    except OSError as error:
+        raise click.ClickException(f"this installation lacks {_FILES / name}: {error.strerror}") from error
+
+
+def _program() -> str:
+    """`pagetierd` of this installation."""
+    beside = Path(sys.executable).with_name("pagetierd")
+    return str(beside) if beside.exists() else shutil.which("pagetierd") or _PROGRAM
+
+
+def _put(root: Path, file: Installed, *, replace: bool) -> bool:
+    """False if something else is there that shall stay."""
+    path = root / file.place
+    try:
+        there = path.read_text() if path.exists() else None
+        if there == file.text or (file.keep and there is not None):
+            return True
+        if there is not None and not replace:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.text)
+        path.chmod(0o644)
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error
+    click.echo(f"installed {path}")
+    return True
+
+
+def _warnings(program: str) -> Iterator[str]:
+    """What keeps the unit from starting its program."""
+    real = {program, str(Path(program).resolve()), str(Path(sys.executable).resolve())}
+    hidden = sorted(path for path in real if path.startswith(tuple(f"{folder}/" for folder in _HIDDEN)))
+    if hidden:
+        yield f"the service sees no homes and a /tmp of its own: no {hidden[0]}; install under /opt or /usr"

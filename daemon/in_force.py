@@ -1,0 +1,77 @@
+"""The configuration in force: some of it may change while engines run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from .config import ConfigError, with_changes
+from .options import Config, fields, replaced, value_of
+
+AT_ONCE: Final = frozenset(
+    {
+        "access.users",
+        "access.groups",
+        "access.watch_users",
+        "access.watch_groups",
+        "disk.size",
+        "evict.low",
+        "evict.high",
+        "log.level",
+        "store.expiry",
+    }
+)
+RESIZABLE: Final = ("disk.size", "evict.low", "evict.high")
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Settings by `Field.path`: those that changed, with their values, and those that wait for a restart."""
+
+    done: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        done = f"changed: {', '.join(self.done)}" if self.done else "nothing changed"
+        return f"{done}; only a restart changes {', '.join(self.later)}" if self.later else done
+
+
+class InForce:
+    """What the daemon goes by now. `follow` is for whoever has to be told of changes. On the loop's thread only."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._followers: list[Callable[[Config], None]] = []
+
+    def follow(self, follower: Callable[[Config], None]) -> None:
+        """Calls it with the whole configuration whenever something in it has changed."""
+        self._followers.append(follower)
+
+    def take(self, wanted: Config) -> Changes:
+        """Goes by another configuration from now on, as far as that is possible without a restart."""
+        old = self.config
+        different = [field for field in fields() if value_of(old, field) != value_of(wanted, field)]
+        done = [field for field in different if _at_once(field.path, old, wanted)]
+        if done:
+            self.config = replaced(old, {field.path: value_of(wanted, field) for field in done})
+            for follower in self._followers:
+                follower(self.config)
+        told = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field))}" for field in done)
+        return Changes(told, tuple(field.path for field in different if field not in done))
+
+    def resize(self, texts: Mapping[str, str]) -> Changes:
+        """Goes by other sizes, until the configuration is read again. Raises ConfigError."""
+        wrong = [path for path in texts if path not in RESIZABLE]
+        if wrong:
+            raise ConfigError(f"{', '.join(wrong)}: can not be resized; {', '.join(RESIZABLE)} can")
+        wanted = with_changes(self.config, texts, "resize")
+        if wanted.disk.size != self.config.disk.size and not _at_once("disk.size", self.config, wanted):
+            raise ConfigError("disk.size: a disk tier comes and goes with a restart of the daemon only")
+        return self.take(wanted)
+
+
+def _at_once(path: str, old: Config, wanted: Config) -> bool:
+    if path == "disk.size":
+        return bool(old.disk.size and wanted.disk.size) and old.disk.path == wanted.disk.path
+    return path in AT_ONCE

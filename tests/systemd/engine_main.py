@@ -1,0 +1,45 @@
+"""An engine for tests of the service: stores, matches and loads all the time, and says how it is in lines of JSON.
+
+python engine_main.py PAGES. A page that it stored once and does not find any more it stores again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from pagetier.client import Client, Namespace
+
+PAGE_BYTES, PAGE_TOKENS = 60_000, 16
+
+
+def is_mapped() -> bool:
+    """Whether this process has the arena in its memory."""
+    return ".arena" in Path("/proc/self/maps").read_text()
+
+
+def main(pages: int) -> None:
+    """Until it is killed."""
+    keys = Namespace(model="test/model", dtype="float32", page_tokens=PAGE_TOKENS).keys(range(PAGE_TOKENS * pages))
+    wanted = np.random.default_rng(pages).integers(0, 256, (pages, PAGE_BYTES), dtype=np.uint8)
+    into = np.zeros_like(wanted)
+    counts: Counter[str] = Counter(rounds=0, hits=0, wrong=0, stored=0)
+    with Client(name="engine") as client:
+        while True:
+            with client.match(keys) as match:
+                loaded = client.load(match, into, deadline=2.0)
+            counts["wrong"] += int((into[:loaded] != wanted[:loaded]).any(axis=1).sum())
+            if loaded < pages:
+                counts["stored"] += client.store(keys, wanted).stored
+            counts["rounds"] += 1
+            told = {**counts, "hits": loaded, "attached": client.attached, "mapped": is_mapped()}
+            print(json.dumps(told), flush=True)  # noqa: T201  the test reads it
+            time.sleep(0.02)
+
+
+main(int(sys.argv[1]))

@@ -1,0 +1,107 @@
+"""Starts, stops, restarts and deaths of the service under a real systemd, with an engine at work."""
+
+from __future__ import annotations
+
+import time
+
+from service_world import CONFIG, DISK, PAGES, SMALL, SOCKET, World
+
+
+def test_it_is_ready_when_systemd_says_so(world: World) -> None:
+    world.machine.write(CONFIG, SMALL.replace("16MiB", "256MiB"))
+    world.start()
+    assert world.show("ActiveState") == "active"
+    assert world.show("StatusText") == f"serving 0 pages in 0 B of 256.0 MiB on {SOCKET}"
+    stats = world.stats()
+    assert stats["tiers"]["memory"]["cap"] == 256 << 20
+    used = int(world.machine.do("sh", "-c", "df --output=used -B1 /dev/shm | tail -1"))
+    assert used >= 256 << 20
+    told = world.machine.do("stat", "--format=%U %G %a", SOCKET, "/run/pagetier", "/dev/shm/pagetier.arena")
+    assert told.splitlines() == ["pagetier pagetier 660", "pagetier pagetier 755", "pagetier pagetier 600"]
+    assert world.stats(user="alice") is not None
+    denied = world.machine.run("pagetier", "stats", user="bob")
+    assert denied.returncode == 3
+    assert "Permission denied" in denied.stderr
+
+
+def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
+    world.start()
+    with world.engine() as engine:
+        world.with_pages(engine)
+        before, stored = world.stats()["daemon"], engine.now().stored
+        world.systemctl("restart")
+        assert engine.now().hits == PAGES
+        after = world.stats()["daemon"]
+        assert after["segments"] == before["segments"]
+        assert after["incarnation"] == before["incarnation"] + 1
+        engine.until(lambda told: told.attached, "not attached again")
+        assert engine.now().stored == stored
+    assert "the pages stay for the next daemon" in world.log()
+
+
+def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
+    world.start()
+    with world.engine() as engine:
+        world.with_pages(engine)
+        stored = engine.now().stored
+        world.machine.do("systemctl", "kill", "--signal=KILL", "--kill-who=main", "pagetierd")
+        world.soon(lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active", "no new daemon")
+        engine.until(lambda told: told.attached, "not attached again")
+        told = engine.now()
+        assert (told.hits, told.stored) == (PAGES, stored)
+    assert world.show("ActiveState", "pagetierd-memory") == "active"
+
+
+def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
+    world.drop_in("[Service]\nWatchdogSec=1s\nTimeoutAbortSec=1s\n")
+    world.start()
+    with world.engine() as engine:
+        world.with_pages(engine)
+        time.sleep(1.5)
+        assert world.show("NRestarts") == "0"  # signs of life come
+        world.machine.do("systemctl", "kill", "--signal=STOP", "--kill-who=main", "pagetierd")
+        stored = engine.now().stored
+        world.soon(lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active", "it hangs")
+        engine.until(lambda told: told.attached, "not attached again")
+        told = engine.now()
+        assert (told.hits, told.stored) == (PAGES, stored)
+
+
+def test_a_stop_writes_tells_and_gives_back(world: World) -> None:
+    world.machine.write(CONFIG, DISK)
+    world.start()
+    with world.engine() as engine:
+        world.with_pages(engine)
+        world.soon(lambda: world.stats()["disk"]["standing"] == "open", "no disk tier")
+        world.systemctl("stop")
+        stopped = time.monotonic()
+        assert world.segments() == []
+        engine.until(lambda told: not told.mapped, "the engine keeps the memory")
+        assert time.monotonic() - stopped < 5
+        assert world.show("Result") == "success"
+        assert world.show("ActiveState", "pagetierd-memory") == "inactive"
+        assert "the memory is given back" in world.log()
+    world.start()
+    world.soon(lambda: world.stats()["tiers"]["disk"]["pages"] == PAGES, "they are not on the disk")
+
+
+def test_a_stop_of_a_daemon_that_hangs_gives_back_too(world: World) -> None:
+    world.drop_in("[Service]\nTimeoutStopSec=1s\n")
+    world.start()
+    with world.engine() as engine:
+        world.with_pages(engine)
+        world.machine.do("systemctl", "kill", "--signal=STOP", "--kill-who=main", "pagetierd")
+        world.machine.do("systemctl", "stop", "pagetierd")
+        assert world.segments() == []
+        engine.until(lambda told: not told.mapped, "the engine keeps the memory")
+
+
+def test_a_service_that_failed_for_good_keeps_the_memory_until_it_is_told_otherwise(world: World) -> None:
+    world.drop_in("[Service]\nRestart=no\n")
+    world.start()
+    world.machine.do("systemctl", "kill", "--signal=KILL", "--kill-who=main", "pagetierd")
+    world.soon(lambda: world.show("ActiveState") == "failed", "it lives")
+    assert len(world.segments()) == 3
+    give_back = ("pagetierd", "--config", CONFIG, "--give-back")
+    assert "the memory is given back" in world.machine.run(*give_back, user="pagetier").stderr
+    assert world.segments() == []
