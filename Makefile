@@ -117,6 +117,7 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/hostcopy.py
 	@$(BIN)/python bench/disk.py
 	@$(BIN)/python bench/overlap.py
+	@$(BIN)/python bench/idle.py
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
 	@$(BIN)/python bench/gpu_death.py

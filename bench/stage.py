@@ -32,6 +32,11 @@ class Stage:
         command += ["--name", self.name, "--socket", str(self.socket), "--log-level", "warning", *self._arguments]
         self._process = subprocess.Popen(command)
 
+    @property
+    def pid(self) -> int:
+        """The daemon's."""
+        return self._process.pid
+
     def kill(self) -> None:
         """As a crash: the segments stay."""
         self._process.kill()

@@ -1,12 +1,13 @@
 """`python bench/top_picture.py` draws docs/top.svg: what `pagetier top` shows of a daemon that really works.
 
-Two engines store and match prompts that begin alike for half a minute, on a daemon with a small arena and a disk.
+Two engines match, load and store prompts for some minutes, on a daemon with a small arena and a small disk.
 """
 
 from __future__ import annotations
 
 import io
 import random
+import re
 import sys
 import tempfile
 import threading
@@ -23,21 +24,24 @@ from pagetier.daemon.cli.top_screen import UNICODE, WIDTH, Place, screen
 from pagetier.daemon.stats import take_snapshot
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-from with_disk import running_with_disk
+from running import RunningDaemon, eventually
+from with_disk import is_open
 
 PICTURE = Path(__file__).parents[1] / "docs/top.svg"
 SHOWN_AS = Path("/run/pagetier/pagetier.sock")
-SECONDS, LINES = 40.0, 22
-PAGE, TOKENS, PROMPTS, PAGES = 60_000, 256, 90, 12
+SECONDS, LINES = 150.0, 22
+PAGE, TOKENS, PROMPTS, PAGES = 250_000, 256, 1000, 12
 ENGINES = ("vllm worker 0", "vllm worker 1")
 
 
 def work(client: Client, seed: int, over: threading.Event) -> None:
-    """An engine: some prompts come again and again, others once."""
+    """An engine: some prompts come again and again, others once, and the longer it runs the more alike they are."""
     dice, space = random.Random(seed), Namespace(model="example/model-8b", dtype="bfloat16", page_tokens=TOKENS)
     into = np.zeros((PAGES, PAGE), dtype=np.uint8)
-    while not over.wait(0.004):
-        prompt = min(int(dice.expovariate(1 / 8)), PROMPTS)
+    began = time.monotonic()
+    while not over.wait(0.02):
+        alike = 120 - 60 * (time.monotonic() - began) / SECONDS
+        prompt = min(int(dice.expovariate(1 / alike)), PROMPTS)
         keys = space.keys(range(prompt << 16, (prompt << 16) + TOKENS * PAGES))
         with client.match(keys) as match:
             client.load(match, into, deadline=0.05)
@@ -46,13 +50,19 @@ def work(client: Client, seed: int, over: threading.Event) -> None:
             client.store(keys, into)
 
 
+def daemon_on(folder: Path) -> RunningDaemon:
+    """With an arena and a disk that are both too small for all."""
+    disk = ("--disk-path", str(folder), "--disk-size", "640MiB")
+    return RunningDaemon("192MiB", "64KiB", *disk)
+
+
 def watched(socket: Path) -> History:
-    """As `pagetier top` watches; an hour's worth of minutes is not needed for a picture, so its clock runs faster."""
+    """As `pagetier top` watches."""
     history, began = History(), time.monotonic()
     with daemon_at(socket) as daemon:
         while (past := time.monotonic() - began) < SECONDS:
             history.add(Moment(past, take_snapshot(daemon.observer)))
-            time.sleep(0.5)
+            time.sleep(1.0)
     return history
 
 
@@ -60,13 +70,16 @@ def draw(history: History) -> None:
     """As an SVG."""
     console = Console(record=True, width=WIDTH, height=LINES, file=io.StringIO(), color_system="truecolor")
     console.print(screen(history, Place(SHOWN_AS, LINES, UNICODE)))
-    console.save_svg(str(PICTURE), title="pagetier top", unique_id="pagetier-top")
+    svg = console.export_svg(title="pagetier top", unique_id="pagetier-top")
+    # no page that shows the picture has to fetch anything
+    PICTURE.write_text(re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL))
 
 
 def main() -> None:
     """Runs it."""
     over = threading.Event()
-    with tempfile.TemporaryDirectory() as folder, running_with_disk(Path(folder)) as daemon:
+    with tempfile.TemporaryDirectory() as folder, daemon_on(Path(folder)) as daemon:
+        assert eventually(lambda: is_open(daemon), 20.0)
         clients = [daemon.client(name=name) for name in ENGINES]
         threads = [threading.Thread(target=work, args=(client, seed, over)) for seed, client in enumerate(clients)]
         for thread in threads:

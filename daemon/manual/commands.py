@@ -77,7 +77,7 @@ def _command(page: Roff, command: click.Command, ctx: click.Context) -> None:
     page.text(_help(command))
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
-        if record is not None and parameter.name != "help":
+        if record is not None and record[1] and "--help" not in record[0]:
             page.item(*record)
 
 

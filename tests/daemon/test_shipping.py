@@ -77,7 +77,7 @@ def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         "--python",
         str(folder / "bin/python"),
     ]
-    command = [*pip, "install", "--constraint", str(ROOT / "constraints.txt"), str(built.wheel)]
+    command = [*pip, "install", "--no-compile", "--constraint", str(ROOT / "constraints.txt"), str(built.wheel)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if "Could not find a version" in done.stderr or "Temporary failure" in done.stderr:
         pytest.skip("no package index can be reached from here")

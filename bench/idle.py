@@ -1,0 +1,123 @@
+"""`python bench/idle.py`: what the daemon and its commands cost while nothing happens.
+
+Commands and scrapes by the clock, the idle daemon's processor time and private memory, and how long it takes to be
+ready over how long touching as much memory takes on as many threads.
+"""
+
+from __future__ import annotations
+
+import http.client
+import mmap
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from measure import Result, at_most, main, time_of
+from stage import Stage
+
+SIZE, ENTRIES = 2 << 30, 1_000_000
+ROUNDS, SCRAPES, IDLE_S = 9, 60, 20.0
+MADV_POPULATE_WRITE = 23
+PAGETIER = (sys.executable, "-c", "from pagetier.daemon.cli import main; main()")
+
+
+def measure() -> Iterator[Result]:
+    """All of it."""
+    place = Path(f"/tmp/pagetier-bench-{os.getpid()}.sock")
+    yield ready()
+    beside = f"python -c pass: {bare():.0f} ms"
+    yield Result("pagetier --help", median(ROUNDS, run("--help")) * 1e3, "ms", beside, at_most(200))
+    large = ("--arena-size", "256MiB", "--arena-frame-size", "4KiB", "--index-entries", str(ENTRIES))
+    with Stage(*large, "--metrics-listen", str(place)) as stage, stage.client():
+        stats = median(ROUNDS, run("stats", "--socket", str(stage.socket)))
+        yield Result("pagetier stats, room for 1,000,000 pages", stats * 1e3, "ms", "", at_most(200))
+        yield Result("a scrape, of the same", median(SCRAPES, lambda: scrape(place)) * 1e3, "ms", "", at_most(20))
+        yield memory("private memory of the daemon, with metrics", stage)
+    with Stage("--arena-size", "64MiB") as stage, stage.client():
+        yield memory("private memory of the daemon", stage)
+        time.sleep(2.0)
+        before = ticks(stage)
+        time.sleep(IDLE_S)
+        share = (ticks(stage) - before) / os.sysconf("SC_CLK_TCK") / IDLE_S
+        yield Result(
+            "the idle daemon, of a core", 100 * share, "%", f"{IDLE_S:.0f} s, one client attached", at_most(0.5)
+        )
+
+
+def median(rounds: int, action: Callable[[], object]) -> float:
+    """Seconds of one call, after one that does not count."""
+    action()
+    return statistics.median(time_of(action) for _ in range(rounds))
+
+
+def run(*words: str) -> Callable[[], object]:
+    """A command of `pagetier`, as a call."""
+    return lambda: subprocess.run([*PAGETIER, *words], stdout=subprocess.DEVNULL, check=True)
+
+
+def bare() -> float:
+    """Milliseconds of a Python that does nothing."""
+    return 1e3 * median(ROUNDS, lambda: subprocess.run([sys.executable, "-c", "pass"], check=True))
+
+
+def scrape(place: Path) -> None:
+    """One, over its socket."""
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.sock.connect(os.fspath(place))
+    connection.request("GET", "/metrics")
+    assert b"pagetier_build_info" in connection.getresponse().read()
+    connection.close()
+
+
+def memory(name: str, stage: Stage) -> Result:
+    """RssAnon, in MB."""
+    status = Path(f"/proc/{stage.pid}/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert found
+    return Result(name, int(found[1]) / 1e3, "MB", "RssAnon", at_most(60))
+
+
+def ticks(stage: Stage) -> int:
+    """Processor time of the daemon, in clock ticks."""
+    return sum(map(int, Path(f"/proc/{stage.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+def ready() -> Result:
+    """From exec to the first client that may attach, in turn with the touching of as much memory."""
+    times = [(start(), touch()) for _ in range(5)]
+    ratio = statistics.median(ours / plain for ours, plain in times)
+    plain = statistics.median(plain for _, plain in times)
+    return Result("ready with 2 GiB, over touching them", ratio, "x", f"first touch: {plain:.2f} s", at_most(1.2))
+
+
+def start() -> float:
+    """Seconds."""
+    began = time.perf_counter()
+    with Stage("--arena-size", str(SIZE)) as stage, stage.client():
+        return time.perf_counter() - began
+
+
+def touch() -> float:
+    """Seconds, on as many threads as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    descriptor = os.memfd_create("pagetier-bench")
+    os.ftruncate(descriptor, SIZE)
+    with mmap.mmap(descriptor, SIZE) as arena, ThreadPoolExecutor(cores) as pool:
+        began = time.perf_counter()
+        share = SIZE // cores
+        list(pool.map(lambda at: arena.madvise(MADV_POPULATE_WRITE, at * share, share), range(cores)))
+        took = time.perf_counter() - began
+    os.close(descriptor)
+    return took
+
+
+if __name__ == "__main__":
+    main("what it costs while nothing happens", measure)
