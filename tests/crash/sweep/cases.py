@@ -18,7 +18,7 @@ from .operation import Operation, Role
 from .paging import PAGES
 from .scene import SHORT_S, SLACK_S, Scene, timed
 
-_FIRED_S: Final = 3.0
+_FIRED_S: Final = 8.0
 _BACK_S: Final = 1.0
 _DONE_S: Final = 10.0
 _QUIET_S: Final = 0.07
@@ -159,8 +159,7 @@ def _is_well(scene: Scene, operation: Operation) -> None:
     """After a death and what follows it."""
     assert eventually(lambda: scene.client.attached, START_S), scene.daemon.log.read_text()
     _goes_on(scene, operation)
-    findings = scene.daemon.findings()
-    assert findings == [], findings
+    _is_sound(scene)
     for engine in operation.engines():
         engine.answer()
     scene.until_disk_is_open()
@@ -219,8 +218,13 @@ def _end(scene: Scene, operation: Operation) -> None:
     assert eventually(lambda: scene.quiet() and not scene.pins(), START_S), _held(scene)
     violations = scene.violations(operation.lost())
     assert violations == [], violations
+    _is_sound(scene)
     full = scene.numbers(PAGES)
     # a page that is being written to disk can not leave in this moment
     assert eventually(lambda: scene.store(full) == PAGES, _BACK_S), f"not all memory is of use: {_held(scene)}"
+    _is_sound(scene)
+
+
+def _is_sound(scene: Scene) -> None:
     findings = scene.daemon.findings()
     assert findings == [], findings

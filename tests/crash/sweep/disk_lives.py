@@ -102,9 +102,9 @@ class StopWithDisk(WithDisk):
 
 
 DISK_LIVES: Final = (
-    LoseWorker,
     StartWithDisk,
     StartWithNewDisk,
     StartWithSmallerDisk,
     StopWithDisk,
+    LoseWorker,
 )

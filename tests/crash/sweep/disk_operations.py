@@ -56,7 +56,8 @@ class WithDisk(Operation):
         )
 
     def verify(self) -> bool:
-        return not self.stays or self.scene.look(self.pages, START_S).loaded == len(self.pages)
+        """What a dead engine was storing again is found as soon as it is let go of."""
+        return not self.stays or eventually(lambda: self.scene.look(self.pages, START_S).loaded == len(self.pages))
 
     def on_disk(self) -> list[int]:
         return self.pages
@@ -224,6 +225,7 @@ class FillIndex(WithDisk):
     entries = PAGES + KNOWN
     before = PAGES
     stays = False
+    keeps = False
 
     def act(self) -> None:
         assert self.engine is not None
@@ -235,6 +237,11 @@ class SaveAll(WithDisk):
 
     rule = "evict"
     before = 0
+
+    def prepare(self) -> None:
+        """A daemon that was asked to goes on with it for a while."""
+        self.scene.renew()
+        super().prepare()
 
     def act(self) -> None:
         assert self.engine is not None

@@ -251,6 +251,14 @@ class Scene:
         header = self.header()
         return sum(header[name] for name in ("evicted", "disk_evicted", "disk_damaged") if name in header)
 
+    def _wake(self) -> None:
+        """Who was stopped when a case failed."""
+        if self.daemon.lives:
+            self.daemon.signal(signal.SIGCONT)
+            worker = self.worker()
+            if worker:
+                os.kill(worker, signal.SIGCONT)
+
     def __enter__(self) -> Self:
         self.daemon.start()
         self.client = self.daemon.client(deadline=2.0)
@@ -260,6 +268,7 @@ class Scene:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.control.disarm()
+        self._wake()
         self.dismiss()
         self.client.close()
         self.daemon.__exit__(kind, error, trace)
