@@ -29,7 +29,7 @@ def snapshot(
 
 def client(*, pid: int = 7, looks: int = 0, many: int = 1, name: str = "engine") -> ClientStats:
     """An attached one."""
-    return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=looks)
+    return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=looks, age_seconds=86_400.0 * 99)
 
 
 def _filled(kind: type[_T], many: int, **given: object) -> _T:
