@@ -4,6 +4,8 @@
 #
 # boot.sh outside CGROUP FOLDER REPOSITORY PYTHON SITE    makes the namespaces; CGROUP is an empty cgroup of version 2
 # boot.sh inside FOLDER REPOSITORY PYTHON SITE            is PID 1, and becomes systemd
+# boot.sh container FOLDER REPOSITORY PYTHON SITE RUN USER COMMAND...   the same without systemd: the command is PID 1, of
+#                                                         another user (a number), and of the host it sees RUN at /run/pagetier
 set -eu
 
 outside() {
@@ -35,7 +37,6 @@ kernel() {
     mount --bind "$root/proc/sys" "$root/proc/sys"
     mount -o remount,bind,ro "$root/proc/sys"
     mount -t sysfs -o ro sysfs "$root/sys"
-    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 }
 
 seen_at() { # a folder of the host, read-only, at another place
@@ -44,7 +45,7 @@ seen_at() { # a folder of the host, read-only, at another place
     mount -o remount,bind,ro "$root$2"
 }
 
-inside() {
+root_of_its_own() {
     mount --make-rprivate /
     folder=$1 repository=$2 python=$3 site=$4
     mount -t tmpfs tmpfs "$folder"
@@ -56,21 +57,43 @@ inside() {
     seen_at "$site" /opt/site
     for place in run var home; do fresh $place 755; done
     fresh tmp 1777
-    mkdir "$root/var/lib" "$root/var/log"
+    mkdir "$root/var/lib" "$root/var/log" "$root/old"
     mkdir -m 1777 "$root/var/tmp"
     kernel
     devices
-    echo 0123456789abcdef0123456789abcdef > "$root/etc/machine-id"
-    fresh etc/systemd/system 755
-    cp "$repository"/tests/systemd/units/* "$root/etc/systemd/system"
-    mkdir "$root/old"
+}
+
+enter() { # the old root is gone after this
     cd "$root"
     pivot_root . old
     cd /
     umount --lazy /old
+}
+
+inside() {
+    root_of_its_own "$@"
+    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+    echo 0123456789abcdef0123456789abcdef > "$root/etc/machine-id"
+    fresh etc/systemd/system 755
+    cp "$repository"/tests/systemd/units/* "$root/etc/systemd/system"
+    enter
     exec env -i container=pagetier-test PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin \
         SYSTEMD_UNIT_PATH=/etc/systemd/system \
         /lib/systemd/systemd --system --unit=pagetier-test.target --log-target=console --log-level=warning --show-status=no
+}
+
+container() {
+    exec unshare --fork --kill-child --pid --mount --uts --ipc --cgroup --net "$0" contained "$@"
+}
+
+contained() {
+    root_of_its_own "$1" "$2" "$3" "$4"
+    mkdir "$root/run/pagetier"
+    mount --bind "$5" "$root/run/pagetier"
+    user=$6
+    shift 6
+    enter
+    exec setpriv --pdeathsig=KILL --reuid="$user" --regid="$user" --clear-groups "$@"
 }
 
 what=$1

@@ -1,0 +1,76 @@
+"""Which settings change at once, which wait for a restart, and who is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagetier.daemon.config import ConfigError
+from pagetier.daemon.in_force import Changes, InForce
+from pagetier.daemon.options import Access, Arena, Config, Disk, Evict, Log, replaced
+
+WITH_DISK = Config(disk=Disk(path=Path("/d"), size=1 << 30))
+
+
+def test_what_can_change_changes_and_the_rest_is_named() -> None:
+    in_force, told = InForce(Config()), list[Config]()
+    in_force.follow(told.append)
+    wanted = Config(name="other", arena=Arena(size=1 << 20), access=Access(users=(7,)), log=Log(level="debug"))
+    changes = in_force.take(wanted)
+    assert changes == Changes(("access.users = 7", "log.level = debug"), ("name", "arena.size"))
+    assert str(changes).endswith("only a restart changes name, arena.size")
+    assert (in_force.config.name, in_force.config.arena, in_force.config.log.level) == ("pagetier", Arena(), "debug")
+    assert told == [in_force.config]
+
+
+def test_nothing_new_is_told_to_nobody() -> None:
+    in_force = InForce(Config())
+    in_force.follow(lambda config: pytest.fail("told"))
+    assert str(in_force.take(Config())) == "nothing changed"
+    assert in_force.take(Config(name="x")).later == ("name",)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Config(),
+        replaced(WITH_DISK, {"disk.path": Path("/e"), "disk.size": 2 << 30}),
+        replaced(WITH_DISK, {"disk.path": None, "disk.size": 0}),
+    ],
+)
+def test_a_disk_comes_goes_and_moves_with_a_restart_only(other: Config) -> None:
+    for old, new in ((WITH_DISK, other), (other, WITH_DISK)):
+        assert "disk.size" in InForce(old).take(new).later
+    assert InForce(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": 5})).done == ("disk.size = 5",)
+
+
+def test_sizes_by_an_administrators_word() -> None:
+    in_force = InForce(WITH_DISK)
+    told = in_force.resize({"disk.size": "3GiB", "evict.low": "0.2", "evict.high": "0.3"})
+    assert told.done == ("evict.low = 0.2", "evict.high = 0.3", "disk.size = 3GiB")
+    assert in_force.config.evict == Evict(low=0.2, high=0.3)
+    assert in_force.take(WITH_DISK).done == ("evict.low = 0.005", "evict.high = 0.01", "disk.size = 1GiB")
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ({"arena.size": "1GiB"}, "arena.size: can not be resized; disk.size, evict.low, evict.high can"),
+        ({"disk.size": "lots"}, 'resize: disk.size: "lots" is not a size'),
+        ({"evict.low": "0.5"}, "evict.low = 0.5 (resize: evict.low) is more than evict.high = 0.01 (default)"),
+        ({"disk.size": "0"}, "set disk.size"),
+        ({"evict.high": "2"}, "is not a share"),
+    ],
+)
+def test_a_word_that_makes_no_sense_changes_nothing(texts: dict[str, str], words: str) -> None:
+    in_force = InForce(WITH_DISK)
+    with pytest.raises(ConfigError) as caught:
+        in_force.resize(texts)
+    assert words in str(caught.value)
+    assert in_force.config == WITH_DISK
+
+
+def test_a_disk_that_is_not_there_is_not_resized() -> None:
+    with pytest.raises(ConfigError, match=r"disk.size = 1GiB .* needs a folder"):
+        InForce(Config()).resize({"disk.size": "1GiB"})

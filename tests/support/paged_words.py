@@ -1,0 +1,21 @@
+"""Pages that say which they are, the same in every process."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.client import Keys, Namespace
+
+PAGE_TOKENS, PAGE_BYTES = 16, 60_000
+
+
+def keys(pages: int) -> Keys:
+    """Of the first so many."""
+    space = Namespace(model="test/contained", dtype="float32", page_tokens=PAGE_TOKENS)
+    return space.keys(range(PAGE_TOKENS * pages))
+
+
+def page(number: int) -> npt.NDArray[np.uint8]:
+    """What is in one."""
+    return np.random.default_rng(number).integers(0, 256, PAGE_BYTES, dtype=np.uint8)

@@ -1,0 +1,34 @@
+"""A client in a container: python contained_main.py FIRST COUNT stores pages, says what it found, and waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from paged_words import keys, page
+from pagetier.client import Client
+
+
+def main(first: int, count: int) -> None:
+    """Pages before `first` are somebody else's."""
+    wanted = [page(number) for number in range(first + count)]
+    into = np.zeros((first + count, len(wanted[0])), np.uint8)
+    with Client(name="contained") as client:
+        attached = client.wait_attached(10)
+        with client.match(keys(first)) as match:
+            found = client.load(match, into[:first]) if first else 0
+        same = all((into[number] == wanted[number]).all() for number in range(found))
+        stored = client.store(keys(first + count), np.stack(wanted)).stored
+        shm = sorted(os.listdir("/dev/shm"))  # noqa: PTH208  what is not there is no path
+        seen = [name.name for name in Path("/proc").iterdir() if name.name.isdecimal()]
+        told = {"attached": attached, "found": found, "same": same, "stored": stored, "shm": shm, "seen": len(seen)}
+        told |= {"pid": os.getpid(), "uid": os.geteuid()}
+        print(json.dumps(told), flush=True)  # noqa: T201  the test reads it
+        sys.stdin.read()
+
+
+main(*map(int, sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""The socket's folder is all that a container needs: clients in namespaces of their own, of another user."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from machine import BOOT, ENVIRON, PYTHON, REPOSITORY, why_not
+from paged_words import PAGE_BYTES, keys, page
+from running import RunningDaemon, eventually
+
+STRANGER = 4712
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")
+
+
+class Container:
+    """A client in a container."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def told(self) -> dict[str, Any]:
+        """What it says when it has stored."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "it ended"
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def kill(self) -> None:
+        """SIGKILL for all of it."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def container(daemon: RunningDaemon, first: int, count: int, user: int = STRANGER) -> Iterator[Container]:
+    """A client that sees the folder of the daemon's socket and nothing else of the host's but programs."""
+    site = sysconfig.get_path("purelib")
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        words = [str(BOOT), "container", folder, str(REPOSITORY), sys.base_prefix, site, daemon.folder.name, str(user)]
+        words += [PYTHON, "/opt/pagetier/tests/systemd/contained_main.py", str(first), str(count)]
+        environ = ENVIRON | {"PAGETIER_SOCKET": "/run/pagetier/pagetier.sock"}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, stdout=pipe, stdin=pipe, text=True, env=environ) as process:
+            try:
+                yield Container(process)
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("16MiB", "64KiB", "--access-users", str(STRANGER), "--access-socket-mode", "0666") as daemon:
+        Path(daemon.folder.name).chmod(0o755)
+        yield daemon
+
+
+def test_pages_go_from_host_to_container_and_back(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        assert client.store(keys(5), np.stack([page(number) for number in range(5)])).stored == 5
+        with container(daemon, 5, 5) as other:
+            told = other.told()
+            assert told["pid"] == 1, "a PID namespace of its own"
+            assert told["seen"] == 1
+            assert told["shm"] == [], "no /dev/shm of the host's"
+            assert told["uid"] == STRANGER
+            assert (told["attached"], told["found"], told["same"], told["stored"]) == (True, 5, True, 5)
+            into = np.zeros((10, PAGE_BYTES), np.uint8)
+            with client.match(keys(10)) as match:
+                assert client.load(match, into) == 10
+            assert all((into[number] == page(number)).all() for number in range(10))
+
+
+def test_a_container_shares_with_another_and_its_death_is_noticed(daemon: RunningDaemon) -> None:
+    with container(daemon, 0, 5) as first, container(daemon, 0, 5) as second:
+        assert {first.told()["pid"], second.told()["pid"]} == {1}
+        assert len(daemon.slots()) == 2
+        first.kill()
+        assert eventually(lambda: len(daemon.slots()) == 1, 1.5)
+        with container(daemon, 5, 1) as third:
+            told = third.told()
+            assert (told["found"], told["same"]) == (5, True)
+
+
+def test_a_container_of_a_user_who_may_not_is_refused(daemon: RunningDaemon) -> None:
+    with container(daemon, 0, 1, STRANGER + 1) as other:
+        told = other.told()
+        assert (told["attached"], told["stored"]) == (False, 0)

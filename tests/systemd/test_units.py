@@ -1,0 +1,143 @@
+"""The files that `pagetier unit` hands out: hardened, sound, and for a tenant the same."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagetier.daemon.cli import main
+from pagetier.daemon.cli import unit as unit_command
+from pagetier.daemon.config import load
+
+UNITS = Path(__file__).resolve().parents[2] / "systemd"
+SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
+WORST = 15  # tenths
+analyses = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+
+
+def pagetier(*words: str) -> Result:
+    return CliRunner().invoke(main, ["unit", *words])
+
+
+def lines_of(name: str) -> list[str]:
+    text = (UNITS / name).read_text()
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+@analyses
+@pytest.mark.parametrize("name", SERVICES)
+def test_it_may_do_little(name: str) -> None:
+    command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={WORST}", "--no-pager", str(UNITS / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overall exposure level" in done.stdout
+
+
+@analyses
+def test_the_score_is_counted(tmp_path: Path) -> None:
+    soft = tmp_path / "soft.service"
+    soft.write_text(re.sub("(?m)^Restrict.*\n|^Protect.*\n", "", (UNITS / "pagetierd.service").read_text()))
+    command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={WORST}", "--no-pager", str(soft)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+@analyses
+def test_systemd_understands_them(tmp_path: Path) -> None:
+    for name in SERVICES:
+        text = (UNITS / name).read_text().replace("/usr/bin/pagetierd", "/bin/true").replace("%i", "t")
+        (tmp_path / name.replace("@", "@t")).write_text(re.sub("(?m)^Documentation=.*\n|^(User|Group)=.*\n", "", text))
+    command = ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "pagetierd" in line] == []
+
+
+def test_what_must_not_be_there() -> None:
+    for name in SERVICES:
+        lines = lines_of(name)
+        assert not [line for line in lines if line.startswith(("DynamicUser=", "PrivateUsers=", "RemoveIPC="))]
+        assert any(line.startswith("User=pagetier") for line in lines)
+    assert not list(UNITS.glob("*.socket"))
+
+
+def test_all_are_hardened_alike() -> None:
+    hard = re.compile(
+        "Protect|Private|Restrict(?!Prevent)|SystemCall|NoNew|Capability|Ambient|Device|IPAddress|Memory|Lock|Keyring|UMask"
+    )
+    kinds = {name: [line for line in lines_of(name) if hard.match(line)] for name in SERVICES}
+    first, *others = kinds.values()
+    assert len(first) > 25
+    assert all(other == first for other in others)
+
+
+def test_a_tenants_unit_is_the_plain_one_with_names_of_its_own() -> None:
+    def named(line: str) -> str:
+        return re.sub(
+            r"pagetier(d?-memory|d)?[-@]%i",
+            lambda found: f"pagetier{found[1] or ''}",
+            line.replace("%i.toml", "pagetierd.toml"),
+        )
+
+    for name in ("pagetierd.service", "pagetierd-memory.service"):
+        own = ("Description=", "Environment=PAGETIER")
+        plain = [line for line in lines_of(name) if not line.startswith(own)]
+        assert plain == [named(line) for line in lines_of(name.replace(".", "@.")) if not line.startswith(own)]
+
+
+def test_the_example_is_a_configuration(tmp_path: Path) -> None:
+    text = (UNITS / "pagetierd.toml").read_text().replace('["pagetier"]', '["root"]')
+    file = tmp_path / "pagetierd.toml"
+    file.write_text(text)
+    assert load(file, {}, {}).arena.size == 1 << 30
+    spelled_out = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text)
+    file.write_text(spelled_out.replace('"monitoring"', '"root"').replace('"vllm"', '"root"'))
+    config = load(file, {}, {})
+    assert config.disk.size == 100 << 30
+    assert config.access.watch_groups == (0,)
+
+
+def test_installing_twice_and_over_what_was_changed(tmp_path: Path) -> None:
+    first = pagetier("install", "--root", str(tmp_path))
+    assert first.exit_code == 0, first.output
+    unit = tmp_path / "etc/systemd/system/pagetierd.service"
+    config = tmp_path / "etc/pagetier/pagetierd.toml"
+    program = Path(sys.executable).with_name("pagetierd")
+    assert f"ExecStart={program} --config" in unit.read_text()
+    assert unit.stat().st_mode & 0o777 == 0o644
+    config.write_text("# mine\n")
+    assert "installed" not in pagetier("install", "--root", str(tmp_path)).output
+    unit.write_text("# mine, too\n")
+    changed = pagetier("install", "--root", str(tmp_path))
+    assert changed.exit_code == 1
+    assert "pagetierd.service; --force replaces" in changed.output
+    assert unit.read_text() == "# mine, too\n"
+    assert pagetier("install", "--root", str(tmp_path), "--force").exit_code == 0
+    assert "ExecStart=" in unit.read_text()
+    assert config.read_text() == "# mine\n"
+
+
+def test_a_tenants_files(tmp_path: Path) -> None:
+    assert pagetier("install", "--root", str(tmp_path), "--tenant", "acme").exit_code == 0
+    config = (tmp_path / "etc/pagetier/acme.toml").read_text()
+    assert 'groups = ["pagetier-acme"]' in config
+    assert "/var/lib/pagetier-acme" in config
+    assert "u pagetier-acme -" in (tmp_path / "etc/sysusers.d/pagetier-acme.conf").read_text()
+
+
+def test_printing_writes_nothing() -> None:
+    told = pagetier("print")
+    assert told.exit_code == 0
+    for name in ("etc/systemd/system/pagetierd.service", "etc/sysusers.d/pagetier.conf", "etc/pagetier/pagetierd.toml"):
+        assert f"# ---- {name}" in told.output
+
+
+def test_an_installation_without_them_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(unit_command, "_FILES", tmp_path)
+    told = pagetier("print")
+    assert told.exit_code == 1
+    assert f"this installation lacks {tmp_path}/pagetierd.service" in told.output
