@@ -24,7 +24,7 @@ from .show import shown
 from .tally import Tally
 
 _VIOLATED: Final = 1
-_ROUND_S: Final = 24.0
+_ROUND_S: Final = 30.0
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--minutes", type=float, default=20.0, help="How long, about; each scene has its turn at least once.")
+@click.option("--minutes", type=float, default=18.0, help="How long, about; each scene has its turn at least once.")
 @click.option("--round", "round_", type=float, default=_ROUND_S, help="Seconds of death in a round.")
 @click.option("--seed", type=int, default=None, help="Chance that can be had again.")
 @click.option("--scene", "names", multiple=True, type=click.Choice([scene.name for scene in SCENES]))
@@ -55,13 +55,15 @@ def main(minutes: float, round_: float, seed: int | None, names: tuple[str, ...]
 
 
 def storm(wanted: Wanted) -> Report:
-    """Round after round; the report is written anew after each."""
+    """Round after round, until a promise was broken in one; the report is written anew after each."""
     tally, kept = Tally(), list[Path]()
     with shown(wanted.seconds) as show:
         for number, scene in enumerate(_scenes(wanted)):
             done = _round(scene, number, wanted, kept, partial(show, scene.name, tally))
             tally.add(done)
             _write(wanted, tally, kept)
+            if kept:
+                break
     report = _write(wanted, tally, kept)
     sys.stderr.write(report.markdown())
     return report

@@ -60,13 +60,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at the end besides the journals of engines.
 
     may_go: as findings() takes it. before, after: what an auditor was told before the last daemon's death and after it.
-    pages: in the index before it, in whatever tier.
+    pages: in the index before it, in whatever tier. settled, end: how all was when the engines were gone, and at last.
     """
 
     may_go: Losses
     before: Path
     after: Path
     pages: int
+    settled: EndState
     end: EndState
     caps: Caps
     samples: Sequence[Sample]
@@ -83,6 +84,7 @@ def judge(journals: Path, evidence: Evidence) -> Verdict:
     """Over a whole round."""
     records = read_journals(journals)
     found = findings(records, may_go=evidence.may_go, samples=evidence.samples, caps=evidence.caps, end=evidence.end)
+    found += findings([], end=evidence.settled)
     found += _between(read_journal(evidence.before), read_journal(evidence.after))
     found += _in_the_index(read_journal(evidence.before), evidence.pages)
     return Verdict(found, _told(records))

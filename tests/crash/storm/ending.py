@@ -39,7 +39,7 @@ class Ending:
         """An audit, one more death of the daemon, another audit, and how all is then; with all that journals tell."""
         self._settle()
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
-        header = self._daemon.header()
+        header, settled = self._daemon.header(), end_of(self._daemon)
         before = self._audit("before", Auditor.look_at_all)
         self._replace()
         tally.deaths["daemon"] += 1
@@ -52,6 +52,7 @@ class Ending:
             before=before,
             after=after,
             pages=header["entries"] - header["free_entries"],
+            settled=settled,
             end=end_of(self._daemon),
             caps=self._caps(),
             samples=samples,

@@ -46,8 +46,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     roomy: bool
     disk: int = 0
     disk_write: str = "evict"
-    engine_death: float = 0.06
-    daemon_death: float = 0.5
+    engine_death: float = 0.05
+    daemon_death: float = 0.4
     worker_death: float = 0.0
     stop: float = 0.8
 
@@ -73,7 +73,7 @@ SCENES: Final = (
         roomy=True,
         disk=1024 * MIB,
         disk_write="through",
-        daemon_death=1.2,
+        daemon_death=1.0,
         worker_death=2.5,
     ),
     Scene(
@@ -82,7 +82,7 @@ SCENES: Final = (
         prompts=800,
         roomy=False,
         disk=64 * MIB,
-        daemon_death=1.2,
+        daemon_death=1.0,
         worker_death=2.5,
     ),
 )

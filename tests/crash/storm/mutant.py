@@ -1,0 +1,36 @@
+"""The project with a mistake in its C core, for processes that must be found out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[3]
+_STRESS: Final = ROOT / "tests" / "shm" / "stress"
+_ROOMS: Final = ("client", "daemon", "kernels", "tiers")
+
+
+def mutant(name: str, folder: Path) -> Path:
+    """What comes first on the path of such processes. name: of one of the stress tests' patches, DRIVER/NAME."""
+    package = folder / "pagetier"
+    shutil.copytree(ROOT / "shm", package / "shm", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for room in _ROOMS:
+        (package / room).symlink_to(ROOT / room)
+    patch = _STRESS / "mutants" / f"{name}.patch"
+    subprocess.run([sys.executable, _STRESS / "mutate.py", patch, package / "shm" / "core"], check=True)
+    _compile(package / "shm")
+    return folder
+
+
+def _compile(room: Path) -> None:
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    flags = ["-shared", "-fPIC", "-std=gnu11", "-O1", "-pthread", "-DPy_LIMITED_API=0x030B0000"]
+    includes = [f"-I{sysconfig.get_paths()['include']}", f"-I{room}"]
+    output = ["-o", room / "_core.abi3.so"]
+    subprocess.run([*compiler, *flags, *includes, room / "_core.c", *output], check=True)
