@@ -21,6 +21,7 @@ help:
 	@echo "make test    lint, stress tests of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make fuzz    fuzzers of what other processes write, 10 s each; MINUTES=20: each that long"
+	@echo "make crash   engines, daemons and disk workers die at random for MINUTES=20, and a report in build/crash"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers that the README claims"
 	@echo "make man     the manual pages in docs/man, out of the code"
@@ -103,6 +104,11 @@ fuzz:
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
 	@$(BIN)/pytest -n $(JOBS) || { echo "== what failed, once more and alone: who fails twice has failed" && $(BIN)/pytest --last-failed; }
+
+.PHONY: crash
+crash: venv
+	@echo "== random death"
+	@PYTHONPATH=tests/crash:tests/support OPENBLAS_NUM_THREADS=1 $(BIN)/python -m storm --minutes $(or $(MINUTES),20)
 
 test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \

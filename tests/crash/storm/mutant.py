@@ -32,5 +32,5 @@ def _compile(room: Path) -> None:
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     flags = ["-shared", "-fPIC", "-std=gnu11", "-O1", "-pthread", "-DPy_LIMITED_API=0x030B0000"]
     includes = [f"-I{sysconfig.get_paths()['include']}", f"-I{room}"]
-    output = ["-o", room / "_core.abi3.so"]
-    subprocess.run([*compiler, *flags, *includes, room / "_core.c", *output], check=True)
+    output = ["-o", str(room / "_core.abi3.so")]
+    subprocess.run([*compiler, *flags, *includes, str(room / "_core.c"), *output], check=True)
