@@ -37,6 +37,9 @@ class Listener(Protocol):
     def lost(self) -> None:
         """The link is closed; what was asked over it is not answered any more."""
 
+    def alone(self) -> None:
+        """There was no daemon to be found again."""
+
     def leave(self, link: Link | None) -> None:
         """The keeper stops: time to let go of everything, and to say so over the link if there is one."""
 
@@ -97,7 +100,11 @@ class Keeper:
 
     def _attach_and_listen(self) -> None:
         path = self._path()
-        link = Link(path, _ANSWER_S)
+        try:
+            link = Link(path, _ANSWER_S)
+        except LinkError:
+            self._listener.alone()
+            raise
         self._link = link  # before the look at _leaving: stop_soon() does the two in the other order
         try:
             if not self._leaving:

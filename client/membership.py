@@ -97,6 +97,13 @@ class Membership:
         self.attachment = None
         self.requests.lost()
         point("client.lost")
+        self._let_go_if_told()
+
+    def alone(self) -> None:
+        """No daemon yet: what a dead one left may have been given back meanwhile, and be wanted back."""
+        self._let_go_if_told()
+
+    def _let_go_if_told(self) -> None:
         session = self.session
         if session is not None and session.closed:
             self.session = None

@@ -113,7 +113,6 @@ class Disk:
         """
         if size != self._options.size:
             self._options = msgspec.structs.replace(self._options, size=size)
-            self._note(cap=size)
             self._supervisor.renew(self._options)
 
     def abandon(self) -> None:

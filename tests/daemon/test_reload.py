@@ -1,0 +1,186 @@
+"""A daemon that changes while engines run: by SIGHUP, by `pagetier resize`; and one that is told to go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from disk_daemon import DiskDaemon, Engine
+from running import RunningDaemon, eventually
+from starting import fill, pagetierd, still_holds
+
+FRAMES = 16
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    """With a configuration file: what it says is in force."""
+    daemon = RunningDaemon("16MiB", "64KiB")
+    daemon._arguments += ["--config", str(file_of(daemon))]
+    file_of(daemon).write_text("")
+    with daemon:
+        yield daemon
+
+
+@pytest.fixture
+def disk() -> Iterator[DiskDaemon]:
+    with DiskDaemon(FRAMES, "64MiB") as daemon:
+        yield daemon
+
+
+def file_of(daemon: RunningDaemon) -> Path:
+    return Path(daemon.folder.name) / "pagetierd.toml"
+
+
+def reloaded(daemon: RunningDaemon, text: str, event: str = "event=reloaded") -> str:
+    """The line that the log has after SIGHUP with this in the file."""
+    before = daemon.log.read_text().count(event)
+    file_of(daemon).write_text(text)
+    daemon.signal(signal.SIGHUP)
+    assert eventually(lambda: daemon.log.read_text().count(event) > before), daemon.log.read_text()
+    return [line for line in daemon.log.read_text().splitlines() if event in line][-1]
+
+
+# --- SIGHUP ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_read_again(daemon: RunningDaemon) -> None:
+    told = reloaded(daemon, '[log]\nlevel = "warning"\n[index]\nnamespaces = 7\n')
+    assert "log.level = warning; only a restart changes index.namespaces" in told
+    with daemon.client():
+        pass
+    assert "level=info name=pagetierd event=stopped" not in daemon.log.read_text()
+    told = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = 0.5\nlow = 0.4\n[index]\nnamespaces = 7\n')
+    assert "evict.low = 0.4" in told
+    assert "level=warning" in told
+
+
+def test_a_file_that_is_wrong_changes_nothing_and_its_line_is_named(daemon: RunningDaemon) -> None:
+    told = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = "lots"\n', "event=reload_refused")
+    assert f"{file_of(daemon)}: line 4: evict.high" in told
+    assert "level=error" in told
+    file_of(daemon).unlink()
+    daemon.signal(signal.SIGHUP)
+    assert eventually(lambda: "can not be read" in daemon.log.read_text())
+    fill(daemon)
+    with daemon.client() as client:
+        assert still_holds(client)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_who_may_attach_changes(daemon: RunningDaemon) -> None:
+    Path(daemon.folder.name).chmod(0o755)
+    daemon.socket.chmod(0o666)
+    assert "may not attach" in as_nobody(daemon)
+    reloaded(daemon, '[access]\nusers = ["nobody"]\n')
+    assert as_nobody(daemon) == "attached"
+    reloaded(daemon, "")
+    assert "may not attach" in as_nobody(daemon)
+
+
+def as_nobody(daemon: RunningDaemon) -> str:
+    code = (
+        "import os, sys; from pathlib import Path; from pagetier.shm.link import Link, LinkError;"
+        "from pagetier.shm.protocol import BUILD, Attach; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "try: Link(Path(sys.argv[1]), 5).greet(Attach(BUILD, 1, 'nobody'), 5); print('attached')\n"
+        "except LinkError as error: print(error)"
+    )
+    return pagetierd(str(daemon.socket), code=code).text.strip()
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_of_the_arena_is_kept_free(disk: DiskDaemon) -> None:
+    with Engine(disk) as engine:
+        engine.store_through(disk, range(FRAMES))
+        assert disk.snapshot().tiers.memory.pages >= FRAMES - 1
+        told = disk.pagetier("resize", "--evict-low", "0.5", "--evict-high", "0.75")
+        assert told.exit_code == 0, told.output
+        assert told.output == "evict.low = 0.5\nevict.high = 0.75\n"
+        assert eventually(lambda: disk.snapshot().tiers.memory.pages == FRAMES // 4)
+        assert engine.places(range(FRAMES))["nowhere"] == 0
+
+
+def test_a_smaller_disk_and_a_larger_one(disk: DiskDaemon) -> None:
+    pages = range(60)
+    with Engine(disk) as engine:
+        engine.store_through(disk, pages)
+        assert engine.places(pages)["nowhere"] == 0
+        assert disk.pagetier("resize", "--disk-size", "4MiB").output == "disk.size = 4MiB\n"
+        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 4 << 20), disk.told()
+        assert disk.report().restarts == 0
+        left = engine.places(pages)
+        assert 0 < left["disk"] < 44
+        assert engine.where(59) == "memory"
+        assert disk.pagetier("resize", "--disk-size", "64MiB").exit_code == 0
+        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 64 << 20), disk.told()
+        assert engine.places(pages)["disk"] == left["disk"]
+        engine.store_through(disk, range(100, 160))
+        assert engine.places(range(100, 160))["nowhere"] == 0
+
+
+def test_sizes_that_are_none(disk: DiskDaemon) -> None:
+    assert disk.pagetier("resize").exit_code == 2
+    wrong = disk.pagetier("resize", "--disk-size", "lots")
+    assert wrong.exit_code == 1
+    assert '"lots" is not a size' in wrong.output
+    assert disk.report().cap == 64 << 20
+    none = disk.pagetier("resize", "--disk-size", "0")
+    assert (none.exit_code, "set disk.size" in none.output) == (1, True)
+
+
+def test_a_restart_with_another_disk_finds_the_memory_warm(disk: DiskDaemon) -> None:
+    with Engine(disk) as engine:
+        engine.store_through(disk, range(8))
+        disk.kill()
+        engine.link.close()
+        disk.start("--disk-size", "32MiB")
+        assert engine.places(range(8)) == {"memory": 8}
+        engine.attach()
+
+
+# --- told to go ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_is_a_hand_over_while_a_path_is_there(tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    with RunningDaemon("16MiB", "64KiB", "--keep-while", str(keep)) as daemon:
+        fill(daemon)
+        assert daemon.stop() == 0
+        assert len(daemon.leftovers()) == 3
+        daemon.start()
+        with daemon.client() as client:
+            assert still_holds(client)
+        keep.rmdir()
+        assert daemon.stop() == 0
+        assert daemon.leftovers() == []
+
+
+def test_memory_that_a_daemon_left_is_given_back_and_engines_let_go(tmp_path: Path) -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        fill(daemon)
+        lives = pagetierd("--name", daemon.name, "--give-back")
+        assert (lives.code, "a daemon lives on it" in lives.text) == (0, True)
+        daemon.kill()
+        assert still_holds(client)
+        given = pagetierd("--name", daemon.name, "--give-back")
+        assert (given.code, "the memory is given back" in given.text) == (0, True)
+        assert daemon.leftovers() == []
+        assert eventually(lambda: f"{daemon.name}.arena" not in Path("/proc/self/maps").read_text(), 5)
+        again = pagetierd("--name", daemon.name, "--give-back")
+        assert (again.code, "nothing to give back" in again.text) == (0, True)
+
+
+def test_a_configuration_that_is_only_looked_at(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "pagetierd.toml"
+    file.write_text('[arena]\nsize = "1GiB"\n')
+    assert pagetierd("--config", str(file), "--name", name, "--check").code == 0
+    file.write_text("[arena]\nsize = 1\n")
+    refused = pagetierd("--config", str(file), "--name", name, "--check")
+    assert (refused.code, "line 2" in refused.text) == (2, True)
