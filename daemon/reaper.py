@@ -34,8 +34,11 @@ class Reaper:
         self.deaths = 0
 
     def watch(self, slot: int, pidfd: int) -> None:
-        """Takes over the pidfd. A slot that is watched already keeps its own."""
-        if slot in self._watched:
+        """Takes over the pidfd. A slot that is watched already keeps its own, one of the dead its end.
+
+        A process may ask for its slot, and die, while no daemon reads: the next one hears of its death first.
+        """
+        if slot in self._watched or slot in self._dead:
             os.close(pidfd)
             return
         self._watched[slot] = pidfd

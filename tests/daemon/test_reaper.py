@@ -85,6 +85,26 @@ def test_what_the_dead_said_last_does_not_free_the_next_one_s_slot(world: World)
     assert world.slots() == [other]
 
 
+def test_what_the_dead_asked_for_last_does_not_end_the_next_one_s_slot(world: World) -> None:
+    """It asked for its slot while there was no daemon, and died: the next one finds it dead, and reads that then."""
+    slot = world.attach()
+    pidfd = os.pidfd_open(world.processes[0].pid)
+    world.reaper.close()
+    world.kill(0)
+    world.reaper = Reaper(world.owner, world.loop, QUARANTINE_S)
+    world.reaper.watch_adopted()
+    world.run(QUARANTINE_S / 2)
+    world.reaper.watch(slot, pidfd)
+    world.run(QUARANTINE_S * 3 / 4)
+    assert world.slots() == [] and world.reaper.ends(slot) == 1
+    other = world.attach()
+    world.kill(1)
+    world.run(QUARANTINE_S / 2)
+    assert world.slots() == [other], "its quarantine is its own"
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == [] and world.reaper.ends(other) == 2
+
+
 def test_nothing_happens_after_the_end(world: World) -> None:
     slot = world.attach()
     world.kill(0)
