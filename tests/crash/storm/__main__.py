@@ -6,12 +6,14 @@ import gc
 import logging
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import click
@@ -50,8 +52,14 @@ def main(minutes: float, round_: float, seed: int | None, names: tuple[str, ...]
     chosen = secrets.randbits(32) if seed is None else seed
     wanted = Wanted(seconds=60 * minutes, round=round_, seed=chosen, scenes=scenes, report=report)
     sys.stderr.write(f"seed {wanted.seed}\n")
+    signal.signal(signal.SIGTERM, _leave)
     gc.freeze()
     sys.exit(_VIOLATED if storm(wanted).violations else 0)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """A SIGTERM ends this process as Ctrl-C does: with its children and what they have in shared memory."""
+    raise SystemExit(128 + number)
 
 
 def storm(wanted: Wanted) -> Report:

@@ -114,6 +114,7 @@ class Family:
 
     def _live(self, parent: int, role: str, action: Callable[[], object]) -> NoReturn:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         code = 1
         try:
             if os.getppid() == parent:
