@@ -91,7 +91,7 @@ class Client:
         if session is None or not session.usable:
             self._mine()
             return miss(Match, keys, len(keys))
-        return session.match(Match, keys, keys.data)
+        return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
 
     def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
         """The longest hit on which all groups of a model agree, pinned until it is let go. Asks nobody either.

@@ -92,6 +92,15 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     lost_pages: int
 
 
+class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Matches, and the tokens of their prompts by where they were found: in memory, on disk alone, or nowhere."""
+
+    lookups: int
+    memory_tokens: int
+    disk_tokens: int
+    missed_tokens: int
+
+
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """How requests for room were answered, in pages or parts of pages.
 
@@ -146,6 +155,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     tiers: Tiers
     disk: DiskReport
     disk_work: DiskWork
+    lookups: LookupStats
     stores: StoreStats
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
@@ -153,13 +163,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_snapshot(observer: Observer) -> Snapshot:
     """Looks once. Costs the observing process some milliseconds for a million pages, and the daemon nothing."""
-    header = observer.header()
+    header, counts = observer.header(), observer.counts()
     report = _disk_report(observer)
     return Snapshot(
         daemon=_daemon(header),
-        tiers=Tiers(memory=_memory(header, observer.counts()), disk=_disk(header, report)),
+        tiers=Tiers(memory=_memory(header, counts), disk=_disk(header, report)),
         disk=report,
         disk_work=_disk_work(header),
+        lookups=_pick(LookupStats, counts),
         stores=_pick(StoreStats, header, writing=header["open_entries"]),
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, observer.slots())),

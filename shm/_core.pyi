@@ -115,8 +115,11 @@ class Session:
         """Where the arena is mapped in this process; 0 where the handle is not usable."""
     @property
     def slot(self) -> int: ...
-    def match(self, kind: type[_P], context: object, keys: Array, /) -> _P:
-        """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk."""
+    def match(self, kind: type[_P], context: object, keys: Array, page_tokens: int = 0, /) -> _P:
+        """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk.
+
+        page_tokens: what a page stands for in the statistics.
+        """
     def match_groups(
         self, kind: type[_P], groups: tuple[tuple[Any, Array, int, int], ...], limit: int, /
     ) -> tuple[int, int, tuple[_P, ...]]:
@@ -174,6 +177,8 @@ class Session:
         """Maps a piece of the arena ahead of its use."""
     def populate_index(self) -> None:
         """Maps index and lock words ahead of the first match."""
+    def count_time(self, load_ns: int, store_ns: int, /) -> None:
+        """How long copies took that somebody else made, for the statistics."""
     def count_loaded(self, pages: int, bytes: int, /) -> None:
         """What somebody else, a GPU, copied out of pages that this process had pinned, for the statistics."""
     def hold(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import numpy as np
 
@@ -80,6 +82,7 @@ class LoadingJob(Job):
         self._begun = self._landed = 0
         self._sound = layers
         self._ended = source is None
+        self._began_ns = 0
 
     def event(self, layer: int) -> Event | None:
         """Behind a layer that was enqueued; None where it was not, or could not be."""
@@ -103,6 +106,8 @@ class LoadingJob(Job):
         if source is None or self._cancelled or self.reason or self._begun == self.layers:
             self._end_if_landed()
             return None
+        if not self._begun:
+            self._began_ns = time.monotonic_ns()
         planes = source.transfer.planes_of(range(self._begun, self._begun + 1))
         self._begun += 1
         rows = source.transfer.planes[planes.start : planes.stop]
@@ -155,5 +160,6 @@ class LoadingJob(Job):
             nbytes = source.transfer.nbytes
             self._counts.loaded += nbytes
             source.session.count_loaded(self.pages, nbytes)
+            source.session.count_time(time.monotonic_ns() - self._began_ns, 0)
         elif not self.reason:
             self._counts.cancelled += self.pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -94,6 +95,7 @@ class StoringJob(Job):
         self._flying: deque[Chunk] = deque()
         self._reason = ""
         self._spoilt = False
+        self._began_ns = 0
 
     def refuse(self, reason: str) -> None:
         """Ends it before it began: nothing of it is stored."""
@@ -123,6 +125,7 @@ class StoringJob(Job):
         if not self._chunks:
             self._end_if_landed()
             return None
+        self._began_ns = self._began_ns or time.monotonic_ns()
         chunk = self._chunks.popleft()
         self._flying.append(chunk)
         return Piece(tuple(self._copies(chunk)), chunk.nbytes)
@@ -230,7 +233,7 @@ class StoringJob(Job):
 
     def _end_if_landed(self) -> None:
         if self._grant is not None and not self._chunks and not self._flying and not self.decided:
-            self._grant.let_go()
+            self._grant.let_go(time.monotonic_ns() - self._began_ns if self._began_ns else 0)
             self._settle(self.result)
 
     def _settle(self, result: StoreResult) -> None:

@@ -122,9 +122,17 @@ def _percent(ratio: float | None) -> str:
 
 
 def _rates(history: History) -> Iterator[Text]:
-    lookups = history.rate(lambda s: sum(client.lookups for client in s.clients))
-    hits, misses = history.rate(lambda s: s.tiers.memory.hits), history.rate(lambda s: s.tiers.memory.misses)
-    yield _row("a second", lookups=count(round(lookups)), hits=count(round(hits)), misses=count(round(misses)))
+    lookups = history.rate(lambda s: s.lookups.lookups)
+    hits = history.rate(lambda s: s.lookups.memory_tokens + s.lookups.disk_tokens)
+    misses = history.rate(lambda s: s.lookups.missed_tokens)
+    yield _row(
+        "lookups",
+        **{
+            "": f"{count(round(lookups))}/s",
+            "tokens": f"{count(round(hits))}/s",
+            "missed": f"{count(round(misses))}/s",
+        },
+    )
     stored, loaded = history.rate(lambda s: s.tiers.memory.bytes_in), history.rate(lambda s: s.tiers.memory.bytes_out)
     yield _row("engines", stored=_speed(stored), loaded=_speed(loaded), refused=count(history.now.stores.refused))
     if history.now.disk.standing is not Standing.NONE:

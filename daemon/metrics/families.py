@@ -1,7 +1,7 @@
 """The metrics of one look, under the names that dashboards and alerts know: they are added to, never renamed.
 
-Named after the rules of prometheus.io: base units, `_total` on counters, one unit and one meaning in a family. What a
-family counts can be added over its labels.
+Named after the rules of prometheus.io: base units, `_total` on counters, one unit and one meaning in a family. A family
+can be added over its labels, but for the tiers of a lookup: what is missed in one is looked for in the next.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from prometheus_client.metrics_core import HistogramMetricFamily, InfoMetricFami
 
 from ...shm._core import FORMAT, SLOTS
 from ...shm.protocol import PROTOCOL
+from ..disk.report import Standing
 from .disk_families import disk_families
 from .look import Look
 from .naming import PREFIX, counter, counters, gauge, gauges
 from .space_families import space_families
 
 _BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
+_NS = 1_000_000_000
 _ENGINE, _MEMORY, _DISK = "engine", "memory", "disk"
 
 
@@ -59,6 +61,12 @@ def _lookups(look: Look) -> Iterator[Metric]:
         (_DISK, "miss"): header["disk_missed"],
     }
     yield counters("lookup_pages", "Pages looked for in a tier.", ["tier", "result"], pages)
+    found, on_disk, missed = (counts[name] for name in ("memory_tokens", "disk_tokens", "missed_tokens"))
+    tokens = {(_MEMORY, "hit"): found, (_MEMORY, "miss"): on_disk + missed}
+    if look.work.report.standing is not Standing.NONE:
+        tokens |= {(_DISK, "hit"): on_disk, (_DISK, "miss"): missed}
+    about = "Tokens of prompts looked for in a tier; on disk those that are not in memory."
+    yield counters("lookup_tokens", about, ["tier", "result"], tokens)
 
 
 def _tiers(look: Look) -> Iterator[Metric]:
@@ -103,8 +111,14 @@ def _transfers(look: Look) -> Iterator[Metric]:
         (_DISK, _MEMORY): header["disk_read"],
     }
     yield counters("transfer_pages", "Pages, or parts of pages, that were moved.", ways, pages)
-    seconds = {(_MEMORY, _DISK): work.write_seconds, (_DISK, _MEMORY): work.read_seconds}
-    yield counters("transfer_seconds", "Time in which something was being moved; disk: of this daemon.", ways, seconds)
+    seconds = {
+        (_ENGINE, _MEMORY): counts["store_ns"] / _NS,
+        (_MEMORY, _ENGINE): counts["load_ns"] / _NS,
+        (_MEMORY, _DISK): work.write_seconds,
+        (_DISK, _MEMORY): work.read_seconds,
+    }
+    about = "Time that moving took; engines: added up over copies at the same time; disk: of this daemon."
+    yield counters("transfer_seconds", about, ways, seconds)
 
 
 def _leaving(look: Look) -> Iterator[Metric]:

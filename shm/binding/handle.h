@@ -21,3 +21,23 @@ static inline bool handle_usable(const Session *self)
 {
     return self && self->open && self->forks == atomic_load_explicit(&forks, memory_order_relaxed);
 }
+
+/* The time that a copy took since it began. */
+static inline void count_copy(pt_session *s, enum pt_direction way, uint64_t began)
+{
+    pt_uses *uses = &s->view.uses[s->slot];
+    pt_count(way == PT_OUT_OF_ARENA ? &uses->load_ns : &uses->store_ns, pt_now_ns() - began);
+}
+
+/* count_time(load_ns, store_ns): what somebody else's copies took, for the statistics. */
+static PyObject *session_count_time(Session *self, PyObject *args)
+{
+    unsigned long long load_ns, store_ns;
+    if (!PyArg_ParseTuple(args, "KK", &load_ns, &store_ns))
+        return NULL;
+    if (handle_usable(self)) {
+        pt_count(&self->shared.view.uses[self->shared.slot].load_ns, load_ns);
+        pt_count(&self->shared.view.uses[self->shared.slot].store_ns, store_ns);
+    }
+    Py_RETURN_NONE;
+}

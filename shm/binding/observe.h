@@ -40,20 +40,32 @@ static void observer_dealloc(Observer *self)
 
 #define COUNT(name) #name, (unsigned long long)atomic_load_explicit(&sum.name, memory_order_relaxed)
 
-/* Adds what the living processes counted to what the dead left. */
-static pt_counts sum_counts(const pt_view *v)
+#define USE(name) #name, (unsigned long long)atomic_load_explicit(&uses.name, memory_order_relaxed)
+
+static void add_counts(pt_a64 *sum, const pt_a64 *more, uint32_t count)
 {
-    pt_counts sum = v->header->retired;
-    for (uint32_t slot = 0; slot < PT_SLOTS; slot++)
-        for (uint32_t i = 0; i < PT_COUNTS; i++)
-            ((pt_a64 *)&sum)[i] += ((pt_a64 *)&v->counts[slot])[i];
-    return sum;
+    for (uint32_t i = 0; i < count; i++)
+        sum[i] += more[i];
 }
 
-static PyObject *describe_counts(pt_counts sum)
+static PyObject *describe_counts(pt_counts sum, pt_uses uses)
 {
-    return Py_BuildValue("{sKsKsKsKsKsKsKsK}", COUNT(lookups), COUNT(hit_pages), COUNT(miss_pages), COUNT(loaded_pages),
-                         COUNT(loaded_bytes), COUNT(stored_pages), COUNT(stored_bytes), COUNT(lost_pages));
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(lookups), COUNT(hit_pages), COUNT(miss_pages),
+                         COUNT(loaded_pages), COUNT(loaded_bytes), COUNT(stored_pages), COUNT(stored_bytes),
+                         COUNT(lost_pages), USE(memory_tokens), USE(disk_tokens), USE(missed_tokens), USE(load_ns),
+                         USE(store_ns));
+}
+
+/* What the living processes counted, and what the dead left. */
+static PyObject *describe_all_counts(const pt_view *v)
+{
+    pt_counts sum = v->header->retired;
+    pt_uses uses = *v->retired_uses;
+    for (uint32_t slot = 0; slot < PT_SLOTS; slot++) {
+        add_counts((pt_a64 *)&sum, (pt_a64 *)&v->counts[slot], PT_COUNTS);
+        add_counts((pt_a64 *)&uses, (pt_a64 *)&v->uses[slot], PT_USES);
+    }
+    return describe_counts(sum, uses);
 }
 
 #define FIELD(name) #name, (unsigned long long)h->name
@@ -87,7 +99,7 @@ static PyObject *describe_slot(const pt_view *v, uint32_t slot, const unsigned l
     const pt_slot *s = &v->slots[slot];
     char name[sizeof s->name + 1] = {0};
     memcpy(name, s->name, sizeof s->name);
-    PyObject *counts = describe_counts(v->counts[slot]);
+    PyObject *counts = describe_counts(v->counts[slot], v->uses[slot]);
     PyObject *text = counts ? PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace") : NULL;
     if (!text) {
         Py_XDECREF(counts);
@@ -142,7 +154,7 @@ static PyObject *describe_spaces(const pt_view *v)
 }
 
 static PyObject *observer_header(Observer *self, PyObject *unused) { (void)unused; return describe_header(&self->view); }
-static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_counts(sum_counts(&self->view)); }
+static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_all_counts(&self->view); }
 static PyObject *observer_spaces(Observer *self, PyObject *unused) { (void)unused; return describe_spaces(&self->view); }
 
 static PyObject *observer_slots(Observer *self, PyObject *unused)

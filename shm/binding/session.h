@@ -106,21 +106,25 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return NULL;
 }
 
-static void session_search(Session *self, const uint8_t *keys, Pins *pins)
+static void session_search(Session *self, const uint8_t *keys, uint64_t page_tokens, Pins *pins)
 {
     pt_matched to = {pins->entries, pins->serials, 0, 0};
     pt_match(&self->shared, keys, pins->asked, &to);
+    pt_count_tokens(&self->shared, to.count * page_tokens, to.reach * page_tokens, pins->asked * page_tokens);
     pins->count = to.count;
     pins->reach = to.reach;
     pins->held = true;
 }
 
-/* match(type, context, keys): a new `type` with the longest prefix of keys that is readable, pinned. */
+/* match(type, context, keys, page_tokens): a new `type` with the longest prefix of keys that is readable, pinned. */
 static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t count)
 {
     array keys;
-    if (count != 3 || !PyType_Check(args[0]) || !PyType_IsSubtype((PyTypeObject *)args[0], PinsType)) {
-        PyErr_SetString(PyExc_TypeError, "match(type, context, keys)");
+    unsigned long page_tokens = count == 4 ? PyLong_AsUnsignedLong(args[3]) : 0;
+    if (PyErr_Occurred())
+        return NULL;
+    if (count < 3 || count > 4 || !PyType_Check(args[0]) || !PyType_IsSubtype((PyTypeObject *)args[0], PinsType)) {
+        PyErr_SetString(PyExc_TypeError, "match(type, context, keys, page_tokens=0)");
         return NULL;
     }
     if (!array_open(args[2], PT_KEY_BYTES, "keys", &keys))
@@ -128,11 +132,11 @@ static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t 
     Pins *pins = pins_new((PyTypeObject *)args[0], self, args[1], (uint32_t)keys.count);
     if (pins && handle_usable(self)) {
         if (pins->asked <= BRIEF) {
-            session_search(self, keys.view.buf, pins);
+            session_search(self, keys.view.buf, page_tokens, pins);
         } else {
             self->busy++;
             Py_BEGIN_ALLOW_THREADS
-            session_search(self, keys.view.buf, pins);
+            session_search(self, keys.view.buf, page_tokens, pins);
             Py_END_ALLOW_THREADS
             self->busy--;
         }
@@ -191,7 +195,9 @@ static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *t
     uint32_t count = jobs_fill(&self->shared.view, entries, to, offset, way, jobs);
     self->busy++;
     Py_BEGIN_ALLOW_THREADS
+    uint64_t began = pt_now_ns();
     pt_copy(&self->shared.view, jobs, count, way, threads);
+    count_copy(&self->shared, way, began);
     Py_END_ALLOW_THREADS
     self->busy--;
     for (uint32_t i = 0; i < count; i++)

@@ -178,6 +178,7 @@ static PyMethodDef session_methods[] = {
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
     {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},
     {"count_loaded", (PyCFunction)session_count_loaded, METH_VARARGS, NULL},
+    {"count_time", (PyCFunction)session_count_time, METH_VARARGS, NULL},
     {"hold", (PyCFunction)session_hold, METH_NOARGS, NULL},
     {"unhold", (PyCFunction)session_unhold, METH_NOARGS, NULL},
     {"populate_index", (PyCFunction)session_populate_index, METH_NOARGS, NULL},

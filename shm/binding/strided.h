@@ -161,7 +161,9 @@ static PyObject *session_transfer(Session *self, const uint32_t *entries, tables
     chains_read(&self->shared.view, entries, t, frames);
     self->busy++;
     Py_BEGIN_ALLOW_THREADS
+    uint64_t began = pt_now_ns();
     pt_transfer_run(t, way, tables->threads);
+    count_copy(&self->shared, way, began);
     Py_END_ALLOW_THREADS
     self->busy--;
     free(frames);

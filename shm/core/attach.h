@@ -31,6 +31,7 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
     memset(s->name, 0, sizeof s->name);
     strncpy(s->name, p->name, sizeof s->name - 1);
     memset(&o->view.counts[free_slot], 0, sizeof(pt_counts));
+    memset(&o->view.uses[free_slot], 0, sizeof(pt_uses));
     PT_POINT("attach.named");
     atomic_store_explicit(&s->pid, p->pid, memory_order_release);
     PT_POINT("attach.taken");
@@ -64,12 +65,17 @@ static inline void pt_clear_pins(const pt_view *v, uint64_t slots)
             atomic_fetch_and_explicit(&v->locks[entry].word, ~(slots & PT_PINS), memory_order_acq_rel);
 }
 
-static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
+static inline void pt_fold(pt_a64 *from, pt_a64 *to, uint32_t count)
 {
-    pt_a64 *from = (pt_a64 *)&v->counts[slot], *to = (pt_a64 *)&v->header->retired;
-    for (uint32_t i = 0; i < PT_COUNTS; i++)
+    for (uint32_t i = 0; i < count; i++)
         atomic_fetch_add_explicit(&to[i], atomic_exchange_explicit(&from[i], 0, memory_order_relaxed),
                                   memory_order_relaxed);
+}
+
+static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
+{
+    pt_fold((pt_a64 *)&v->counts[slot], (pt_a64 *)&v->header->retired, PT_COUNTS);
+    pt_fold((pt_a64 *)&v->uses[slot], (pt_a64 *)v->retired_uses, PT_USES);
 }
 
 /* Takes back all that a dead process held. The caller guarantees that it can touch nothing any more. */

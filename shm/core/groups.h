@@ -275,4 +275,5 @@ static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t cou
     }
     pthread_mutex_unlock(&s->lock);
     pt_count_groups(&f, agreed->tokens);
+    pt_count_tokens(s, agreed->tokens, agreed->reach, f.bound);
 }

@@ -130,6 +130,15 @@ typedef struct {
 #define PT_COUNTS 8u
 _Static_assert(sizeof(pt_counts) == 64, "a process's counters are one cache line: nobody else's writes touch it");
 
+/* More of the same: tokens of prompts that were looked for, by where they were found, and the time that copies between the
+ * arena and an engine's memory took, added over their threads. */
+typedef struct {
+    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns;
+    pt_a64 spare[3];
+} pt_uses;
+#define PT_USES 5u
+_Static_assert(sizeof(pt_uses) == 64, "one cache line, too");
+
 /* What the daemon did. */
 typedef struct {
     uint64_t granted, present, pending, refused, evicted, evicted_bytes, flushed, doomed, expired, deaths, adopted, dropped;
@@ -179,13 +188,17 @@ typedef struct {
 } pt_lock;
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 
-/* First page of the locks segment; counters and lock words follow. */
+/* First page of the locks segment; counters and lock words follow. `uses`: of each attachment; retired_uses: of those that
+ * are gone. A build that does not know of them leaves them at zero, so they are no format of their own. */
 typedef struct {
     uint64_t magic;
     uint32_t format;
     uint32_t reserved;
     uint64_t segments_id;
+    _Alignas(64) pt_uses retired_uses;
+    _Alignas(512) pt_uses uses[PT_SLOTS];
 } pt_locks_header;
+_Static_assert(sizeof(pt_locks_header) <= PT_PAGE, "they are one page");
 
 #define PT_AT_COUNTS PT_PAGE
 #define PT_AT_LOCKS (2u * PT_PAGE)

@@ -33,6 +33,17 @@ static inline void pt_count(pt_a64 *counter, uint64_t by)
     atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
 }
 
+/* Tokens of a prompt: in memory, as far as disk helps, and as many as were asked for. */
+static inline void pt_count_tokens(pt_session *s, uint64_t memory, uint64_t reach, uint64_t asked)
+{
+    pt_uses *uses = &s->view.uses[s->slot];
+    pt_count(&uses->memory_tokens, memory);
+    if (asked == memory)
+        return;
+    pt_count(&uses->disk_tokens, reach - memory);
+    pt_count(&uses->missed_tokens, asked - reach);
+}
+
 /* Pins an entry; what was readable stays so while pinned. Its key or serial is compared after this and not before,
  * when the entry could still become another page; then pt_keep. The caller holds the lock. */
 static inline enum pt_state pt_try(pt_session *s, uint32_t entry)

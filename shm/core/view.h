@@ -13,6 +13,7 @@ typedef struct {
     pt_entry *entries;
     pt_frame *frames;
     pt_counts *counts;
+    pt_uses *uses, *retired_uses;
     pt_lock *locks;
     uint8_t *arena;
     /* copied out of the header once it was checked: a damaged header can not lead a process outside its mappings */
@@ -103,6 +104,8 @@ static inline pt_view pt_view_of(void *index, void *locks, void *arena)
         .entries = (pt_entry *)(at + h->at_entries),
         .frames = (pt_frame *)(at + h->at_frames),
         .counts = (pt_counts *)((uint8_t *)locks + PT_AT_COUNTS),
+        .uses = ((pt_locks_header *)locks)->uses,
+        .retired_uses = &((pt_locks_header *)locks)->retired_uses,
         .locks = (pt_lock *)((uint8_t *)locks + PT_AT_LOCKS),
         .arena = arena,
         .frame_bytes = h->frame_bytes,

@@ -25,7 +25,7 @@ BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 # Others parse these: they are added to, never renamed.
 KEYS = {
-    "": {"daemon", "tiers", "disk", "disk_work", "stores", "namespaces", "clients"},
+    "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "namespaces", "clients"},
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
         *("departed", "adopted", "dropped"),
@@ -40,6 +40,7 @@ KEYS = {
         *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget"),
     },
     "disk_work": {"written", "read", "lost", "spared", "damaged"},
+    "lookups": {"lookups", "memory_tokens", "disk_tokens", "missed_tokens"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
     "clients": {
@@ -74,7 +75,7 @@ def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     assert set(told["tiers"]) == KEYS["tiers"]
     for tier in told["tiers"].values():
         assert set(tier) == KEYS["tiers.memory"]
-    for name in ("daemon", "disk", "disk_work", "stores"):
+    for name in ("daemon", "disk", "disk_work", "lookups", "stores"):
         assert set(told[name]) == KEYS[name]
     for name in ("namespaces", "clients"):
         assert all(set(item) == KEYS[name] for item in told[name])
@@ -106,6 +107,7 @@ def test_numbers_are_what_was_done() -> None:
         assert (one["loaded_pages"], one["stored_bytes"]) == (10, 10 * PAGE)
         assert 0 <= one["age_seconds"] < 60
         assert told["stores"]["granted"] == 10
+        assert told["lookups"] == {"lookups": 2, "memory_tokens": 160, "disk_tokens": 0, "missed_tokens": 48}
         assert told["daemon"]["incarnation"] >= 1
 
 
@@ -179,6 +181,7 @@ def largest() -> Snapshot:
             "tiers": msgspec.to_builtins(Tiers(memory=tier, disk=tier)),
             "disk": largest_disk(many),
             "disk_work": dict.fromkeys(KEYS["disk_work"], many),
+            "lookups": dict.fromkeys(KEYS["lookups"], many),
             "stores": dict.fromkeys(KEYS["stores"], 99_999),
             "namespaces": [],
             "clients": [],

@@ -56,9 +56,13 @@ def test_numbers_are_what_was_done(tmp_path: Path) -> None:
     assert value(seen, "pagetier_lookups_total") == 2
     assert value(seen, "pagetier_lookup_pages_total", tier="memory", result="hit") == 6
     assert value(seen, "pagetier_lookup_pages_total", tier="memory", result="miss") == 3
+    assert value(seen, "pagetier_lookup_tokens_total", tier="memory", result="hit") == 96
+    assert value(seen, "pagetier_lookup_tokens_total", tier="memory", result="miss") == 48
     assert value(seen, "pagetier_pages", tier="memory", state="readable") == 6
     assert value(seen, "pagetier_transfer_bytes_total", source="engine", destination="memory") == 6 * PAGE
     assert value(seen, "pagetier_transfer_bytes_total", source="memory", destination="engine") == 6 * PAGE
+    assert 0 < value(seen, "pagetier_transfer_seconds_total", source="engine", destination="memory") < 5
+    assert 0 < value(seen, "pagetier_transfer_seconds_total", source="memory", destination="engine") < 5
     assert value(seen, "pagetier_reservations_total", result="granted") == 6
     assert value(seen, "pagetier_reserve_latency_seconds_count") == 1
     assert 0 < value(seen, "pagetier_reserve_latency_seconds_sum") < 5
@@ -72,7 +76,8 @@ def test_numbers_of_the_disk_are_what_was_done(tmp_path: Path) -> None:
     with running_with_disk(tmp_path / "disk", "--metrics-listen", str(place)) as daemon, daemon.client() as client:
         client.store(keys, pages(6))
         push_out(daemon, client, keys)
-        client.load(client.match(keys), pages(6), deadline=20.0)
+        with client.match(keys) as match:
+            client.load(match, pages(6), deadline=20.0)
         until_written(daemon)
         seen = scrape(place)
     written = value(seen, "pagetier_transfer_bytes_total", source="memory", destination="disk")
@@ -84,6 +89,7 @@ def test_numbers_of_the_disk_are_what_was_done(tmp_path: Path) -> None:
     assert value(seen, "pagetier_disk_standing", standing="open") == 1
     assert value(seen, "pagetier_write_behind_queue_pages") == 0
     assert value(seen, "pagetier_checksum_failures_total") == 0
+    assert value(seen, "pagetier_lookup_tokens_total", tier="disk", result="hit") >= 96
     assert value(seen, "pagetier_attached_processes") == 2
 
 

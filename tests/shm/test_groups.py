@@ -125,7 +125,7 @@ def test_hits_are_counted_by_what_is_needed() -> None:
     tokens, _, pins = world.match()
     assert tokens == 4 and [len(held) for held in pins] == [4, 1]
     counted = {name: number - before[name] for name, number in world.counts().items() if number > before[name]}
-    assert counted == {"lookups": 1, "hit_pages": 5, "miss_pages": 5}
+    assert counted == {"lookups": 1, "hit_pages": 5, "miss_pages": 5, "memory_tokens": 4, "missed_tokens": 4}
 
 
 @pytest.mark.parametrize("broken", [(0,), (1,), (0, 1)])

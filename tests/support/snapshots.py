@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from pagetier.daemon.disk.report import DiskReport, Standing
-from pagetier.daemon.stats import ClientStats, DaemonStats, DiskWork, Snapshot, StoreStats, Tier, Tiers
+from pagetier.daemon.stats import ClientStats, DaemonStats, DiskWork, LookupStats, Snapshot, StoreStats, Tier, Tiers
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -21,6 +21,7 @@ def snapshot(
         tiers=Tiers(memory=_filled(Tier, many, hits=hits, misses=misses), disk=_filled(Tier, many)),
         disk=DiskReport(standing=Standing.OPEN, last_sync=1.0),
         disk_work=_filled(DiskWork, many),
+        lookups=_filled(LookupStats, many),
         stores=_filled(StoreStats, many),
         namespaces=(),
         clients=(client(pid=pid, looks=looks, many=many),),
