@@ -67,7 +67,7 @@ def unique(prefix: str, text: str) -> tuple[str, ...]:
 
 
 def check_variant(model: Model, macros: list[str], speed: str) -> Verdict:
-    """Has all states of one variant looked at, until the first error. A mutant's search is short: it is built at -O0."""
+    """Has all states of a variant looked at, until the first error. A mutant's search is short: it is built at -O0."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagetier-models-") as folder:
         copy = Path(copytree(HERE, folder, dirs_exist_ok=True)) / model.path.parent.relative_to(HERE)
@@ -98,7 +98,7 @@ def verdict(said: str, seconds: float) -> Verdict:
 def check_model(model: Model) -> Iterator[str]:
     """Yields what is wrong with a model; prints a line for each variant."""
     for case in model.cases:
-        got = check_variant(model, [case] if case else [], "-O2")
+        got = check_variant(model, [case] if case else [], "-O1")
         title = f"{model.name} {case.removeprefix('CASE_').replace('_', ' ')}"
         say("model", title, f"{got.states:>9,} states, {got.errors or 'no error'}", got.seconds)
         if got.errors:

@@ -1,4 +1,4 @@
-"""The protocols of the core in every interleaving: spin looks at all states of the models, and refutes their mutants."""
+"""The core's protocols in every interleaving: spin looks at all states of the models, and refutes their mutants."""
 
 from __future__ import annotations
 

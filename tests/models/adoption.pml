@@ -1,0 +1,408 @@
+/* adoption.pml - adoption with clients running: daemons die, others take the segments over, and nobody else stops.
+ *
+ * Who: one that looks for pages, one that stores them; each may die after any step, and another gets its slot. The daemon,
+ * any of whose steps may be its last, those of an adoption, too; the daemons after it.
+ *
+ * What of the code: pt_adopt with all that it calls (adopt.h), but for dictionaries (dictionary.pml); pt_reap and
+ * pt_let_go_of_parts (attach.h), also when one who stored tells a new daemon what he holds; pt_grant, pt_fill and pt_refill
+ * (reserve.h); pt_settle (settle.h); pt_drop_page (evict.h); pt_free_on_disk (ondisk.h); pt_pin_key (match.h), for any
+ * entry; pt_part_finish (part.h). Two entries share one frame; a page has one part and one frame.
+ *
+ * Memory that may be another's is set to 0, so that who looks is found at once.
+ *
+ * What holds:
+ *   1. Who pinned a readable page reads its bytes until he lets go, and no key is compared while it is written: whoever
+ *      takes over meanwhile.
+ *   2. Who was granted a page writes to its frame and to no other, and publishes his own page or none.
+ *   3. An adoption drops nothing: every entry that is not free is whole, at whatever step the daemon before died.
+ *   4. Between two deeds of a daemon the frame is free or one page's, pins are those of slots that somebody has, and what is
+ *      being written is being written by somebody who knows of it.
+ */
+#define ENTRIES 2
+#include "lockword.pml"
+
+#define STORER 0 /* slots */
+#define LOOKER 1
+#define NOBODY 7
+#define NOW 1 /* of the filling that is in the entry */
+#define OLD 2 /* of one that was there before */
+#define LIVES 3 /* of daemons */
+
+/* what a daemon leaves to the next */
+bool key[ENTRIES];  /* false while it is being written, and of a free entry */
+bool framed[ENTRIES]; /* first_frame is the frame, and frame_count 1 */
+byte owner = NOBODY;  /* of the frame: an entry */
+byte writer[ENTRIES]; /* a slot */
+bool done[ENTRIES], gone[ENTRIES];
+byte content;  /* of the frame: the number of the entry that it was written for, and 1; else 0 */
+
+/* what is derived anew */
+bool entry_free[ENTRIES], frame_free, opened[ENTRIES], listed[ENTRIES];
+
+/* the clients */
+byte mine[ENTRIES]; /* for what filling the storer was granted the page, 0: none */
+bool asks, attached;
+bool dying[2], dead[2];
+
+byte daemons;
+bool dying_daemon;
+
+/* ---- who looks ---- */
+
+inline look(e)
+{
+    pt_pin(e, LOOKER, seen);
+    if
+    :: atomic { seen == READABLE ->
+            assert(key[e] && framed[e] && owner == e && content == e + 1); /* 1 */
+            pt_unpin(e, LOOKER) }
+    :: atomic { seen == ON_DISK -> assert(key[e]); /* 1 */ pt_unpin(e, LOOKER) }
+    :: atomic { seen != READABLE && seen != ON_DISK -> pt_unpin(e, LOOKER) }
+    fi;
+    seen = 0
+}
+
+proctype Looker()
+{
+    byte seen;
+    {
+end:
+        do
+        :: look(0)
+        :: look(1)
+        od
+    } unless { dying[LOOKER] };
+    atomic { seen = 0; dead[LOOKER] = true; dying[LOOKER] = false }
+}
+
+/* ---- who stores ---- */
+
+inline pt_part_finish(e)
+{
+    done[e] = true;
+    atomic {
+        pt_change(e, WRITING, READABLE, did);
+        assert(!did || (mine[e] == NOW && content == e + 1)) /* 2 */
+    }
+    atomic { gone[e] = true; mine[e] = 0; did = false }
+}
+
+inline write_page(e)
+{
+    assert(mine[e] == NOW && framed[e] && owner == e); /* 2 */
+    content = e + 1;
+    pt_part_finish(e)
+}
+
+proctype Storer()
+{
+    bool did;
+    {
+end:
+        do
+        :: atomic { attached && !asks -> asks = true }
+            !asks
+        :: mine[0] -> write_page(0)
+        :: mine[1] -> write_page(1)
+        :: atomic { mine[0] -> gone[0] = true; mine[0] = 0 } /* pt_part_abandon */
+        od
+    } unless { dying[STORER] };
+    atomic { did = false; dead[STORER] = true; dying[STORER] = false }
+}
+
+/* ---- the daemon ---- */
+
+#define EACH(e, deed) e = 0; deed; e = 1; deed
+
+inline put_frame(e)
+{
+    d_step {
+        if
+        :: framed[e] -> owner = NOBODY; content = 0; frame_free = true; framed[e] = false
+        :: else
+        fi
+    }
+}
+
+inline pt_reclaim(e)
+{
+    put_frame(e);
+    d_step { key[e] = false; writer[e] = NOBODY; done[e] = false; gone[e] = false; entry_free[e] = true }
+}
+
+inline take_frame(e)
+{
+    atomic { owner = e; frame_free = false; content = 0 }
+    framed[e] = true
+}
+
+inline answer(e)
+{
+    atomic {
+        mine[e] = (dead[STORER] -> 0 : NOW);
+        asks = false
+    }
+}
+
+inline pt_fill(e, from)
+{
+    atomic { writer[e] = STORER; mine[e] = (mine[e] -> OLD : 0) }
+#ifdef MUTANT_state_before_frames
+    atomic { done[e] = false; gone[e] = false }
+    pt_change(e, from, WRITING, did);
+    take_frame(e);
+#else
+    take_frame(e);
+    atomic { done[e] = false; gone[e] = false }
+    pt_change(e, from, WRITING, did);
+#endif
+    opened[e] = true;
+    answer(e)
+}
+
+inline pt_grant(e)
+{
+    entry_free[e] = false;
+    key[e] = true;
+    pt_fill(e, FREE)
+}
+
+inline pt_drop_page(e, to)
+{
+#ifdef MUTANT_frames_free_before_state
+    atomic { owner = NOBODY; content = 0 }
+#endif
+    pt_retire(e, READABLE, to, did);
+    if
+    :: did ->
+        listed[e] = false;
+        if
+        :: to == FREE -> pt_reclaim(e)
+        :: else -> put_frame(e)
+        fi
+    :: else
+    fi
+}
+
+inline pt_free_on_disk(e)
+{
+    pt_retire(e, ON_DISK, FREE, did);
+    if
+    :: did -> pt_reclaim(e)
+    :: else
+    fi
+}
+
+#define GONE(e) (writer[e] == NOBODY || gone[e])
+
+inline pt_settle(e)
+{
+    if
+    :: state[e] == WRITING && gone[e] && !done[e] -> pt_change(e, WRITING, DOOMED, did)
+    :: state[e] == WRITING && gone[e] && done[e] -> pt_change(e, WRITING, READABLE, did)
+    :: state[e] == WRITING && !gone[e] -> pt_change(e, WRITING, DOOMED, did) /* expired */
+    :: state[e] != WRITING
+    fi;
+    if
+    :: atomic { state[e] == READABLE && GONE(e) -> opened[e] = false; listed[e] = true }
+    :: state[e] == DOOMED && pins[e] == 0 && GONE(e) ->
+        pt_change(e, DOOMED, FREE, did);
+        atomic { opened[e] = false; pt_reclaim(e) }
+    :: else
+    fi
+}
+
+inline let_go_of_part(slot, e)
+{
+    if
+    :: opened[e] && writer[e] == slot -> gone[e] = true
+    :: else
+    fi
+}
+
+inline new_client(slot)
+{
+    assert(!((pins[0] | pins[1]) & BIT(slot))); /* 4 */
+    dead[slot] = false;
+    if
+    :: slot == STORER -> mine[0] = 0; mine[1] = 0; attached = true; run Storer()
+    :: else -> run Looker()
+    fi
+}
+
+/* pt_reap. What the dead had asked is answered first: it was in the socket before. */
+inline pt_reap(slot)
+{
+    pins[0] = pins[0] & (255 ^ BIT(slot));
+    pins[1] = pins[1] & (255 ^ BIT(slot));
+    let_go_of_part(slot, 0);
+    let_go_of_part(slot, 1);
+    atomic { new_client(slot) }
+}
+
+/* The storer tells a new daemon what it holds; it lets go of the rest. */
+inline pt_attach_again()
+{
+#ifndef MUTANT_lost_answer_kept
+    if
+    :: opened[0] && writer[0] == STORER && !mine[0] -> gone[0] = true
+    :: else
+    fi;
+    if
+    :: opened[1] && writer[1] == STORER && !mine[1] -> gone[1] = true
+    :: else
+    fi;
+#endif
+    attached = true
+}
+
+/* ---- taking over ---- */
+
+inline pt_forget_derived()
+{
+    d_step {
+        entry_free[0] = false; opened[0] = false; listed[0] = false;
+        entry_free[1] = false; opened[1] = false; listed[1] = false;
+        frame_free = false
+    }
+}
+
+/* `known_dead` is what the daemon was told as it began. */
+inline clear_pins(e)
+{
+#if defined(MUTANT_pins_of_the_living_cleared)
+    pins[e] = 0
+#elif defined(MUTANT_pins_of_the_dead_stay)
+    skip
+#else
+    pins[e] = pins[e] & (255 ^ known_dead)
+#endif
+}
+
+inline pt_adopt_entry(e)
+{
+    was = state[e];
+    if
+#ifdef MUTANT_doomed_page_freed
+    :: (was == WRITING || was == READABLE) && framed[e] && owner == e ->
+#else
+    :: (was == WRITING || was == READABLE || was == DOOMED) && framed[e] && owner == e ->
+#endif
+        atomic { seen_frame = true; opened[e] = true }
+#ifndef MUTANT_entry_on_disk_freed
+    :: was == ON_DISK || (was == DOOMED && !framed[e]) ->
+        pt_change(e, ON_DISK, DOOMED, did);
+        atomic { writer[e] = NOBODY; framed[e] = false; opened[e] = true }
+#endif
+    :: else ->
+#if !defined(MUTANT_doomed_page_freed) && !defined(MUTANT_entry_on_disk_freed)
+        assert(was == FREE); /* 3 */
+#endif
+        state[e] = FREE;
+        atomic { framed[e] = false; key[e] = false; entry_free[e] = true }
+    fi
+}
+
+inline pt_bury(slot)
+{
+    if
+    :: known_dead & BIT(slot) ->
+#ifndef MUTANT_parts_of_the_dead_adopted
+        let_go_of_part(slot, 0);
+        let_go_of_part(slot, 1);
+#endif
+        atomic { new_client(slot) }
+    :: else
+    fi
+}
+
+inline pt_adopt()
+{
+    pt_forget_derived();
+    known_dead = (dead[0] -> BIT(0) : 0) | (dead[1] -> BIT(1) : 0);
+    clear_pins(0);
+    clear_pins(1);
+    pt_adopt_entry(1);
+    pt_adopt_entry(0);
+    if
+    :: !seen_frame -> atomic { owner = NOBODY; content = 0; frame_free = true }
+    :: else
+    fi;
+    pt_bury(STORER);
+    pt_bury(LOOKER)
+}
+
+/* 4 */
+inline check_entry(e)
+{
+    assert((state[e] == FREE) == entry_free[e]);
+    assert(!framed[e] || owner == e);
+    assert(opened[e] + listed[e] + entry_free[e] + (state[e] == ON_DISK) == 1);
+    assert(!opened[e] || GONE(e) || writer[e] != STORER || !attached || mine[e] || dead[STORER]);
+    assert(!(pins[e] & BIT(STORER)))
+}
+
+inline pt_check()
+{
+    d_step {
+        check_entry(0);
+        check_entry(1);
+        assert(frame_free + framed[0] + framed[1] == 1)
+    }
+}
+
+inline forget() { did = false; seen_frame = false; was = 0; known_dead = 0 }
+
+inline deed(e)
+{
+    if
+    :: asks && entry_free[e] && frame_free -> pt_grant(e)
+    :: asks && state[e] == ON_DISK && frame_free -> pt_fill(e, ON_DISK)
+    :: state[e] == ON_DISK -> pt_free_on_disk(e)
+    :: opened[e] -> pt_settle(e)
+    :: listed[e] -> pt_drop_page(e, FREE)
+    :: listed[e] -> pt_drop_page(e, ON_DISK)
+    fi
+}
+
+proctype Daemon()
+{
+    byte was, known_dead;
+    bool did, seen_frame;
+    {
+        pt_adopt();
+        atomic { forget(); pt_check() }
+end:
+        do
+        :: deed(0); atomic { forget(); pt_check() }
+        :: deed(1); atomic { forget(); pt_check() }
+        :: asks -> asks = false /* refused, present, pending */
+        :: dead[STORER] && !asks -> pt_reap(STORER)
+        :: dead[LOOKER] -> pt_reap(LOOKER)
+        :: !attached && !dead[STORER] -> pt_attach_again()
+        od
+    } unless { dying_daemon };
+    atomic { forget(); dying_daemon = false; asks = false; attached = false; daemons++; run Daemon() }
+}
+
+active proctype Death()
+{
+    do
+    :: daemons < LIVES - 1 -> atomic { !dying_daemon -> dying_daemon = true }; !dying_daemon
+    :: dying[STORER] = true; break
+    :: dying[LOOKER] = true; break
+    :: break
+    od
+}
+
+init
+{
+    atomic {
+        writer[0] = NOBODY;
+        writer[1] = NOBODY;
+        attached = true;
+        run Daemon();
+        run Looker();
+        run Storer()
+    }
+}

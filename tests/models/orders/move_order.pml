@@ -1,0 +1,92 @@
+/* move_order.pml - which orders a move in the dictionary needs: a key moves home while two look for it.
+ *
+ * What of the code: pt_dict_pull_home (dict.h) against pt_find, pt_scan and pt_reach (match.h, dict.h). The key is in the
+ * second bucket of its window and moves to the first; nobody else is displaced.
+ *
+ * What holds: a miss is not believed, as the key is there all the time.
+ */
+#define THREADS 3
+#define LOCATIONS 4
+#define WRITES 3
+#include "c11.pml"
+
+#define VERSION 0
+#define DISPLACED 1
+#define NEW_PLACE 2
+#define OLD_PLACE 3
+
+#ifdef MUTANT_version_raised_without_release
+#define RAISE RELAXED
+#else
+#define RAISE RELEASE
+#endif
+#ifdef MUTANT_old_place_cleared_without_release
+#define CLEAR RELAXED
+#else
+#define CLEAR RELEASE
+#endif
+#ifdef MUTANT_displaced_counted_without_release
+#define COUNT RELAXED
+#else
+#define COUNT RELEASE
+#endif
+#ifdef MUTANT_version_read_without_acquire
+#define BEFORE RELAXED
+#else
+#define BEFORE ACQUIRE
+#endif
+#ifdef MUTANT_slots_read_without_acquire
+#define LOOK RELAXED
+#else
+#define LOOK ACQUIRE
+#endif
+#ifdef MUTANT_displaced_read_without_acquire
+#define REACH RELAXED
+#else
+#define REACH ACQUIRE
+#endif
+
+proctype Mover()
+{
+    /* of the daemon's first write it is not asked what it carries: the version does */
+    store(0, NEW_PLACE, RELEASE, 1);
+    atomic { modify(0, VERSION, RAISE, 1) }
+    store(0, OLD_PLACE, CLEAR, 0);
+    atomic { modify(0, DISPLACED, COUNT, 0) }
+}
+
+proctype Reader(byte me)
+{
+    byte before, reach, slot, after;
+    load(me, VERSION, BEFORE, before);
+    load(me, DISPLACED, REACH, reach);
+    load(me, NEW_PLACE, LOOK, slot);
+    if
+    :: slot -> goto found
+    :: else
+    fi;
+    if
+    :: reach ->
+        load(me, OLD_PLACE, LOOK, slot);
+        if
+        :: slot -> goto found
+        :: else
+        fi
+    :: else
+    fi;
+    load(me, VERSION, RELAXED, after);
+    assert(after != before);
+found:
+    skip
+}
+
+init
+{
+    atomic {
+        memory[OLD_PLACE].writes[0].value = 1;
+        memory[DISPLACED].writes[0].value = 1;
+        run Mover();
+        run Reader(1);
+        run Reader(2)
+    }
+}

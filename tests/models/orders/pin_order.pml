@@ -1,0 +1,70 @@
+/* pin_order.pml - which orders the lock word needs: pins of two readers, a writer that publishes, a daemon that evicts.
+ *
+ * What of the code: pt_pin, pt_unpin, pt_change and pt_retire (lockword.h). BYTES stands for all that is read under a pin:
+ * the page's bytes, and its key, which are written before the state leaves PT_WRITING, and after the page was evicted.
+ *
+ * What holds: nobody touches the bytes without knowing of all that was done to them before.
+ */
+#define THREADS 4
+#define LOCATIONS 4
+#define WRITES 8
+#include "c11.pml"
+
+#define WORD 0
+#define BYTES 1
+#define READS(me) (me + 1) /* of thread 1 and 2 */
+
+#define READABLE 4 /* the lock word: two pin bits, and the state */
+#define FREE 8
+#define BIT(me) me
+
+#ifdef MUTANT_pin_does_not_acquire
+#define PIN RELEASE
+#else
+#define PIN ACQ_REL
+#endif
+#ifdef MUTANT_unpin_does_not_release
+#define UNPIN RELAXED
+#else
+#define UNPIN RELEASE
+#endif
+#ifdef MUTANT_publishing_does_not_release
+#define PUBLISH ACQUIRE
+#else
+#define PUBLISH ACQ_REL
+#endif
+#ifdef MUTANT_retiring_does_not_acquire
+#define RETIRE RELEASE
+#else
+#define RETIRE ACQ_REL
+#endif
+
+proctype Writer()
+{
+    write_plain(0, BYTES, 1);
+    atomic { modify(0, WORD, PUBLISH, OLD_VALUE(WORD) | READABLE) }
+}
+
+proctype Reader(byte me)
+{
+    byte seen;
+    atomic { seen = OLD_VALUE(WORD); modify(me, WORD, PIN, OLD_VALUE(WORD) | BIT(me)) }
+    if
+    :: seen & READABLE -> read_plain(me, BYTES, READS(me))
+    :: else
+    fi;
+    atomic { modify(me, WORD, UNPIN, OLD_VALUE(WORD) & (255 ^ BIT(me))) }
+}
+
+proctype Daemon()
+{
+end:
+    atomic { OLD_VALUE(WORD) == READABLE -> modify(3, WORD, RETIRE, FREE) }
+    atomic { knows_of_all(3, READS(1)); knows_of_all(3, READS(2)) }
+    write_plain(3, BYTES, 2)
+}
+
+init
+{
+    atomic { run Writer(); run Reader(1); run Reader(2); run Daemon() }
+}

@@ -1,0 +1,68 @@
+/* switch_order.pml - which orders the switch from one dictionary to the other needs, and the clearing of the one before.
+ *
+ * What of the code: pt_adopt and pt_dict_clear (adopt.h, dict.h) of two daemons, one after the other, against pt_find
+ * (match.h). Each dictionary has one slot; a key is in the first one and stays in the one in force. A daemon knows all that
+ * the one before did: the kernel told it of the death.
+ *
+ * What holds: a miss is not believed, as the key is there all the time.
+ */
+#define THREADS 3
+#define LOCATIONS 3
+#define WRITES 4
+#include "c11.pml"
+
+#define NUMBER 0
+#define SLOT(number) (1 + (number & 1))
+
+#ifdef MUTANT_switched_without_release
+#define SWITCH RELAXED
+#else
+#define SWITCH RELEASE
+#endif
+#ifdef MUTANT_cleared_without_release
+#define CLEAR RELAXED
+#else
+#define CLEAR RELEASE
+#endif
+#ifdef MUTANT_number_read_without_acquire
+#define NUMBER_READ RELAXED
+#else
+#define NUMBER_READ ACQUIRE
+#endif
+#ifdef MUTANT_slots_read_without_acquire
+#define LOOK RELAXED
+#else
+#define LOOK ACQUIRE
+#endif
+
+inline adopt(number)
+{
+    store(0, SLOT(number), CLEAR, 0);
+    store(0, SLOT(number), RELEASE, 1);
+    store(0, NUMBER, SWITCH, number)
+}
+
+proctype Daemons() { adopt(1); adopt(2) }
+
+proctype Reader(byte me)
+{
+    byte before, slot, after;
+    load(me, NUMBER, NUMBER_READ, before);
+    load(me, SLOT(before), LOOK, slot);
+    if
+    :: !slot ->
+        load(me, NUMBER, RELAXED, after);
+        assert(after != before)
+    :: else
+    fi
+}
+
+init
+{
+    atomic {
+        memory[SLOT(0)].writes[0].value = 1;
+        run Daemons();
+        run Reader(1);
+        run Reader(2)
+    }
+}
