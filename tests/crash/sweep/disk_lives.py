@@ -10,8 +10,8 @@ from typing import Final
 from running import eventually
 
 from .disk_operations import SMALL, WithDisk
+from .lives import served_and_attached
 from .operation import Role
-from .operations import served_and_attached
 from .paging import PAGES
 
 

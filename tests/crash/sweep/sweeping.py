@@ -68,10 +68,10 @@ def _run(scene: Scene, kind: type[Operation], case: Case) -> float | None:
     """Seconds until memory was back; None where the point was not crossed, however often it was tried."""
     for _ in range(_TRIES):
         try:
-            outcome = run(scene, kind, case)
+            ended = run(scene, kind, case)
         except Exception as error:
             error.add_note(f"{kind.__name__}: {case}")
             raise
-        if outcome.crossed:
-            return outcome.back_s
+        if ended.crossed:
+            return ended.back_s
     return None

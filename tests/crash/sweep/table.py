@@ -16,13 +16,14 @@ from .cases import crossings
 from .control import Control
 from .disk_lives import DISK_LIVES
 from .disk_operations import PAGES_ON_DISK
+from .lives import LIVES
 from .nursery import Nursery
 from .operation import Operation, Role
-from .operations import WITHOUT_DISK
+from .operations import OF_ENGINES
 from .scene import Scene
 from .variant import ROOT
 
-OPERATIONS: Final[tuple[type[Operation], ...]] = (*WITHOUT_DISK, *PAGES_ON_DISK, *DISK_LIVES)
+OPERATIONS: Final[tuple[type[Operation], ...]] = (*OF_ENGINES, *LIVES, *PAGES_ON_DISK, *DISK_LIVES)
 TABLE: Final = Path(__file__).with_name("crossings.json")
 Table: TypeAlias = dict[str, dict[Role, list[str]]]
 _ROOMS: Final = ("shm", "tiers", "client", "daemon")
