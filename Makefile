@@ -21,6 +21,7 @@ help:
 	@echo "make test    lint, stress tests of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make fuzz    fuzzers of what other processes write, 10 s each; MINUTES=20: each that long"
+	@echo "make models  spin looks at all states of the protocols' models, and refutes their mutants"
 	@echo "make crash   engines, daemons and disk workers die at random for MINUTES=20, and a report in build/crash"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers that the README claims"
@@ -104,6 +105,11 @@ fuzz:
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
 	@$(BIN)/pytest -n $(JOBS) || { echo "== what failed, once more and alone: who fails twice has failed" && $(BIN)/pytest --last-failed; }
+
+.PHONY: models
+models: $(VENV)/.dev
+	@echo "== models of the core's protocols"
+	@$(BIN)/python tests/models/check_models.py
 
 .PHONY: crash
 crash: venv
