@@ -38,7 +38,8 @@ static inline pt_bucket *pt_buckets_now(const pt_view *v)
     return v->buckets[atomic_load_explicit(&v->header->dictionary, memory_order_acquire) & 1];
 }
 
-/* How many buckets a search for a key with this home has to look at. */
+/* How many buckets a search for a key with this home has to look at. Acquire: who sees that a key which
+ * moved home is not counted any more sees the version raised. */
 static inline uint32_t pt_reach(pt_bucket *home)
 {
     return atomic_load_explicit(&home->displaced, memory_order_acquire) ? PT_WINDOW : 1;
@@ -132,7 +133,9 @@ static inline pt_a64 *pt_dict_movable(pt_dict d, uint32_t to, uint32_t *step)
     return NULL;
 }
 
-/* Fills a free slot of bucket `to` from further out, and the slot that this frees, and so on. */
+/* Fills a free slot of bucket `to` from further out, and the slot that this frees, and so on. The version is raised with
+ * release: a search that begins with the new version sees the key at its new place. Relaxed, it could see it at neither
+ * (tests/models/orders/move_order.pml). */
 static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
 {
     uint32_t step;

@@ -43,6 +43,7 @@ static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
     for (uint32_t distance = 0; distance < reach; distance++) {
         pt_bucket *b = &buckets[(home + distance) & v->bucket_mask];
         for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
+            /* Acquire: who sees a place empty that a key has left sees its home's version raised (pt_find). */
             uint64_t slot = atomic_load_explicit(&b->slots[i], memory_order_acquire);
             uint32_t entry = pt_slot_entry(slot);
             if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
@@ -60,6 +61,7 @@ static inline pt_found pt_find(pt_session *s, const uint8_t *key)
 {
     const pt_view *v = &s->view;
     for (uint32_t attempt = 0; attempt < PT_RETRIES; attempt++) {
+        /* Acquire, both: what was derived before the switch is seen, and what was moved before the version was raised. */
         uint64_t dictionary = atomic_load_explicit(&v->header->dictionary, memory_order_acquire);
         pt_bucket *buckets = v->buckets[dictionary & 1];
         pt_a32 *version = &buckets[pt_home(v, key)].version;

@@ -7,7 +7,8 @@
 static inline uint64_t pt_gone_bit(uint32_t part) { return 1ull << (32 + part); }
 
 /* Lets go of a part without finishing it: the page is doomed, its frames come back when all writers have let go.
- * The caller guarantees that it was granted the part, has not let go of it, and touches the frames no more. */
+ * The caller guarantees that it was granted the part, has not let go of it, and touches the frames no more. Release: what it
+ * wrote to them comes before what their next owner writes. */
 static inline void pt_part_abandon(const pt_view *v, uint32_t entry, uint32_t part)
 {
     atomic_fetch_or_explicit(&v->locks[entry].parts, pt_gone_bit(part), memory_order_acq_rel);
@@ -16,7 +17,9 @@ static inline void pt_part_abandon(const pt_view *v, uint32_t entry, uint32_t pa
 
 /* Finishes a part; the last one makes the page readable. False if the page was doomed meanwhile.
  * The bit "let go" comes last: until it is set the daemon does not reuse the entry, so that no slow writer can publish
- * another page than its own. The caller guarantees the same as for pt_part_abandon. */
+ * another page than its own. The caller guarantees the same as for pt_part_abandon.
+ * "Done" releases this part's bytes and acquires those of the parts that were done before: so the last one, who publishes,
+ * passes all of them on. "Let go" releases, for whoever gets the frames next (tests/models/orders/parts_order.pml). */
 static inline bool pt_part_finish(const pt_view *v, uint32_t entry, uint32_t part)
 {
     pt_lock *lock = &v->locks[entry];
