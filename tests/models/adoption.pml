@@ -241,7 +241,7 @@ inline pt_reap(slot)
 }
 
 /* The storer tells a new daemon what it holds; it lets go of the rest. */
-inline pt_attach_again()
+inline attach_again()
 {
 #ifndef MUTANT_lost_answer_kept
     if
@@ -379,7 +379,7 @@ end:
         :: asks -> asks = false /* refused, present, pending */
         :: dead[STORER] && !asks -> pt_reap(STORER)
         :: dead[LOOKER] -> pt_reap(LOOKER)
-        :: !attached && !dead[STORER] -> pt_attach_again()
+        :: !attached && !dead[STORER] -> attach_again()
         od
     } unless { dying_daemon };
     atomic { forget(); dying_daemon = false; asks = false; attached = false; daemons++; run Daemon() }

@@ -107,8 +107,7 @@ active proctype Death()
         atomic {
             deaths++;
             if
-            :: dying[0] = true
-            :: dying[1] = true
+            :: dying[0] = true /* or the other rank of its engine: they are alike */
             :: dying[2] = true
             fi
         }

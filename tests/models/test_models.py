@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from shutil import which
 import pytest
 
 HERE = Path(__file__).parent
+CORE = HERE.parents[1] / "shm/core"
 LONGEST = 600  # seconds, on a machine that has much else to do
 PATHS = [path.relative_to(HERE) for path in sorted(HERE.rglob("*.pml")) if "\ninit" in path.read_text()]
 
@@ -24,6 +26,13 @@ def test_holds_in_every_state_and_its_mutants_do_not(model: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_functions_that_models_follow_are_there() -> None:
+    named = {name for path in HERE.rglob("*.pml") for name in re.findall(r"\bpt_\w+", path.read_text())}
+    there = {name for path in CORE.glob("*.h") for name in re.findall(r"\bpt_\w+", path.read_text())}
+    assert named > {"pt_find", "pt_settle"}
+    assert not named - there
 
 
 def test_a_model_without_a_mistake_to_find_is_a_model_that_can_not_fail() -> None:
