@@ -92,6 +92,9 @@ class Store(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
     expiry: Annotated[float, duration_setting("How long a living writer may hold a reservation.")] = 60.0
+    share: Annotated[
+        float, share_setting("Share of the arena that one process may have reserved and not written yet; 0: any.")
+    ] = 0.9
     quarantine: Annotated[
         float, pause_setting("How long the memory of a dead process stays out of use: its GPU may still write.")
     ] = 0.25

@@ -28,6 +28,7 @@ from ..shm.protocol import (
     Welcome,
 )
 from ..shm.segments import Segments
+from .bounds import Bounds
 from .config import ConfigError
 from .disk.tier import Disk
 from .evictor import Evictor
@@ -40,7 +41,9 @@ from .reaper import Reaper
 
 log = logging.getLogger(__name__)
 
-_KEY_BYTES, _SERIAL_BYTES = 32, 8
+_KEY_BYTES, _SERIAL_BYTES, _SIZE_BYTES = 32, 8, 8
+_NO_ENTRY = b"\xff\xff\xff\xff"
+_TOO_MUCH = "this process has reserved as much of the arena as one may without having written it: store.share"
 _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
@@ -63,6 +66,7 @@ class Service:
         self._ttl_ns = int(config.store.expiry * 1e9)
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
+        self._bounds = Bounds(self._owner, config.store.share)
         self.disk = Disk(segments, config, loop)
         self.reserve_seconds = Histogram()
         self.in_force = InForce(config)
@@ -124,14 +128,15 @@ class Service:
         space = -1 if wrong else self._space(request)
         if wrong or space < 0:
             return _refused(request, wrong or "the table of namespaces is full of namespaces with pages")
+        pages = self._bounds.pages(slot, request.sizes)
         outcomes, entries, serials = self._owner.reserve(
             slot,
             space,
             request.part,
             request.parts,
             self._ttl_ns,
-            request.keys,
-            request.sizes,
+            request.keys[: pages * _KEY_BYTES],
+            request.sizes[: pages * _SIZE_BYTES],
             request.division,
         )
         point("service.reserved")
@@ -140,6 +145,10 @@ class Service:
         self._evictor.look()
         self.disk.look()
         point("service.looked")
+        if rest := len(request.sizes) // _SIZE_BYTES - pages:
+            outcomes += bytes([_REFUSED_FULL]) * rest
+            entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
+            return Reserved(request.number, outcomes, entries, serials, _TOO_MUCH)
         return Reserved(request.number, outcomes, entries, serials, self._why(outcomes))
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
@@ -238,5 +247,5 @@ def _wrong(request: Reserve) -> str:
 
 def _refused(request: Reserve, reason: str) -> Reserved:
     pages = len(request.keys) // _KEY_BYTES
-    none = b"\xff\xff\xff\xff" * pages
+    none = _NO_ENTRY * pages
     return Reserved(request.number, bytes([_REFUSED_FULL]) * pages, none, bytes(8 * pages), reason)

@@ -250,6 +250,8 @@ class Owner:
 
         division: how a page is cut into its parts; writers of one page have to agree in it.
         """
+    def frames_writing(self, slot: int, /) -> int:
+        """Frames of open reservations in which a slot has a part, written or not. Walks what is open."""
     def settle(self) -> int:
         """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open."""
     def evict(self, frames: int, limit: int, /) -> int:

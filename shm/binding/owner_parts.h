@@ -3,6 +3,8 @@
 
 #include "owner.h"
 
+#include "../core/writing.h"
+
 /* The answers as three arrays: outcomes (u8), entries (u32), serials (u64). */
 static PyObject *answers_pack(const pt_answer *answers, Py_ssize_t count)
 {
@@ -107,6 +109,15 @@ static PyObject *owner_settle(Owner *self, PyObject *unused)
         return NULL;
     pt_settle_all(&self->shared, pt_now_ns());
     return PyLong_FromUnsignedLong(self->shared.view.header->open_entries);
+}
+
+/* frames_writing(slot) -> frames of open reservations in which the slot has a part. */
+static PyObject *owner_frames_writing(Owner *self, PyObject *args)
+{
+    unsigned int slot;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &slot))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(pt_frames_writing(&self->shared, slot));
 }
 
 /* evict(frames, limit) -> pages evicted: until `frames` are free, at most `limit` pages. */

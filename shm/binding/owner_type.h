@@ -15,6 +15,7 @@ static PyMethodDef owner_methods[] = {
     {"attach", (PyCFunction)owner_attach, METH_VARARGS, NULL},
     {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
     {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},
+    {"frames_writing", (PyCFunction)owner_frames_writing, METH_VARARGS, NULL},
     {"settle", (PyCFunction)owner_settle, METH_NOARGS, NULL},
     {"evict", (PyCFunction)owner_evict, METH_VARARGS, NULL},
     {"flush", (PyCFunction)owner_flush, METH_VARARGS, NULL},

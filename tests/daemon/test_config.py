@@ -28,6 +28,7 @@ TYPED = {
     "evict.low": ("0.25", 0.25),
     "evict.high": ("0.5", 0.5),
     "store.expiry": ("250ms", 0.25),
+    "store.share": ("0.5", 0.5),
     "store.quarantine": ("0s", 0.0),
     "disk.path": ("/tmp/x/disk", Path("/tmp/x/disk")),
     "disk.size": ("3GiB", 3 << 30),

@@ -94,7 +94,7 @@ class Machine:
 
     def _entering(self, user: str) -> list[str]:
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
-        return ["nsenter", f"--target={self._init}", "--all", "--wd=/", *become]
+        return ["nsenter", f"--target={self._init}", "--all", *become, "env", "--chdir=/"]
 
     def __enter__(self) -> Self:
         self._cgroup.mkdir()
