@@ -20,9 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from measure import Result, at_most, main, time_of
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Attach
 from stage import Stage
 
-SIZE, ENTRIES = 2 << 30, 1_000_000
+SIZE, ENTRIES = 8 << 30, 1_000_000
 ROUNDS, SCRAPES, IDLE_S = 9, 60, 20.0
 MADV_POPULATE_WRITE = 23
 PAGETIER = (sys.executable, "-c", "from pagetier.daemon.cli import main; main()")
@@ -91,18 +93,37 @@ def ticks(stage: Stage) -> int:
 
 
 def ready() -> Result:
-    """From exec to the first client that may attach, in turn with the touching of as much memory."""
+    """From exec until an engine may attach, in turn with the touching of as much memory."""
     times = [(start(), touch()) for _ in range(5)]
     ratio = statistics.median(ours / plain for ours, plain in times)
     plain = statistics.median(plain for _, plain in times)
-    return Result("ready with 2 GiB, over touching them", ratio, "x", f"first touch: {plain:.2f} s", at_most(1.2))
+    return Result("ready with 8 GiB, over touching them", ratio, "x", f"first touch: {plain:.2f} s", at_most(1.2))
 
 
 def start() -> float:
     """Seconds."""
     began = time.perf_counter()
-    with Stage("--arena-size", str(SIZE)) as stage, stage.client():
+    with Stage("--arena-size", str(SIZE), "--log-level", "error") as stage:
+        while not attaches(stage):
+            time.sleep(0.005)
         return time.perf_counter() - began
+
+
+def attaches(stage: Stage) -> bool:
+    """Whether an engine may, now."""
+    try:
+        link = Link(stage.socket, 5.0)
+    except LinkError:
+        return False
+    try:
+        descriptors = link.greet(Attach(BUILD, 1, "bench"), 5.0).descriptors
+    except LinkError:
+        return False
+    finally:
+        link.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return True
 
 
 def touch() -> float:

@@ -80,4 +80,4 @@ def _value(value: object) -> str:
     """As it is, or in quotes where it would not be one word."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     bare = _PLAIN.fullmatch(text) and '"' not in text and "=" not in text
-    return text if bare else json.dumps(text, ensure_ascii=False)
+    return text if bare else json.dumps(text, ensure_ascii=not text.isprintable())

@@ -122,17 +122,10 @@ def _percent(ratio: float | None) -> str:
 
 
 def _rates(history: History) -> Iterator[Text]:
-    lookups = history.rate(lambda s: s.lookups.lookups)
-    hits = history.rate(lambda s: s.lookups.memory_tokens + s.lookups.disk_tokens)
-    misses = history.rate(lambda s: s.lookups.missed_tokens)
-    yield _row(
-        "lookups",
-        **{
-            "": f"{count(round(lookups))}/s",
-            "tokens": f"{count(round(hits))}/s",
-            "missed": f"{count(round(misses))}/s",
-        },
-    )
+    matches = history.rate(lambda s: s.lookups.lookups)
+    found = history.rate(lambda s: s.lookups.memory_tokens + s.lookups.disk_tokens)
+    missed = history.rate(lambda s: s.lookups.missed_tokens)
+    yield _row("tokens", found=_each(found), missed=_each(missed), matches=_each(matches))
     stored, loaded = history.rate(lambda s: s.tiers.memory.bytes_in), history.rate(lambda s: s.tiers.memory.bytes_out)
     yield _row("engines", stored=_speed(stored), loaded=_speed(loaded), refused=count(history.now.stores.refused))
     if history.now.disk.standing is not Standing.NONE:
@@ -144,7 +137,7 @@ def _left(history: History) -> Iterator[Text]:
     now = history.now
     rate = history.rate(lambda s: s.tiers.memory.evictions)
     memory, stores, work = now.tiers.memory, now.stores, now.disk_work
-    room = f"{count(memory.evictions)} ({count(round(rate))}/s)"
+    room = f"{count(memory.evictions)} ({_each(rate)})"
     yield _row("left", **{"for room": room, "flushed": count(memory.flushed), "unwritten": count(work.lost)})
     given_up = max(0, stores.doomed - stores.expired)
     if given_up or stores.expired or now.tiers.disk.evictions:
@@ -157,6 +150,10 @@ def _row(title: str, **cells: str) -> Text:
     for name, cell in cells.items():
         line += Text.assemble((f"{name:>9} ", "dim"), f"{cell:<13}")
     return _cut(line)
+
+
+def _each(rate: float) -> str:
+    return f"{count(round(rate))}/s"
 
 
 def _speed(rate: float) -> str:

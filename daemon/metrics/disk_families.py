@@ -18,10 +18,18 @@ def disk_families(look: Look) -> Iterator[Metric]:
     yield gauges("disk_standing", "How the disk tier is: 1 for one of these.", ["standing"], standings)
     yield counter("checksum_failures", "Pages whose bytes on disk were not those stored.", header["disk_damaged"])
     yield counter("spared_pages", "Pages that were not to be written, or could not be.", header["disk_spared"])
-    yield gauge("write_behind_queue_pages", "Pages on their way from memory to disk.", look.work.writing)
     if report.standing is not Standing.NONE:
+        yield _queue(look)
         yield from _worker(report)
         yield from _budget(report)
+
+
+def _queue(look: Look) -> Metric:
+    # each page is listed once, in whatever tiers it is
+    unwritten = sum(max(0, space["listed"] - space["disk_pages"]) for space in look.spaces)
+    pages = {"waiting": max(0, unwritten - look.work.writing), "writing": look.work.writing}
+    about = "Pages in memory alone: those that may still have to be written, and those that are being written."
+    return gauges("write_behind_queue_pages", about, ["state"], pages)
 
 
 def _worker(report: DiskReport) -> Iterator[Metric]:

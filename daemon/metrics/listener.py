@@ -22,7 +22,7 @@ from .answer import Answering, Page
 from .families import families
 from .look import Looker
 
-_BACKLOG = 16
+_BACKLOG = 128
 
 
 class _Counters:

@@ -87,7 +87,8 @@ def test_numbers_of_the_disk_are_what_was_done(tmp_path: Path) -> None:
     assert value(seen, "pagetier_transfer_seconds_total", source="disk", destination="memory") > 0
     assert value(seen, "pagetier_evictions_total", tier="memory", reason="room") >= 6
     assert value(seen, "pagetier_disk_standing", standing="open") == 1
-    assert value(seen, "pagetier_write_behind_queue_pages") == 0
+    assert value(seen, "pagetier_write_behind_queue_pages", state="waiting") == 0
+    assert value(seen, "pagetier_write_behind_queue_pages", state="writing") == 0
     assert value(seen, "pagetier_checksum_failures_total") == 0
     assert value(seen, "pagetier_lookup_tokens_total", tier="disk", result="hit") >= 96
     assert value(seen, "pagetier_attached_processes") == 2

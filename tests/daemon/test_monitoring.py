@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,13 @@ def test_every_metric_that_is_named_is_there(there: set[str]) -> None:
 
 def test_a_name_that_is_not_there_would_be_found(there: set[str]) -> None:
     assert names_in('rate(pagetier_no_such_thing_total{instance=~"pagetier_build"}[5m])') - there
+
+
+def test_every_metric_is_explained(there: set[str]) -> None:
+    page = (DOCS / "watch.md").read_text()
+    named = {re.sub("_(bucket|sum|count)$", "", name) for name in there if name.startswith("pagetier_")}
+    explained = set(re.findall(r"^\| `(pagetier_\w+)` \|", page, re.MULTILINE))
+    assert named == explained
 
 
 def test_every_query_of_the_dashboard_is_balanced() -> None:
