@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -176,12 +177,11 @@ def test_open_metrics_where_it_is_asked_for(daemon: RunningDaemon, place: Path) 
 
 
 def test_who_connects_and_says_nothing_keeps_nobody_waiting(daemon: RunningDaemon, place: Path) -> None:
-    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
-    for one in silent:
-        one.connect(str(place))
-    assert ask(place).status == 200
-    for one in silent:
-        one.close()
+    with ExitStack() as silent:
+        for _ in range(20):
+            one = silent.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            one.connect(str(place))
+        assert ask(place).status == 200
 
 
 def free_port() -> int:
