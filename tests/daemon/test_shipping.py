@@ -137,6 +137,15 @@ def test_the_daemon_of_the_wheel_serves(place: Path, tmp_path: Path) -> None:
     assert list(Path("/dev/shm").glob(f"{name}.*")) == []
 
 
+def test_the_units_of_the_wheel_start_the_wheels_daemon(place: Path, tmp_path: Path) -> None:
+    told = run(place / "bin/pagetier", "unit", "install", "--root", tmp_path, cwd=tmp_path)
+    assert "systemctl enable --now pagetierd" in told
+    unit = (tmp_path / "etc/systemd/system/pagetierd.service").read_text()
+    assert f"ExecStart={place}/bin/pagetierd --config /etc/pagetier/pagetierd.toml" in unit
+    names = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert names == ["pagetier.conf", "pagetierd-memory.service", "pagetierd.service", "pagetierd.toml"]
+
+
 def _daemon(place: Path, config: Path, log: int) -> subprocess.Popen[bytes]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
     return subprocess.Popen([place / "bin/pagetierd", "--config", config], stderr=log, env=own)
