@@ -28,6 +28,8 @@ static inline void pt_format(void *index, void *locks, const pt_geometry *g, uin
     PT_POINT("format.done");
 }
 
+#define PT_SERIALS_END (1ull << 62) /* no daemon lives to give so many: a serial from there on is damage, and would wrap */
+
 static inline void pt_forget_derived(pt_owner *o)
 {
     pt_header *h = o->view.header;
@@ -36,6 +38,8 @@ static inline void pt_forget_derived(pt_owner *o)
     h->pages = h->bytes = h->used_frames = 0;
     h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
     h->disk_text_bytes = 0;
+    if (!h->next_serial || h->next_serial >= PT_SERIALS_END)
+        h->next_serial = 1;
     PT_POINT("adopt.forgetting");
     /* even again, if its writer died over it: else nobody would ever believe a text */
     atomic_fetch_add_explicit(&h->disk_version, h->disk_version & 1 ? 1 : 2, memory_order_release);
@@ -66,17 +70,34 @@ static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *see
 static inline bool pt_sound(const pt_view *v, const pt_entry *e)
 {
     return e->size && e->size <= (uint64_t)v->frame_count * v->frame_bytes && e->frame_count == pt_frames_for(v, e->size) &&
-           e->space < v->header->spaces && v->spaces[e->space].used && e->parts >= 1 && e->parts <= PT_PARTS;
+           e->serial && e->serial < PT_SERIALS_END && e->space < v->header->spaces && v->spaces[e->space].used &&
+           e->parts >= 1 && e->parts <= PT_PARTS;
+}
+
+/* What one adoption works with. alive: bits of the slots whose process lives. seen: a byte a frame that is some page's. */
+typedef struct {
+    pt_dict dict;
+    uint64_t alive;
+    uint8_t *seen;
+} pt_adoption;
+
+/* Lets go of the parts whose writer is dead. Damage can name one that there never was: nobody else would let go of his. */
+static inline void pt_let_go_of_nobody(const pt_view *v, uint32_t entry, uint64_t alive)
+{
+    const pt_entry *e = &v->entries[entry];
+    for (uint32_t part = 0; part < e->parts; part++)
+        if (e->writers[part] != PT_NO_WRITER && (e->writers[part] >= PT_SLOTS || !(alive >> e->writers[part] & 1)))
+            pt_part_abandon(v, entry, part);
 }
 
 /* Settles what an entry is, after the dead have been cleared away; true if it keeps its page. */
-static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_t *seen)
+static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t entry)
 {
     pt_view *v = &o->view;
     pt_entry *e = &v->entries[entry];
     enum pt_state state = pt_load_state(&v->locks[entry].word);
     e->on_list = PT_LIST_NONE;
-    if (state == PT_FREE || state > PT_DOOMED || !pt_sound(v, e) || !pt_claim_chain(v, entry, seen))
+    if (state == PT_FREE || state > PT_DOOMED || !pt_sound(v, e) || !pt_claim_chain(v, entry, a->seen))
         return false;
     v->header->used_frames += e->frame_count;
     e->marks = 0;
@@ -86,7 +107,7 @@ static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_
         v->header->next_serial = e->serial + 1;
     PT_POINT("adopt.claimed");
     if (state != PT_DOOMED) {
-        if (pt_dict_find(v, d, e->key) != PT_NONE || !pt_dict_add(v, d, entry))
+        if (pt_dict_find(v, a->dict, e->key) != PT_NONE || !pt_dict_add(v, a->dict, entry))
             pt_change(&v->locks[entry].word, pt_load_state(&v->locks[entry].word), PT_DOOMED);
         else {
             pt_space_add(v, entry);
@@ -94,6 +115,7 @@ static inline bool pt_adopt_entry(pt_owner *o, pt_dict d, uint32_t entry, uint8_
             pt_enter_memory(v, e);
         }
     }
+    pt_let_go_of_nobody(v, entry, a->alive);
     pt_open_add(v, entry);
     PT_POINT("adopt.opened");
     return true;
@@ -130,13 +152,13 @@ static inline bool pt_adopt_forgotten(pt_owner *o, uint32_t entry)
     return true;
 }
 
-static inline void pt_adopt_entries(pt_owner *o, pt_dict d, uint8_t *seen)
+static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
 {
     pt_view *v = &o->view;
     pt_deeds *deeds = &v->header->deeds;
     for (uint32_t entry = v->entry_count; entry-- > 0;) {
-        pt_prefetch_home(v, d, entry >= 16 ? entry - 16 : PT_NONE);
-        if (pt_adopt_entry(o, d, entry, seen)) {
+        pt_prefetch_home(v, a->dict, entry >= 16 ? entry - 16 : PT_NONE);
+        if (pt_adopt_entry(o, a, entry)) {
             deeds->adopted++;
             continue;
         }
@@ -157,7 +179,6 @@ static inline void pt_bury(pt_owner *o, uint64_t alive)
         bool taken = atomic_load_explicit(&o->view.slots[slot].pid, memory_order_relaxed);
         if (!taken || alive >> slot & 1)
             continue;
-        pt_let_go_of_parts(o, slot, pt_holds_nothing, NULL);
         pt_fold_counts(&o->view, slot);
         atomic_store_explicit(&o->view.slots[slot].pid, 0, memory_order_release);
         o->view.header->deeds.deaths++;
@@ -182,12 +203,13 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
     uint8_t *seen = calloc(v->frame_count, 1);
     if (!seen)
         return false;
+    alive &= pt_taken_slots(v);
     pt_forget_derived(o);
     PT_POINT("adopt.forgotten");
     pt_dict_clear(d);
     PT_POINT("adopt.cleared");
-    pt_clear_pins(v, ~(alive & pt_taken_slots(v)));
-    pt_adopt_entries(o, d, seen);
+    pt_clear_pins(v, ~alive);
+    pt_adopt_entries(o, &(pt_adoption){d, alive, seen});
     PT_POINT("adopt.entries");
     for (uint32_t frame = v->frame_count; frame-- > 0;)
         if (!seen[frame])

@@ -7,14 +7,15 @@
 static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
+    enum pt_state state = pt_true_state(o, entry);
     e->marks &= (uint8_t)~(PT_MARK_ORDERED | PT_MARK_SPARED);
     if (pt_tiers(e) & PT_TIER_DISK)
         pt_take_off_disk(o, entry);
     pt_unlist(o, entry);
-    switch (pt_load_state(&o->view.locks[entry].word)) {
+    switch (state) {
     case PT_ON_DISK:
         memset(e->writers, PT_NO_WRITER, sizeof e->writers);
-        pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_DOOMED);
+        pt_put_state(&o->view.locks[entry].word, PT_DOOMED);
         PT_POINT("forget.doomed");
         pt_unlink(o, entry);
         PT_POINT("forget.unlinked");
@@ -94,7 +95,7 @@ static inline pt_sum pt_unwritten(pt_owner *o)
     pt_sum sum = {0, 0, 0};
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         pt_entry *e = &o->view.entries[entry];
-        if (pt_load_state(&o->view.locks[entry].word) != PT_READABLE || pt_tiers(e) & PT_TIER_DISK)
+        if (pt_true_state(o, entry) != PT_READABLE || pt_tiers(e) & PT_TIER_DISK)
             continue;
         bool wanted = e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e);
         sum.pages += wanted;

@@ -79,7 +79,7 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
     if (c.entry == PT_NONE || c.tick >= before)
         return PT_NOTHING;
     uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
-    if (tick <= c.tick && pt_drop_page(o, c.entry)) {
+    if (tick <= c.tick && pt_true_state(o, c.entry) == PT_READABLE && pt_drop_page(o, c.entry)) {
         pt_count_evicted(o, bytes, c.list == o->unwritten);
         return PT_EVICTED;
     }
@@ -107,7 +107,8 @@ static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
             return false;
         uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
         bool listed = pt_list_of(o, c.entry);
-        if (tick <= c.tick && (!listed || pt_drop_page(o, c.entry)) && pt_free_on_disk(o, c.entry)) {
+        bool may_go = tick <= c.tick && pt_true_state(o, c.entry) == (listed ? PT_READABLE : PT_ON_DISK);
+        if (may_go && (!listed || pt_drop_page(o, c.entry)) && pt_free_on_disk(o, c.entry)) {
             PT_POINT("wholly.evicted");
             o->view.header->deeds.disk_evicted++;
             o->view.header->deeds.disk_evicted_bytes += bytes;

@@ -9,7 +9,7 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uin
 {
     uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
-        switch (pt_load_state(&o->view.locks[entry].word)) {
+        switch (pt_true_state(o, entry)) {
         case PT_READABLE:
             return pt_answer_with(o, PT_PRESENT, entry);
         case PT_WRITING:

@@ -31,7 +31,8 @@ static inline enum pt_state pt_load_state(pt_a64 *word)
     return pt_state_of(atomic_load_explicit(word, memory_order_acquire));
 }
 
-/* Returns the word as it was. Acquire: what the daemon and the writers wrote before the state is seen after it. */
+/* Returns the word as it was. Acquire: what the daemon and the writers wrote before the state is seen after it. (Which orders
+ * the word needs, one by one: tests/models/orders/pin_order.pml.) */
 static inline uint64_t pt_pin(pt_a64 *word, uint32_t slot)
 {
     return atomic_fetch_or_explicit(word, 1ull << slot, memory_order_acq_rel);
@@ -43,7 +44,8 @@ static inline void pt_unpin(pt_a64 *word, uint32_t slot)
     atomic_fetch_and_explicit(word, ~(1ull << slot), memory_order_release);
 }
 
-/* Changes the state and leaves the pins as they are; false if the state was another by then. */
+/* Changes the state and leaves the pins as they are; false if the state was another by then. Release: who pins the page in its
+ * new state sees what was written of it; pins in between are read-modify-writes and pass that on. */
 static inline bool pt_change(pt_a64 *word, enum pt_state from, enum pt_state to)
 {
     uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
@@ -54,8 +56,18 @@ static inline bool pt_change(pt_a64 *word, enum pt_state from, enum pt_state to)
     return false;
 }
 
+/* Puts the state, whatever it was, and leaves the pins as they are. The caller alone may change it now. */
+static inline void pt_put_state(pt_a64 *word, enum pt_state to)
+{
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(word, &seen, pt_with_state(seen, to), memory_order_acq_rel,
+                                                  memory_order_relaxed))
+        ;
+}
+
 /* The daemon's way out of PT_READABLE, and from PT_ON_DISK to PT_FREE: only if nobody holds a pin. Acquire: pairs with
- * pt_unpin. */
+ * pt_unpin. What was read under any pin has been read, even if another one was set and taken back after it: the word is only
+ * ever changed by read-modify-writes. */
 static inline bool pt_retire(pt_a64 *word, enum pt_state from, enum pt_state to)
 {
     uint64_t unpinned = pt_with_state(0, from);

@@ -73,7 +73,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     atomic_store_explicit(&v->locks[entry].parts, 0, memory_order_relaxed);
     pt_stamp(o, entry, page->tick);
     PT_POINT("ondisk.filled");
-    pt_change(&v->locks[entry].word, PT_FREE, PT_ON_DISK);
+    pt_put_state(&v->locks[entry].word, PT_ON_DISK);
     PT_POINT("ondisk.stated");
     pt_dict_add(v, d, entry);
     PT_POINT("ondisk.named");
@@ -83,7 +83,8 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     return true;
 }
 
-/* Frees the entry of a page that is on disk alone and shall not be; false while a reader looks at it. */
+/* Frees the entry of a page that is on disk alone and shall not be; false while a reader looks at it. The caller guarantees
+ * that pt_true_state is PT_ON_DISK. */
 static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
 {
     if (!pt_retire(&o->view.locks[entry].word, PT_ON_DISK, PT_FREE))
@@ -112,7 +113,7 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
             continue;
         }
         bool gone = false;
-        switch (pt_load_state(&o->view.locks[entry].word)) {
+        switch (pt_true_state(o, entry)) {
         case PT_READABLE:
             pt_drop_from_disk(o, entry);
             e->marks |= PT_MARK_SPARED; /* written again it would drive out a warmer one, and so on without end */

@@ -78,6 +78,30 @@ static inline uint32_t pt_granted_bits(const pt_entry *e)
     return bits;
 }
 
+/* ---- states ---- */
+
+/* What an entry must be by all that engines can not write to; one that is being written may be whole by now. */
+static inline enum pt_state pt_state_by_index(pt_entry *e)
+{
+    if (e->on_list == PT_LIST_OPEN)
+        return pt_tiers(e) & PT_TIER_MEMORY ? PT_WRITING : PT_DOOMED;
+    if (e->on_list == PT_LIST_FREE)
+        return PT_FREE;
+    return pt_tiers(e) & PT_TIER_MEMORY ? PT_READABLE : pt_tiers(e) & PT_TIER_DISK ? PT_ON_DISK : PT_FREE;
+}
+
+/* The state of an entry. Engines write to its word: a state that can not be is an engine's fault, and is put right, or an
+ * entry could come free twice, or be listed and have no frames. */
+static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
+{
+    pt_a64 *word = &o->view.locks[entry].word;
+    enum pt_state state = pt_load_state(word), must = pt_state_by_index(&o->view.entries[entry]);
+    if (state == must || (state == PT_READABLE && must == PT_WRITING))
+        return state;
+    pt_put_state(word, must);
+    return must;
+}
+
 /* ---- ticks ---- */
 
 #define PT_TICK_SLACK_NS 1000000000ull

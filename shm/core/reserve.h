@@ -105,7 +105,7 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
     PT_POINT("grant.keyed");
     pt_fill(o, r, entry);
     PT_POINT("grant.filled");
-    pt_change(&v->locks[entry].word, PT_FREE, PT_WRITING);
+    pt_put_state(&v->locks[entry].word, PT_WRITING);
     PT_POINT("grant.writing");
     pt_dict_add(v, d, entry);
     PT_POINT("grant.named");
@@ -121,7 +121,7 @@ static inline pt_answer pt_refill(pt_owner *o, const pt_request *r, uint32_t ent
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     pt_fill(o, r, entry);
     PT_POINT("refill.filled");
-    pt_change(&o->view.locks[entry].word, PT_ON_DISK, PT_WRITING);
+    pt_put_state(&o->view.locks[entry].word, PT_WRITING);
     PT_POINT("refill.writing");
     return pt_opened(o, entry);
 }
@@ -138,7 +138,7 @@ static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const u
 {
     uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
-        switch (pt_load_state(&o->view.locks[entry].word)) {
+        switch (pt_true_state(o, entry)) {
         case PT_READABLE:
             return pt_answer_with(o, PT_PRESENT, entry);
         case PT_WRITING:

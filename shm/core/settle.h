@@ -51,10 +51,10 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_lock *lock = &o->view.locks[entry];
     pt_entry *e = &o->view.entries[entry];
-    if (pt_load_state(&lock->word) == PT_WRITING)
+    if (pt_true_state(o, entry) == PT_WRITING)
         pt_judge(o, entry, now);
+    enum pt_state state = pt_true_state(o, entry);
     uint64_t word = atomic_load_explicit(&lock->word, memory_order_acquire);
-    enum pt_state state = pt_state_of(word);
     uint32_t granted = pt_granted_bits(e);
     uint32_t gone = pt_gone_bits(atomic_load_explicit(&lock->parts, memory_order_acquire));
     if (state == PT_WRITING || (gone & granted) != granted || (state == PT_DOOMED && word & PT_PINS))
@@ -65,7 +65,7 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
         pt_list(o, entry, pt_true_tick(o, entry, now));
         PT_POINT("settle.listed");
     } else {
-        pt_change(&lock->word, state, PT_FREE);
+        pt_put_state(&lock->word, PT_FREE);
         PT_POINT("settle.freed");
         pt_reclaim(o, entry);
         PT_POINT("settle.reclaimed");

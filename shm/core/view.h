@@ -79,7 +79,7 @@ static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *
     if (have.locks < PT_AT_LOCKS || l->magic != PT_MAGIC || l->format != PT_FORMAT || l->segments_id != h->segments_id)
         return "the lock words belong to another index";
     if (h->frame_bytes < PT_PAGE || (h->frame_bytes & (h->frame_bytes - 1)) || !h->frames || !h->entries || !h->spaces ||
-        h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30)
+        h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30 || h->frames > INT64_MAX / h->frame_bytes)
         return "the index's sizes make no sense";
     pt_plan(&plan, &(pt_geometry){h->frame_bytes, h->frames, h->entries, h->spaces});
     if (plan.index_bytes != h->index_bytes || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
