@@ -69,7 +69,15 @@ def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and with what it says that it needs, and nothing else."""
     folder = tmp_path_factory.mktemp("empty") / "venv"
     venv.create(folder, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", folder / "bin/python"]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--python",
+        folder / "bin/python",
+    ]
     run(*pip, "install", "--no-deps", "--no-index", built.wheel, cwd=folder)
     (site,) = folder.glob("lib/python*/site-packages")
     (ours,) = metadata.distributions(name="pagetier", path=[str(site)])
