@@ -10,6 +10,7 @@ import numpy as np
 
 from oracle.checker import Violation
 
+from .slots import LIMIT_S
 from .tally import Tally
 
 
@@ -34,7 +35,11 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of report.json. seed: has the same deaths planned again, and another machine's moments."""
+    """The keys of report.json. seed: has the same deaths planned again, at another run's moments.
+
+    returned: from the death of an engine's process until its slot was free again. adoptions: from a daemon's fork until
+    it served. journals: folders that were kept.
+    """
 
     seed: int
     seconds: float
@@ -51,6 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     samples: int
     returned: Spread
+    returned_late: int
     adoptions: Spread
     violations: list[Violation]
     journals: list[str]
@@ -74,6 +80,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             steps=tally.steps,
             samples=tally.samples,
             returned=Spread.of(tally.returned),
+            returned_late=sum(seconds > LIMIT_S for seconds in tally.returned),
             adoptions=Spread.of(tally.adoptions),
             violations=tally.violations,
             journals=[str(folder) for folder in journals],
@@ -88,7 +95,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             _table("started", self.lives),
             _table("told, in pages", self.told),
             f"{self.bytes_verified / 1e9:.1f} GB were compared byte by byte, caps in {self.samples} samples.",
-            f"A dead process's slot was free again after: {self.returned}. A daemon served after: {self.adoptions}.\n",
+            f"A dead process's slot was free again after: {self.returned}; {self.returned_late} took over a second.",
+            f"A daemon served after: {self.adoptions}.\n",
             f"## Violations: {len(self.violations)}\n",
             *(f"- {violation}" for violation in self.violations),
             *(f"- journals: {folder}" for folder in self.journals),
