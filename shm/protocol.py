@@ -242,5 +242,5 @@ def read_answer(body: bytes) -> Answer:
 def _decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
     try:
         return decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec lets the second one through
         raise ProtocolError(f"no message of this protocol: {error}") from error

@@ -157,7 +157,7 @@ def read_order(body: bytes) -> Order:
     """For the worker. Raises ProtocolError if it is none."""
     try:
         return _orders.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"no order: {error}") from error
 
 
@@ -165,5 +165,5 @@ def read_report(body: bytes) -> Report:
     """For the daemon. Raises ProtocolError if it is none."""
     try:
         return _reports.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"no report: {error}") from error

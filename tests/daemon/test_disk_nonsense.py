@@ -34,6 +34,7 @@ def test_a_worker_that_can_not_start_is_tried_again_later_and_later(
     [
         "b'\\xff' * 100",
         "b'HTTP/1.1 200 OK'",
+        "b'\\x07\\0\\0\\0\\x92\\xa5op\\xff\\xfe\\xfd'",
         "message(['holds', bytes(32), b'', b'', bytes(4), []])",
         "message(['holds', bytes(32), bytes(8), bytes(8), bytes(4), []])",
         "message(['wrote', 1, b'\\1' * 99, '', 0])",

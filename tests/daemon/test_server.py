@@ -80,7 +80,8 @@ def test_garbage_is_refused_and_nobody_else_suffers(path: Path) -> None:
 
 
 def test_garbage_in_a_well_formed_message_is_told(path: Path) -> None:
-    for nonsense in (b"\xc1", b"", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", os.urandom(64)):
+    no_text = b"\x92\xa5ch\xff\xfe\xfd\x01"
+    for nonsense in (b"\xc1", no_text, b"", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", os.urandom(64)):
         with Peer(path) as peer:
             answer = peer.ask(struct.pack("<I", len(nonsense)) + nonsense)
             assert isinstance(answer, Refusal)

@@ -47,6 +47,12 @@ def talk_nonsense(peer: Peer) -> None:
     wait_for_end(peer)
 
 
+def speak_no_text(peer: Peer) -> None:
+    peer.next()
+    peer.connection.sendall(b"\x07\0\0\0\x92\xa5ch\xff\xfe\xfd")
+    wait_for_end(peer)
+
+
 def speak_another_version(peer: Peer) -> None:
     peer.next()
     peer.connection.sendall(b"\3\0\0\0\xa2hi")
@@ -66,6 +72,7 @@ def answer_something_else(peer: Peer) -> None:
         (wait_for_end, "the daemon does not answer", LinkError),
         (refuse("you may not"), "the daemon refuses: you may not", RefusedError),
         (talk_nonsense, "not a pagetier daemon", LinkError),
+        (speak_no_text, "not a pagetier daemon", LinkError),
         (speak_another_version, "not a pagetier daemon", LinkError),
         (answer_something_else, "not a pagetier daemon", RefusedError),
     ],

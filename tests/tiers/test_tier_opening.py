@@ -105,6 +105,10 @@ def _overwrite(folder: Path) -> None:
         (folder / number / "data.mdb").write_bytes(b"x" * 500_000)
 
 
+def spoil_text(state: Path) -> None:
+    state.write_bytes(state.read_bytes().replace(b'"boot":"', b'"boot":"\xff'))
+
+
 def _other_lmdb(folder: Path) -> None:
     for number in "01":
         with (folder / number / "data.mdb").open("r+b") as file:
@@ -120,6 +124,7 @@ def _other_lmdb(folder: Path) -> None:
         (lambda folder: change_state(folder, frame_bytes=8192), "frame bytes was 8192, is 4096"),
         (lambda folder: change_state(folder, environments=4), "environments was 4, is 2"),
         (lambda folder: (folder / "state").write_bytes(b"\0nonsense"), "its state file can not be understood"),
+        (lambda folder: spoil_text(folder / "state"), "its state file can not be understood"),
         (lambda folder: (folder / "state").unlink(), "its state file is missing"),
         (_overwrite, "no whole meta page"),
         (_other_lmdb, "data format v7 is not supported"),

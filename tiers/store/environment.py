@@ -31,7 +31,7 @@ Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 
 
 class Environment:
-    """Of one folder, which it makes. Raises lmdb.Error, OSError, msgspec.MsgspecError."""
+    """Of one folder, which it makes. Raises lmdb.Error, OSError, msgspec.MsgspecError, UnicodeDecodeError."""
 
     def __init__(self, folder: Path, shape: Shape, about: About) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -88,7 +88,7 @@ def _known(options: Options) -> tuple[State | None, str]:
     """What the state file says, and why nothing of it is of use. Raises TierError where the folder is another's."""
     try:
         state = soundness.read_state(options.folder)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return None, f"its state file can not be understood ({error})"
     if state is None:
         return None, "its state file is missing" if _environments_there(options.folder) else ""
@@ -166,7 +166,7 @@ class _Opening:
         if not self._doubts[number]:
             try:
                 return self._fitted(self._environment(folder))
-            except (lmdb.Error, msgspec.MsgspecError, struct.error, TypeError) as error:
+            except (lmdb.Error, msgspec.MsgspecError, struct.error, TypeError, UnicodeDecodeError) as error:
                 if isinstance(error, lmdb.Error) and error.code > 0 and error.code != errno.EINVAL:
                     raise  # the system's refusal says nothing about what lies there
                 self._doubts[number] = f"LMDB refuses it ({error})"

@@ -54,7 +54,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_state(folder: Path) -> State | None:
-    """None where there is none. Raises msgspec.MsgspecError where it can not be understood, OSError."""
+    """None where there is none. Raises MsgspecError or UnicodeDecodeError where it can not be understood, OSError."""
     try:
         return msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
     except FileNotFoundError:
