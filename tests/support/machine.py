@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -31,6 +32,7 @@ _PROGRAMS = {"pagetierd": "pagetier.daemon.main", "pagetier": "pagetier.daemon.c
 _NEEDED = ("unshare", "nsenter", "pivot_root", "systemctl", "systemd-sysusers", "setpriv")
 
 
+@functools.cache
 def why_not() -> str:
     """Why there can be no such machine here; "" if there can."""
     if os.geteuid() != 0:
@@ -42,7 +44,10 @@ def why_not() -> str:
         return "this kernel has no overlay file system"
     if _cgroups() is None:
         return "no writable cgroup hierarchy of version 2 is mounted"
-    return ""
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        words = [str(BOOT), "try", folder, str(REPOSITORY), sys.base_prefix, sysconfig.get_path("purelib")]
+        tried = subprocess.run(words, capture_output=True, text=True, timeout=BOOT_S, check=False)
+    return f"no namespaces and mounts of one's own here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 class Machine:

@@ -4,6 +4,7 @@
 #
 # boot.sh outside CGROUP FOLDER REPOSITORY PYTHON SITE    makes the namespaces; CGROUP is an empty cgroup of version 2
 # boot.sh inside FOLDER REPOSITORY PYTHON SITE            is PID 1, and becomes systemd
+# boot.sh try FOLDER REPOSITORY PYTHON SITE               ends well where the other two can work
 # boot.sh container FOLDER REPOSITORY PYTHON SITE RUN USER COMMAND...   the same without systemd: the command is PID 1, of
 #                                                         another user (a number), and of the host it sees RUN at /run/pagetier
 set -eu
@@ -80,6 +81,16 @@ inside() {
     exec env -i container=pagetier-test PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin \
         SYSTEMD_UNIT_PATH=/etc/systemd/system \
         /lib/systemd/systemd --system --unit=pagetier-test.target --log-target=console --log-level=warning --show-status=no
+}
+
+try() { # whether all of this may be done here; says on stderr what may not
+    exec unshare --fork --kill-child --pid --mount --uts --ipc --cgroup --net "$0" tried "$@"
+}
+
+tried() {
+    root_of_its_own "$@"
+    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+    enter
 }
 
 container() {
