@@ -1,0 +1,201 @@
+/* daemon_acts.h - what the daemon does when it is asked, when a process dies, when time passes, when a disk comes or goes. */
+#pragma once
+
+#include "disk.h"
+#include "engine_acts.h"
+#include "fetch.h"
+
+static inline void grants_add(place *p, uint32_t engine, uint32_t part, const pt_answer *answers, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && p->grant_count < GRANTS; i++)
+        if (answers[i].outcome == PT_GRANTED)
+            p->grants[p->grant_count++] = (grant){answers[i].entry, part, engine, answers[i].serial};
+}
+
+/* What an engine does not know of is let go of in its name. */
+static inline bool grants_hold(const void *context, uint64_t serial)
+{
+    const place *p = context;
+    for (uint32_t i = 0; i < p->grant_count; i++)
+        if (p->grants[i].serial == serial)
+            return true;
+    return false;
+}
+
+static inline pt_request choose_request(place *p, uint32_t engine, uint32_t parts)
+{
+    uint64_t now = pt_now_ns();
+    pt_request r = {.slot = p->engines[engine].slot, .space = choose(&p->choices, SPACES), .parts = parts, .now = now};
+    r.part = choose(&p->choices, parts);
+    r.division = choose_one_in(&p->choices, 8);
+    r.expires_ns = now + 1000000 * choose(&p->choices, 256);
+    r.chain = ++p->owner.last_chain;
+    return r;
+}
+
+/* Mostly one: else hardly a page is ever whole. */
+static inline uint32_t choose_parts(place *p)
+{
+    uint32_t kind = choose(&p->choices, 8);
+    return kind == 7 ? 1 + choose(&p->choices, PT_PARTS) : kind >= 5 ? kind - 3 : 1;
+}
+
+static inline void daemon_reserve(place *p)
+{
+    uint8_t keys[BATCH * PT_KEY_BYTES];
+    uint64_t sizes[BATCH];
+    pt_answer answers[BATCH];
+    uint32_t engine, count = 1 + choose(&p->choices, BATCH), parts = choose_parts(p);
+    choose_engine(p, &engine);
+    pt_request r = choose_request(p, engine, parts);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t id = choose_id(p);
+        page_key(id, keys + i * PT_KEY_BYTES);
+        sizes[i] = choose_one_in(&p->choices, 16) ? choose_odd(&p->choices) : page_size(id);
+    }
+    pt_reserve(&p->owner, &r, keys, sizes, count, answers);
+    grants_add(p, engine, r.part, answers, count);
+}
+
+static inline void daemon_fetch(place *p)
+{
+    uint8_t keys[PROMPT * PT_KEY_BYTES];
+    pt_answer answers[PROMPT];
+    uint32_t engine, count = choose_keys(p, keys);
+    choose_engine(p, &engine);
+    pt_request r = choose_request(p, engine, 1);
+    r.most_frames = choose(&p->choices, PLACE_FRAMES);
+    pt_fetch(&p->owner, &r, keys, count, answers);
+    grants_add(p, engine, 0, answers, count);
+}
+
+/* A process is gone, with all that it held; another one takes its place. */
+static inline void daemon_bury(place *p)
+{
+    uint32_t engine;
+    pt_session *s = choose_engine(p, &engine);
+    for (uint32_t i = p->grant_count; i-- > 0;)
+        if (p->grants[i].engine == engine)
+            p->grants[i] = p->grants[--p->grant_count];
+    for (uint32_t i = p->pin_count; i-- > 0;)
+        if (p->pins[i].engine == engine)
+            p->pins[i] = p->pins[--p->pin_count];
+    memset(s->held, 0, PLACE_ENTRIES * sizeof *s->held);
+    pt_reap(&p->owner, s->slot, pt_now_ns());
+    place_attach(p, engine);
+}
+
+static inline void daemon_keep_only(place *p)
+{
+    uint32_t engine;
+    pt_let_go_of_parts(&p->owner, choose_engine(p, &engine)->slot, grants_hold, p);
+    pt_settle_all(&p->owner, pt_now_ns());
+}
+
+static inline void daemon_restart(place *p) { place_adopt(p, place_alive(p)); }
+
+static inline void daemon_settle(place *p)
+{
+    if (choose_one_in(&p->choices, 4))
+        place_now += 1000000ull * choose(&p->choices, 256);
+    pt_settle_all(&p->owner, pt_now_ns());
+}
+
+static inline void daemon_evict(place *p)
+{
+    uint32_t frames = choose(&p->choices, PLACE_FRAMES + 1);
+    pt_evict_until(&p->owner, frames, choose(&p->choices, 8), pt_now_ns());
+}
+
+static inline void daemon_flush(place *p)
+{
+    uint32_t space = choose(&p->choices, SPACES + 1);
+    pt_flush(&p->owner, space < SPACES ? space : PT_NONE, (uint8_t)choose(&p->choices, 4), pt_now_ns());
+}
+
+/* ---- the disk ---- */
+
+/* What is being written or read in can not leave at once: a disk that has no room for it goes. */
+static inline void disk_shrinks(place *p)
+{
+    const pt_header *h = p->owner.view.header;
+    pt_disk_shrink(&p->owner, choose(&p->choices, 8), pt_now_ns());
+    if (h->disk_used_frames + p->owner.disk.ordered_frames > h->disk_frames)
+        pt_disk_close(&p->owner, pt_now_ns());
+}
+
+static inline void disk_turns(place *p)
+{
+    uint64_t now = pt_now_ns();
+    switch (choose(&p->choices, 4)) {
+    case 0:
+        pt_disk_close(&p->owner, now);
+        break;
+    case 1:
+        disk_shrinks(p);
+        break;
+    case 2:
+        pt_disk_set_rule(&p->owner, (enum pt_write_rule)choose(&p->choices, 3), now);
+        break;
+    default:
+        pt_disk_open(&p->owner, choose(&p->choices, 2 * PLACE_FRAMES), (enum pt_write_rule)choose(&p->choices, 3), now);
+    }
+}
+
+static inline void disk_report(place *p)
+{
+    uint8_t key[PT_KEY_BYTES];
+    for (uint32_t left = 1 + choose(&p->choices, 16); left && p->owner.disk.open; left--) {
+        uint32_t id = choose_id(p);
+        pt_stored page = {key, page_size(id), choose(&p->choices, SPACES), 0};
+        page.tick = choose_one_in(&p->choices, 4) ? choose_odd(&p->choices) : pt_now_ns();
+        page_key(id, key);
+        pt_disk_report(&p->owner, &page, pt_now_ns());
+    }
+}
+
+static inline void disk_write(place *p)
+{
+    uint32_t entries[8], limit = 1 + choose(&p->choices, 8), count = 0;
+    if (p->owner.disk.open)
+        count = pt_order_writes(&p->owner, 1 + choose(&p->choices, PLACE_FRAMES), limit, pt_now_ns(), entries);
+    for (uint32_t i = 0; i < count; i++)
+        if (!choose_one_in(&p->choices, 4))
+            pt_end_order(&p->owner, entries[i], (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), i);
+}
+
+/* An answer to an order of any time, and to none. */
+static inline void disk_answer(place *p)
+{
+    uint32_t entry = choose_one_in(&p->choices, 8) ? (uint32_t)choose_odd(&p->choices) : choose(&p->choices, PLACE_ENTRIES);
+    pt_end_order(&p->owner, entry, (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), 0);
+}
+
+/* A page whose bytes are others on disk: who was to read it in lets go of it first. */
+static inline void disk_damaged(place *p)
+{
+    uint8_t key[PT_KEY_BYTES];
+    page_key(choose_id(p), key);
+    uint32_t entry = pt_dict_find(&p->owner.view, pt_dict_in_force(&p->owner.view), key);
+    if (entry == PT_NONE || pt_load_state(&p->owner.view.locks[entry].word) != PT_WRITING)
+        pt_disk_damaged(&p->owner, key, pt_now_ns());
+    p->owner.disk.drop_count = 0;
+}
+
+static inline void disk_questions(place *p)
+{
+    pt_unwritten(&p->owner);
+    pt_frames_ahead(&p->owner, choose(&p->choices, 2 * PLACE_FRAMES));
+}
+
+typedef void act(place *);
+
+static act *const acts[] = {
+    engine_match, engine_match_groups, engine_repin, engine_release, engine_copy, engine_end_part, engine_end_part,
+    engine_finish_all, daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_bury, daemon_keep_only,
+    daemon_restart, daemon_settle, daemon_evict, daemon_flush, disk_turns, disk_report, disk_write, disk_answer,
+    disk_damaged, disk_questions,
+};
+#define ACTS (sizeof acts / sizeof *acts)
+
+static inline void act_by_choice(place *p) { acts[choose(&p->choices, ACTS)](p); }

@@ -1,0 +1,26 @@
+# usage: sh fuzz.sh BINARY FUZZER SEED SECONDS: goes on from what is known, and says in one line how it went. What was found
+# is left beside the binary, and said in a form that can be pasted.
+binary=$1 fuzzer=$2 seed=$3 seconds=$4
+log=$binary.log
+
+python3 corpus.py unpack corpora/"$fuzzer".txt "$binary".corpus
+# for messages.py alone
+export FUZZ_SEGMENTS=pagetier-fuzz-$$ PYTHONDONTWRITEBYTECODE=1
+if [ "$fuzzer" = messages ]; then export ASAN_OPTIONS=detect_leaks=0; fi
+PYTHONPATH=$PWD/build/rooms:$PWD
+export PYTHONPATH
+
+"$binary" -seed="$seed" -max_total_time="$seconds" -timeout=5 -max_len=400 -len_control=0 -rss_limit_mb=2000 \
+    -artifact_prefix="$binary"- -print_final_stats=1 "$binary".corpus >"$log" 2>&1
+status=$?
+rm -f /dev/shm/"$FUZZ_SEGMENTS".*
+runs=$(sed -n 's/^stat::number_of_executed_units: //p' "$log")
+covered=$(grep -o 'cov: [0-9]*' "$log" | tail -1)
+if [ $status = 0 ]; then
+    printf 'fuzzed     %-10s seed %-10s %5s s  %s inputs, %s, no findings\n' "$fuzzer" "$seed" "$seconds" "$runs" "$covered"
+    exit 0
+fi
+echo "fuzzed     $fuzzer seed $seed: after $runs inputs:"
+grep -m4 'FINDING\|ERROR: \|runtime error\|^Base64' "$log"
+grep -m8 '^ *#[0-9]* .*\(core\|fuzz\|stress\)/[a-z_]*\.[ch]' "$log"
+exit 1

@@ -1,0 +1,153 @@
+"""A connection of the daemon, fed with whatever a fuzzer thinks of; what it says to that is checked.
+
+Run by messages.c, which finds this module on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import logging
+import os
+import socket
+import sys
+import zlib
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from pagetier.daemon.connection import Connection
+from pagetier.daemon.options import Access, Config
+from pagetier.daemon.service import Service
+from pagetier.shm.protocol import (
+    BUILD,
+    Attach,
+    Detach,
+    Fetch,
+    Observe,
+    ProtocolError,
+    Unpacker,
+    pack,
+    read_answer,
+    read_request,
+)
+from pagetier.shm.segments import Geometry, Wish, take
+
+SMALL = Geometry(frame_bytes=4096, frames=32, entries=32, spaces=3)
+GREETINGS = (b"", pack(Attach(BUILD, 1, "fuzzed")), pack(Observe(BUILD)))
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is sent."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        super().__init__({"socket": ours})
+        self.sent = bytearray()
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closing = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Fuzzed:
+    """One daemon for all inputs; after each of them nothing of it is left."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._segments = take(Wish(name, SMALL, BUILD))
+        atexit.register(self._segments.remove)
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        self._service = Service(self._segments, Config(), asyncio.get_running_loop())
+        self._service.admit()
+
+    def take(self, data: bytes) -> None:
+        """The first byte says how it greets, the second where what follows is cut in two."""
+        greeting, cut, rest = GREETINGS[data[0] % 3 if data else 0], data[1] if len(data) > 1 else 0, data[2:]
+        self._loop.run_until_complete(self._speak([greeting, rest[:cut], rest[cut:]], rest, greeted=bool(greeting)))
+        findings = self._segments.owner.check_integrity()
+        assert findings == [], findings
+
+    async def _speak(self, pieces: list[bytes], rest: bytes, *, greeted: bool) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            transport, connection = Transport(ours), Connection(self._service, Access())
+            connection.connection_made(transport)
+            for piece in filter(None, pieces):
+                if not transport.closing:
+                    connection.data_received(piece)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            self._check(transport, rest if greeted else b"")
+            transport.close()
+            connection.connection_lost(None)
+            self._forget()
+
+    def _check(self, transport: Transport, said: bytes) -> None:
+        """All that was said is an answer, and what was asked is answered once; fetches may still wait."""
+        answers = [read_answer(body) for body in Unpacker().feed(bytes(transport.sent))]
+        told = [answer.number for answer in answers if hasattr(answer, "number")]
+        asked = requests(said)
+        if not transport.closing and asked:
+            must = sorted(request.number for request in asked if hasattr(request, "number") and not is_late(request))
+            may = sorted(request.number for request in asked if hasattr(request, "number"))
+            refused = sum(1 for answer in answers if not hasattr(answer, "number"))
+            assert len(told) + refused >= len(must), (asked, answers)
+            assert all(number in may for number in told), (asked, answers)
+
+    def _forget(self) -> None:
+        owner = self._segments.owner
+        for taker in owner.takers():
+            self._service.detach(taker["slot"])
+        owner.settle()
+        owner.flush(-1, 3)
+
+
+def is_late(request: Any) -> bool:
+    """Whether it may be answered later."""
+    return isinstance(request, Fetch | Detach)
+
+
+def requests(said: bytes) -> list[Any]:
+    """What a peer has asked; none where some of it makes no sense."""
+    try:
+        return [read_request(body) for body in Unpacker().feed(said)]
+    except ProtocolError:
+        return []
+
+
+def begin(counters: int, count: int) -> Fuzzed:
+    """Lines of the daemon and of the protocol are counted in so many bytes at this address."""
+    logging.disable()
+    fuzzed = Fuzzed(os.environ["FUZZ_SEGMENTS"])
+    seen = (ctypes.c_uint8 * count).from_address(counters)
+    rooms = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in ("pagetier.daemon", "pagetier.shm"))
+    places: dict[tuple[CodeType, int], int] = {}
+
+    def count_line(frame: FrameType, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(rooms):
+            return None
+        line = frame.f_code, frame.f_lineno
+        place = places.get(line)
+        if place is None:
+            place = zlib.crc32(f"{frame.f_code.co_filename}:{frame.f_lineno}".encode()) % count
+            places[line] = place
+        seen[place] = min(255, seen[place] + 1)
+        return count_line
+
+    sys.settrace(count_line)
+    return fuzzed

@@ -1,0 +1,106 @@
+/* place.h - what every fuzzer needs: tiny segments that are made anew for each input, a clock that nobody else winds, and
+ * three engines that are attached. */
+#pragma once
+
+#define FINDING_END() abort()
+
+#include "../stress/client.h"
+#include "choices.h"
+#include "groups.h"
+
+#define PLACE_ENTRIES 24u
+#define PLACE_FRAMES 20u
+#define PLACE_IDS 28u
+#define ENGINES 3u
+#define GRANTS 48u
+#define PINNED 6u
+
+/* A part that an engine was granted and has not let go of. */
+typedef struct {
+    uint32_t entry, part, engine;
+    uint64_t serial;
+} grant;
+
+/* Pages that an engine has pinned. */
+typedef struct {
+    uint32_t engine, count;
+    uint32_t entries[PROMPT];
+    uint64_t serials[PROMPT];
+} pinned;
+
+typedef struct {
+    world *world;
+    pt_owner owner;
+    pt_session engines[ENGINES];
+    choices choices;
+    grant grants[GRANTS];
+    pinned pins[PINNED];
+    uint32_t grant_count, pin_count, processes;
+} place;
+
+/* The build renames clock_gettime to this: what an input does depends on nothing but the input. */
+static uint64_t place_now;
+
+int place_clock(clockid_t clock, struct timespec *now);
+int place_clock(clockid_t clock, struct timespec *now)
+{
+    (void)clock;
+    place_now += 100;
+    *now = (struct timespec){(time_t)(place_now / 1000000000), (long)(place_now % 1000000000)};
+    return 0;
+}
+
+static inline void place_adopt(place *p, uint64_t alive)
+{
+    pt_owner_end(&p->owner);
+    p->owner = world_adopt(p->world, alive);
+}
+
+static inline void place_attach(place *p, uint32_t engine)
+{
+    uint32_t number = ++p->processes;
+    pt_process process = {.pid = number, .started = number, .token = number, .name = "fuzzed"};
+    p->engines[engine].slot = pt_attach(&p->owner, &process, pt_now_ns());
+    p->engines[engine].counts = &p->owner.view.counts[p->engines[engine].slot];
+}
+
+static inline void place_segments(place *p)
+{
+    if (!p->world) {
+        p->world = world_new(1, PLACE_ENTRIES, PLACE_FRAMES);
+        for (uint32_t i = 0; i < ENGINES; i++)
+            session_begin(&p->engines[i], p->world, 0);
+        return;
+    }
+    memset(p->world->index, 0, p->world->sizes.index);
+    memset(p->world->locks, 0, p->world->sizes.locks);
+    pt_format(p->world->index, p->world->locks, &(pt_geometry){FRAME, PLACE_FRAMES, PLACE_ENTRIES, SPACES}, 1, "fuzzed");
+    world_name_spaces(p->world);
+}
+
+static inline void place_begin(place *p, const uint8_t *data, size_t bytes)
+{
+    place_now = 1000000000000ull;
+    place_segments(p);
+    p->choices = (choices){data, bytes};
+    p->grant_count = p->pin_count = p->processes = 0;
+    place_adopt(p, 0);
+    for (uint32_t i = 0; i < ENGINES; i++) {
+        memset(p->engines[i].held, 0, PLACE_ENTRIES * sizeof *p->engines[i].held);
+        place_attach(p, i);
+    }
+}
+
+static inline uint64_t place_alive(const place *p)
+{
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < ENGINES; i++)
+        bits |= 1ull << p->engines[i].slot;
+    return bits;
+}
+
+static inline pt_session *choose_engine(place *p, uint32_t *engine)
+{
+    *engine = choose(&p->choices, ENGINES);
+    return &p->engines[*engine];
+}
