@@ -20,7 +20,7 @@ SOCKET = "/run/pagetier/pagetier.sock"
 PAGES = 40
 SMALL = '[arena]\nsize = "16MiB"\nframe_size = "64KiB"\n[access]\ngroups = ["pagetier"]\n'
 DISK = SMALL + '[disk]\npath = "/var/lib/pagetier"\nsize = "64MiB"\nenvironments = 2\n'
-_WHERE_TESTS_ARE = """[Service]
+WHERE_TESTS_ARE = """[Service]
 Environment=PYTHONPATH=/opt/pagetier/.typing:/opt/site LD_LIBRARY_PATH=/opt/python/lib
 StandardOutput=append:{log}
 StandardError=append:{log}
@@ -85,8 +85,8 @@ class World:
         assert "systemctl enable --now pagetierd" in told
         self.machine.write("/etc/sysusers.d/alice.conf", 'u alice - "an engine"\nm alice pagetier\nu bob - "nobody"\n')
         do("systemd-sysusers", "/etc/sysusers.d/pagetier.conf", "/etc/sysusers.d/alice.conf")
-        self.drop_in(_WHERE_TESTS_ARE.format(log=LOG), name="test")
-        self.drop_in(_WHERE_TESTS_ARE.format(log="/var/log/memory.log"), unit="pagetierd-memory", name="test")
+        self.drop_in(WHERE_TESTS_ARE.format(log=LOG), name="test")
+        self.drop_in(WHERE_TESTS_ARE.format(log="/var/log/memory.log"), unit="pagetierd-memory", name="test")
 
     def drop_in(self, text: str, unit: str = UNIT, name: str = "case") -> None:
         """Other lines for a unit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from service_world import CONFIG, DISK, PAGES, SMALL, SOCKET, World
+from service_world import CONFIG, DISK, LOG, PAGES, SMALL, SOCKET, WHERE_TESTS_ARE, World
 
 
 def test_it_is_ready_when_systemd_says_so(world: World) -> None:
@@ -105,3 +105,23 @@ def test_a_service_that_failed_for_good_keeps_the_memory_until_it_is_told_otherw
     give_back = ("pagetierd", "--config", CONFIG, "--give-back")
     assert "the memory is given back" in world.machine.run(*give_back, user="pagetier").stderr
     assert world.segments() == []
+
+
+def test_a_tenant_has_a_daemon_a_user_and_memory_of_its_own(world: World) -> None:
+    do, unit = world.machine.do, "pagetierd@acme"
+    do("pagetier", "unit", "install", "--tenant", "acme")
+    do("systemd-sysusers", "/etc/sysusers.d/pagetier-acme.conf")
+    world.machine.write("/etc/pagetier/acme.toml", SMALL.replace('"pagetier"', '"pagetier-acme"'))
+    world.drop_in(WHERE_TESTS_ARE.format(log=LOG), unit="pagetierd@")
+    world.start()
+    do("systemctl", "start", unit)
+    socket = "/run/pagetier-acme/pagetier.sock"
+    told = do("stat", "--format=%U %G %a", socket, "/dev/shm/pagetier-acme.arena")
+    assert told.splitlines() == ["pagetier-acme pagetier-acme 660", "pagetier-acme pagetier-acme 600"]
+    refused = world.machine.run("pagetier", "stats", "--socket", socket, user="alice")
+    assert refused.returncode == 3, "alice is the other daemon's"
+    world.soon(lambda: world.show("ActiveState", "pagetierd-memory@acme") == "active", "no memory")
+    do("systemctl", "restart", unit)
+    assert len(world.segments()) == 6
+    do("systemctl", "stop", unit)
+    assert sorted(world.segments()) == ["pagetier.arena", "pagetier.index", "pagetier.locks"]
