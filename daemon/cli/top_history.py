@@ -22,7 +22,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class _Looked(msgspec.Struct, frozen=True):
-    """Pages that were looked for in memory, and found, in some time."""
+    """Tokens that were looked for, and found in whatever tier, in some time."""
 
     hits: int = 0
     asked: int = 0
@@ -72,7 +72,7 @@ class History:
         return self.rate(of)
 
     def ratio(self) -> float | None:
-        """The share of pages looked for that was found in memory; None where nobody looked."""
+        """The share of tokens looked for that was found in some tier; None where nobody looked."""
         return sum(self._between(), _Looked()).ratio
 
     def ratio_now(self) -> float | None:
@@ -99,6 +99,6 @@ def _goes_on(before: Snapshot, after: Snapshot) -> bool:
 
 
 def _looked(before: Snapshot, after: Snapshot) -> _Looked:
-    ours, theirs = after.tiers.memory, before.tiers.memory
-    hits, misses = max(0, ours.hits - theirs.hits), max(0, ours.misses - theirs.misses)
-    return _Looked(hits, hits + misses)
+    ours, theirs = after.lookups, before.lookups
+    found = ours.memory_tokens + ours.disk_tokens - theirs.memory_tokens - theirs.disk_tokens
+    return _Looked(max(0, found), max(0, found) + max(0, ours.missed_tokens - theirs.missed_tokens))

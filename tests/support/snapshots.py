@@ -21,7 +21,7 @@ def snapshot(
         tiers=Tiers(memory=_filled(Tier, many, hits=hits, misses=misses), disk=_filled(Tier, many)),
         disk=DiskReport(standing=Standing.OPEN, last_sync=1.0),
         disk_work=_filled(DiskWork, many),
-        lookups=_filled(LookupStats, many),
+        lookups=_filled(LookupStats, many, memory_tokens=hits, disk_tokens=0, missed_tokens=misses),
         stores=_filled(StoreStats, many),
         namespaces=(),
         clients=(client(pid=pid, looks=looks, many=many),),
