@@ -56,9 +56,9 @@ def test_what_was_never_written_is_nobody_s() -> None:
 
 def test_pages_are_made_and_compared_fast_enough_not_to_be_what_is_measured() -> None:
     def seconds() -> float:
-        begins = time.perf_counter()
+        begins = time.process_time()
         assert wrong(content(KEYS[0], SEED, 1 << 24), KEYS[0], SEED) is None
-        return time.perf_counter() - begins
+        return time.process_time() - begins
 
     assert min(seconds() for _ in range(5)) < 0.2
 
