@@ -141,9 +141,9 @@ class World:
         assert eventually(what, _SOON_S), f"{why}: {self.log()}"
 
     @contextmanager
-    def engine(self, pages: int = PAGES) -> Iterator[Engine]:
-        """One that works until the end of the block."""
-        command = (PYTHON, "-u", "/opt/pagetier/tests/systemd/engine_main.py", str(pages))
+    def engine(self, pages: int = PAGES, prompts: int = 1) -> Iterator[Engine]:
+        """One that works until the end of the block, on so many prompts in turn."""
+        command = (PYTHON, "-u", "/opt/pagetier/tests/systemd/engine_main.py", str(pages), str(prompts))
         with self.machine.begin("sh", "-c", 'echo $$; exec "$@"', "sh", *command, user="alice") as process:
             assert process.stdout is not None
             pid = process.stdout.readline().strip()

@@ -1,6 +1,6 @@
 """An engine for tests of the service: stores, matches and loads all the time, and says how it is in lines of JSON.
 
-python engine_main.py PAGES. A page that it stored once and does not find any more it stores again.
+python engine_main.py PAGES PROMPTS. It has so many prompts, in turn, and stores what it does not find of one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pagetier.client import Client, Namespace
+from pagetier.client import Client, Keys, Namespace
 
 PAGE_BYTES, PAGE_TOKENS = 60_000, 16
 
@@ -23,14 +23,20 @@ def is_mapped() -> bool:
     return ".arena" in Path("/proc/self/maps").read_text()
 
 
-def main(pages: int) -> None:
+def keys_of(prompt: int, pages: int) -> Keys:
+    """Of one prompt."""
+    space = Namespace(model="test/model", dtype="float32", page_tokens=PAGE_TOKENS, salt=str(prompt))
+    return space.keys(range(PAGE_TOKENS * pages))
+
+
+def main(pages: int, prompts: int) -> None:
     """Until it is killed."""
-    keys = Namespace(model="test/model", dtype="float32", page_tokens=PAGE_TOKENS).keys(range(PAGE_TOKENS * pages))
     wanted = np.random.default_rng(pages).integers(0, 256, (pages, PAGE_BYTES), dtype=np.uint8)
     into = np.zeros_like(wanted)
     counts: Counter[str] = Counter(rounds=0, hits=0, wrong=0, stored=0)
     with Client(name="engine") as client:
         while True:
+            keys = keys_of(counts["rounds"] % prompts, pages)
             with client.match(keys) as match:
                 loaded = client.load(match, into, deadline=2.0)
             counts["wrong"] += int((into[:loaded] != wanted[:loaded]).any(axis=1).sum())
@@ -42,4 +48,4 @@ def main(pages: int) -> None:
             time.sleep(0.02)
 
 
-main(int(sys.argv[1]))
+main(*map(int, sys.argv[1:]))

@@ -39,6 +39,18 @@ def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
     assert "the pages stay for the next daemon" in world.log()
 
 
+def test_restarts_amid_stores_and_evictions(world: World) -> None:
+    world.start()
+    with world.engine(PAGES, prompts=50) as engine:  # eight times what the arena holds
+        stored = engine.until(lambda told: told.stored > 400, "it does not store").stored
+        for _ in range(2):
+            world.systemctl("restart")
+            stored = engine.until(lambda told: told.stored > stored + 400, "it stores no more").stored  # noqa: B023
+        assert world.stats()["daemon"]["incarnation"] == 3
+        assert world.stats()["tiers"]["memory"]["evictions"] > 400
+    assert "every page, frame and list was walked" in world.machine.run("pagetier", "doctor", "--config", CONFIG).stdout
+
+
 def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
     world.start()
     with world.engine() as engine:
@@ -49,7 +61,7 @@ def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
         engine.until(lambda told: told.attached, "not attached again")
         told = engine.now()
         assert (told.hits, told.stored) == (PAGES, stored)
-    assert world.show("ActiveState", "pagetierd-memory") == "active"
+    world.soon(lambda: world.show("ActiveState", "pagetierd-memory") == "active", "its memory is nobody's")
 
 
 def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
