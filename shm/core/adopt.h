@@ -216,6 +216,7 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
             pt_frame_put(v, frame);
     PT_POINT("adopt.frames");
     free(seen);
+    /* Release: who reads this number sees every key in its dictionary (tests/models/orders/switch_order.pml). */
     atomic_store_explicit(&v->header->dictionary, number, memory_order_release);
     PT_POINT("adopt.switched");
     atomic_fetch_add_explicit(&v->header->incarnation, 1, memory_order_acq_rel);

@@ -46,7 +46,8 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
         o->view.header->deeds.expired++;
 }
 
-/* Moves an open entry on if its writers have: to the policies, to the doomed, to the free. True if it left the list. */
+/* Moves an open entry on if its writers have: to the policies, to the doomed, to the free. True if it left the list. The bits
+ * "let go" are acquired: whatever a writer did to its frames was before what their next owner does. */
 static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_lock *lock = &o->view.locks[entry];

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 HERE = Path(__file__).parent
 LONGEST_PATH = 2_000_000
-COMPILE = ["gcc", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=6000", "-o", "pan", "pan.c"]
+COMPILE = ["gcc", "-w", "-DSAFETY", "-DMEMLIM=6000", "-o", "pan", "pan.c"]
 RUN = ["./pan", f"-m{LONGEST_PATH}", "-w22", "-n"]
 INCOMPLETE = ("search depth too small", "memory exhausted", "reached -DMEMLIM", "out of memory")
 

@@ -1,7 +1,8 @@
 /* reserve.pml - reserve, parts, doom, expiry: a page of two parts, and those who write them.
  *
  * Who: two ranks of one engine, which cut pages into the same two parts; one rank of an engine that cuts them otherwise, and
- * whose other rank never comes; the daemon. Any step of a rank may be its last; another one then gets its slot.
+ * whose other rank never comes; the daemon. Any step of one rank may be its last; another one then
+ * gets its slot.
  *
  * What of the code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (part.h),
  * pt_settle, pt_judge and pt_doom (settle.h), pt_drop_page (evict.h), pt_reap and pt_let_go_of_parts (attach.h). An expired
@@ -21,7 +22,6 @@
 #include "lockword.pml"
 
 #define RANKS 3
-#define DEATHS 1
 #define PART(who) (who == 1 -> 1 : 0)
 #define DIVISION(who) (who == 2 -> 1 : 0)
 #define NOBODY 7
@@ -39,7 +39,6 @@ bool linked;     /* in the dictionary */
 /* of each rank: for what filling it was granted a part, 0: none. It asks, and it is answered. */
 byte mine[RANKS];
 bool asks[RANKS], dying[RANKS], dead[RANKS];
-byte deaths;
 
 /* ---- the ranks ---- */
 
@@ -100,20 +99,8 @@ proctype Rank(byte who)
     atomic { all = false; dead[who] = true }
 }
 
-active proctype Death()
-{
-    do
-    :: deaths < DEATHS ->
-        atomic {
-            deaths++;
-            if
-            :: dying[0] = true /* or the other rank of its engine: they are alike */
-            :: dying[2] = true
-            fi
-        }
-    :: break
-    od
-}
+/* One of the two that make pages together, which are alike; the page of the third is never whole, whether it dies or not. */
+active proctype Death() { dying[0] = true }
 
 /* ---- the daemon ---- */
 
