@@ -18,7 +18,7 @@ from storm.report import Report
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support")
 ENGINE_DEATHS, DAEMON_DEATHS = 300, 30
-ROUND_S = 8
+ROUND_S = 10
 PATIENCE_S = 240
 UNTIL_FOUND = ("--minutes", "1", "--round", "3", "--scene", "roomy")
 
