@@ -7,10 +7,10 @@ python3 corpus.py unpack corpora/"$fuzzer".txt "$binary".corpus
 # for messages.py alone
 export FUZZ_SEGMENTS=pagetier-fuzz-$$ PYTHONDONTWRITEBYTECODE=1
 if [ "$fuzzer" = messages ]; then export ASAN_OPTIONS=detect_leaks=0; fi
-PYTHONPATH=$PWD/build/rooms:$PWD
+PYTHONPATH=$PWD/$(dirname "$binary")/rooms:$PWD
 export PYTHONPATH
 
-"$binary" -seed="$seed" -max_total_time="$seconds" -timeout=5 -max_len=400 -len_control=0 -rss_limit_mb=2000 \
+"$binary" -seed="$seed" -max_total_time="$seconds" -timeout=10 -max_len=400 -len_control=0 -rss_limit_mb=2000 \
     -artifact_prefix="$binary"- -print_final_stats=1 "$binary".corpus >"$log" 2>&1
 status=$?
 rm -f /dev/shm/"$FUZZ_SEGMENTS".*
