@@ -82,4 +82,4 @@ def _leftover(found: Found) -> str:
     name = shlex.quote(found.name)
     whose = f"{format_size(found.nbytes)} of user {user_name(found.uid)} in segments {name} without a daemon"
     whose_turn = "the build that left them" if found.head.why_not else f"pagetierd --name {name}"
-    return f"{whose}: {whose_turn} takes them over, rm /dev/shm/{name}.* drops them"
+    return f"{whose}: {whose_turn} takes them over, pagetierd --name {name} --give-back drops them"
