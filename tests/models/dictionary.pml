@@ -276,7 +276,7 @@ inline pt_adopt()
 #else
     atomic { d = 1 - IN_FORCE; deriving = true };
 #endif
-#if defined(MUTANT_switch_before_derived) || defined(MUTANT_dictionary_in_force_derived_anew)
+#ifdef MUTANT_switch_before_derived
     number++;
 #endif
     if
@@ -284,7 +284,9 @@ inline pt_adopt()
     :: atomic { !NOBODY_LOOKS -> skip }
         derive()
     fi;
-#ifndef MUTANT_switch_before_derived
+#if defined(MUTANT_dictionary_in_force_derived_anew)
+    number = number + 2;
+#elif !defined(MUTANT_switch_before_derived)
     number++;
 #endif
     atomic { deriving = false; there_are_all_owned(); forget_old_dictionary() }
@@ -305,7 +307,13 @@ inline leaves()
 #define IS_AWAY(home, at) (dict[d].slots[at] && HOME(dict[d].slots[at]) == home && at != home)
 #define AWAY(home) (IS_AWAY(home, 0) + IS_AWAY(home, 1) + IS_AWAY(home, 2) + IS_AWAY(home, 3))
 #define SOUND(k) (HAS(k) == (owned[k] -> 1 : 0))
-inline pt_check() { d_step { assert(SOUND(1) && SOUND(2) && SOUND(3) && dict[d].displaced[0] == AWAY(0) && dict[d].displaced[1] == AWAY(1)) } }
+inline pt_check()
+{
+    d_step {
+        assert(SOUND(1) && SOUND(2) && SOUND(3));
+        assert(dict[d].displaced[0] == AWAY(0) && dict[d].displaced[1] == AWAY(1))
+    }
+}
 
 inline forget() { d = 0; k = 0; at = 0; who = 0; step = 0 }
 
