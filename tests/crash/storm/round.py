@@ -51,6 +51,7 @@ class Round:
         self._samples: list[Sample] = []
         self._dark_until = 0.0
         self._stopped: list[Child] = []
+        self._condemned = False
         self._workers_killed: set[int] = set()
 
     def run(self, progress: Callable[[Tally], None]) -> Tally:
@@ -88,7 +89,7 @@ class Round:
         scene, fates = self.scene, Fates(self._rng, now)
         fates.add(self._kill_engine, scene.engine_death)
         fates.add(self._kill_daemon, scene.daemon_death)
-        fates.add(self._kill_worker, scene.worker_death)
+        fates.add(self._condemn_worker, scene.worker_death)
         fates.add(self._stop_somebody, scene.stop)
         fates.add(self._sample, _SAMPLE_S)
         return fates
@@ -99,6 +100,8 @@ class Round:
             self._note_end(child, now)
         for child in [child for child in self._stopped if child.stopped <= now]:
             self._go_on(child)
+        if self._condemned:
+            self._kill_worker()
         if not self._daemon.look():
             self._mourning.no_daemon(now)
             if not self._daemon.children and now >= self._dark_until:
@@ -146,9 +149,14 @@ class Round:
             self._kill(child)
         self._dark_until = time.monotonic() + self._rng.choice((0.0, self._rng.uniform(0, _DARK_S)))
 
+    def _condemn_worker(self) -> None:
+        """The disk worker dies now or, where there is none, as soon as there is one."""
+        self._condemned = True
+
     def _kill_worker(self) -> None:
         pid = self._daemon.worker()
         if pid and pid not in self._workers_killed:
+            self._condemned = False
             self._workers_killed.add(pid)
             os.kill(pid, signal.SIGKILL)
             self.tally.deaths["disk worker"] += 1

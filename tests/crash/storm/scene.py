@@ -73,8 +73,8 @@ SCENES: Final = (
         roomy=True,
         disk=1024 * MIB,
         disk_write="through",
-        daemon_death=1.0,
-        worker_death=2.5,
+        daemon_death=1.4,
+        worker_death=2.0,
     ),
     Scene(
         name="tight, disk",
@@ -82,8 +82,8 @@ SCENES: Final = (
         prompts=800,
         roomy=False,
         disk=64 * MIB,
-        daemon_death=1.0,
-        worker_death=2.5,
+        daemon_death=1.4,
+        worker_death=2.0,
     ),
 )
 
