@@ -21,7 +21,7 @@ from .scene import SHORT_S, SLACK_S, Scene, timed
 
 _FIRED_S: Final = 8.0
 _BACK_S: Final = 1.0
-_DONE_S: Final = 10.0
+_DONE_S: Final = 30.0
 _QUIET_S: Final = 0.07
 """A little longer than from one of the daemon's looks around to the next."""
 
@@ -159,8 +159,9 @@ def _goes_on(scene: Scene, operation: Operation) -> None:
 
 
 def _is_well(scene: Scene, operation: Operation) -> None:
-    """After a death and what follows it."""
+    """After a death or a standstill. A client may need a moment to see that its link is another daemon's, or dead."""
     assert eventually(lambda: scene.client.attached, START_S), scene.daemon.log.read_text()
+    assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "no stores any more"
     _goes_on(scene, operation)
     _is_sound(scene)
     for engine in operation.engines():
@@ -187,7 +188,6 @@ def _stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
     assert eventually(operation.done, _DONE_S), f"it does not go on: {scene.daemon.log.read_text()}"
     if operation.goes and not scene.daemon.lives:
         scene.daemon.start()
-    assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "no stores after a standstill"
     _is_well(scene, operation)
 
 
