@@ -75,6 +75,8 @@ def run(scene: Scene, kind: type[Operation], case: Case) -> Ended:
     pid = _fired(scene, operation)
     if not pid:
         scene.control.disarm()
+        if not operation.goes:
+            assert operation.verify(), scene.header()
         _end(scene, operation)
         return Ended(crossed=False)
     died = time.monotonic()
