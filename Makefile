@@ -10,6 +10,8 @@ CORE := shm/_core.abi3.so
 JOBS ?= 2
 TYPED := .typing/pagetier $(wildcard tests bench)
 STRESS := $(wildcard tests/shm/stress/Makefile)
+# Chance breaks a promise once, and keeps it the next time.
+NO_SECOND_CHANCE := ! grep -qs 'test_random_death' .cache/pytest/v/cache/lastfailed
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 
 .DEFAULT_GOAL := help
@@ -22,6 +24,7 @@ help:
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make fuzz    fuzzers of what other processes write, 10 s each; MINUTES=20: each that long"
 	@echo "make models  spin looks at all states of the protocols' models, and refutes their mutants"
+	@echo "make sweep   death and standstill in each operation, at all points that it crosses (some ten minutes)"
 	@echo "make crash   engines, daemons and disk workers die at random for MINUTES=20, and a report in build/crash"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers that the README claims"
@@ -104,12 +107,17 @@ fuzz:
 
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
-	@$(BIN)/pytest -n $(JOBS) || { echo "== what failed, once more and alone: who fails twice has failed" && $(BIN)/pytest --last-failed; }
+	@$(BIN)/pytest -n $(JOBS) || { $(NO_SECOND_CHANCE) && echo "== what failed, once more and alone: who fails twice has failed" && $(BIN)/pytest --last-failed; }
 
 .PHONY: models
 models: $(VENV)/.dev
 	@echo "== models of the core's protocols"
 	@$(BIN)/python tests/models/check_models.py
+
+.PHONY: sweep
+sweep: venv
+	@echo "== death and standstill in each operation, at all points that it crosses"
+	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/test_sweep_kill.py tests/crash/test_sweep_stop.py
 
 .PHONY: crash
 crash: venv
@@ -130,6 +138,7 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/disk.py
 	@$(BIN)/python bench/overlap.py
 	@$(BIN)/python bench/idle.py
+	@$(or $(wildcard .engines/0.32/bin/python),$(BIN)/python) bench/engines.py
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
 	@$(BIN)/python bench/gpu_death.py

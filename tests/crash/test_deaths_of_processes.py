@@ -136,6 +136,26 @@ def test_after_exec_a_process_holds_what_it_held_until_it_ends(daemon: RunningDa
         assert not any(slot["pins"] for slot in daemon.slots())
 
 
+def test_the_death_of_who_never_met_this_daemon_is_heard(daemon: RunningDaemon) -> None:
+    """One sleeps, one is another program since: neither attaches to the next daemon, which finds them in the index."""
+    with daemon.client() as client, ExitStack() as stack:
+        assert store(client, prompt(0)).stored == 8
+        sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
+        assert sleeper.told() == 8
+        sleeper.signal(signal.SIGSTOP)
+        other = stack.enter_context(attached(daemon.socket, _exec))
+        assert other.told() == 8
+        daemon.kill()
+        daemon.start()
+        assert {slot["pid"] for slot in daemon.slots() if slot["pins"]} == {sleeper.pid, other.pid}
+        for child in (other, sleeper):
+            died = child.kill()
+            assert eventually(lambda pid=child.pid: pid not in {slot["pid"] for slot in daemon.slots()})  # type: ignore[misc]
+            assert time.monotonic() - died < SOON_S
+        assert not any(slot["pins"] for slot in daemon.slots())
+        assert client.wait_attached(10) and eventually(lambda: store(client, prompt(1)).stored == 8)
+
+
 # --- ends of all kinds -----------------------------------------------------------------------------------------------
 
 
