@@ -17,9 +17,10 @@ from storm.report import Report
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support")
-ENGINE_DEATHS, DAEMON_DEATHS = 300, 30
-ROUND_S = 10
-PATIENCE_S = 240
+ENGINE_DEATHS, DAEMON_DEATHS, DISK_READS = 300, 30, 10
+ROUND_S = 8
+PATIENCE_S = 400
+UNTIL_ENOUGH = (f"--engine-deaths={ENGINE_DEATHS}", f"--daemon-deaths={DAEMON_DEATHS}", f"--disk-reads={DISK_READS}")
 UNTIL_FOUND = ("--minutes", "1", "--round", "3", "--scene", "roomy")
 
 RUN = "import runpy; runpy.run_module('storm', run_name='__main__', alter_sys=True)"
@@ -40,6 +41,17 @@ import pagetier.daemon.main as daemon
 from pagetier.shm.segments import Leftovers
 opened = daemon.open_segments
 daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DISCARD)
+"""
+
+# With each worker of the disk tier that dies its daemon loses all that is on disk.
+DISK_LOST = """
+import shutil
+from pagetier.daemon.disk.tier import Disk
+ended = Disk.ended
+def forget(self, slot, why):
+    shutil.rmtree(self._options.path)
+    ended(self, slot, why)
+Disk.ended = forget
 """
 
 
@@ -67,13 +79,16 @@ def found_in(done: Done, folder: Path) -> set[Kind]:
 
 
 def test_nothing_is_lost_when_anything_dies_at_random(tmp_path: Path) -> None:
-    done = storm(tmp_path, "--minutes", "0", "--round", str(ROUND_S))
+    done = storm(tmp_path, "--minutes", "0", "--round", str(ROUND_S), *UNTIL_ENOUGH)
     assert done.returncode == 0, done.stderr
     report = report_in(tmp_path)
-    assert report.violations == [] and report.rounds == 4
+    assert report.violations == [] and report.rounds >= 4
     assert report.engine_deaths >= ENGINE_DEATHS, done.stderr
     assert report.daemon_deaths >= DAEMON_DEATHS, done.stderr
     assert report.worker_deaths and report.pages_verified > 1000, done.stderr
+    through, behind = (report.scenes[name] for name in ("roomy, disk", "tight, disk"))
+    assert through.pages["disk_written"] and through.disk_percent, done.stderr
+    assert behind.pages["evicted"] and behind.pages["disk_read"] and behind.disk_percent, done.stderr
     assert re.search(r"seed \d+", done.stderr)
 
 
@@ -83,6 +98,11 @@ def test_nothing_is_lost_when_anything_dies_at_random(tmp_path: Path) -> None:
 def test_what_lies_or_forgets_is_found(tmp_path: Path, broken: str, kind: Kind) -> None:
     done = storm(tmp_path, *UNTIL_FOUND, broken=broken)
     assert kind in found_in(done, tmp_path)
+
+
+def test_a_disk_that_is_lost_with_its_worker_is_found(tmp_path: Path) -> None:
+    done = storm(tmp_path, "--minutes", "0", "--round", "3", "--scene", "tight, disk", broken=DISK_LOST)
+    assert Kind.LOST in found_in(done, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from oracle.checker import Kind, Violation
-from storm.family import Family
+from oracle.checker import WORKER_NAME, Kind, Violation
+from pagetier.daemon.exits import Exit
+from storm.__main__ import Enough
+from storm.daemons import StormDaemon
+from storm.family import Child, Family
 from storm.fates import Fates
+from storm.leaving import Leaving
+from storm.remains import sweep
 from storm.report import Report
 from storm.scene import SCENES, chain_of, pick
 from storm.slots import Mourning
@@ -48,22 +53,156 @@ def test_who_does_not_end_in_time_is_killed(family: Family) -> None:
 
 def test_a_slot_that_does_not_come_back_in_time_is_a_violation() -> None:
     mourning = Mourning()
+    mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
     mourning.died(8, 10.0)
-    mourning.look({7, 8}, 10.9)
-    mourning.look({7}, 11.0)
-    assert mourning.returned == [1.0] and mourning.waits and not mourning.violations
-    mourning.look({7}, 12.6)
+    mourning.look(1, {7, 8}, 10.75)
+    mourning.look(1, {7}, 11.0)
+    assert mourning.waits and not mourning.violations
+    mourning.look(1, {7}, 12.75)
     assert [found.kind for found in mourning.violations] == [Kind.LATE] and not mourning.waits
+    mourning.end()
+    assert mourning.returned == [2.75, 1.0]
 
 
-def test_time_without_a_daemon_is_nobody_s_time() -> None:
+def test_a_stopped_daemon_s_clock_stands_and_does_not_begin_anew() -> None:
     mourning = Mourning()
+    mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
-    mourning.no_daemon(20.0)
-    mourning.look({7}, 20.5)
-    mourning.look(set(), 20.75)
-    assert mourning.returned == [0.75] and not mourning.violations
+    for second in range(2):
+        mourning.look(1, {7}, 10.5 + 2 * second)
+        mourning.stands(10.75 + 2 * second)
+        assert not mourning.violations
+        mourning.look(1, {7}, 11.75 + 2 * second)
+    mourning.look(1, {7}, 14.5)
+    assert not mourning.violations
+    mourning.look(1, {7}, 14.75)
+    assert [found.kind for found in mourning.violations] == [Kind.LATE]
+
+
+def test_of_a_daemon_s_life_all_deaths_are_measured_or_none() -> None:
+    mourning = Mourning()
+    for life, lasts in enumerate((0.5, 2.0)):
+        began = 10.0 * life
+        mourning.look(life, set(), began)
+        mourning.died(7 + life, began)
+        mourning.look(life, set(), began + 0.25)
+        mourning.died(17 + life, began + lasts - 0.25)
+        mourning.look(life, set(), began + lasts)
+        mourning.no_daemon()
+    assert mourning.returned == [0.25]
+
+
+def test_who_outlasts_a_daemon_s_life_waits_for_the_next_one_anew() -> None:
+    mourning = Mourning()
+    mourning.look(1, set(), 10.0)
+    mourning.died(7, 10.0)
+    mourning.look(1, {7}, 11.5)
+    mourning.look(2, {7}, 20.0)
+    assert mourning.returned == [1.5] and mourning.waits
+    mourning.look(2, set(), 20.25)
+    mourning.end()
+    assert mourning.returned == [1.5, 0.25] and not mourning.violations
+
+
+class Counters:
+    """A daemon's, as its observer sees them."""
+
+    def __init__(self) -> None:
+        self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_spared", "disk_frames"), 0)
+        self.worker = 0
+
+    def header(self) -> dict[str, int]:
+        return {"incarnation": 1, **self.numbers}
+
+    def slots(self) -> list[dict[str, object]]:
+        return [{"name": WORKER_NAME, "pid": self.worker}] if self.worker else []
+
+    def happens(self, worker: int, frames: int, **more: int) -> None:
+        self.worker, self.numbers["disk_frames"] = worker, frames
+        for name, pages in more.items():
+            self.numbers[name] += pages
+
+
+def test_what_leaves_memory_is_gone_only_where_no_disk_was_open() -> None:
+    counters = Counters()
+    leaving = Leaving(counters)
+    counters.happens(worker=0, frames=0, evicted=3)
+    assert leaving.pages == 3
+    counters.happens(worker=5, frames=9, evicted=10)
+    assert leaving.pages == 13
+    counters.happens(worker=5, frames=9, evicted=100, disk_lost=2, disk_evicted=1)
+    assert leaving.pages == 16
+    counters.happens(worker=6, frames=9, evicted=20)
+    assert leaving.pages == 36
+    counters.happens(worker=6, frames=0, evicted=1000)
+    counters.happens(worker=0, frames=0)
+    assert leaving.pages == 1036
+
+
+def test_storms_sweep_what_dead_storms_left_and_nothing_else(tmp_path: Path, family: Family) -> None:
+    gone = family.fork("gone", lambda: None)
+    family.wait(gone)
+    for name in (f"pagetier-storm-{gone.pid}-a.index", f"pagetier-storm-{os.getpid()}-a.index", "pagetier-storm-x"):
+        (tmp_path / name).touch()
+    (tmp_path / f"pagetier-storm-{gone.pid}-b").mkdir()
+    assert sorted(sweep(tmp_path)) == [f"pagetier-storm-{gone.pid}-a.index", f"pagetier-storm-{gone.pid}-b"]
+    assert len(list(tmp_path.glob("pagetier-*"))) == 2 and sweep(tmp_path) == []
+
+
+@pytest.fixture
+def daemon(family: Family) -> Iterator[StormDaemon]:
+    alone = StormDaemon(SCENES[0], family)
+    yield alone
+    alone.remove()
+
+
+def ended(daemon: StormDaemon, family: Family, *codes: int) -> list[bool]:
+    """Whether the ends of daemons that were started one after the other, and lived together, are as they should be."""
+    children = [Child(1 << 30, "daemon", number) for number in range(len(codes))]
+    for child in children:
+        daemon.note(child)
+    for child, code in zip(children, codes, strict=True):
+        child.status = code << 8
+    return [daemon.ended_well(child) for child in children]
+
+
+def test_a_daemon_s_end_is_well_where_it_was_refused_beside_another_one(daemon: StormDaemon, family: Family) -> None:
+    assert ended(daemon, family, Exit.REFUSED, Exit.OK) == [True, False]
+
+
+def test_a_daemon_that_ends_by_itself_or_is_refused_alone_is_not_well(daemon: StormDaemon, family: Family) -> None:
+    assert ended(daemon, family, Exit.REFUSED) == [False]
+    assert ended(daemon, family, Exit.OK) == [False]
+
+
+def test_two_daemons_that_are_both_refused_are_not_well(daemon: StormDaemon, family: Family) -> None:
+    assert ended(daemon, family, Exit.REFUSED, Exit.REFUSED) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("level=error name=asyncio msg=x", True),
+        ("level=critical name=pagetierd msg=x", True),
+        ("Traceback (most recent call last):", True),
+        ('level=info name=pagetierd event=ready msg="an error is not told"', False),
+        ("level=error name=pagetierd event=refused msg=x", False),
+    ],
+)
+def test_what_a_daemon_should_not_write_is_a_complaint(daemon: StormDaemon, line: str, bad: bool) -> None:
+    daemon.note(Child(1 << 30, "daemon", 0))
+    (Path(daemon.folder.name) / "log-0").write_text(line + "\n")
+    assert daemon.complaints() == [line] * bad
+
+
+def test_a_storm_goes_on_until_enough_has_happened() -> None:
+    tally = Tally()
+    enough = Enough(engine_deaths=2, daemon_deaths=1, disk_reads=3)
+    tally.deaths.update({"rank": 2, "daemon": 1})
+    assert not enough.seen_in(tally)
+    tally.pages["disk_read"] = 3
+    assert enough.seen_in(tally) and Enough().seen_in(Tally())
 
 
 def test_moments_come_as_often_as_they_should_and_never_where_there_are_none() -> None:
@@ -88,7 +227,13 @@ def test_prompts_share_beginnings_and_come_up_in_turn() -> None:
 def test_a_report_says_what_was_broken() -> None:
     tally = Tally(rounds=1, violations=[Violation(Kind.LOST, "for a reason", b"k" * 32)])
     tally.deaths.update({"engine": 2, "rank": 3, "daemon": 4, "engine, by itself": 5})
-    report = Report.of(3, tally, [Path("kept")])
+    tally.pages.update({"evicted": 77})
+    tally.returned += [0.5, 0.5, 0.5, 1.5]
+    tally.disk_use += [0.5, 0.25]
+    report = Report.of(3, tally, {"a scene": tally}, [Path("kept")])
     assert (report.engine_deaths, report.daemon_deaths) == (5, 4)
+    place = report.scenes["a scene"]
+    assert (place.slots, place.late, place.late_share, place.disk_percent) == (4, 1, 0.25, 50.0)
+    assert "| a scene | 1 | 77 | 0 |" in report.markdown() and "| 50.0 | 4 | 1 (25.0 %) |" in report.markdown()
     assert "| rank | 3 |" in report.markdown() and "for a reason" in report.markdown()
     assert report.journals == ["kept"]

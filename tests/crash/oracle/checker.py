@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from .journal import Record, Told
-from .promises import SIGHTS, Loss, losses, promises, seen
+from .promises import SIGHTS, Loss, Promise, losses, promises, seen
 from .samples import Caps, EndState, Sample
 
 WORKER_NAME: Final = "disk tier"
@@ -112,17 +112,20 @@ def _as_text(begun: dict[int, set[int]]) -> str:
 
 
 def _lost(records: Sequence[Record], may_go: Losses) -> list[Violation]:
-    promised = promises(records)
-    if may_go.at_most == 0:
-        promised += seen(records)
-    gone = losses(promised, records, may_go.since)
+    gone = missing(records, may_go.since, promises(records) + (seen(records) if may_go.at_most == 0 else []))
     if len(gone) <= may_go.at_most:
         return []
-    return [_loss(loss, len(gone), may_go.at_most) for loss in _one_a_page(gone)]
+    one_a_page = {loss.promise.key: loss for loss in gone}.values()
+    return [_loss(loss, len(gone), may_go.at_most) for loss in one_a_page]
 
 
-def _one_a_page(gone: Iterable[Loss]) -> Iterable[Loss]:
-    return {loss.promise.key: loss for loss in gone}.values()
+def missing(records: Sequence[Record], since: int = 0, promised: Iterable[Promise] | None = None) -> list[Loss]:
+    """Pages that were stored, or promised otherwise, and were missed later; those of one look once.
+
+    A page that was stored while its disk was away, and is on that disk as well, was promised twice and leaves once.
+    """
+    gone = losses(promises(records) if promised is None else promised, records, since)
+    return list({(loss.promise.key, loss.missed.since, loss.missed.pid): loss for loss in gone}.values())
 
 
 def _loss(loss: Loss, gone: int, at_most: int) -> Violation:

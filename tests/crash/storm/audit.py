@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from oracle.checker import Kind, Losses, Violation, findings
+from oracle.checker import Kind, Losses, Violation, findings, missing
 from oracle.journal import Journal, Record, Told, read_journal, read_journals
 from oracle.promises import losses, seen
 from oracle.samples import Caps, EndState, Sample
@@ -59,13 +59,15 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at the end besides the journals of engines.
 
-    may_go: as findings() takes it. before, after: what an auditor was told before the last daemon's death and after it.
-    pages: in the index before it, in whatever tier. settled, end: how all was when the engines were gone, and at last.
+    may_go: as findings() takes it. before, later: what auditors were told before the deaths at rest, and after each.
+    went: how many pages can have left since. pages: in the index before them, in whatever tier. settled, end: how all
+    was when the engines were gone, and at last.
     """
 
     may_go: Losses
     before: Path
-    after: Path
+    later: Sequence[Path]
+    went: int
     pages: int
     settled: EndState
     end: EndState
@@ -74,10 +76,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """All violations; and what processes were told, in pages."""
+    """All violations; what processes were told, in pages; and how many stored ones were missed."""
 
     violations: list[Violation]
     told: dict[str, int]
+    missed: int
 
 
 def judge(journals: Path, evidence: Evidence) -> Verdict:
@@ -85,15 +88,19 @@ def judge(journals: Path, evidence: Evidence) -> Verdict:
     records = read_journals(journals)
     found = findings(records, may_go=evidence.may_go, samples=evidence.samples, caps=evidence.caps, end=evidence.end)
     found += findings([], end=evidence.settled)
-    found += _between(read_journal(evidence.before), read_journal(evidence.after))
-    found += _in_the_index(read_journal(evidence.before), evidence.pages)
-    return Verdict(found, _told(records))
+    before = read_journal(evidence.before)
+    for path in evidence.later:
+        found += _between(before, read_journal(path), path.stem, evidence.went)
+    found += _in_the_index(before, evidence.pages)
+    return Verdict(found, _told(records), len(missing(records, evidence.may_go.since)))
 
 
-def _between(before: Iterable[Record], after: Iterable[Record]) -> Iterable[Violation]:
-    """Nobody stored or evicted between two audits: what was there is there."""
-    for loss in losses(seen(before), after):
-        yield Violation(Kind.LOST, "it was there before the last daemon's death, and not after it", loss.promise.key)
+def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went: int) -> Iterable[Violation]:
+    """Nobody stored between two audits: what was there is there, but for what the daemon counted."""
+    gone = losses(seen(before), after)
+    for loss in gone if len(gone) > went else ():
+        what = f"it was there before the deaths at rest, and not in the audit {audit!r}"
+        yield Violation(Kind.LOST, f"{what} ({len(gone)} are lost, {went} may be)", loss.promise.key)
 
 
 def _in_the_index(records: Iterable[Record], pages: int) -> Iterable[Violation]:

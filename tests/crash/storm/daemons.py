@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -13,9 +15,14 @@ from pagetier.shm._core import Observer
 from running import RunningDaemon
 
 from .family import Child, Family
+from .remains import prefix_of_this_process
 from .scene import Scene
 
 _READY: Final = "ready on"
+_DISK_OPEN: Final = "event=disk_open"
+_BAD: Final = re.compile(r"Traceback|Error|\blevel=(error|critical)\b")
+_HARMLESS: Final = re.compile(r"\bevent=refused\b")
+"""Complaints that are judged elsewhere: who was refused, by the code that it ended with."""
 
 
 class StormDaemon(RunningDaemon):
@@ -23,10 +30,15 @@ class StormDaemon(RunningDaemon):
 
     def __init__(self, scene: Scene, family: Family) -> None:
         super().__init__()
+        self.name = prefix_of_this_process() + self.name.rpartition("-")[2]
+        self.folder.cleanup()
+        self.folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process())
+        self.socket = Path(self.folder.name) / "pagetier.sock"
         self.disk = Path(self.folder.name) / "disk"
         self._scene = scene
         self._family = family
         self._started: dict[int, float] = {}
+        self._rivals: dict[int, list[Child]] = {}
         self.children: list[Child] = []
         self.adoptions: list[float] = []
         self.serving: Child | None = None
@@ -36,7 +48,15 @@ class StormDaemon(RunningDaemon):
         arguments = ["--name", self.name, "--socket", str(self.socket), *self._scene.flags(self.disk)]
         log = self._log_of(len(self._started))
         child = self._family.fork("daemon", lambda: _serve(arguments, log), len(self._started))
+        self.note(child)
+
+    def note(self, child: Child) -> None:
+        """One that was started just now."""
         self._started[child.seat] = time.monotonic()
+        others = [other for other in self.children if other.lives]
+        self._rivals[child.seat] = others
+        for other in others:
+            self._rivals[other.seat].append(child)
         self.children.append(child)
 
     def look(self) -> bool:
@@ -67,22 +87,29 @@ class StormDaemon(RunningDaemon):
 
     def complaints(self) -> list[str]:
         """Lines of the logs that no daemon should write."""
-        logs = "\n".join(self._log_of(life).read_text() for life in self._started)
-        return [line for line in logs.splitlines() if "Traceback" in line or "Error" in line]
+        return [line for line in self._logs() if _BAD.search(line) and not _HARMLESS.search(line)]
+
+    def disks_opened(self) -> int:
+        """How often a disk tier was opened, and all that it holds known, so far."""
+        return sum(_DISK_OPEN in line for line in self._logs())
 
     def last_words(self) -> str:
         """What the one that was started last wrote."""
         return self._log_of(len(self._started) - 1).read_text()
 
     def ended_well(self, child: Child) -> bool:
-        """Whether a daemon's end was to be expected: killed, told to go, or refused beside another one."""
-        return child.killed or child.code in (0, Exit.REFUSED)
+        """Whether a daemon's end was to be expected: killed, or refused beside another one that was not refused."""
+        beside = any(rival.code != Exit.REFUSED for rival in self._rivals[child.seat])
+        return child.hit or (beside and child.code == Exit.REFUSED)
 
     def remove(self) -> None:
         """What it left in /dev/shm and its folder."""
         for name in self.leftovers():
             (Path("/dev/shm") / name).unlink()
         self.folder.cleanup()
+
+    def _logs(self) -> list[str]:
+        return [line for life in self._started for line in self._log_of(life).read_text().splitlines()]
 
     def _log_of(self, life: int) -> Path:
         path = Path(self.folder.name) / f"log-{life}"

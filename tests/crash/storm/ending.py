@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +19,12 @@ from running import eventually
 from .audit import Auditor, Evidence, Verdict, judge
 from .daemons import StormDaemon
 from .family import Family
+from .leaving import Leaving
 from .scene import EXPIRY_S, Scene
 from .tally import Tally
+
+COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
+"""What is told of the daemon's counters."""
 
 _PATIENCE_S: Final = 30.0
 _TICK_S: Final = 0.003
@@ -28,29 +33,36 @@ _TICK_S: Final = 0.003
 class Ending:
     """Of one round; its engines are dead, and a daemon serves."""
 
-    def __init__(self, scene: Scene, daemon: StormDaemon, family: Family, journals: Path, seed: int) -> None:
+    def __init__(
+        self, scene: Scene, daemon: StormDaemon, family: Family, leaving: Leaving, journals: Path, seed: int
+    ) -> None:
         self._scene = scene
         self._daemon = daemon
         self._family = family
+        self._leaving = leaving
         self._journals = journals
         self._seed = seed
 
     def judge(self, tally: Tally, samples: Sequence[Sample]) -> Verdict:
-        """An audit, one more death of the daemon, another audit, and how all is then; with all that journals tell."""
+        """An audit, the disk worker's death and the daemon's, an audit after each, and how all is then.
+
+        Judged with that is all that journals tell. Raises RuntimeError where it can not be looked at all.
+        """
         self._settle()
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
-        header, settled = self._daemon.header(), end_of(self._daemon)
+        header, settled, gone = self._daemon.header(), end_of(self._daemon), self._gone()
+        tally.pages.update({name: header[name] for name in COUNTED})
         before = self._audit("before", Auditor.look_at_all)
-        self._replace()
-        tally.deaths["daemon"] += 1
-        after = self._audit("after", Auditor.look_at_all)
+        later = list(self._after_deaths(tally))
+        went, may_go = self._gone() - gone, self._may_go(since, tally)
         if self._scene.disk:
             self._audit("disk", Auditor.load_some)
         self._settle()
         evidence = Evidence(
-            may_go=Losses(at_most=self._gone(header, tally.daemon_deaths), since=since),
+            may_go=may_go,
             before=before,
-            after=after,
+            later=later,
+            went=went,
             pages=header["entries"] - header["free_entries"],
             settled=settled,
             end=end_of(self._daemon),
@@ -58,6 +70,16 @@ class Ending:
             samples=samples,
         )
         return self._judged(evidence)
+
+    def _after_deaths(self, tally: Tally) -> Iterator[Path]:
+        """Journals of audits after deaths at rest: of the disk worker, where there is one, and of the daemon."""
+        if self._scene.disk:
+            self._lose_worker()
+            tally.deaths["disk worker"] += 1
+            yield self._audit("without-worker", Auditor.look_at_all)
+        self._replace()
+        tally.deaths["daemon"] += 1
+        yield self._audit("after", Auditor.look_at_all)
 
     def stop(self) -> list[Violation]:
         """SIGTERM: everything goes."""
@@ -97,9 +119,27 @@ class Ending:
         await_daemon(self._daemon, self._family)
         self._settle()
 
-    def _gone(self, header: dict[str, int], deaths: int) -> int:
-        """Pages that may be missed: each daemon that died may have evicted one that it had no time to count."""
-        return 0 if self._scene.roomy else header["evicted"] + header["disk_evicted"] + deaths
+    def _lose_worker(self) -> None:
+        """SIGKILL at rest; the daemon starts another one, which finds all that is on disk."""
+        self._leaving.look()
+        opened = self._daemon.disks_opened()
+        pid = self._daemon.worker()
+        if not pid:
+            raise RuntimeError(f"there is no disk worker at rest: {self._daemon.last_words()}")
+        os.kill(pid, signal.SIGKILL)
+        if not eventually(lambda: self._daemon.disks_opened() > opened, _PATIENCE_S):
+            raise RuntimeError(f"the disk does not come back: {self._daemon.last_words()}")
+        self._settle()
+
+    def _may_go(self, since: int, tally: Tally) -> Losses:
+        """What was counted, and the one page that each daemon had no time to count when it died."""
+        losses = Losses(at_most=0 if self._scene.roomy else self._gone() + tally.daemon_deaths, since=since)
+        tally.pages["may be missed"] += losses.at_most
+        return losses
+
+    def _gone(self) -> int:
+        """Pages that have left for good, as far as daemons could count."""
+        return 0 if self._scene.roomy else self._leaving.pages
 
     def _caps(self) -> Caps:
         shm = segments_bytes(self._daemon.observer())
@@ -126,6 +166,12 @@ class Ending:
         self._family.wait(child, 4 * _PATIENCE_S)
         if child.code != 0:
             raise RuntimeError(f"the {role} ended with {child.code}: {self._family.last_words(child)}")
+
+
+def await_disk(daemon: StormDaemon) -> None:
+    """Waits until the disk tier of the first daemon is open. Raises RuntimeError if it does not open."""
+    if not eventually(lambda: daemon.disks_opened() > 0, _PATIENCE_S):
+        raise RuntimeError(f"the disk does not open: {daemon.last_words()}")
 
 
 def await_daemon(daemon: StormDaemon, family: Family) -> None:

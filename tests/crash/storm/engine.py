@@ -20,7 +20,6 @@ from .seats import Seats
 
 DEADLINE_S: Final = 0.3
 _ATTACH_S: Final = 1.0
-_PAUSE_S: Final = 0.003
 _HOLD_S: Final = 0.03
 
 
@@ -46,6 +45,7 @@ class Engine:
     """An attached process with a journal, and chance of its own. chance: a seed."""
 
     def __init__(self, post: Post, chance: int) -> None:
+        os.nice(post.scene.nice)
         self.post = post
         self.rng = random.Random(chance)
         self.journal = Journal.of_this_process(post.journals)
@@ -74,7 +74,7 @@ class Engine:
     def pause(self) -> None:
         """Between two requests."""
         self.post.seats.beat(self.post.seat)
-        time.sleep(self.rng.uniform(0, _PAUSE_S))
+        time.sleep(self.rng.uniform(0, self.post.scene.pause))
 
 
 def lone(post: Post, chance: int) -> None:

@@ -40,6 +40,11 @@ class Child(msgspec.Struct):
         return self.status is None
 
     @property
+    def hit(self) -> bool:
+        """Whether it has ended of what was done to it, and not by itself a moment before."""
+        return self.killed and self.code == -signal.SIGKILL
+
+    @property
     def code(self) -> int | None:
         """Its exit code, or minus the signal that it died of; None while it lives."""
         return None if self.status is None else os.waitstatus_to_exitcode(self.status)

@@ -24,10 +24,10 @@ class Fates:
         self._now = now
         self._fates: list[Fate] = []
 
-    def add(self, act: Callable[[], None], mean: float) -> None:
-        """From now on."""
+    def add(self, act: Callable[[], None], mean: float, after: float = 0.0) -> None:
+        """From now on, or from `after` seconds later on."""
         if mean:
-            self._fates.append(Fate(act, mean, self._now + self._rng.expovariate(1 / mean)))
+            self._fates.append(Fate(act, mean, self._now + after + self._rng.expovariate(1 / mean)))
 
     def pass_on(self, now: float) -> None:
         """All that is due happens, as often as it is due."""

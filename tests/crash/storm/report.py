@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -12,6 +13,8 @@ from oracle.checker import Violation
 
 from .slots import LIMIT_S
 from .tally import Tally
+
+_PAGES: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost", "missed", "may be missed")
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -34,11 +37,38 @@ class Spread(msgspec.Struct, frozen=True):
         return f"median {self.median} ms, p99 {self.p99} ms, at most {self.most} ms ({self.count})"
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in one scene. slots: deaths that were measured; late: how many of them had their slot for over a
+    second; late_share: of 1. pages: as the daemons counted them while engines lived; missed, and how many might have
+    been. disk_percent: the most that the disk tier took, of its cap.
+    """
+
+    rounds: int
+    slots: int
+    late: int
+    late_share: float
+    pages: dict[str, int]
+    disk_percent: float
+
+    @classmethod
+    def of(cls, tally: Tally) -> Place:
+        """All rounds in one scene."""
+        late = sum(seconds > LIMIT_S for seconds in tally.returned)
+        return cls(
+            rounds=tally.rounds,
+            slots=len(tally.returned),
+            late=late,
+            late_share=round(late / max(1, len(tally.returned)), 4),
+            pages=dict(tally.pages),
+            disk_percent=round(100 * max(tally.disk_use, default=0.0), 1),
+        )
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of report.json. seed: has the same deaths planned again, at another run's moments.
 
     returned: from the death of an engine's process until its slot was free again. adoptions: from a daemon's fork until
-    it served. journals: folders that were kept.
+    it served. scenes: by name. journals: folders that were kept.
     """
 
     seed: int
@@ -58,12 +88,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     returned: Spread
     returned_late: int
     adoptions: Spread
+    scenes: dict[str, Place]
     violations: list[Violation]
     journals: list[str]
 
     @classmethod
-    def of(cls, seed: int, tally: Tally, journals: Sequence[Path]) -> Report:
-        """journals: folders that were kept."""
+    def of(cls, seed: int, tally: Tally, scenes: Mapping[str, Tally], journals: Sequence[Path]) -> Report:
+        """tally: of all scenes. journals: folders that were kept."""
         return cls(
             seed=seed,
             seconds=round(tally.seconds, 1),
@@ -82,6 +113,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             returned=Spread.of(tally.returned),
             returned_late=sum(seconds > LIMIT_S for seconds in tally.returned),
             adoptions=Spread.of(tally.adoptions),
+            scenes={name: Place.of(part) for name, part in scenes.items()},
             violations=tally.violations,
             journals=[str(folder) for folder in journals],
         )
@@ -96,7 +128,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             _table("told, in pages", self.told),
             f"{self.bytes_verified / 1e9:.1f} GB were compared byte by byte, caps in {self.samples} samples.",
             f"A dead process's slot was free again after: {self.returned}; {self.returned_late} took over a second.",
+            "Only deaths after which a daemon lived for over a second are measured.",
             f"A daemon served after: {self.adoptions}.\n",
+            _scenes(self.scenes),
             f"## Violations: {len(self.violations)}\n",
             *(f"- {violation}" for violation in self.violations),
             *(f"- journals: {folder}" for folder in self.journals),
@@ -107,3 +141,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def _table(head: str, counts: dict[str, int]) -> str:
     rows = "\n".join(f"| {name} | {count} |" for name, count in counts.items())
     return f"| {head} | how many |\n|---|---:|\n{rows}\n"
+
+
+def _scenes(scenes: Mapping[str, Place]) -> str:
+    """Pages as the daemons counted them, slots, and the disk."""
+    head = ["scene", "rounds", *(name.replace("_", " ") for name in _PAGES), "disk, % of its cap", "slots", "over 1 s"]
+    lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for name, place in scenes.items():
+        late = f"{place.late} ({100 * place.late_share:.1f} %)"
+        pages = [place.pages.get(kind, 0) for kind in _PAGES]
+        row = [name, place.rounds, *pages, place.disk_percent, place.slots, late]
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines) + "\n"

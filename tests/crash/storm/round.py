@@ -17,10 +17,12 @@ from oracle.samples import Sample, taken
 
 from .crew import SEATS, Crew
 from .daemons import StormDaemon
-from .ending import Ending, await_daemon
+from .ending import Ending, await_daemon, await_disk
 from .engine import Post
 from .family import Child, Family
 from .fates import Fates
+from .leaving import Leaving
+from .remains import prefix_of_this_process
 from .scene import Scene
 from .seats import Seats
 from .slots import Mourning
@@ -31,6 +33,7 @@ _SAMPLE_S: Final = 0.05
 _STOPPED_S: Final = 0.4
 _DARK_S: Final = 0.15
 _HANGS_S: Final = 15.0
+_CALM_S: Final = 20.0
 
 
 class Round:
@@ -39,7 +42,7 @@ class Round:
     def __init__(self, scene: Scene, seconds: float, seed: int) -> None:
         self.scene = scene
         self.tally = Tally(rounds=1)
-        self._folder = tempfile.TemporaryDirectory(prefix="pagetier-storm-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process(), ignore_cleanup_errors=True)
         self.journals = Path(self._folder.name)
         self._family = Family(self.journals)
         self._daemon = StormDaemon(scene, self._family)
@@ -57,20 +60,35 @@ class Round:
     def run(self, progress: Callable[[Tally], None]) -> Tally:
         """All of it; progress is told how far it is, some hundred times a second."""
         began = time.monotonic()
-        self._daemon.light()
-        await_daemon(self._daemon, self._family)
-        self._observer = self._daemon.observer()
-        self._storm(progress)
-        self._calm()
-        ending = Ending(self.scene, self._daemon, self._family, self.journals, self._seed)
-        verdict = ending.judge(self.tally, self._samples)
-        self.tally.told.update(verdict.told)
-        self.tally.violations += [*verdict.violations, *ending.stop()]
+        try:
+            self._live(progress)
+        except RuntimeError as error:
+            self._violation(Kind.HANG, str(error))
+        self.tally.returned += self._mourning.returned
+        self.tally.violations += self._mourning.violations
         self.tally.adoptions += self._daemon.adoptions
         self.tally.samples, self.tally.steps = len(self._samples), self._seats.steps
         self.tally.bytes_verified = self._seats.bytes
+        if self.scene.disk:
+            self.tally.disk_use.append(max((sample.disk for sample in self._samples), default=0) / self.scene.disk)
         self.tally.seconds = time.monotonic() - began
         return self.tally
+
+    def _live(self, progress: Callable[[Tally], None]) -> None:
+        """Raises RuntimeError where something can not even be looked at, as it does not get on."""
+        self._daemon.light()
+        await_daemon(self._daemon, self._family)
+        if self.scene.disk:
+            await_disk(self._daemon)
+        self._observer = self._daemon.observer()
+        self._leaving = Leaving(self._observer)
+        self._storm(progress)
+        self._calm()
+        ending = Ending(self.scene, self._daemon, self._family, self._leaving, self.journals, self._seed)
+        verdict = ending.judge(self.tally, self._samples)
+        self.tally.told.update(verdict.told)
+        self.tally.pages["missed"] += verdict.missed
+        self.tally.violations += [*verdict.violations, *ending.stop()]
 
     def _storm(self, progress: Callable[[Tally], None]) -> None:
         now = time.monotonic()
@@ -87,9 +105,10 @@ class Round:
 
     def _fates(self, now: float) -> Fates:
         scene, fates = self.scene, Fates(self._rng, now)
+        spared = scene.spared * self._seconds
         fates.add(self._kill_engine, scene.engine_death)
-        fates.add(self._kill_daemon, scene.daemon_death)
-        fates.add(self._condemn_worker, scene.worker_death)
+        fates.add(self._kill_daemon, scene.daemon_death, spared)
+        fates.add(self._condemn_worker, scene.worker_death, spared)
         fates.add(self._stop_somebody, scene.stop)
         fates.add(self._sample, _SAMPLE_S)
         return fates
@@ -103,7 +122,7 @@ class Round:
         if self._condemned:
             self._kill_worker()
         if not self._daemon.look():
-            self._mourning.no_daemon(now)
+            self._mourning.no_daemon()
             if not self._daemon.children and now >= self._dark_until:
                 self._light()
 
@@ -126,7 +145,7 @@ class Round:
             well = self._daemon.ended_well(child)
         else:
             self._mourning.died(child.pid, now)
-            well = child.killed or child.code == 0
+            well = child.hit or child.code == 0
         if not well:
             why = self._family.last_words(child)
             self._violation(Kind.CRASH, f"{child.role} ended with {child.code}: {why}", child.pid)
@@ -181,29 +200,38 @@ class Round:
     def _sample(self) -> None:
         disk = self._daemon.disk if self.scene.disk else None
         self._samples.append(taken(self._observer, self._daemon.name, disk))
+        self._leaving.look()
         self._mourn(time.monotonic())
 
     def _mourn(self, now: float) -> None:
-        if self._daemon.serving is None or self._daemon.serving.stopped:
-            self._mourning.no_daemon(now)
+        serving = self._daemon.serving
+        if serving is None:
+            self._mourning.no_daemon()
+        elif serving.stopped:
+            self._mourning.stands(now)
         else:
-            self._mourning.look({slot["pid"] for slot in self._observer.slots()}, now)
+            self._mourning.look(serving.pid, {slot["pid"] for slot in self._observer.slots()}, now)
 
     def _calm(self) -> None:
-        """All engines die at once; a daemon lives, and takes back what they held."""
+        """All engines die at once; a daemon lives, and takes back what they held.
+
+        Raises RuntimeError if that takes for ever.
+        """
         for child in list(self._stopped):
             self._go_on(child)
         for child in self._crew.living:
             self._kill(child)
+        ends = time.monotonic() + _CALM_S
         while self._crew.living or self._mourning.waits:
             now = time.monotonic()
+            if now > ends:
+                raise RuntimeError(f"the dead still have slots after {_CALM_S} s: {self._daemon.last_words()}")
             self._tend(now)
             self._mourn(now)
             time.sleep(_TICK_S)
-        self.tally.returned += self._mourning.returned
-        self.tally.violations += self._mourning.violations
+        self._mourning.end()
 
-    def _violation(self, kind: Kind, what: str, pid: int) -> None:
+    def _violation(self, kind: Kind, what: str, pid: int = 0) -> None:
         self.tally.violations.append(Violation(kind, what, pid=pid))
 
     def __enter__(self) -> Self:

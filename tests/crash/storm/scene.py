@@ -37,7 +37,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of cache, and what happens to it. Deaths and stops are means, in seconds from one to the next.
 
     prompts: as many different ones come up in the course of a round. roomy: nothing is ever evicted, so nothing may be
-    lost. disk: bytes, 0: none.
+    lost. disk: bytes, 0: none. spared: share of a round before the first daemon or disk worker dies. pause, nice: of
+    engines, in seconds between two requests at most; a disk worker is nice, and gets nothing done beside those that
+    are not and never rest.
     """
 
     name: str
@@ -50,6 +52,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     daemon_death: float = 0.4
     worker_death: float = 0.0
     stop: float = 0.8
+    spared: float = 0.0
+    pause: float = 0.003
+    nice: int = 0
 
     def flags(self, disk: Path) -> list[str]:
         """Of the daemon."""
@@ -63,27 +68,25 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MIB: Final = 1 << 20
+_ROOMY_DISK: Final = Scene(
+    name="roomy, disk",
+    arena=512 * MIB,
+    prompts=800,
+    roomy=True,
+    disk=1024 * MIB,
+    disk_write="through",
+    daemon_death=1.6,
+    worker_death=2.5,
+    spared=0.25,
+    pause=0.02,
+    nice=10,
+)
 SCENES: Final = (
     Scene(name="roomy", arena=512 * MIB, prompts=1500, roomy=True),
     Scene(name="tight", arena=8 * MIB, prompts=1500, roomy=False),
-    Scene(
-        name="roomy, disk",
-        arena=512 * MIB,
-        prompts=800,
-        roomy=True,
-        disk=1024 * MIB,
-        disk_write="through",
-        daemon_death=1.4,
-        worker_death=2.0,
-    ),
-    Scene(
-        name="tight, disk",
-        arena=8 * MIB,
-        prompts=800,
-        roomy=False,
-        disk=64 * MIB,
-        daemon_death=1.4,
-        worker_death=2.0,
+    _ROOMY_DISK,
+    msgspec.structs.replace(
+        _ROOMY_DISK, name="tight, disk", arena=8 * MIB, roomy=False, disk=48 * MIB, disk_write="evict"
     ),
 )
 

@@ -12,16 +12,20 @@ from oracle.checker import Violation
 class Tally(msgspec.Struct):
     """Counts add up over rounds. deaths, stops: by role. told: pages, by what a process was told of them.
 
-    lives: processes started, by role. returned: seconds from an engine's death until its slot was free again;
-    adoptions: seconds from a daemon's fork until it served. lost_at_most: pages that its counters say were evicted.
+    lives: processes started, by role. returned: seconds from an engine's death until its slot was free again, where
+    that was measured; adoptions: seconds from a daemon's fork until it served. pages: what the daemons counted, while
+    engines lived, and how many were missed at rest and might have been. disk_use: the most in each round with a disk,
+    as a share of the cap.
     """
 
     deaths: Counter[str] = msgspec.field(default_factory=Counter)
     stops: Counter[str] = msgspec.field(default_factory=Counter)
     lives: Counter[str] = msgspec.field(default_factory=Counter)
     told: Counter[str] = msgspec.field(default_factory=Counter)
+    pages: Counter[str] = msgspec.field(default_factory=Counter)
     returned: list[float] = msgspec.field(default_factory=list)
     adoptions: list[float] = msgspec.field(default_factory=list)
+    disk_use: list[float] = msgspec.field(default_factory=list)
     violations: list[Violation] = msgspec.field(default_factory=list)
     samples: int = 0
     bytes_verified: int = 0
