@@ -244,9 +244,11 @@ def test_of_a_burst_the_newest_pages_stay_and_what_is_said_to_be_stored_was(daem
         assert [one.told(), other.told()] == [[{Outcome.STORED}] * prompts] * 2, "none is refused while older ones stay"
         kept = {first: [found(client, prompt(first + at)) for at in range(prompts)] for first in (0, 1000)}
         assert sum(map(sum, kept.values())) == FRAMES, kept
+        assert any(pages[-1] == 8 for pages in kept.values()), (
+            "who ended first may have nothing left: all of it is older"
+        )
         for pages in kept.values():
-            assert pages[-1] == 8 and pages[0] == 0, kept
-            assert pages == sorted(pages), "the oldest have left"
+            assert pages[0] == 0 and pages == sorted(pages), "the oldest have left"
 
 
 def test_what_is_too_much_at_once_is_refused_at_its_tail_and_told(daemon: RunningDaemon) -> None:
