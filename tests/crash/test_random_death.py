@@ -18,7 +18,7 @@ from storm.report import Report
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support")
 ENGINE_DEATHS, DAEMON_DEATHS, DISK_READS = 300, 30, 10
-ROUND_S = 8
+ROUND_S = 6
 PATIENCE_S = 400
 UNTIL_ENOUGH = (f"--engine-deaths={ENGINE_DEATHS}", f"--daemon-deaths={DAEMON_DEATHS}", f"--disk-reads={DISK_READS}")
 UNTIL_FOUND = ("--minutes", "1", "--round", "3", "--scene", "roomy")

@@ -21,6 +21,7 @@ from .seats import Seats
 DEADLINE_S: Final = 0.3
 _ATTACH_S: Final = 1.0
 _HOLD_S: Final = 0.03
+_NICE: Final = 10  # as the disk worker is: beside engines that are not and never rest it gets nothing done
 
 
 class Post(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ class Engine:
     """An attached process with a journal, and chance of its own. chance: a seed."""
 
     def __init__(self, post: Post, chance: int) -> None:
-        os.nice(post.scene.nice)
+        os.nice(_NICE)
         self.post = post
         self.rng = random.Random(chance)
         self.journal = Journal.of_this_process(post.journals)

@@ -34,6 +34,7 @@ _STOPPED_S: Final = 0.4
 _DARK_S: Final = 0.15
 _HANGS_S: Final = 15.0
 _CALM_S: Final = 20.0
+_WARM_S: Final = 20.0
 
 
 class Round:
@@ -91,27 +92,35 @@ class Round:
         self.tally.violations += [*verdict.violations, *ending.stop()]
 
     def _storm(self, progress: Callable[[Tally], None]) -> None:
-        now = time.monotonic()
-        ends = now + self._seconds
-        post = Post(self.scene, self._daemon.socket, self.journals, self._seats, now, ends, self._seed)
+        scene, now = self.scene, time.monotonic()
+        post = Post(scene, self._daemon.socket, self.journals, self._seats, now, now + self._seconds, self._seed)
         self._crew = Crew(self._family, post, self._rng)
-        fates = self._fates(now)
-        while (now := time.monotonic()) < ends:
+        fates = Fates(self._rng, now)
+        fates.add(self._kill_engine, scene.engine_death)
+        fates.add(self._stop_somebody, scene.stop)
+        fates.add(self._sample, _SAMPLE_S)
+        self._pass_time(fates, now + _WARM_S, progress, self._is_warm)
+        later = time.monotonic() - now
+        fates.add(self._kill_daemon, scene.daemon_death, later)
+        fates.add(self._condemn_worker, scene.worker_death, later)
+        self._pass_time(fates, now + later + self._seconds, progress, lambda: False)
+
+    def _pass_time(
+        self, fates: Fates, ends: float, progress: Callable[[Tally], None], enough: Callable[[], bool]
+    ) -> None:
+        """Until then, or until it is enough."""
+        while (now := time.monotonic()) < ends and not enough():
             self._tend(now)
             self._man()
             fates.pass_on(now)
             progress(self.tally)
             time.sleep(_TICK_S)
 
-    def _fates(self, now: float) -> Fates:
-        scene, fates = self.scene, Fates(self._rng, now)
-        spared = scene.spared * self._seconds
-        fates.add(self._kill_engine, scene.engine_death)
-        fates.add(self._kill_daemon, scene.daemon_death, spared)
-        fates.add(self._condemn_worker, scene.worker_death, spared)
-        fates.add(self._stop_somebody, scene.stop)
-        fates.add(self._sample, _SAMPLE_S)
-        return fates
+    def _is_warm(self) -> bool:
+        if not self.scene.warm:
+            return True
+        header = self._observer.header()
+        return header["disk_written"] >= self.scene.warm and (self.scene.roomy or header["disk_read"] > 0)
 
     def _tend(self, now: float) -> None:
         """What is to be done all the time: ends are noted, who stood still goes on, there is a daemon."""

@@ -37,9 +37,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of cache, and what happens to it. Deaths and stops are means, in seconds from one to the next.
 
     prompts: as many different ones come up in the course of a round. roomy: nothing is ever evicted, so nothing may be
-    lost. disk: bytes, 0: none. spared: share of a round before the first daemon or disk worker dies. pause, nice: of
-    engines, in seconds between two requests at most; a disk worker is nice, and gets nothing done beside those that
-    are not and never rest.
+    lost. disk: bytes, 0: none. warm: no daemon and no disk worker dies before so many pages were written to disk, and
+    one was read where that can be. pause: of engines, in seconds between two requests at most.
     """
 
     name: str
@@ -52,9 +51,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     daemon_death: float = 0.4
     worker_death: float = 0.0
     stop: float = 0.8
-    spared: float = 0.0
+    warm: int = 0
     pause: float = 0.003
-    nice: int = 0
 
     def flags(self, disk: Path) -> list[str]:
         """Of the daemon."""
@@ -77,9 +75,8 @@ _ROOMY_DISK: Final = Scene(
     disk_write="through",
     daemon_death=1.6,
     worker_death=2.5,
-    spared=0.25,
+    warm=200,
     pause=0.02,
-    nice=10,
 )
 SCENES: Final = (
     Scene(name="roomy", arena=512 * MIB, prompts=1500, roomy=True),
