@@ -198,6 +198,8 @@ class Round:
             child = self._rng.choice(able)
             child.stopped = time.monotonic() + self._rng.uniform(0, _STOPPED_S)
             self._stopped.append(child)
+            if child is self._daemon.serving:
+                self._mourning.stands(time.monotonic())
             self._family.signal(child, signal.SIGSTOP)
             self.tally.stops[child.role] += 1
 
