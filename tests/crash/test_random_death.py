@@ -101,7 +101,7 @@ def test_what_lies_or_forgets_is_found(tmp_path: Path, broken: str, kind: Kind) 
 
 
 def test_a_disk_that_is_lost_with_its_worker_is_found(tmp_path: Path) -> None:
-    done = storm(tmp_path, "--minutes", "0", "--round", "3", "--scene", "tight, disk", broken=DISK_LOST)
+    done = storm(tmp_path, "--minutes", "1", "--round", "3", "--scene", "tight, disk", broken=DISK_LOST)
     assert Kind.LOST in found_in(done, tmp_path)
 
 

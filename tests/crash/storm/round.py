@@ -34,7 +34,7 @@ _STOPPED_S: Final = 0.4
 _DARK_S: Final = 0.15
 _HANGS_S: Final = 15.0
 _CALM_S: Final = 20.0
-_WARM_S: Final = 20.0
+_WARM_S: Final = 60.0
 
 
 class Round:
