@@ -11,7 +11,7 @@ JOBS ?= 2
 TYPED := .typing/pagetier $(wildcard tests bench)
 STRESS := $(wildcard tests/shm/stress/Makefile)
 # Chance breaks a promise once, and keeps it the next time.
-NO_SECOND_CHANCE := ! grep -qs 'test_random_death' .cache/pytest/v/cache/lastfailed
+NO_SECOND_CHANCE := ! grep -qs 'test_nothing_is_lost_when_anything_dies' .cache/pytest/v/cache/lastfailed
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 
 .DEFAULT_GOAL := help

@@ -244,9 +244,7 @@ def test_of_a_burst_the_newest_pages_stay_and_what_is_said_to_be_stored_was(daem
         assert [one.told(), other.told()] == [[{Outcome.STORED}] * prompts] * 2, "none is refused while older ones stay"
         kept = {first: [found(client, prompt(first + at)) for at in range(prompts)] for first in (0, 1000)}
         assert sum(map(sum, kept.values())) == FRAMES, kept
-        assert any(pages[-1] == 8 for pages in kept.values()), (
-            "who ended first may have nothing left"
-        )
+        assert any(pages[-1] == 8 for pages in kept.values()), "who ended first may have nothing left"
         for pages in kept.values():
             assert pages[0] == 0 and pages == sorted(pages), "the oldest have left"
 
