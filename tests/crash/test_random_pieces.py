@@ -59,10 +59,10 @@ def test_a_slot_that_does_not_come_back_in_time_is_a_violation() -> None:
     mourning.look(1, {7, 8}, 10.75)
     mourning.look(1, {7}, 11.0)
     assert mourning.waits and not mourning.violations
-    mourning.look(1, {7}, 12.75)
+    mourning.look(1, {7}, 15.25)
     assert [found.kind for found in mourning.violations] == [Kind.LATE] and not mourning.waits
     mourning.end()
-    assert mourning.returned == [2.75, 1.0]
+    assert mourning.returned == [5.25, 1.0]
 
 
 def test_a_stopped_daemon_s_clock_stands_and_does_not_begin_anew() -> None:
@@ -74,9 +74,9 @@ def test_a_stopped_daemon_s_clock_stands_and_does_not_begin_anew() -> None:
         mourning.stands(10.75 + 2 * second)
         assert not mourning.violations
         mourning.look(1, {7}, 11.75 + 2 * second)
-    mourning.look(1, {7}, 14.5)
+    mourning.look(1, {7}, 17.0)
     assert not mourning.violations
-    mourning.look(1, {7}, 14.75)
+    mourning.look(1, {7}, 17.25)
     assert [found.kind for found in mourning.violations] == [Kind.LATE]
 
 
