@@ -38,6 +38,7 @@ class WorkerProcess:
         self._transport: asyncio.Transport | None = None
         self._why = ""
         self._dying: asyncio.TimerHandle | None = None
+        self._connecting = False
         self.ended: asyncio.Future[None] = loop.create_future()
         with contextlib.ExitStack() as undo:
             self._socket, theirs = socket.socketpair()
@@ -56,7 +57,10 @@ class WorkerProcess:
         """Tells it what to serve, with the segments' descriptors, and listens. Raises OSError if it is gone."""
         socket.send_fds(self._socket, [pack(order)], descriptors)
         point("disk.served")
+        self._connecting = True  # from now on the socket is the transport's to close, also before it is here
         self._transport, _ = await self._loop.create_unix_connection(lambda: self._ears, sock=self._socket)
+        if self.ended.done():
+            self._transport.abort()
 
     def send(self, order: Order) -> None:
         """Sends soon; what goes to a dead worker is lost."""
@@ -96,7 +100,7 @@ class WorkerProcess:
         if self._transport is not None:
             self._hear_the_last()
             self._transport.abort()
-        else:
+        elif not self._connecting:
             self._socket.close()
         if not self.ended.done():
             self.ended.set_result(None)
