@@ -19,7 +19,7 @@ from pagetier.daemon.options import Disk
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Segments, Wish, take
-from pagetier.tiers.messages import Leave, Report
+from pagetier.tiers.messages import Leave, Report, Serve
 
 
 class Watcher:
@@ -183,3 +183,34 @@ def test_a_worker_leaves_when_it_is_told(segments: Segments, tmp_path: Path) -> 
         await until(lambda: watcher.deaths != [])
 
     assert supervised(segments, test, tmp_path).deaths == ["its worker ended with exit code 0"]
+
+
+def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop would go on to hold the number, and whoever is given it next could not be watched."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        worker = process.WorkerProcess(loop, lambda report: None)
+
+        def die(name: str) -> None:
+            if name == "disk.served":
+                worker.kill()
+                os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+
+        monkeypatch.setattr(process, "point", die)
+        number = worker._socket.fileno()
+        await worker.serve(Serve(1, "nowhere", 1 << 20, 1), [])
+        await worker.ended
+        await asyncio.sleep(0)
+        pipes = [end for _ in range(8) for end in os.pipe()]
+        try:
+            assert number in pipes, "it is free again"
+            loop.add_reader(number, lambda: None)
+            loop.remove_reader(number)
+        finally:
+            for end in pipes:
+                os.close(end)
+
+    asyncio.run(run())

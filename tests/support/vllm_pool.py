@@ -1,0 +1,61 @@
+"""Blocks as vLLM gives them out, for its pretended scheduler."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Block:
+    block_id: int
+    block_hash: object = None
+    users: int = 0
+
+    @property
+    def is_null(self) -> bool:
+        return not self.block_id
+
+
+class Pool:
+    """Blocks, and which of them hold pages with a hash; those that nobody uses keep theirs until they are taken."""
+
+    def __init__(self, blocks: int) -> None:
+        self.null = Block(0)
+        self.free = deque(Block(at) for at in range(1, blocks))
+        self.hashed: dict[object, Block] = {}
+
+    def take(self) -> Block:
+        block = self.free.popleft()
+        if self.hashed.get(block.block_hash) is block:
+            del self.hashed[block.block_hash]
+        block.block_hash, block.users = None, 1
+        return block
+
+    def share(self, block: Block) -> Block:
+        if not block.is_null:
+            if not block.users:
+                self.free.remove(block)
+            block.users += 1
+        return block
+
+    def give(self, block: Block) -> None:
+        if not block.is_null:
+            block.users -= 1
+            if not block.users:
+                self.free.append(block)
+
+    def forget(self) -> None:
+        """What nobody uses."""
+        for block in self.free:
+            if self.hashed.get(block.block_hash) is block:
+                del self.hashed[block.block_hash]
+            block.block_hash = None
+
+    def note(self, block: Block, name: object) -> bool:
+        """Whether it had no hash before."""
+        if block.is_null or block.block_hash is not None:
+            return False
+        block.block_hash = name
+        self.hashed.setdefault(name, block)
+        return True
