@@ -117,7 +117,7 @@ models: $(VENV)/.dev
 .PHONY: sweep
 sweep: venv
 	@echo "== death and standstill in each operation, at all points that it crosses"
-	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/test_sweep_kill.py tests/crash/test_sweep_stop.py
+	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/test_sweep.py
 
 .PHONY: crash
 crash: venv

@@ -21,6 +21,7 @@ class LoseWorker(WithDisk):
     roles = (Role.DAEMON,)
 
     def prepare(self) -> None:
+        self.scene.renew()  # a daemon that has lost a worker before waits longer for each
         super().prepare()
         assert self.engine is not None
         os.kill(self.scene.worker(), signal.SIGSTOP)

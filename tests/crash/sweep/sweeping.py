@@ -33,10 +33,15 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What came of it. back_s: the longest time until the memory of the dead was in use again."""
+    """What came of it.
+
+    uncrossed: cases that had to be met and were not; by_chance: cases that another operation meets for certain, and
+    this one did not again. back_s: the longest time until the memory of the dead was in use again.
+    """
 
     cases: int
     uncrossed: list[str]
+    by_chance: list[str]
     back_s: float
 
 
@@ -53,15 +58,24 @@ def sweep(on: Stage, kind: type[Operation], action: Action, folder: Path) -> Swe
     with Scene(on.nursery, on.control, folder, kind.flags(folder)) as scene:
         cases = _cases(scene, kind, action)
         ended = [_run(scene, kind, case) for case in cases]
-    uncrossed = [str(case) for case, back_s in zip(cases, ended, strict=True) if back_s is None]
+    missed = [case for case, back_s in zip(cases, ended, strict=True) if back_s is None]
+    uncrossed = [str(case) for case in missed if _must_be_met(kind, case)]
+    by_chance = [str(case) for case in missed if not _must_be_met(kind, case)]
     back_s = max((back_s for back_s in ended if back_s is not None), default=0.0)
     log.warning("%s: %d cases, memory back after %.3f s at most", kind.__name__, len(cases), back_s)
-    return Swept(len(cases), uncrossed, back_s)
+    return Swept(len(cases), uncrossed, by_chance, back_s)
 
 
 def _cases(scene: Scene, kind: type[Operation], action: Action) -> Sequence[Case]:
-    of_role = crossings(scene, kind) if EVERYTHING else table()[kind.__name__]
-    return [Case(role, point, action) for role, points in of_role.items() for point in sorted(points)]
+    points = {(role, point) for role, points in table()[kind.__name__].items() for point in points}
+    if EVERYTHING:
+        points |= {(role, point) for role, points in crossings(scene, kind).items() for point in points}
+    return [Case(role, point, action) for role, point in sorted(points)]
+
+
+def _must_be_met(kind: type[Operation], case: Case) -> bool:
+    """What an operation crosses once may be a chance of that run; each point has one that crosses it for certain."""
+    return case.point in table()[kind.__name__].get(case.role, ())
 
 
 def _run(scene: Scene, kind: type[Operation], case: Case) -> float | None:

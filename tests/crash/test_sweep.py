@@ -1,0 +1,29 @@
+"""Death and standstill at every named point, in each role: others go on, nothing is lost, all memory comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sweep.control import Action
+from sweep.operation import Operation
+from sweep.sweeping import Stage, stage, sweep
+from sweep.table import OPERATIONS
+
+
+@pytest.fixture(scope="module")
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with stage(tmp_path_factory.mktemp("sweep")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("action", Action)
+@pytest.mark.parametrize("kind", OPERATIONS)
+def test_at_every_point(
+    on: Stage, kind: type[Operation], action: Action, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    swept = sweep(on, kind, action, tmp_path)
+    record_property("swept", [swept.cases, [f"{kind.__name__}: {case}" for case in swept.by_chance]])
+    assert swept.uncrossed == []
