@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import subprocess
@@ -18,19 +19,20 @@ _START_S = 120.0
 
 
 class Stage:
-    """Runs `pagetierd` with the given arguments while the context lasts."""
+    """Runs `pagetierd` with the given arguments, and variables of its environment, while the context lasts."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         self.name = f"pagetier-bench-{secrets.token_hex(4)}"
         self._folder = tempfile.TemporaryDirectory(prefix="pagetier-bench-")
         self.socket = Path(self._folder.name) / "pagetier.sock"
         self._arguments = arguments
+        self._environment = environment
 
     def start(self) -> None:
         """Starts the daemon, or starts it again."""
         command = [sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
         command += ["--name", self.name, "--socket", str(self.socket), "--log-level", "warning", *self._arguments]
-        self._process = subprocess.Popen(command)
+        self._process = subprocess.Popen(command, env=os.environ | self._environment)
 
     @property
     def pid(self) -> int:
