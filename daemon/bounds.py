@@ -10,6 +10,11 @@ from ..shm._core import Owner
 _LEAST_FRAMES: Final = 1024  # a smaller arena is one engine's, or a test's
 
 
+def share_of(header: dict[str, int], share: float) -> int:
+    """Frames of a share of the arena, as a bound on what one may have; 0: there is none."""
+    return int(header["frames"] * share) if header["frames"] >= _LEAST_FRAMES else 0
+
+
 class Bounds:
     """Frames that a process may have reserved and not let go of: a share of the arena; 0: any. On the loop's thread."""
 
@@ -17,7 +22,7 @@ class Bounds:
         header = owner.header()
         self._owner = owner
         self._frame_bytes = header["frame_bytes"]
-        self._most = int(header["frames"] * share) if header["frames"] >= _LEAST_FRAMES else 0
+        self._most = share_of(header, share)
 
     def pages(self, slot: int, sizes: bytes) -> int:
         """How many pages of a chain, head first, the process may reserve now. sizes: u64 each."""

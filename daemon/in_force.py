@@ -20,6 +20,7 @@ AT_ONCE: Final = frozenset(
         "evict.low",
         "evict.high",
         "log.level",
+        "match.share",
         "store.expiry",
     }
 )

@@ -100,6 +100,14 @@ class Store(Section, frozen=True, kw_only=True):
     ] = 0.25
 
 
+class Match(Section, frozen=True, kw_only=True):
+    """Finding pages."""
+
+    share: Annotated[
+        float, share_setting("Share of the arena that one process may have pinned: its matches end there; 0: any.")
+    ] = 0.9
+
+
 class Disk(Section, frozen=True, kw_only=True):
     """The disk tier: pages outlive memory, the daemon and the host."""
 
@@ -172,6 +180,7 @@ class Config(Section, frozen=True, kw_only=True):
     index: Index = Index()
     evict: Evict = Evict()
     store: Store = Store()
+    match: Match = Match()
     disk: Disk = Disk()
     access: Access = Access()
     log: Log = Log()

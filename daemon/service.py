@@ -37,6 +37,7 @@ from .labels import means, printable, wrong_space
 from .metrics.histogram import Histogram
 from .options import Config
 from .peers import Peer
+from .pinning import Pinning
 from .reaper import Reaper
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Service:
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
         self._bounds = Bounds(self._owner, config.store.share)
+        self._pinning = Pinning(self._owner, config.match.share)
         self.disk = Disk(segments, config, loop)
         self.reserve_seconds = Histogram()
         self.in_force = InForce(config)
@@ -145,6 +147,8 @@ class Service:
         self._evictor.look()
         self.disk.look()
         point("service.looked")
+        if _REFUSED_FULL in outcomes:
+            self._pinning.full()
         if rest := len(request.sizes) // _SIZE_BYTES - pages:
             outcomes += bytes([_REFUSED_FULL]) * rest
             entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
@@ -194,6 +198,7 @@ class Service:
     def _follow(self, config: Config) -> None:
         self._ttl_ns = int(config.store.expiry * 1e9)
         self._evictor.follow(config.evict)
+        self._pinning.follow(config.match.share)
         self.disk.resize(config.disk.size)
 
     def close(self) -> None:
@@ -223,6 +228,7 @@ class Service:
             point("service.settled")
             self._evictor.look()
         self.disk.tidy()
+        self._pinning.look()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
 

@@ -71,9 +71,10 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
-    """An attached client. A process may have several. pins: pages that it holds now.
+    """An attached client. A process may have several. pins, pinned_bytes: pages that it holds now, and their frames.
 
-    lookups: matches; lost_pages: pages written in vain, as their reservation was gone.
+    lookups: matches; bounded: those that ended at match.share; lost_pages: pages written in vain, as their reservation
+    was gone.
     """
 
     slot: int
@@ -82,7 +83,9 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     age_seconds: float
     pins: int
+    pinned_bytes: int = 0
     lookups: int
+    bounded: int = 0
     hits: int
     misses: int
     loaded_pages: int

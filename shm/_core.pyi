@@ -252,6 +252,12 @@ class Owner:
         """
     def frames_writing(self, slot: int, /) -> int:
         """Frames of open reservations in which a slot has a part, written or not. Walks what is open."""
+    def bound_pins(self, frames: int, /) -> None:
+        """What one attachment may have pinned from now on: its matches end there. 0: any number."""
+    def bounded(self) -> int:
+        """Matches, of the attachments that there are, that ended at that bound."""
+    def holders(self) -> list[dict[str, Any]]:
+        """takers() with the pages and bytes that each has pinned. Walks the lock words: some milliseconds for a million."""
     def settle(self) -> int:
         """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open."""
     def evict(self, frames: int, limit: int, /) -> int:

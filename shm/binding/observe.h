@@ -50,10 +50,10 @@ static void add_counts(pt_a64 *sum, const pt_a64 *more, uint32_t count)
 
 static PyObject *describe_counts(pt_counts sum, pt_uses uses)
 {
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(lookups), COUNT(hit_pages), COUNT(miss_pages),
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(lookups), COUNT(hit_pages), COUNT(miss_pages),
                          COUNT(loaded_pages), COUNT(loaded_bytes), COUNT(stored_pages), COUNT(stored_bytes),
                          COUNT(lost_pages), USE(memory_tokens), USE(disk_tokens), USE(missed_tokens), USE(load_ns),
-                         USE(store_ns));
+                         USE(store_ns), USE(bounded));
 }
 
 /* What the living processes counted, and what the dead left. */
@@ -86,15 +86,22 @@ static PyObject *describe_header(const pt_view *v)
                          DEED(disk_flushed), DEED(disk_lost), DEED(disk_spared), DEED(disk_damaged));
 }
 
-static void count_pins(const pt_view *v, unsigned long long pins[PT_SLOTS])
+/* What each slot has pinned. */
+typedef struct {
+    unsigned long long pages, frames;
+} pinned_by;
+
+static void count_pins(const pt_view *v, pinned_by pins[PT_SLOTS])
 {
     for (uint32_t entry = 0; entry < v->entry_count; entry++)
-        for (uint64_t bits = atomic_load_explicit(&v->locks[entry].word, memory_order_relaxed) & PT_PINS; bits; bits &= bits - 1)
-            pins[__builtin_ctzll(bits)]++;
+        for (uint64_t bits = atomic_load_explicit(&v->locks[entry].word, memory_order_relaxed) & PT_PINS; bits; bits &= bits - 1) {
+            pins[__builtin_ctzll(bits)].pages++;
+            pins[__builtin_ctzll(bits)].frames += v->entries[entry].frame_count;
+        }
 }
 
 /* One dictionary for each attached process; pins is an array by slot, or NULL where nobody asked. */
-static PyObject *describe_slot(const pt_view *v, uint32_t slot, const unsigned long long *pins)
+static PyObject *describe_slot(const pt_view *v, uint32_t slot, const pinned_by *pins)
 {
     const pt_slot *s = &v->slots[slot];
     char name[sizeof s->name + 1] = {0};
@@ -105,9 +112,10 @@ static PyObject *describe_slot(const pt_view *v, uint32_t slot, const unsigned l
         Py_XDECREF(counts);
         return NULL;
     }
-    return Py_BuildValue("{sIsIsIsKsKsKsKsNsN}", "slot", slot, "pid", (unsigned)atomic_load_explicit(&s->pid, memory_order_acquire),
+    return Py_BuildValue("{sIsIsIsKsKsKsKsKsNsN}", "slot", slot, "pid", (unsigned)atomic_load_explicit(&s->pid, memory_order_acquire),
                          "uid", s->uid, "started", (unsigned long long)s->started, "token", (unsigned long long)s->token, "attached_ns",
-                         (unsigned long long)s->attached_ns, "pins", pins ? pins[slot] : 0ull, "name", text, "counts", counts);
+                         (unsigned long long)s->attached_ns, "pins", pins ? pins[slot].pages : 0ull, "pinned_bytes",
+                         pins ? pins[slot].frames * v->frame_bytes : 0ull, "name", text, "counts", counts);
 }
 
 static bool append_new(PyObject *list, PyObject *item)
@@ -117,7 +125,7 @@ static bool append_new(PyObject *list, PyObject *item)
     return done;
 }
 
-static PyObject *describe_slots(const pt_view *v, const unsigned long long *pins)
+static PyObject *describe_slots(const pt_view *v, const pinned_by *pins)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t slot = 0; list && slot < PT_SLOTS; slot++)
@@ -157,13 +165,14 @@ static PyObject *observer_header(Observer *self, PyObject *unused) { (void)unuse
 static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_all_counts(&self->view); }
 static PyObject *observer_spaces(Observer *self, PyObject *unused) { (void)unused; return describe_spaces(&self->view); }
 
-static PyObject *observer_slots(Observer *self, PyObject *unused)
+static PyObject *describe_holders(const pt_view *v)
 {
-    unsigned long long pins[PT_SLOTS] = {0};
-    (void)unused;
-    count_pins(&self->view, pins);
-    return describe_slots(&self->view, pins);
+    pinned_by pins[PT_SLOTS] = {0};
+    count_pins(v, pins);
+    return describe_slots(v, pins);
 }
+
+static PyObject *observer_slots(Observer *self, PyObject *unused) { (void)unused; return describe_holders(&self->view); }
 
 /* disk_text() -> what the disk tier says of itself; None while it changes. */
 static PyObject *observer_disk_text(Observer *self, PyObject *unused)

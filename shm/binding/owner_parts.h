@@ -120,6 +120,35 @@ static PyObject *owner_frames_writing(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(pt_frames_writing(&self->shared, slot));
 }
 
+/* bound_pins(frames): what one attachment may have pinned from now on; 0: any number. */
+static PyObject *owner_bound_pins(Owner *self, PyObject *args)
+{
+    unsigned int frames;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &frames))
+        return NULL;
+    atomic_store_explicit(&self->shared.view.header->pin_frames, frames, memory_order_relaxed);
+    Py_RETURN_NONE;
+}
+
+/* bounded() -> matches of the attachments that there are that ended at that bound. */
+static PyObject *owner_bounded(Owner *self, PyObject *unused)
+{
+    uint64_t sum = 0;
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    for (uint32_t slot = 0; slot < PT_SLOTS; slot++)
+        sum += atomic_load_explicit(&self->shared.view.uses[slot].bounded, memory_order_relaxed);
+    return PyLong_FromUnsignedLongLong(sum);
+}
+
+/* holders() -> takers(), with what each has pinned: walks the lock words. */
+static PyObject *owner_holders(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    return owner_ready(self) ? describe_holders(&self->shared.view) : NULL;
+}
+
 /* evict(frames, limit) -> pages evicted: until `frames` are free, at most `limit` pages. */
 static PyObject *owner_evict(Owner *self, PyObject *args)
 {

@@ -21,7 +21,7 @@ static void session_unmap(Session *self)
 static void session_unpin_all(pt_session *s)
 {
     for (uint32_t entry = 0; entry < s->view.entry_count; entry++)
-        if (s->held[entry])
+        if (s->held[entry].pins)
             pt_unpin(&s->view.locks[entry].word, s->slot);
     PT_POINT("retire.unpinned");
 }

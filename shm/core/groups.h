@@ -273,6 +273,7 @@ static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t cou
         pt_keep_needed(&f, &groups[i], agreed->tokens);
         PT_POINT("groups.kept");
     }
+    pt_count_bounded(s);
     pthread_mutex_unlock(&s->lock);
     pt_count_groups(&f, agreed->tokens);
     pt_count_tokens(s, agreed->tokens, agreed->reach, f.bound);

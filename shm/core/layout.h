@@ -130,13 +130,13 @@ typedef struct {
 #define PT_COUNTS 8u
 _Static_assert(sizeof(pt_counts) == 64, "a process's counters are one cache line: nobody else's writes touch it");
 
-/* More of the same: tokens of prompts that were looked for, by where they were found, and the time that copies between the
- * arena and an engine's memory took, added over their threads. */
+/* More of the same: tokens of prompts that were looked for, by where they were found, the time that copies between the
+ * arena and an engine's memory took, added over their threads, and matches that ended at the header's pin_frames. */
 typedef struct {
-    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns;
-    pt_a64 spare[3];
+    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded;
+    pt_a64 spare[2];
 } pt_uses;
-#define PT_USES 5u
+#define PT_USES 6u
 _Static_assert(sizeof(pt_uses) == 64, "one cache line, too");
 
 /* What the daemon did. */
@@ -163,6 +163,7 @@ typedef struct {
     _Alignas(64) pt_a64 incarnation; /* goes up whenever a daemon takes the segments over */
     pt_a64 dictionary;               /* its lowest bit says which of the two dictionaries is in force */
     pt_a32 closed;                   /* the daemon stopped on purpose: let go of the memory */
+    pt_a32 pin_frames;               /* what one attachment may have pinned at once: its matches end there; 0: any number */
     /* and those that it writes with every request */
     _Alignas(64) uint32_t free_entry, free_frame, open_first, open_last; /* heads of lists */
     uint32_t free_entries, free_frames, open_entries;

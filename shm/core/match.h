@@ -149,6 +149,7 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
     to->count = to->reach = at;
     if (at < count && found.where == PT_ON_ITS_WAY)
         to->reach = pt_reach_on(s, keys, at, count, now);
+    pt_count_bounded(s);
     pthread_mutex_unlock(&s->lock);
     pt_count(&s->counts->lookups, 1);
     pt_count(&s->counts->hit_pages, at);
@@ -163,6 +164,7 @@ static inline uint32_t pt_repin(pt_session *s, const uint32_t *entries, const ui
     while (found < count && entries[found] < s->view.entry_count && pt_pin_serial(s, entries[found], serials[found]))
         found++;
     PT_POINT("repin.pinned");
+    pt_count_bounded(s);
     pthread_mutex_unlock(&s->lock);
     return found;
 }

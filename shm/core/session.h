@@ -2,6 +2,7 @@
  *
  * A process has one bit in a lock word however many of its threads hold the page. The counts beside it are private,
  * and the process's own lock owns the step from 0 to 1 and back, so that no thread takes the bit from another.
+ * With that step the frames are counted that it keeps from being evicted: never more than the daemon allows one.
  */
 #pragma once
 
@@ -11,11 +12,19 @@
 
 #define PT_AHEAD 8u /* keys between the steps of prefetching: the time of a memory access over that of a key */
 
+/* Of an entry: pins of this process's threads, and its frames while there are any, UINT16_MAX for more. One word: to let go of
+ * a page looks at nothing else that is private, and not at its entry. */
+typedef struct {
+    uint16_t pins, frames;
+} pt_held;
+
 typedef struct {
     pt_view view;
     uint32_t slot;
     pthread_mutex_t lock;
-    uint16_t *held; /* of each entry: pins of this process's threads; guarded by lock */
+    pt_held *held;   /* of each entry; guarded by lock, as what follows */
+    uint64_t frames; /* of all that is held */
+    bool bounded;    /* a match ended, as it would have held too much */
     pt_counts *counts;
 } pt_session;
 
@@ -48,16 +57,32 @@ static inline void pt_count_tokens(pt_session *s, uint64_t memory, uint64_t reac
  * when the entry could still become another page; then pt_keep. The caller holds the lock. */
 static inline enum pt_state pt_try(pt_session *s, uint32_t entry)
 {
-    return s->held[entry] ? PT_READABLE : pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot));
+    return s->held[entry].pins ? PT_READABLE : pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot));
+}
+
+/* Counts the frames of an entry that is about to be held; false if they are too many. */
+static inline bool pt_hold_frames(pt_session *s, uint32_t entry)
+{
+    uint32_t frames = s->view.entries[entry].frame_count;
+    uint64_t most = atomic_load_explicit(&s->view.header->pin_frames, memory_order_relaxed);
+    frames = frames < UINT16_MAX ? frames : UINT16_MAX;
+    if (most && s->frames + frames > most) {
+        s->bounded = true;
+        return false;
+    }
+    s->frames += frames;
+    s->held[entry].frames = (uint16_t)frames;
+    return true;
 }
 
 /* Counts the pin of pt_try, or takes it back; true if it was counted. The caller holds the lock since pt_try. */
 static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 {
-    wanted = wanted && s->held[entry] < UINT16_MAX;
+    pt_held *held = &s->held[entry];
+    wanted = wanted && (held->pins ? held->pins < UINT16_MAX : pt_hold_frames(s, entry));
     if (wanted)
-        s->held[entry]++;
-    else if (!s->held[entry])
+        held->pins++;
+    else if (!held->pins)
         pt_unpin(&s->view.locks[entry].word, s->slot);
     return wanted;
 }
@@ -65,8 +90,19 @@ static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 /* The caller holds the lock and a pin on the entry. */
 static inline void pt_let_go(pt_session *s, uint32_t entry)
 {
-    if (--s->held[entry] == 0)
+    pt_held *held = &s->held[entry];
+    if (--held->pins == 0) {
+        s->frames -= held->frames;
         pt_unpin(&s->view.locks[entry].word, s->slot);
+    }
+}
+
+/* At the end of each match; the caller holds the lock. */
+static inline void pt_count_bounded(pt_session *s)
+{
+    if (s->bounded)
+        pt_count(&s->view.uses[s->slot].bounded, 1);
+    s->bounded = false;
 }
 
 static inline void pt_release(pt_session *s, const uint32_t *entries, uint32_t count)

@@ -45,7 +45,7 @@ KEYS = {
     "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
     "clients": {
         *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses"),
-        *("loaded_pages", "loaded_bytes", "stored_pages", "stored_bytes", "lost_pages"),
+        *("loaded_pages", "loaded_bytes", "stored_pages", "stored_bytes", "lost_pages", "pinned_bytes", "bounded"),
     },
 }
 

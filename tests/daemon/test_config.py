@@ -29,6 +29,7 @@ TYPED = {
     "evict.high": ("0.5", 0.5),
     "store.expiry": ("250ms", 0.25),
     "store.share": ("0.5", 0.5),
+    "match.share": ("0.5", 0.5),
     "store.quarantine": ("0s", 0.0),
     "disk.path": ("/tmp/x/disk", Path("/tmp/x/disk")),
     "disk.size": ("3GiB", 3 << 30),

@@ -125,6 +125,7 @@ proctype Reader(byte slot)
             :: atomic { same && seen == READABLE -> held[slot]++; leave_lock() }
                 atomic { MAY_LOCK -> read_page(); pt_let_go(); forget_question() }
             :: atomic { !(same && seen == READABLE) -> take_back(); leave_lock(); forget_question() }
+            :: atomic { !held[slot] -> take_back(); leave_lock(); forget_question() } /* it holds as much as it may */
             fi
         od
     } unless { slot == THEIRS && dying };

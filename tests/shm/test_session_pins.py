@@ -33,6 +33,27 @@ def test_pins_are_counted(world: World) -> None:
     assert pinned(world) == 0
 
 
+def test_no_more_frames_are_pinned_than_one_may(world: World) -> None:
+    """Each of the three pages has two frames."""
+    other = world.join()
+    world.owner.bound_pins(5)
+    held = world.session.match(Pins, None, b"".join(KEYS[:3]))
+    again = world.session.match(Pins, None, b"".join(KEYS[:3]))
+    assert (len(held), held.reach, len(again)) == (2, 2, 2)
+    assert len(other.match(Pins, None, b"".join(KEYS[:3]))) == 2
+    assert world.owner.bounded() == 3
+    assert [taker["pinned_bytes"] for taker in world.owner.holders()] == [4 * FRAME, 0]
+    held.release()
+    assert len(world.session.match(Pins, None, KEYS[2])) == 0
+    again.release()
+    assert len(world.session.match(Pins, None, KEYS[2])) == 1
+    tokens, _, (pins,) = world.session.match_groups(Pins, ((KEYS[:3], b"".join(KEYS[:3]), 16, 1 << 63),), 48)
+    assert (tokens, len(pins)) == (32, 2)
+    pins.release()
+    world.owner.bound_pins(0)
+    assert len(world.session.match(Pins, None, b"".join(KEYS[:3]))) == 3
+
+
 def test_pins_end_with_their_object(world: World) -> None:
     pins = world.session.match(Pins, None, KEYS[0])
     assert pins.held

@@ -19,7 +19,7 @@ static void forget_all(place *p)
 {
     p->grant_count = p->pin_count = 0;
     for (uint32_t i = 0; i < ENGINES; i++)
-        memset(p->engines[i].held, 0, PLACE_ENTRIES * sizeof *p->engines[i].held);
+        place_forget(&p->engines[i]);
 }
 
 /* What is a single field of a record, and would hardly be met by chance. */

@@ -80,7 +80,7 @@ static inline void daemon_bury(place *p)
     for (uint32_t i = p->pin_count; i-- > 0;)
         if (p->pins[i].engine == engine)
             p->pins[i] = p->pins[--p->pin_count];
-    memset(s->held, 0, PLACE_ENTRIES * sizeof *s->held);
+    place_forget(s);
     pt_reap(&p->owner, s->slot, pt_now_ns());
     place_attach(p, engine);
 }

@@ -11,6 +11,7 @@
 #define PLACE_ENTRIES 24u
 #define PLACE_FRAMES 20u
 #define PLACE_IDS 28u
+#define PLACE_PINS 8u /* frames that an engine may hold: few enough for some matches to end there */
 #define ENGINES 3u
 #define GRANTS 48u
 #define PINNED 6u
@@ -64,6 +65,13 @@ static inline void place_attach(place *p, uint32_t engine)
     p->engines[engine].counts = &p->owner.view.counts[p->engines[engine].slot];
 }
 
+/* An engine that holds nothing. */
+static inline void place_forget(pt_session *s)
+{
+    memset(s->held, 0, PLACE_ENTRIES * sizeof *s->held);
+    s->frames = 0;
+}
+
 static inline void place_segments(place *p)
 {
     if (!p->world) {
@@ -82,11 +90,12 @@ static inline void place_begin(place *p, const uint8_t *data, size_t bytes)
 {
     place_now = 1000000000000ull;
     place_segments(p);
+    atomic_store(&((pt_header *)p->world->index)->pin_frames, PLACE_PINS);
     p->choices = (choices){data, bytes};
     p->grant_count = p->pin_count = p->processes = 0;
     place_adopt(p, 0);
     for (uint32_t i = 0; i < ENGINES; i++) {
-        memset(p->engines[i].held, 0, PLACE_ENTRIES * sizeof *p->engines[i].held);
+        place_forget(&p->engines[i]);
         place_attach(p, i);
     }
 }

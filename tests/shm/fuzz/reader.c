@@ -18,10 +18,13 @@ static void expect_no_pins(place *p)
 {
     while (p->pin_count)
         let_go_of(p, 0);
-    for (uint32_t i = 0; i < ENGINES; i++)
+    for (uint32_t i = 0; i < ENGINES; i++) {
+        if (p->engines[i].frames)
+            finding("%lu frames are still counted as held", (unsigned long)p->engines[i].frames);
         for (uint32_t entry = 0; entry < PLACE_ENTRIES; entry++)
-            if (p->engines[i].held[entry])
+            if (p->engines[i].held[entry].pins)
                 finding("entry %u is still counted as pinned", entry);
+    }
 }
 
 static void expect_no_bits(place *p)

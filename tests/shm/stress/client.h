@@ -30,6 +30,8 @@ static inline void session_begin(pt_session *s, const world *w, uint32_t slot)
     s->view = world_view(w);
     s->slot = slot;
     s->counts = &s->view.counts[slot];
+    s->frames = 0;
+    s->bounded = false;
     pthread_mutex_init(&s->lock, NULL);
     s->held = calloc(s->view.entry_count, sizeof *s->held);
 }
