@@ -122,14 +122,23 @@ def _reopen(options: Options, state: State) -> Opened:
     short = {folder: soundness.shortened(folder) for folder in folders}
     how, doubted = "as it was left", [folder for folder in folders if short[folder]]
     unclean = state.boot != soundness.boot_id() and not state.clean
+    journal = Journal(options.folder, state)
+    if doubted and not unclean:
+        journal.doubt()
     proofs = _proofs(folders if unclean else doubted, options.proof_seconds)
     doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
+    _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
     if unclean:
         how = f"after an unclean host restart: proven sound in {time.monotonic() - began:.1f} s"
-    journal = Journal(options.folder, state)
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
     return _Opening(options, journal, doubts).run(how)
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    """What is not sound goes before the journal says that what is there can be believed: this process may die."""
+    for folder in folders:
+        files.remove_environment(folder)
 
 
 def _proofs(folders: Sequence[Path], seconds: float) -> dict[Path, str]:
@@ -181,6 +190,7 @@ class _Opening:
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}", 0)
         slack.hold(environment)
+        files.sync_folder(folder)  # a file that was just made, and synced, could still lose its name
         return environment
 
     def _fitted(self, environment: Environment) -> Environment:

@@ -23,6 +23,7 @@ import msgspec
 from . import files
 
 _STATE: Final = "state"
+_NO_BOOT: Final = "distrusted"  # as if it were of another boot
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # Offline, by reading: nothing that lies in the file can crash it. A process of its own, which can be ended.
 _PROOF: Final = """
@@ -82,11 +83,16 @@ class Journal:
             if not self._distrusted:
                 self._write(msgspec.structs.replace(self.state, clean=clean, boot=boot_id(), last_sync=when))
 
+    def doubt(self) -> None:
+        """Who opens it next proves it first, unless mark_dirty() comes before."""
+        with self._lock:
+            self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
+
     def distrust(self) -> None:
         """Who opens it next proves it first, as after a power loss. For the rest of this run nothing changes that."""
         with self._lock:
             self._distrusted = True
-            self._write(msgspec.structs.replace(self.state, clean=False, boot="distrusted"))
+            self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
 
     def _write(self, state: State) -> None:
         files.write_atomically(self._folder / _STATE, msgspec.json.encode(state))

@@ -1,0 +1,56 @@
+"""What a tale says in the stream: which pages were promised when."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from .stream import Event
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Pages by their numbers. begun: whose storing had begun; stored: that were reported stored, and not told to go.
+
+    synced: where in the stream it was said last that all of them are on the disk.
+    """
+
+    begun: frozenset[int] = frozenset()
+    stored: frozenset[int] = frozenset()
+    synced: int = 0
+
+
+class Promises:
+    """Of a stream, at any place of it."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        told = list(_told(events))
+        self._places = [at for at, _ in told]
+        self._told = [Told(), *(one for _, one in told)]
+
+    def at(self, cut: int) -> Told:
+        """Just before an event."""
+        return self._told[bisect_left(self._places, cut)]
+
+
+def _told(events: Sequence[Event]) -> Iterator[tuple[int, Told]]:
+    now = Told()
+    for at, event in enumerate(events):
+        word, *numbers = event.mark.split(" ") if event.mark else ("",)
+        pages = frozenset(map(int, filter(None, numbers)))
+        match word:
+            case "storing":
+                now = replace(now, begun=now.begun | pages)
+            case "stored":
+                now = replace(now, stored=now.stored | pages)
+            case "dropping":
+                now = replace(now, stored=now.stored - pages)
+            case "shrinking":
+                now = replace(now, stored=frozenset())
+            case "synced":
+                now = replace(now, synced=at)
+            case _:
+                continue
+        yield at, now

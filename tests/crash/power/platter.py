@@ -1,0 +1,203 @@
+"""What a disk may hold when the power goes: all that was synced, and of the rest what chance has brought there.
+
+The rules are those of POSIX, and no file system's kinder ones: a write reaches the disk when a sync of its file that
+began after it has ended, and any time before that, each sector of 512 bytes by itself. A name reaches it when its
+folder is synced, and any time before that, but not before the names of the same folder that came earlier.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .stream import Event, Kind
+
+SECTOR: Final = 512
+NEVER: Final = 1 << 62
+_NAMES: Final = frozenset((Kind.MADE, Kind.MOVED, Kind.SWAPPED, Kind.GONE, Kind.FOLDER, Kind.NO_FOLDER))
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Of a file's bytes or length, or of a name. at: its place in the stream; safe: from which place on it is on the
+    disk; place: the file, by a number of its own (inodes are used again), or the folder's path."""
+
+    at: int
+    safe: int
+    place: int | Path
+    event: Event
+
+    def pending(self, cut: int) -> bool:
+        """Whether it may be on the disk or not if the power goes just before the stream's event `cut`."""
+        return self.at < cut <= self.safe
+
+
+class Survived(msgspec.Struct, frozen=True):
+    """Of a change how much has reached the disk. sectors: which of those that it touches, None for all."""
+
+    change: Change
+    sectors: frozenset[int] | None = None
+
+
+Fate = Callable[[Sequence[Change]], Sequence[Survived]]
+"""Decides over the pending changes of bytes and lengths, in order; what it leaves out is lost."""
+NamesFate = Callable[[Sequence[Change]], int]
+"""How many of a folder's pending changes of names are there, from the first on."""
+
+
+class History:
+    """All changes of a stream, and when each is safe. folder: what the stream calls the tier's folder."""
+
+    def __init__(self, events: Sequence[Event], folder: Path) -> None:
+        self.events = events
+        self.folder = folder
+        self.contents: list[Change] = []
+        self.names: list[Change] = []
+        self._collect(_sync_ends(events))
+
+    def _collect(self, ends: Mapping[tuple[int, int], list[tuple[int, int]]]) -> None:
+        numbers: dict[int, int] = {}
+        incarnation: dict[int, int] = defaultdict(int)
+        for at, event in enumerate(self.events):
+            if event.kind in (Kind.MADE, Kind.FOLDER):
+                numbers[event.inode] = at
+                incarnation[event.inode] += 1
+            if event.kind in (Kind.WRITE, Kind.LENGTH):
+                safe = _safe_from(ends[event.inode, incarnation[event.inode]], at)
+                self.contents.append(Change(at, safe, numbers[event.inode], event))
+            if event.kind in _NAMES:
+                self.names.append(Change(at, NEVER, self._folder_of(event), event))
+        self.names = [self._with_safety(change) for change in self.names]
+        self._data = {one.at for one in self.names if one.event.kind is Kind.MADE and one.event.path.name == "data.mdb"}
+
+    def unsynced(self, cut: int) -> bool:
+        """Whether a byte of any data file may be lost then."""
+        return any(change.pending(cut) and change.place in self._data for change in self.contents)
+
+    def changed(self, since: int, cut: int) -> bool:
+        """Whether anything was done to a data file between two places of the stream."""
+        return any(since < change.at < cut and change.place in self._data for change in self.contents)
+
+    def _folder_of(self, event: Event) -> Path:
+        return (event.other if event.kind is Kind.MOVED else event.path).parent
+
+    def _with_safety(self, change: Change) -> Change:
+        syncs = _folder_syncs(self.events, change.place)
+        return msgspec.structs.replace(change, safe=_safe_from(syncs, change.at))
+
+    def boundaries(self) -> list[int]:
+        """Places in the stream where a sync has just ended, or is about to."""
+        after = [at + 1 for at, event in enumerate(self.events) if event.kind is Kind.SYNCED]
+        return after + [at for at, event in enumerate(self.events) if event.kind is Kind.SYNCED]
+
+    def left(self, cut: int, fate: Fate, names: NamesFate) -> dict[Path, bytes | None]:
+        """What is under the folder, by relative paths, if the power goes just before the event `cut`: bytes of files,
+        None for folders."""
+        survived = {one.change.at: one for one in fate([one for one in self.contents if one.pending(cut)])}
+        files: dict[int, bytearray] = defaultdict(bytearray)
+        for change in self.contents:
+            if change.at >= cut:
+                break
+            one = survived.get(change.at) if change.pending(cut) else Survived(change)
+            if one is not None:
+                assert isinstance(change.place, int)
+                _apply(files[change.place], one)
+        tree = self._tree(cut, names)
+        return {path: None if number is None else bytes(files[number]) for path, number in tree.items()}
+
+    def _tree(self, cut: int, fate: NamesFate) -> dict[Path, int | None]:
+        lost = set(self._lost_names(cut, fate))
+        tree: dict[Path, int | None] = {}
+        for change in self.names:
+            if change.at < cut and change.at not in lost:
+                _rename(tree, change, self.folder)
+        return {path: number for path, number in tree.items() if _is_in(tree, path)}
+
+    def _lost_names(self, cut: int, fate: NamesFate) -> Iterator[int]:
+        folders: dict[int | Path, list[Change]] = defaultdict(list)
+        for change in self.names:
+            if change.pending(cut):
+                folders[change.place].append(change)
+        for pending in folders.values():
+            yield from (change.at for change in pending[fate(pending) :])
+
+
+def _sync_ends(events: Sequence[Event]) -> Mapping[tuple[int, int], list[tuple[int, int]]]:
+    """Of each file (inode and its how-manieth use) where its syncs began and where they had ended."""
+    uses: dict[int, int] = defaultdict(int)
+    begun: dict[tuple[int, int], int] = {}
+    ends: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for at, event in enumerate(events):
+        if event.kind in (Kind.MADE, Kind.FOLDER):
+            uses[event.inode] += 1
+        elif event.kind is Kind.SYNCING:
+            begun[event.thread, event.inode] = at
+        elif event.kind is Kind.SYNCED:
+            ends[event.inode, uses[event.inode]].append((begun[event.thread, event.inode], at))
+    return ends
+
+
+def _folder_syncs(events: Sequence[Event], folder: int | Path) -> list[tuple[int, int]]:
+    begun: dict[int, int] = {}
+    found = []
+    for at, event in enumerate(events):
+        if event.kind is Kind.SYNCING:
+            begun[event.thread] = at
+        elif event.kind is Kind.SYNCED and event.path == folder:
+            found.append((begun[event.thread], at))
+    return found
+
+
+def _safe_from(syncs: Sequence[tuple[int, int]], at: int) -> int:
+    return min((end for begin, end in syncs if begin > at), default=NEVER)
+
+
+def _apply(file: bytearray, one: Survived) -> None:
+    event = one.change.event
+    if event.kind is Kind.LENGTH:
+        del file[event.offset :]
+        file.extend(bytes(event.offset - len(file)))
+        return
+    end = event.offset + len(event.data)
+    file.extend(bytes(max(0, end - len(file))))  # where sectors are lost the length may be there all the same
+    for begin, stop in [(event.offset, end)] if one.sectors is None else _pieces(event.offset, end, one.sectors):
+        file[begin:stop] = event.data[begin - event.offset : stop - event.offset]
+
+
+def _pieces(begin: int, end: int, sectors: frozenset[int]) -> Iterator[tuple[int, int]]:
+    for sector in sorted(sectors):
+        yield max(begin, sector * SECTOR), min(end, (sector + 1) * SECTOR)
+
+
+def sectors_of(change: Change) -> range:
+    """The sectors that a write touches, by their numbers in the file."""
+    event = change.event
+    return range(event.offset // SECTOR, -(-(event.offset + len(event.data)) // SECTOR))
+
+
+def _rename(tree: dict[Path, int | None], change: Change, root: Path) -> None:
+    """One change of names. What it is about may be lost itself: then nothing happens."""
+    event, path = change.event, change.event.path
+    if path == root or not path.is_relative_to(root):
+        return
+    path = path.relative_to(root)
+    match event.kind:
+        case Kind.MADE:
+            tree[path] = change.at
+        case Kind.FOLDER:
+            tree[path] = None
+        case Kind.GONE | Kind.NO_FOLDER:
+            tree.pop(path, None)
+        case Kind.MOVED if path in tree:
+            tree[event.other.relative_to(root)] = tree.pop(path)
+        case Kind.SWAPPED if path in tree and event.other.relative_to(root) in tree:
+            other = event.other.relative_to(root)
+            tree[path], tree[other] = tree[other], tree[path]
+
+
+def _is_in(tree: Mapping[Path, int | None], path: Path) -> bool:
+    """Whether the folder that it is in is there."""
+    return all(parent in tree or parent == Path() for parent in path.parents)

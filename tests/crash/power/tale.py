@@ -1,0 +1,161 @@
+"""What a disk tier goes through while it is recorded: all that it does to its files, some of it often.
+
+Run as a process: its folder, which act, and a mistake that the tier is to have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from oracle.contents import content
+from pagetier.shm.protocol import Space
+from pagetier.tiers.base import NO_ROOM, Outgoing
+from pagetier.tiers.store import LmdbTier
+
+from . import mistakes
+from .terms import FRAME, SEED, Terms, key_of
+
+SPACES: Final = (Space(b"s" * 32, "first", 16), Space(b"o" * 32, "second", 64, 1, 512))
+TERMS: Final = Terms(cap=3 << 20)
+SMALLER: Final = Terms(cap=1792 << 10)
+_SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
+
+
+class Tale:
+    """A tier that says in the stream what was promised. Pages are numbered in the order in which they are stored."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next = 0
+        self._held: list[int] = []
+        self.tier: LmdbTier
+
+    def open(self, terms: Terms) -> None:
+        self.tier = terms.opened(self._folder)
+        self._say("opened", [])
+
+    def close(self) -> None:
+        self.tier.close()
+        self._say("synced", [])
+
+    def sync(self) -> None:
+        self.tier.sync()
+        self._say("synced", [])
+
+    def store(self, pages: int, drops: int = 0) -> None:
+        """New pages, the oldest of which leave where there is no room; and some are dropped as it is."""
+        wanted = list(range(self._next, self._next + pages))
+        self._next += pages
+        gone = self._held[:drops]
+        self._say("dropping", gone)
+        self._say("storing", wanted)
+        written = self.tier.write([key_of(number) for number in gone], [outgoing(number) for number in wanted])
+        assert not written.undropped
+        assert set(written.reasons) <= {"", NO_ROOM}, written.reasons
+        stored = [number for number, done in zip(wanted, written.stored, strict=True) if done]
+        self._held = [*self._held[drops:], *stored]
+        self._say("stored", stored)
+
+    def store_again(self, pages: int) -> None:
+        """In place of the same pages."""
+        numbers = self._held[:pages]
+        assert all(self.tier.write([], [outgoing(number) for number in numbers]).stored)
+
+    def fill(self) -> None:
+        """Until something has to go for each page that comes."""
+        while self._free() > 40:
+            self.store(6)
+
+    def turn_over(self, times: int) -> None:
+        """With a full tier: as much goes as comes."""
+        for _ in range(times):
+            self.store(6, drops=8)
+
+    def _free(self) -> int:
+        return self.tier.room - self.tier.state().used_frames
+
+    def open_smaller(self, terms: Terms) -> None:
+        """Any page may be gone then."""
+        self._say("shrinking", [])
+        self._held = []
+        self.open(terms)
+
+    def _say(self, word: str, numbers: Iterable[int]) -> None:
+        _mark(f"{word} {' '.join(map(str, numbers))}")
+
+
+def outgoing(number: int) -> Outgoing:
+    """Its size and namespace follow from its number as well."""
+    size = _SIZES[number % len(_SIZES)]
+    whole = memoryview(content(key_of(number), SEED, size).ljust(-(-size // FRAME) * FRAME, b"\xee"))
+    frames = [whole[at : at + FRAME] for at in range(0, len(whole), FRAME)]
+    return Outgoing(key_of(number), SPACES[number % 2], size, number, frames)
+
+
+def first_act(tale: Tale) -> None:
+    """A young tier, then a full one, syncs now and then; a clean end."""
+    tale.open(TERMS)
+    tale.store(8)
+    tale.sync()
+    tale.store(8, drops=3)
+    tale.store_again(4)
+    tale.sync()
+    tale.fill()
+    tale.turn_over(4)
+    tale.sync()
+    tale.turn_over(3)
+    tale.close()
+
+
+def second_act(tale: Tale) -> None:
+    """Found as it was left, used, made smaller, used; the process dies."""
+    tale.open(TERMS)
+    tale.store(4, drops=4)
+    tale.close()
+    tale.open_smaller(SMALLER)
+    tale.store(6)
+    tale.sync()
+    tale.store(6, drops=4)
+    tale.store(6)
+
+
+def third_act(tale: Tale) -> None:
+    """Found as the dead left it."""
+    tale.open(SMALLER)
+    tale.store(6)
+    tale.tier.distrust()
+    tale.store(2)
+
+
+def fourth_act(tale: Tale) -> None:
+    """Nobody trusts it: it is proven, and goes on."""
+    tale.open(SMALLER)
+    tale.store(6)
+    tale.sync()
+    tale.store(3)
+
+
+ACTS: Final = {"first": first_act, "second": second_act, "third": third_act, "fourth": fourth_act}
+
+
+def _mark(text: str) -> None:
+    ctypes.CDLL(None).record_mark(text.encode())
+
+
+def main() -> None:
+    """An act: the numbers of its pages begin where no other act's do. It ends as if it were killed."""
+    folder, act, mistake = sys.argv[1:]
+    mistakes.make(mistake)
+    tale = Tale(Path(folder))
+    tale._next = 10_000 * list(ACTS).index(act)
+    ACTS[act](tale)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Many power losses of one recording: each leaves a folder that a child opens and judges.
+
+Run as a process: `python -m power.trials STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
+what was recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from oracle.checker import Kind, Violation
+from oracle.journal import KEY_BYTES
+
+from . import mistakes
+from .forked import Ended, in_a_child
+from .losses import Way, fate, names_fate
+from .marks import Promises
+from .platter import History
+from .reopening import Expected, Found, after_a_restart, judged, keys_of, prove_here
+from .stream import read_stream
+from .tale import TERMS
+from .terms import Terms
+
+_MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
+_LONG_S: Final = 60.0
+_REAL_PROOFS: Final = 50  # one in so many is made by a process of its own, as all are outside of tests
+_BOTH: Final = (Way.NOTHING_LOST, Way.ALL_LOST)
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """The power goes just before an event of the stream. number: chance begins with it and the seed."""
+
+    number: int
+    cut: int
+    way: Way
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What came of many losses. states: by how the folder was found; by_way: of each how many were rebuilt, and all.
+
+    Pages, summed over all states: stored: that were reported stored, and not told to go; must: that had to be there;
+    exact: that were there; damaged: that were listed and not served.
+    """
+
+    seed: int
+    states: dict[str, int] = {}
+    by_way: dict[str, list[int]] = {}
+    stored: int = 0
+    must: int = 0
+    exact: int = 0
+    damaged: int = 0
+    seconds: float = 0.0
+    violations: list[str] = []
+
+    @property
+    def count(self) -> int:
+        return sum(self.states.values())
+
+
+class OfATale:
+    """What has to be there by what a tale says: all that was stored, where it was synced or no byte of it is lost."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._promises = Promises(history.events)
+
+    def __call__(self, loss: Loss) -> Expected:
+        told = self._promises.at(loss.cut)
+        history, cut = self._history, loss.cut
+        whole = not history.unsynced(cut) or not history.changed(told.synced, cut) or loss.way is Way.NOTHING_LOST
+        return Expected(keys_of(told.begun), keys_of(told.stored) if whole else frozenset(), len(told.stored))
+
+
+class OfKeys:
+    """Any of these may be there, none must."""
+
+    def __init__(self, keys: Path) -> None:
+        packed = keys.read_bytes()
+        self._may = frozenset(packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES))
+
+    def __call__(self, loss: Loss) -> Expected:
+        return Expected(self._may)
+
+
+class Trials:
+    """Of one recording. room: a folder for what is left each time."""
+
+    def __init__(self, history: History, terms: Terms, expected: Callable[[Loss], Expected], room: Path) -> None:
+        self._history = history
+        self._terms = terms
+        self._expected = expected
+        self._room = room
+
+    def run(self, losses: Iterable[Loss], seed: int, violations: int) -> Tally:
+        """One by one, until all are tried or so many promises are broken."""
+        began, self.tally = time.monotonic(), Tally(seed=seed)
+        for loss in losses:
+            self._note(loss, self._after(loss))
+            if len(self.tally.violations) >= violations:
+                break
+        self.tally.seconds = round(time.monotonic() - began, 1)
+        return self.tally
+
+    def _after(self, loss: Loss) -> Found:
+        chance = Random(f"{self.tally.seed} {loss.number}")
+        left = self._history.left(loss.cut, fate(loss.way, chance), names_fate(loss.way, chance))
+        folder = self._room / "tier"
+        lay(folder, left)
+        ended = in_a_child(partial(self._judge, folder, loss), _LONG_S)
+        shutil.rmtree(folder)
+        return msgspec.json.decode(ended.said, type=Found) if ended.said else _crashed(ended)
+
+    def _judge(self, folder: Path, loss: Loss) -> bytes:
+        after_a_restart(folder, self._room / "boot")
+        if loss.number % _REAL_PROOFS:
+            prove_here()
+        return msgspec.json.encode(judged(folder, self._terms, self._expected(loss)))
+
+    def _note(self, loss: Loss, found: Found) -> None:
+        tally, how = self.tally, kind_of(found.how)
+        tally.states[how] = tally.states.get(how, 0) + 1
+        rebuilt, of = tally.by_way.get(loss.way, [0, 0])
+        tally.by_way[loss.way] = [rebuilt + found.rebuilt, of + 1]
+        tally.exact += found.exact
+        tally.damaged += found.damaged
+        expected = self._expected(loss)
+        tally.stored += expected.stored
+        tally.must += len(expected.must)
+        tally.violations += [f"{loss.way}, cut {loss.cut}, number {loss.number}: {one}" for one in found.violations]
+
+
+def lay(folder: Path, left: Mapping[Path, bytes | None]) -> None:
+    """Files and folders as they were left."""
+    folder.mkdir()
+    for path, content in sorted(left.items()):
+        if content is None:
+            (folder / path).mkdir()
+        else:
+            (folder / path).write_bytes(content)
+
+
+def kind_of(how: str) -> str:
+    """The tier's line without its numbers and reasons."""
+    if how.startswith("rebuilt empty in"):
+        return "rebuilt in part"
+    if how.startswith("rebuilt empty"):
+        return "rebuilt"
+    return "proven sound" if "proven sound" in how else how
+
+
+def planned(history: History, states: int, seed: int, ways: Sequence[Way]) -> Iterator[Loss]:
+    """Chance, in these ways. Where all are wanted, half of the states, if there are so many, are prefixes at boundaries
+    of syncs, with all and with nothing of what was not synced."""
+    chance = Random(seed)
+    sure = [Loss(0, cut, way) for cut in history.boundaries() for way in _BOTH] if len(ways) > 1 else []
+    chance.shuffle(sure)
+    sure = sure[: states // 2]
+    turns = itertools.cycle(ways)
+    cuts = range(1, len(history.events) + 1)
+    more = [Loss(0, chance.choice(cuts), next(turns)) for _ in range(states - len(sure))]
+    for number, loss in enumerate([*sure, *more]):
+        yield msgspec.structs.replace(loss, number=number)
+
+
+def _crashed(ended: Ended) -> Found:
+    if ended.hung:
+        blame = Violation(Kind.HANG, "opening it and looking at it")
+    else:
+        blame = Violation(Kind.CRASH, ended.failed or f"killed by signal {ended.signal}")
+    return Found(how="not opened", exact=0, damaged=0, violations=[blame])
+
+
+def main() -> None:
+    """Exit code 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m power.trials")
+    parser.add_argument("stream", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--states", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
+    parser.add_argument("--way", type=Way, action="append", help="only so; may be given several times")
+    parser.add_argument("--violations", type=int, default=100)
+    parser.add_argument("--keys", type=Path, help="of all pages, end to end: what was recorded is no tale")
+    parser.add_argument("--terms", type=msgspec.json.Decoder(Terms).decode, default=TERMS)
+    wanted = parser.parse_args()
+    mistakes.make(wanted.mistake)
+    history = History(read_stream(wanted.stream), wanted.folder)
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=_MEMORY) as room:
+        expected = OfKeys(wanted.keys) if wanted.keys else OfATale(history)
+        trials = Trials(history, wanted.terms, expected, Path(room))
+        tally = trials.run(
+            planned(history, wanted.states, wanted.seed, wanted.way or list(Way)), wanted.seed, wanted.violations
+        )
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
+    sys.exit(bool(tally.violations))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The power goes at any moment, and the disk has what was synced and any part of the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from chance import chance
+from oracle.journal import Journal
+from oracle.witness import Witness
+from power.losses import Way, fate, names_fate
+from power.mistakes import MISTAKES
+from power.platter import History
+from power.recorded import can_record, plain, record, recording
+from power.stream import read_stream
+from power.tale import ACTS
+from power.terms import SEED, Terms
+from power.trials import Tally
+from running import namespace
+from with_disk import FRAME, running_with_disk, until_written
+
+ALL = os.environ.get("POWER") == "all"
+STATES = 6000 if ALL else 100
+OF_A_DAEMON = 600 if ALL else 20
+LONG_S = 7200 if ALL else 300
+# A tier has these while it is recorded, or when it opens what was left.
+OF_WRITERS = ("says synced, and has not", "marks its files dirty in memory alone")
+OF_OPENERS = {"believes without a proof": Way.METAS_FIRST, "compares no checksum": Way.VALUES_LOST}
+
+pytestmark = pytest.mark.skipif(not can_record(), reason="there is no compiler for the recorder")
+
+
+def told(folder: Path, acts: tuple[str, ...] = tuple(ACTS), mistake: str = "") -> Path:
+    """Records a tale of a tier in folder/tier; the stream."""
+    for act in acts:
+        record("power.tale", folder / "tier", folder / "stream", act, mistake)
+    return folder / "stream"
+
+
+def tried(stream: Path, states: int, *more: str, seed: int | None = None) -> Tally:
+    """What so many power losses came to."""
+    number = int(chance().integers(1 << 31)) if seed is None else seed
+    command = [sys.executable, "-m", "power.trials", str(stream), str(stream.with_name("tier"))]
+    command += ["--states", str(states), "--seed", str(number), *more]
+    done = subprocess.run(command, env=plain(), stdout=subprocess.PIPE, timeout=LONG_S, check=False)
+    print(done.stdout.decode())  # noqa: T201
+    return msgspec.json.decode(done.stdout, type=Tally)
+
+
+def test_the_recorder_misses_nothing(tmp_path: Path) -> None:
+    """What the stream leads to is what there is, but for the lock files, which are mapped and made anew each time."""
+    folder = tmp_path.resolve()
+    events = read_stream(told(folder))
+    history, way = History(events, folder / "tier"), Way.NOTHING_LOST
+    left = history.left(len(events), fate(way, Random(1)), names_fate(way, Random(1)))
+    tier = folder / "tier"
+    there = {path.relative_to(tier): None if path.is_dir() else path.read_bytes() for path in tier.rglob("*")}
+    assert left.keys() == there.keys()
+    assert {path for path in there if left[path] != there[path]} <= {Path("0/lock.mdb"), Path("1/lock.mdb")}
+    assert len(history.boundaries()) > 100
+
+
+def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
+    tally = tried(told(tmp_path.resolve()), STATES)
+    assert tally.violations == []
+    assert tally.count == STATES
+    assert {"as it was left", "proven sound", "rebuilt", "rebuilt in part"} <= tally.states.keys()
+    assert 0 < tally.must <= tally.exact
+
+
+@pytest.mark.parametrize("mistake", OF_WRITERS)
+def test_a_tier_that_writes_carelessly_is_found(tmp_path: Path, mistake: str) -> None:
+    assert tried(told(tmp_path.resolve(), ("first",), mistake), 400, "--violations", "1", seed=1).violations
+
+
+@pytest.mark.parametrize(("mistake", "way"), OF_OPENERS.items())
+def test_a_tier_that_believes_what_it_finds_is_found(tmp_path: Path, mistake: str, way: Way) -> None:
+    more = ["--violations", "1", "--mistake", mistake, "--way", way]
+    assert tried(told(tmp_path.resolve(), ("first",)), 400, *more, seed=1).violations
+
+
+def test_every_mistake_is_tried() -> None:
+    assert {"", *OF_WRITERS, *OF_OPENERS} == set(MISTAKES)
+
+
+def test_what_a_real_worker_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a daemon that an engine stores to."""
+    folder = tmp_path.resolve()
+    for name, value in recording(folder / "tier", folder / "stream").items():
+        monkeypatch.setenv(name, value)
+    pages = namespace().keys(range(16 * 40))
+    with running_with_disk(folder / "tier", "--disk-environments", "2") as daemon:
+        monkeypatch.undo()
+        with daemon.client() as client, Journal(folder / "witness.journal") as journal:
+            witness = Witness(client, journal, SEED, FRAME - 8)
+            for first in range(0, len(pages), 8):
+                witness.store(pages[first : first + 8], deadline=20)
+                until_written(daemon)
+    (folder / "keys").write_bytes(pages.data)
+    terms = msgspec.json.encode(Terms(cap=64 << 20, frame=FRAME)).decode()
+    tally = tried(folder / "stream", OF_A_DAEMON, "--keys", str(folder / "keys"), "--terms", terms)
+    assert tally.violations == []
+    assert tally.exact > 0
