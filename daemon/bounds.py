@@ -16,28 +16,55 @@ def share_of(header: dict[str, int], share: float) -> int:
 
 
 class Bounds:
-    """Frames that a process may have reserved and not let go of: a share of the arena; 0: any. On the loop's thread."""
+    """Frames that a process may have reserved and not let go of: a share of the arena; 0: any. On the loop's thread.
+
+    To know what a process has reserved takes a walk over all that is open, 20 ms where that is a million pages. So what it
+    had at the last walk and was let have since is remembered, and only what is more than one may have is looked at again.
+    """
 
     def __init__(self, owner: Owner, share: float) -> None:
         header = owner.header()
         self._owner = owner
         self._frame_bytes = header["frame_bytes"]
         self._most = share_of(header, share)
+        self._had: dict[int, int] = {}
+        self._at_its_bound: set[int] = set()
 
     def pages(self, slot: int, sizes: bytes) -> int:
         """How many pages of a chain, head first, the process may reserve now. sizes: u64 each."""
         each = array("Q", sizes)
-        if not self._most or (not self._owner.open_entries and self._fits(each, self._most)):
+        if not self._most:
             return len(each)
-        room = self._most - self._owner.frames_writing(slot)
-        if self._fits(each, room):
-            return len(each)
-        self._owner.settle()  # what was finished meanwhile is not being written any more
-        return self._count(each, self._most - self._owner.frames_writing(slot))
+        if not self._owner.open_entries:
+            self._had.clear()
+        pages = self._pages(slot, each)
+        self._had[slot] = self._had.get(slot, 0) + self._glance(each[:pages])
+        return pages
 
-    def _fits(self, each: array[int], room: int) -> bool:
-        """Seen at a glance: at most one frame of each page is half empty."""
-        return sum(each) // self._frame_bytes + len(each) <= room
+    def renew(self) -> None:
+        """Who was at its bound may have finished something since: a few times a second."""
+        self._at_its_bound.clear()
+
+    def _pages(self, slot: int, each: array[int]) -> int:
+        if self._glance(each) + self._had.get(slot, self._most) <= self._most:
+            return len(each)
+        if slot in self._at_its_bound:
+            return 0
+        pages = self._count(each, self._room(slot))
+        if pages < len(each):
+            self._owner.settle()  # what was finished meanwhile is not being written any more
+            pages = self._count(each, self._room(slot))
+        if not pages:
+            self._at_its_bound.add(slot)
+        return pages
+
+    def _room(self, slot: int) -> int:
+        self._had[slot] = self._owner.frames_writing(slot) if self._owner.open_entries else 0
+        return self._most - self._had[slot]
+
+    def _glance(self, each: array[int]) -> int:
+        """The most frames that they can be: at most one frame of each page is half empty."""
+        return sum(each) // self._frame_bytes + len(each)
 
     def _count(self, each: array[int], room: int) -> int:
         for page, size in enumerate(each):

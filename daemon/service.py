@@ -47,6 +47,7 @@ _NO_ENTRY = b"\xff\xff\xff\xff"
 _TOO_MUCH = "this process has reserved as much of the arena as one may without having written it: store.share"
 _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
+_TIDY_MOST = 16384  # a process may have a million open, and others are waiting
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
 _TIERS = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
 
@@ -224,10 +225,11 @@ class Service:
     def _tidy(self) -> None:
         """Reservations whose writers finished, gave up or overstayed, looked at a few times a second."""
         if self._owner.open_entries:
-            self._owner.settle()
+            self._owner.settle(_TIDY_MOST)
             point("service.settled")
             self._evictor.look()
         self.disk.tidy()
+        self._bounds.renew()
         self._pinning.look()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)

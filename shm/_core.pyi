@@ -258,8 +258,11 @@ class Owner:
         """Matches, of the attachments that there are, that ended at that bound."""
     def holders(self) -> list[dict[str, Any]]:
         """takers() with the pages and bytes that each has pinned. Walks the lock words: some milliseconds for a million."""
-    def settle(self) -> int:
-        """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open."""
+    def settle(self, most: int = 0, /) -> int:
+        """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open.
+
+        most: so many of them alone, the others in the next calls; 0: all.
+        """
     def evict(self, frames: int, limit: int, /) -> int:
         """Evicts coldest pages until so many frames are free, at most `limit` pages; returns how many."""
     def flush(self, space: int, tiers: int, /) -> tuple[int, int]:

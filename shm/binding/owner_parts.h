@@ -101,13 +101,16 @@ static PyObject *owner_reap(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* settle() -> open entries left: moves reservations on whose writers have finished, given up or overstayed. */
-static PyObject *owner_settle(Owner *self, PyObject *unused)
+/* settle(most) -> open entries left: moves reservations on whose writers have finished, given up or overstayed; 0: all. */
+static PyObject *owner_settle(Owner *self, PyObject *args)
 {
-    (void)unused;
-    if (!owner_ready(self))
+    unsigned int most = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "|I", &most))
         return NULL;
-    pt_settle_all(&self->shared, pt_now_ns());
+    if (most)
+        pt_settle_turn(&self->shared, pt_now_ns(), most);
+    else
+        pt_settle_all(&self->shared, pt_now_ns());
     return PyLong_FromUnsignedLong(self->shared.view.header->open_entries);
 }
 

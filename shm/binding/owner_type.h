@@ -19,7 +19,7 @@ static PyMethodDef owner_methods[] = {
     {"bound_pins", (PyCFunction)owner_bound_pins, METH_VARARGS, NULL},
     {"bounded", (PyCFunction)owner_bounded, METH_NOARGS, NULL},
     {"holders", (PyCFunction)owner_holders, METH_NOARGS, NULL},
-    {"settle", (PyCFunction)owner_settle, METH_NOARGS, NULL},
+    {"settle", (PyCFunction)owner_settle, METH_VARARGS, NULL},
     {"evict", (PyCFunction)owner_evict, METH_VARARGS, NULL},
     {"flush", (PyCFunction)owner_flush, METH_VARARGS, NULL},
     {"space", (PyCFunction)owner_space, METH_VARARGS, NULL},

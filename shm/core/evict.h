@@ -72,8 +72,8 @@ static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
 }
 
 /* Evicts the next page if it was last used before `before`, or learns that it is warmer than listed.
- * A pinned page is in use, so it counts as used now. */
-static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now)
+ * A pinned page is in use, so it counts as used at `pinned`. */
+static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now, uint64_t pinned)
 {
     pt_candidate c = pt_next_to_leave(o, now);
     if (c.entry == PT_NONE || c.tick >= before)
@@ -83,17 +83,46 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
         pt_count_evicted(o, bytes, c.list == o->unwritten);
         return PT_EVICTED;
     }
-    pt_note_use(o, c.entry, tick > c.tick ? tick : now);
+    pt_note_use(o, c.entry, tick > c.tick ? tick : pinned);
     return PT_WARMER;
+}
+
+/* Passing over a page costs 200 ns, and where one process has a million of them pinned every store would pass over all, so that
+ * nobody else is answered. Those beyond the first PT_PASSES are listed as if they were used PT_LEASE_NS later: to be passed over
+ * once in that time. Before anything is refused meanwhile, all are looked through in their order in memory, which costs 5 ns
+ * each; those that are not pinned any more are listed as they should be. */
+#define PT_PASSES 16384u
+#define PT_LEASE_NS 5000000000ull
+
+/* False if there is none that it could change. */
+static inline bool pt_end_leases(pt_owner *o, uint64_t now)
+{
+    if (o->leased_until <= now || o->looked_at == now)
+        return false;
+    o->looked_at = now;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        bool pinned = atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS;
+        pt_policy *list = pinned ? NULL : pt_list_of(o, entry);
+        if (list)
+            o->kind->used(list, entry, pt_true_tick(o, entry, now));
+    }
+    return true;
+}
+
+static inline uint64_t pt_lease(pt_owner *o, uint64_t now)
+{
+    o->leased_until = now + PT_LEASE_NS;
+    return o->leased_until;
 }
 
 /* Evicts one page that was last used before `before`; false if there is none. */
 static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
 {
     enum pt_try_evict got;
+    uint32_t passed = 0;
     do
-        got = pt_evict_step(o, before, now);
-    while (got == PT_WARMER);
+        got = pt_evict_step(o, before, now, passed++ < PT_PASSES ? now : pt_lease(o, now));
+    while (got == PT_WARMER || (got == PT_NOTHING && pt_end_leases(o, now)));
     return got == PT_EVICTED;
 }
 

@@ -30,6 +30,7 @@ static inline void pt_fetch(pt_owner *o, const pt_request *r, const uint8_t *key
 {
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};
     uint64_t granted = 0;
+    o->settled = false;
     pt_stamp_all(o, keys, count, r->now);
     PT_POINT("fetch.stamped");
     for (uint32_t i = 0; i < count; i++) {

@@ -37,6 +37,9 @@ typedef struct {
     pt_policy *on_disk;   /* pages on disk, in the arena too or not */
     pt_disk disk;
     uint32_t last_chain;
+    bool settled;          /* all that is open, for the batch that is being answered (reserve.h) */
+    uint64_t leased_until; /* until then pages may be listed as used later than they were (evict.h) */
+    uint64_t looked_at;    /* when they were last looked through */
 } pt_owner;
 
 static inline void pt_owner_end(pt_owner *o)

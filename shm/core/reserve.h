@@ -48,14 +48,13 @@ static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t 
 static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     pt_header *h = o->view.header;
-    bool settled = false;
     while (h->free_frames < frames || h->free_entries < entries) {
         if (pt_make_some_room(o, r, frames))
             continue;
-        if (settled)
+        if (o->settled) /* once a batch: a process may have a million pages open, and others are waiting */
             return false;
         pt_settle_all(o, r->now);
-        settled = true;
+        o->settled = true;
     }
     return true;
 }
@@ -174,6 +173,7 @@ static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count
 static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
                               pt_answer *answers)
 {
+    o->settled = false;
     pt_settle_some(o, r->now, 64);
     pt_stamp_all(o, keys, count, r->now);
     PT_POINT("reserve.stamped");

@@ -97,3 +97,17 @@ static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
 }
 
 static inline void pt_settle_all(pt_owner *o, uint64_t now) { pt_settle_some(o, now, PT_NONE); }
+
+/* Settles the first `most` open entries and lets those that are not ready stand behind the others: so all get their turn, and
+ * none of the turns is long. */
+static inline void pt_settle_turn(pt_owner *o, uint64_t now, uint32_t most)
+{
+    pt_header *h = o->view.header;
+    for (uint32_t left = h->open_entries < most ? h->open_entries : most; left && h->open_first != PT_NONE; left--) {
+        uint32_t entry = h->open_first;
+        if (!pt_settle(o, entry, now)) {
+            pt_open_remove(&o->view, entry);
+            pt_open_add(&o->view, entry);
+        }
+    }
+}

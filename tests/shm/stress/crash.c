@@ -120,7 +120,7 @@ static void expect_found(supervisor *s, uint32_t id, uint64_t serial)
 {
     uint8_t key[PT_KEY_BYTES];
     uint32_t entry;
-    uint64_t found;
+    uint64_t found = 0;
     pt_matched to = {&entry, &found, 0, 0};
     page_key(id, key);
     pt_match(&s->session, key, 1, &to);

@@ -192,34 +192,6 @@ static void what_is_in_use_stays(void)
     scene_end(&s);
 }
 
-static uint64_t bounded(const pt_session *who) { return atomic_load(&who->view.uses[who->slot].bounded); }
-
-static void one_holds_no_more_than_it_may(void)
-{
-    scene s = scene_new(8, 4);
-    pt_answer pages[3] = {store(&s, "a"), store(&s, "b"), store(&s, "c")};
-    uint32_t entries[3] = {pages[0].entry, pages[1].entry, pages[2].entry};
-    uint64_t serials[3] = {pages[0].serial, pages[1].serial, pages[2].serial};
-    settle(&s, NOON);
-    atomic_store(&s.owner.view.header->pin_frames, 2);
-    for (int times = 0; times < 2; times++) { /* what is held once more is no more */
-        EXPECT(pt_repin(&s.other, entries, serials, 3) == 2 && s.other.frames == 2);
-        EXPECT(!there(&s.other, "c") && there(&s.other, "a") && there(&s.one, "c"));
-    }
-    EXPECT(bounded(&s.other) == 4 && !bounded(&s.one));
-    EXPECT(!(atomic_load(&s.other.view.locks[entries[2]].word) & PT_PINS));
-    atomic_store(&s.owner.view.header->pin_frames, 3);
-    EXPECT(there(&s.other, "c"));
-    atomic_store(&s.owner.view.header->pin_frames, 2);
-    for (int times = 0; times < 2; times++)
-        pt_release(&s.other, entries, 2);
-    EXPECT(!s.other.frames && there(&s.other, "c"));
-    atomic_store(&s.owner.view.header->pin_frames, 0);
-    EXPECT(pt_repin(&s.other, entries, serials, 3) == 3);
-    pt_release(&s.other, entries, 3);
-    scene_end(&s);
-}
-
 static void sizes_that_fit_nowhere_are_refused(void)
 {
     scene s = scene_new(8, 2);
@@ -248,7 +220,6 @@ int main(int count, char **arguments)
         the_tail_of_a_prompt_leaves_first,
         a_tick_from_the_future_keeps_no_page,
         what_is_in_use_stays,
-        one_holds_no_more_than_it_may,
         sizes_that_fit_nowhere_are_refused,
     };
     const uint32_t all = sizeof turns / sizeof turns[0];

@@ -1,0 +1,108 @@
+/* bounds.c - what one process may hold, and what its holding may cost the others, step by step. */
+#include "scene.h"
+
+static uint64_t bounded(const pt_session *who) { return atomic_load(&who->view.uses[who->slot].bounded); }
+
+static void one_holds_no_more_than_it_may(void)
+{
+    scene s = scene_new(8, 4);
+    pt_answer pages[3] = {store(&s, "a"), store(&s, "b"), store(&s, "c")};
+    uint32_t entries[3] = {pages[0].entry, pages[1].entry, pages[2].entry};
+    uint64_t serials[3] = {pages[0].serial, pages[1].serial, pages[2].serial};
+    settle(&s, NOON);
+    atomic_store(&s.owner.view.header->pin_frames, 2);
+    for (int times = 0; times < 2; times++) { /* what is held once more is no more */
+        EXPECT(pt_repin(&s.other, entries, serials, 3) == 2 && s.other.frames == 2);
+        EXPECT(!there(&s.other, "c") && there(&s.other, "a") && there(&s.one, "c"));
+    }
+    EXPECT(bounded(&s.other) == 4 && !bounded(&s.one));
+    EXPECT(!(atomic_load(&s.other.view.locks[entries[2]].word) & PT_PINS));
+    atomic_store(&s.owner.view.header->pin_frames, 3);
+    EXPECT(there(&s.other, "c"));
+    atomic_store(&s.owner.view.header->pin_frames, 2);
+    for (int times = 0; times < 2; times++)
+        pt_release(&s.other, entries, 2);
+    EXPECT(!s.other.frames && there(&s.other, "c"));
+    atomic_store(&s.owner.view.header->pin_frames, 0);
+    EXPECT(pt_repin(&s.other, entries, serials, 3) == 3);
+    pt_release(&s.other, entries, 3);
+    scene_end(&s);
+}
+
+enum { MANY = PT_PASSES + 500 };
+
+/* Asks for so many pages of a frame each, under keys of chance; returns how many were granted. */
+static uint32_t ask_for_many(scene *s, uint32_t count, rng *names, pt_answer *answers)
+{
+    static uint8_t keys[MANY * PT_KEY_BYTES];
+    static uint64_t sizes[MANY];
+    uint64_t now = s->now += 10 * MANY;
+    pt_request r = {.slot = s->one.slot, .parts = 1, .now = now, .expires_ns = now + PT_LEASE_NS};
+    uint32_t granted = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t at = 0; at < PT_KEY_BYTES; at += 8)
+            memcpy(keys + i * PT_KEY_BYTES + at, &(uint64_t){rng_next(names)}, 8);
+        sizes[i] = FRAME;
+    }
+    pt_reserve(&s->owner, &r, keys, sizes, count, answers);
+    for (uint32_t i = 0; i < count; i++)
+        granted += answers[i].outcome == PT_GRANTED && finish(s, &answers[i], 0);
+    return granted;
+}
+
+static void of_very_many_pinned_pages_the_free_ones_are_found(void)
+{
+    static pt_answer answers[MANY], more[2];
+    static uint32_t entries[MANY];
+    static uint64_t serials[MANY];
+    scene s = scene_new(MANY, MANY);
+    rng names = rng_stream(1, 1);
+    EXPECT(ask_for_many(&s, MANY, &names, answers) == MANY);
+    settle(&s, s.now);
+    for (uint32_t i = 0; i < MANY; i++)
+        entries[i] = answers[i].entry, serials[i] = answers[i].serial;
+    EXPECT(pt_repin(&s.other, entries, serials, MANY) == MANY);
+    for (int times = 0; times < 2; times++) {
+        EXPECT(!ask_for_many(&s, 2, &names, more) && s.owner.leased_until > s.now);
+        pt_release(&s.other, &entries[times], 1);
+        pt_release(&s.other, &entries[MANY - 1 - times], 1);
+        EXPECT(ask_for_many(&s, 2, &names, more) == 2);
+        settle(&s, s.now);
+        EXPECT(pt_repin(&s.other, &more[0].entry, &more[0].serial, 1) && pt_repin(&s.other, &more[1].entry, &more[1].serial, 1));
+        EXPECT(!pt_repin(&s.other, &entries[times], &serials[times], 1));
+    }
+    pt_reap(&s.owner, s.other.slot, s.now);
+    EXPECT(ask_for_many(&s, 2, &names, more) == 2);
+    scene_end(&s);
+}
+
+static void all_that_is_open_gets_its_turn(void)
+{
+    scene s = scene_new(16, 16);
+    pt_answer all[8];
+    for (uint32_t i = 0; i < 8; i++)
+        all[i] = ask(&s, &s.one, (char[]){(char)('a' + i), 0}, FRAME, 0, 1);
+    EXPECT(finish(&s, &all[7], 0));
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        EXPECT(s.owner.view.header->open_entries == 8);
+        pt_settle_turn(&s.owner, NOON, turn < 3 ? 2 : 1);
+        expect_sound(&s.owner, "after a turn");
+    }
+    pt_settle_turn(&s.owner, NOON, 1);
+    EXPECT(s.owner.view.header->open_entries == 7);
+    pt_settle_turn(&s.owner, s.now + 2 * TTL, 100);
+    EXPECT(s.owner.view.header->deeds.expired == 7);
+    pt_reap(&s.owner, s.one.slot, NOON);
+    scene_end(&s);
+}
+
+int main(int count, char **arguments)
+{
+    (void)count;
+    run r = run_begin("bounds", arguments);
+    one_holds_no_more_than_it_may();
+    of_very_many_pinned_pages_the_free_ones_are_found();
+    all_that_is_open_gets_its_turn();
+    run_end(&r, "%u turns,", 3u);
+    return 0;
+}
