@@ -67,10 +67,11 @@ def sweep(on: Stage, kind: type[Operation], action: Action, folder: Path) -> Swe
 
 
 def _cases(scene: Scene, kind: type[Operation], action: Action) -> Sequence[Case]:
-    points = {(role, point) for role, points in table()[kind.__name__].items() for point in points}
+    cases = {Case(role, point, action) for role, points in table()[kind.__name__].items() for point in points}
     if EVERYTHING:
-        points |= {(role, point) for role, points in crossings(scene, kind).items() for point in points}
-    return [Case(role, point, action) for role, point in sorted(points)]
+        found = crossings(scene, kind).items()
+        cases |= {Case(role, point, action) for role, points in found for point in points}
+    return sorted(cases, key=str)
 
 
 def _must_be_met(kind: type[Operation], case: Case) -> bool:
