@@ -18,8 +18,8 @@ def share_of(header: dict[str, int], share: float) -> int:
 class Bounds:
     """Frames that a process may have reserved and not let go of: a share of the arena; 0: any. On the loop's thread.
 
-    To know what a process has reserved takes a walk over all that is open, 20 ms where that is a million pages. So what it
-    had at the last walk and was let have since is remembered, and only what is more than one may have is looked at again.
+    To know what a process has reserved takes a walk over all that is open: 20 ms where that is a million pages. So what
+    it had at the last walk, and was let have since, is remembered; what would be too much together is looked at again.
     """
 
     def __init__(self, owner: Owner, share: float) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,8 @@ from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.protocol import (
     BUILD,
+    GREETING_LIMIT,
+    REQUEST_LIMIT,
     Answer,
     Attach,
     Check,
@@ -33,13 +36,18 @@ from ..shm.protocol import (
     pack,
     read_request,
 )
+from .gate import Gate
 from .options import Access
-from .peers import Peer, Rights, name_of, peer_of, rights_of
+from .peers import Peer, Rights, caller_of, peer_of, rights_of
+from .ration import Ration
 from .service import Service
 
 log = logging.getLogger(__name__)
 
 GREETING_S = 5.0
+_WATCHER_LIMIT = 64 << 10  # bytes of a message from who may not attach, or does not
+_TURN_S = 0.002  # then the others have theirs
+_MOST_OPEN = 1024  # requests of one peer that wait for their answers: no more is read before
 _NOT_ALLOWED = {
     Rights.WATCH: "this user may look and change nothing: see access.users and access.groups",
     Rights.USE: "only root and the daemon's own user may change sizes",
@@ -53,46 +61,93 @@ class Admission(msgspec.Struct, frozen=True):
     descriptors: Sequence[int] = ()
 
 
-class Connection(asyncio.Protocol):
-    """One peer. It says first who it is, and gets nothing before."""
+class House(msgspec.Struct, frozen=True):
+    """What all connections of a server share. patience: seconds in which a peer must say who it is."""
 
-    def __init__(self, service: Service, access: Access, patience: float = GREETING_S) -> None:
-        self._service = service
-        self._access = access
-        self._patience = patience
-        self._unpacker = Unpacker()
-        self._greeted = False
+    service: Service
+    access: Access
+    gate: Gate
+    complaints: Ration
+    patience: float = GREETING_S
+
+
+class Connection(asyncio.Protocol):
+    """One peer. It says first who it is, and gets nothing before.
+
+    It has short turns, however much it asks, and what it does not read is not answered any further.
+    """
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._service = house.service
+        self._access = house.access
+        self._unpacker = Unpacker(_WATCHER_LIMIT)
+        self._entered = self._greeted = False
         self._rights = Rights.NOTHING
         self._slot = -1
+        self._open = 0
+        self._choked = self._waits = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The peer has a few seconds to greet."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._who = name_of(transport.get_extra_info("socket"))
-        self._late = asyncio.get_running_loop().call_later(self._patience, self._end, "it never said who it is")
+        self._caller = caller_of(transport.get_extra_info("socket"))
+        self._loop = asyncio.get_running_loop()
+        self._late = self._loop.call_later(self._house.patience, self._end, "it never said who it is")
+        if why := self._house.gate.enter(self._caller):
+            self._end(why)
+            return
+        self._entered = True
+        if rights_of(self._caller, self._access) >= Rights.USE:
+            self._unpacker.limit(GREETING_LIMIT)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Says nothing about the process: its slot stays."""
         self._late.cancel()
+        if self._entered and not self._greeted:
+            self._house.gate.greeted(self._caller)
+        if self._entered:
+            self._house.gate.leave(self._caller)
 
     def pause_writing(self) -> None:
         """A peer that does not read its answers is asked for no more."""
-        self._transport.pause_reading()
+        self._choked = True
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        self._transport.resume_reading()
+        self._choked = False
+        self._go_on_soon()
 
     def data_received(self, data: bytes) -> None:
-        """Answers all requests that are complete."""
+        """Answers requests that are complete, for a short while; the others when everybody else had a turn."""
+        ends = time.monotonic() + _TURN_S
         try:
             for body in self._unpacker.feed(data):
                 self._handle(read_request(body))
                 if self._transport.is_closing():
                     return
+                if self._blocked or time.monotonic() > ends:
+                    self._transport.pause_reading()
+                    self._waits = True
+                    self._go_on_soon()
+                    return
         except ProtocolError as error:
             self._misunderstood(str(error))
+        self._transport.resume_reading()
+
+    @property
+    def _blocked(self) -> bool:
+        return self._choked or self._open >= _MOST_OPEN
+
+    def _go_on_soon(self) -> None:
+        if self._waits and not self._blocked:
+            self._waits = False
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._transport.is_closing():
+            self.data_received(b"")
 
     def _misunderstood(self, why: str) -> None:
         """A peer of another version may send what makes no sense here; it is told, if nothing else was said yet."""
@@ -112,6 +167,7 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(f"{type(request).__name__} is not for it, or not yet")
 
     def _handle_of_engine(self, request: Reserve | Fetch | Detach) -> None:
+        self._open += not isinstance(request, Detach)
         match request:
             case Reserve():
                 self._service.reserve_soon(self._slot, request, self._send_late)
@@ -129,6 +185,7 @@ class Connection(asyncio.Protocol):
             case Save():
                 self._send(self._service.save(request))
             case Flush():
+                self._open += 1
                 self._service.flush(request, self._send_late)
             case Check():
                 self._send(self._service.check(request))
@@ -140,8 +197,10 @@ class Connection(asyncio.Protocol):
 
     def _send_late(self, answer: Answer) -> None:
         """By then the peer may be gone."""
+        self._open -= 1
         if not self._transport.is_closing():
             self._send(answer)
+            self._go_on_soon()
 
     def _greet(self, request: Attach | Observe) -> None:
         connection = self._transport.get_extra_info("socket").dup()
@@ -158,6 +217,8 @@ class Connection(asyncio.Protocol):
             self._end(admission.answer.reason)
             return
         self._greeted = True
+        self._house.gate.greeted(self._caller)
+        self._unpacker.limit(_WATCHER_LIMIT if isinstance(request, Observe) else REQUEST_LIMIT)
         self._late.cancel()
 
     def _admit(self, request: Attach | Observe, connection: socket.socket) -> Admission:
@@ -188,7 +249,9 @@ class Connection(asyncio.Protocol):
         return Admission(answer, segments.descriptors())
 
     def _end(self, why: str) -> None:
-        log.warning("%s: its connection is closed: %s", self._who, why, extra=event("peer_refused", why=why))
+        facts = event("peer_refused", why=why)
+        complaints, uid = self._house.complaints, self._caller.uid
+        complaints.tell(logging.WARNING, uid, "%s: its connection is closed: %s", self._caller, why, extra=facts)
         self._transport.close()
 
 

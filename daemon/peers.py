@@ -29,10 +29,21 @@ class Peer(msgspec.Struct, frozen=True):
     pidfd: int
 
 
-def name_of(connection: socket.socket) -> str:
-    """The process that connected, for the log."""
-    pid, uid, _ = _credentials(connection)
-    return f"process {pid} of user {uid}"
+class Caller(msgspec.Struct, frozen=True):
+    """Who connected, before it is looked at closely. pid: 0 for one that can not be seen from here."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of user {self.uid}"
+
+
+def caller_of(connection: socket.socket) -> Caller:
+    """The process that connected, and may be gone."""
+    pid, uid, gid = _credentials(connection)
+    return Caller(pid, uid, _groups(connection) | {gid})
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -77,7 +88,7 @@ class Rights(IntEnum):
     RULE = 3  # change what the configuration says
 
 
-def rights_of(peer: Peer, access: Access) -> Rights:
+def rights_of(peer: Peer | Caller, access: Access) -> Rights:
     """Root and the daemon's own user rule; who else may do what is in the configuration."""
     if peer.uid in (os.geteuid(), 0):
         return Rights.RULE

@@ -11,6 +11,7 @@ from ..shm._core import Owner
 from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.process import Process
+from .ration import Ration
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Reaper:
         self._loop = loop
         self._watched: dict[int, int] = {}
         self._ends: Counter[int] = Counter()
+        self._told = Ration(log)
         self.deaths = 0
 
     def watch(self, slot: int, pidfd: int) -> None:
@@ -88,7 +90,8 @@ class Reaper:
         self.deaths += 1
         point("reaper.freed")
         facts = event("process_died", pid=taker["pid"], engine=taker["name"], slot=slot)
-        log.info("process %d (%s) is gone: slot %d is free", taker["pid"], taker["name"], slot, extra=facts)
+        line = "process %d (%s) is gone: slot %d is free"
+        self._told.tell(logging.INFO, taker["uid"], line, taker["pid"], taker["name"], slot, extra=facts)
 
     def _forget(self, slot: int) -> None:
         pidfd = self._watched.pop(slot, None)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from ..shm.logfmt import event
 from ..shm.points import point
-from .connection import GREETING_S, Connection
+from .connection import GREETING_S, Connection, House
+from .gate import Gate
 from .options import Access
+from .ration import Ration
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ class Server:
         self._path = path
         self._access = access
         self._patience = patience
+        self._gate = Gate()
+        self._complaints = Ration(log)
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = _identity(path)
         if trouble := locked_out(path.stat(), access):
@@ -44,8 +48,11 @@ class Server:
     async def start(self, service: Service) -> None:
         """Begins to answer. Who connected since the constructor has waited in the queue."""
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(service, self._access, self._patience), sock=self._listener, backlog=_BACKLOG
+            lambda: Connection(self._house(service)), sock=self._listener, backlog=_BACKLOG
         )
+
+    def _house(self, service: Service) -> House:
+        return House(service, self._access, self._gate, self._complaints, self._patience)
 
     def follow(self, access: Access) -> None:
         """Who comes from now on is let in by these rules; who is there stays."""

@@ -257,7 +257,7 @@ class Owner:
     def bounded(self) -> int:
         """Matches, of the attachments that there are, that ended at that bound."""
     def holders(self) -> list[dict[str, Any]]:
-        """takers() with the pages and bytes that each has pinned. Walks the lock words: some milliseconds for a million."""
+        """takers() with the pages and bytes that each has pinned. Walks the lock words."""
     def settle(self, most: int = 0, /) -> int:
         """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open.
 

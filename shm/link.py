@@ -16,6 +16,7 @@ import msgspec
 
 from .points import point
 from .protocol import (
+    REQUEST_LIMIT,
     Answer,
     Attach,
     Observe,
@@ -93,11 +94,13 @@ class Link:
 
     def send(self, request: Request, deadline: float) -> None:
         """Sends all of a request, or raises LinkError. When only half of it could be sent, the link stops."""
-        ends = time.monotonic() + deadline
+        ends, data = time.monotonic() + deadline, pack(request)
+        if len(data) > REQUEST_LIMIT:
+            raise LinkError(f"a request of {len(data)} bytes is longer than {REQUEST_LIMIT}: ask for fewer pages")
         if not self._sending.acquire(timeout=max(0.0, deadline)):
             raise LinkError("the daemon takes no requests")
         try:
-            self._send_all(memoryview(pack(request)), ends)
+            self._send_all(memoryview(data), ends)
         finally:
             self._sending.release()
 

@@ -16,7 +16,10 @@ from ._core import FORMAT
 
 PROTOCOL: Final = 3
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
+# Bytes of a message: of any, of an engine's request (100,000 pages), of a greeting.
 MESSAGE_LIMIT: Final = 64 << 20
+REQUEST_LIMIT: Final = 4 << 20
+GREETING_LIMIT: Final = 2 << 20
 _LENGTH: Final = struct.Struct("<I")
 _T = TypeVar("_T")
 
@@ -208,6 +211,10 @@ class Unpacker:
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
         self._buffer = bytearray()
         self._limit = limit
+
+    def limit(self, nbytes: int) -> None:
+        """From now on no message is longer."""
+        self._limit = nbytes
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that are complete with `data`, as bodies. Raises ProtocolError at a length over the limit."""

@@ -15,7 +15,7 @@ import pytest
 from pagetier.client import Client
 from pagetier.shm.protocol import (
     BUILD,
-    MESSAGE_LIMIT,
+    GREETING_LIMIT,
     Attach,
     Check,
     Detach,
@@ -91,9 +91,9 @@ def test_garbage_in_a_well_formed_message_is_told(path: Path) -> None:
 
 def test_a_huge_length_is_refused_before_its_bytes_come(path: Path) -> None:
     with Peer(path) as peer:
-        answer = peer.ask(struct.pack("<I", MESSAGE_LIMIT + 1))
+        answer = peer.ask(struct.pack("<I", GREETING_LIMIT + 1))
         assert isinstance(answer, Refusal)
-        assert str(MESSAGE_LIMIT) in answer.reason
+        assert str(GREETING_LIMIT) in answer.reason
         assert peer.answer() is None
 
 

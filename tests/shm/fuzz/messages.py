@@ -17,8 +17,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from pagetier.daemon.connection import Connection
+from pagetier.daemon.connection import Connection, House
+from pagetier.daemon.gate import Gate
 from pagetier.daemon.options import Access, Config
+from pagetier.daemon.ration import Ration
 from pagetier.daemon.service import Service
 from pagetier.shm.protocol import (
     BUILD,
@@ -74,6 +76,7 @@ class Fuzzed:
     async def _serve(self) -> None:
         self._service = Service(self._segments, Config(), asyncio.get_running_loop())
         self._service.admit()
+        self._house = House(self._service, Access(), Gate(), Ration(logging.getLogger(__name__)))
 
     def take(self, data: bytes) -> None:
         """The first byte says how it greets, the second where what follows is cut in two."""
@@ -85,12 +88,12 @@ class Fuzzed:
     async def _speak(self, pieces: list[bytes], rest: bytes, *, greeted: bool) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            transport, connection = Transport(ours), Connection(self._service, Access())
+            transport, connection = Transport(ours), Connection(self._house)
             connection.connection_made(transport)
             for piece in filter(None, pieces):
                 if not transport.closing:
                     connection.data_received(piece)
-            for _ in range(3):
+            for _ in range(3 + len(requests(rest))):  # it has as many turns, if each request is a long one
                 await asyncio.sleep(0)
             self._check(transport, rest if greeted else b"")
             transport.close()

@@ -1,0 +1,51 @@
+"""Lines in the log that others can cause: so many a minute for each user, and of the rest how many there were."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from ..shm.logfmt import event
+
+LINES: Final = 20
+MINUTE_S: Final = 60.0
+
+
+class _Minute(msgspec.Struct):
+    ends: float
+    lines: int = 0
+    left_out: int = 0
+
+
+class Ration:
+    """Of one kind of line. What is left out is told with the first line of the user's next minute."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._minutes: dict[int, _Minute] = {}
+
+    def tell(self, level: int, uid: int, line: str, *facts: object, extra: Mapping[str, Any]) -> None:
+        """Logs it, if the user's minute has room for it."""
+        minute = self._minute(uid)
+        minute.lines += 1
+        if minute.lines <= LINES:
+            self._log.log(level, line, *facts, extra=extra)
+        else:
+            minute.left_out += 1
+
+    def _minute(self, uid: int) -> _Minute:
+        now, minute = self._clock(), self._minutes.get(uid)
+        if minute is None or minute.ends <= now:
+            if minute is not None and minute.left_out:
+                self._tell_left_out(uid, minute.left_out)
+            minute = self._minutes[uid] = _Minute(now + MINUTE_S)
+        return minute
+
+    def _tell_left_out(self, uid: int, count: int) -> None:
+        line = "of user %d there were %d more such lines in a minute"
+        self._log.warning(line, uid, count, extra=event("left_out", uid=uid, count=count))
