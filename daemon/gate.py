@@ -11,7 +11,9 @@ from .peers import Caller
 MOST_OF_PROCESS: Final = 128
 MOST_SILENT: Final = 64
 _MOST: Final = 1024
-_KEPT: Final = 256  # descriptors of the daemon's own: segments, pidfds, the disk's worker, metrics
+# Descriptors of the daemon's own (segments, pidfds, the disk's worker, metrics), and of those who are turned away: the
+# loop takes 128 at once out of the queue, and has closed them two turns later.
+_KEPT: Final = 640
 
 
 class Gate:
@@ -55,4 +57,4 @@ class Gate:
 
 def _as_many_as_fit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else max(_KEPT, min(_MOST, soft - _KEPT))
+    return _MOST if soft == resource.RLIM_INFINITY else max(MOST_SILENT, min(_MOST, soft - _KEPT))

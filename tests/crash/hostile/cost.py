@@ -1,0 +1,51 @@
+"""What the daemon has open, and how much memory of its own it has, now and at most."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """anon: bytes of RssAnon."""
+
+    descriptors: int
+    anon: int
+
+
+def cost_of(pid: int) -> Cost:
+    """Of a process that lives."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return Cost(len(list(Path(f"/proc/{pid}/fd").iterdir())), int(found[1]) << 10)
+
+
+class Sampled:
+    """Looks again and again, from `with` to its end; then `most` is the most of each."""
+
+    def __init__(self, pid: int, every_s: float = 0.05) -> None:
+        self.first = self.most = cost_of(pid)
+        self._pid = pid
+        self._every_s = every_s
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler")
+
+    def _run(self) -> None:
+        while not self._ends.wait(self._every_s):
+            now = cost_of(self._pid)
+            self.most = Cost(max(self.most.descriptors, now.descriptors), max(self.most.anon, now.anon))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ends.set()
+        self._thread.join()

@@ -1,0 +1,194 @@
+"""Who speaks to the control socket and means harm: `python -m hostile.wire ACT SOCKET USER`, until it is killed.
+
+A line "begun" on standard output says that the harm is at work. It imports no engine's client: so it starts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from pagetier.shm.link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Attach, Check, Fetch, Flush, Observe, Request, Reserve, Save, Space, pack
+
+_SEED: Final = 20261121
+_PAUSE_S: Final = 0.001
+_MANY: Final = 4000
+
+
+def connected(path: Path) -> socket.socket:
+    """A connection; the daemon's queue may be full for a while."""
+    while True:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer.settimeout(0.5)
+        try:
+            peer.connect(os.fspath(path))
+            return peer
+        except OSError:
+            peer.close()
+            time.sleep(_PAUSE_S)
+
+
+def say(peer: socket.socket, data: bytes) -> None:
+    """As much of it as the daemon takes."""
+    with suppress(OSError):
+        peer.sendall(data)
+
+
+def begun() -> None:
+    """Says once that it is at work."""
+    os.write(1, b"begun\n")
+
+
+def repeated(act: Callable[[Path, random.Random], None]) -> Callable[[Path], None]:
+    """Does it again and again."""
+
+    def work(path: Path) -> None:
+        chance = random.Random(_SEED)
+        act(path, chance)
+        begun()
+        while True:
+            act(path, chance)
+
+    return work
+
+
+def garbage(path: Path, chance: random.Random) -> None:
+    """Bytes of chance, and gone."""
+    with connected(path) as peer:
+        say(peer, chance.randbytes(chance.randrange(1, 2000)))
+
+
+def half(path: Path, chance: random.Random) -> None:
+    """A greeting of which some is missing, and gone."""
+    whole = pack(Attach(BUILD, 1, "half"))
+    with connected(path) as peer:
+        say(peer, whole[: chance.randrange(len(whole))])
+
+
+def huge(path: Path, chance: random.Random) -> None:
+    """Lengths up to 4 GiB, and as much of the message as is taken."""
+    with connected(path) as peer:
+        say(peer, struct.pack("<I", chance.choice([1 << 20, 1 << 21, (1 << 26) - 1, (1 << 32) - 1])) + bytes(4 << 20))
+
+
+def rights(path: Path, chance: random.Random) -> None:
+    """Descriptors of anything, as many as a message takes, with a greeting, in the middle of one, and with nonsense."""
+    files = [os.open(name, os.O_RDONLY) for name in ("/dev/null", "/dev/zero", "/proc/self/maps")]
+    files += [end.detach() for end in socket.socketpair()]
+    whole = pack(Attach(BUILD, 1, "rights"))
+    cut = chance.randrange(1, len(whole))
+    with connected(path) as peer, suppress(OSError):
+        for piece in (whole[:cut], whole[cut:], chance.randbytes(10)):
+            socket.send_fds(peer, [piece], chance.choices(files, k=chance.choice([1, 3, 253])))
+    for file in files:
+        os.close(file)
+
+
+def silent(path: Path) -> None:
+    """Opens as many connections as it may, and says nothing; opens them again when they are closed."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _MANY + 100), hard))
+    peers: list[socket.socket] = []
+    while True:
+        peers.append(connected(path))
+        if len(peers) == 200:
+            begun()
+        if len(peers) >= _MANY:
+            peers.pop(0).close()
+
+
+def hoarding(path: Path) -> None:
+    """Says all but the last byte of a long greeting over each of many connections."""
+    peers = []
+    while True:
+        peer = connected(path)
+        peer.settimeout(0.2)
+        say(peer, pack(Attach(BUILD, 1, "hoard", bytes(8 * 250_000)))[:-1])
+        peers.append(peer)
+        if len(peers) == 100:
+            begun()
+        if len(peers) > 200:
+            peers.pop(0).close()
+
+
+def _flood(path: Path, greeting: Attach | Observe, *requests: Request) -> None:
+    """Asks without end, and reads no answer."""
+    link = Link(path, 10.0)
+    link.greet(greeting, 10.0)
+    data = b"".join(map(pack, requests))
+    peer = link._socket
+    peer.settimeout(0.2)
+    begun()
+    while True:
+        with suppress(OSError):
+            while True:
+                peer.send(data)
+        if not _drain(peer, 1 << 16):
+            return
+
+
+def _drain(peer: socket.socket, nbytes: int) -> bool:
+    with suppress(OSError):
+        return bool(peer.recv(nbytes))
+    return True
+
+
+def asking(path: Path) -> None:
+    """What costs the daemon most, over one connection."""
+    space = Space(b"h" * 32, "hostile", 16)
+    keys = os.urandom(32 * 1000)
+    reserve = Reserve(1, space, 0, 1, keys, struct.pack("<Q", 1 << 16) * 1000)
+    _flood(path, Attach(BUILD, 7, "asking"), Check(1), Flush(2, None), reserve, Fetch(3, keys, 1e6), Save(4))
+
+
+def watching(path: Path) -> None:
+    """The same as somebody who only looks."""
+    _flood(path, Observe(BUILD), *[Flush(1, None), Check(2)] * 500)
+
+
+def turned_away(path: Path) -> None:
+    """Greets again and again with another build."""
+    count = 0
+    while True:
+        with suppress(LinkError):
+            Link(path, 1.0).greet(Attach("pagetier 0", 1, "old"), 1.0)
+        count += 1
+        if count == 100:
+            begun()
+
+
+ACTS: Final[dict[str, Callable[[Path], None]]] = {
+    "garbage": repeated(garbage),
+    "half": repeated(half),
+    "huge": repeated(huge),
+    "rights": repeated(rights),
+    "silent": silent,
+    "hoarding": hoarding,
+    "asking": asking,
+    "watching": watching,
+    "turned_away": turned_away,
+}
+
+
+def main() -> None:
+    """Becomes the user, and acts."""
+    act, path, user = sys.argv[1:]
+    if int(user) != os.geteuid():
+        os.setgroups([])
+        os.setgid(int(user))
+        os.setuid(int(user))
+    ACTS[act](Path(path))
+
+
+if __name__ == "__main__":
+    main()

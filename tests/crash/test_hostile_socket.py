@@ -1,0 +1,80 @@
+"""The control socket against peers that mean harm: an engine beside them is served, and they cost the daemon little."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hostile.cost import Sampled
+from hostile.harm import NOBODY, harm
+from hostile.honest import Honest
+from pagetier.daemon.gate import MOST_SILENT
+from pagetier.daemon.ration import LINES
+from running import RunningDaemon, eventually
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+FRAME, FRAMES = 64 << 10, 1024
+ROUNDS = 30
+SERVED_S = 3.0
+ON_THEIR_WAY = 3 * 128  # connections that the loop has taken out of the queue, and not closed yet
+DESCRIPTORS, MEMORY = 2 * MOST_SILENT + ON_THEIR_WAY, 192 << 20  # of two users; each may say 2 MiB before it is known
+# of one kind and user a minute, where there are two kinds at most; the daemon's own lines; a run may cross a minute
+MOST_LINES = 4 * LINES + 20
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--access-socket-mode", "0666") as daemon:
+        Path(daemon.folder.name).chmod(0o755)
+        yield daemon
+
+
+def expect_served(daemon: RunningDaemon, *acts: str, user: int | None = None) -> None:
+    """Beside all of these at once; and what they opened is closed when they are gone."""
+    assert daemon.process is not None
+    with Honest(daemon.socket, FRAME) as honest, Sampled(daemon.process.pid) as sampled:
+        assert honest.wait_for(3)
+        with ExitStack() as stack:
+            for act in acts:
+                stack.enter_context(harm("wire", act, daemon.socket, user))
+            assert honest.wait_for(ROUNDS), honest.served
+    served, most = honest.served, sampled.most
+    assert (served.wrong, served.refused) == (0, 0), served
+    assert served.worst_s < SERVED_S, served
+    assert most.descriptors - sampled.first.descriptors < DESCRIPTORS
+    assert most.anon - sampled.first.anon < MEMORY
+    assert len(daemon.log.read_text().splitlines()) < MOST_LINES
+    assert eventually(lambda: Sampled(_pid(daemon)).first.descriptors <= sampled.first.descriptors, 20)
+
+
+def _pid(daemon: RunningDaemon) -> int:
+    assert daemon.process is not None
+    return daemon.process.pid
+
+
+def test_nonsense(daemon: RunningDaemon) -> None:
+    expect_served(daemon, "garbage", "half", "huge", "rights")
+
+
+def test_connections_without_end(daemon: RunningDaemon) -> None:
+    """A user's own connections may wait for each other, so the honest one is attached already."""
+    expect_served(daemon, "silent", "turned_away")
+
+
+def test_greetings_that_never_end(daemon: RunningDaemon) -> None:
+    expect_served(daemon, "hoarding")
+
+
+def test_requests_without_end(daemon: RunningDaemon) -> None:
+    expect_served(daemon, "asking", "watching")
+
+
+@as_root
+def test_who_may_not_attach_can_do_less(daemon: RunningDaemon) -> None:
+    expect_served(daemon, "garbage", "silent", "hoarding", "turned_away", user=NOBODY)
+    with daemon.client(), harm("wire", "silent", daemon.socket, NOBODY), daemon.client() as late:
+        assert late.attached, "another user's silence is no reason to wait"
