@@ -18,6 +18,7 @@ import msgspec
 
 from ...shm.points import point
 from ...shm.protocol import Space
+from ..base import TierError
 from . import files, records
 from .blocks import Blocks
 from .places import Reader
@@ -48,6 +49,7 @@ class Environment:
             self._file = os.open(folder / files.DATA, os.O_RDWR | os.O_CLOEXEC)  # who reads only is given no blocks
             undo.callback(os.close, self._file)
             self._open_databases(about)
+            self._length = os.fstat(self._file).st_size
             self._undo = undo.pop_all()
         self.blocks = Blocks(self._file, map_bytes)
         self.writeback = Writeback(self._file, shape.stride)
@@ -99,8 +101,12 @@ class Environment:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Transaction]:
-        """A transaction that is committed at the end, and leaves no trace where something fails. Raises lmdb.Error."""
+        """A transaction that is committed at the end, and leaves no trace where something fails.
+
+        Raises lmdb.Error, and where somebody else changed the file TierError, or OSError where it is gone.
+        """
         with self._one_changes:
+            self._insist()
             try:
                 with self._env.begin(write=True, buffers=True) as txn:
                     point("store.begun")
@@ -123,6 +129,20 @@ class Environment:
         with contextlib.suppress(OSError):  # it is found too short then, if it is opened before it grows
             if os.fstat(self._file).st_size < promised:
                 os.ftruncate(self._file, promised)
+            self._length = max(self._length, promised)
+
+    def _insist(self) -> None:
+        """A file that was cut would grow again as pages are written to it, with nothing where others were."""
+        if why := self.changed():
+            raise TierError(why)
+
+    def changed(self) -> str:
+        """What somebody else did to its file since it was opened, or "". Raises OSError where it is gone."""
+        data = self.folder / files.DATA
+        if not files.is_still(self._file, data):
+            return f"{data} was replaced while it was open"
+        there = os.fstat(self._file).st_size
+        return f"{data} was cut while it was open: {there} bytes of {self._length}" if there < self._length else ""
 
     def number_of(self, txn: Transaction, space: Space) -> int:
         """The namespace's number here, given to it if it is new."""

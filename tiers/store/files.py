@@ -18,6 +18,7 @@ from .records import PAGE
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
+OWNER: Final = "owner"
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
@@ -34,7 +35,7 @@ _IO: Final = "/proc/thread-self/io"
 
 def own(folder: Path) -> int:
     """A descriptor: as long as it is open, the folder is this tier's. Raises TierError, OSError."""
-    descriptor = os.open(folder / "owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -44,6 +45,11 @@ def own(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def is_still(descriptor: int, path: Path) -> bool:
+    """Whether the path leads to the file that is open. Raises OSError where it leads nowhere."""
+    return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -16,7 +16,7 @@ import lmdb
 
 from ...shm.points import point
 from ..base import NO_ROOM, Held, Incoming, Outcome, Outgoing, ReadResult, TierError, TierState, Written
-from . import placing, reading, writing
+from . import files, placing, reading, writing
 from .environment import Environment
 from .opening import Options, open_folder, prepare, telling
 from .placing import Share
@@ -49,7 +49,8 @@ class LmdbTier:
         self._count = threading.Lock()
         self._begun = self._done = self._damaged = 0
         with contextlib.ExitStack() as undo:
-            undo.callback(os.close, prepare(options))
+            self._owner = prepare(options)
+            undo.callback(os.close, self._owner)
             opened = open_folder(options)
             self._environments = opened.environments
             for environment in self._environments:
@@ -100,7 +101,7 @@ class LmdbTier:
     def _drop_damaged(self, environment: Environment, key: bytes, look: Look) -> None:
         self._damaged += 1
         with (
-            contextlib.suppress(lmdb.Error, OSError),
+            contextlib.suppress(lmdb.Error, OSError, TierError),
             self._changing(),
         ):  # what can not be dropped is found damaged again
             writing.drop_if(environment, key, look.header)
@@ -142,10 +143,21 @@ class LmdbTier:
         with telling(self._options.folder), ThreadPoolExecutor(len(self._environments)) as threads:
             _results([threads.submit(environment.sync) for environment in self._environments])
             point("store.synced")
+            self._look_at_files()
             with self._count:
                 clean = begun == done and self._begun == begun
                 with contextlib.suppress(OSError):  # it stays dirty, which is safe: the disk is full, say
                     self._journal.mark_synced(when, clean=clean)
+
+    def _look_at_files(self) -> None:
+        """Raises TierError where they are not those any more that were opened, OSError where one is gone."""
+        owned = files.is_still(self._owner, self._options.folder / files.OWNER)
+        changes = [f"{self._options.folder} is another folder now"] if not owned else []
+        changes += [environment.changed() for environment in self._environments]
+        why = next(filter(None, changes), "")
+        if why:
+            self.distrust()
+            raise TierError(why)
 
     def distrust(self) -> None:
         """The next opening proves each environment."""
@@ -153,8 +165,9 @@ class LmdbTier:
             self._journal.distrust()
 
     def state(self) -> TierState:
-        """From the files' lengths and the environments' own counts."""
+        """From the files' lengths and the environments' own counts. Raises TierError where the files were changed."""
         with telling(self._options.folder):
+            self._look_at_files()
             disk = shutil.disk_usage(self._options.folder)
             file_bytes = sum(environment.file_bytes for environment in self._environments)
         return TierState(

@@ -57,16 +57,21 @@ class Worker:
     def serve(self) -> None:
         """Returns when it is time to leave. Raises TierError if the tier can not go on."""
         self._writer.start()
-        while (order := self._channel.receive()) is not None and not isinstance(order, Leave):
-            if self._broken:
-                break
-            self._take(order)
-        self._writes.put(None)
-        self._writer.join()
-        self._readers.shutdown()
+        try:
+            self._obey()
+        finally:  # nobody uses the tier any more when it is closed
+            self._writes.put(None)
+            self._writer.join()
+            self._readers.shutdown()
         point("worker.ended")
         if self._broken:
             raise TierError(self._broken)
+
+    def _obey(self) -> None:
+        while (order := self._channel.receive()) is not None and not isinstance(order, Leave):
+            if self._broken:
+                return
+            self._take(order)
 
     def _take(self, order: Order) -> None:
         match order:
