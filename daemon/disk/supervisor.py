@@ -61,6 +61,11 @@ class Supervisor:
         """Begins to keep a worker running."""
         self._task = self._loop.create_task(self._keep_running())
 
+    @property
+    def has_worker(self) -> bool:
+        """Whether there is one, whatever it does."""
+        return self._worker is not None
+
     def send(self, order: Order) -> None:
         """To the worker, if there is one."""
         if self._worker is not None:

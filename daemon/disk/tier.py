@@ -20,7 +20,7 @@ from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, S
 from ..options import Config
 from ..sizes import format_size
 from .backlog import Backlog
-from .behind import RULES, Behind
+from .behind import RULES, STALLED_S, Behind
 from .budget import Budget
 from .contents import Contents
 from .fetches import Fetches
@@ -281,10 +281,10 @@ class Disk:
         return self._report.trouble or "the disk tier is being opened"
 
     def _note(self, **news: object) -> None:
-        trouble = news.get("trouble") or self._behind.trouble or self._report.trouble
+        stalled = self._stalled()
+        self._grumble.tell(stalled)
+        trouble = news.get("trouble") or stalled or self._behind.trouble or self._report.trouble
         if self._report.standing is Standing.OPEN or "standing" in news:
-            stalled = self._behind.stalled()
-            self._grumble.tell(stalled)
             trouble = news.get("trouble") or stalled or self._behind.trouble
         news |= {
             "trouble": trouble,
@@ -294,6 +294,13 @@ class Disk:
         }
         self._report = msgspec.structs.replace(self._report, **news)
         self._owner.tell_disk(self._report.pack())
+
+    def _stalled(self) -> str:
+        """That the disk has not done for long what it was told, or that its worker is opening it for long; or ""."""
+        waited = time.monotonic() - self._began
+        if self._stage is _Stage.BEGUN and self._supervisor.has_worker and waited > STALLED_S:
+            return f"the disk has not answered for {waited:.0f} s: it is still being opened"
+        return self._behind.stalled()
 
 
 class _Once:
