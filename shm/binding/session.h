@@ -170,16 +170,23 @@ static PyObject *session_repin(Session *self, PyObject *args)
     return (PyObject *)pins;
 }
 
+/* Nothing is written to a page of which this process was granted nothing. */
+static bool pt_job_is_ours(const pt_session *s, const pt_job *job)
+{
+    return pt_job_fits(&s->view, job) && pt_writes(&s->view.entries[job->entry], s->slot);
+}
+
 /* Fills `jobs` from the arrays, stops at the first that does not fit its page; returns how many it filled. What is
  * copied out are whole pages. */
-static uint32_t jobs_fill(const pt_view *v, const uint32_t *entries, const array *to, uint64_t offset,
+static uint32_t jobs_fill(const pt_session *s, const uint32_t *entries, const array *to, uint64_t offset,
                           enum pt_direction way, pt_job *jobs)
 {
+    const pt_view *v = &s->view;
     uint32_t i = 0;
     for (; i < to[0].count; i++) {
         uint64_t address = ((uint64_t *)to[0].view.buf)[i], bytes = ((uint64_t *)to[1].view.buf)[i];
         jobs[i] = (pt_job){entries[i], (uint8_t *)(uintptr_t)address, offset, bytes};
-        if (!(way == PT_OUT_OF_ARENA ? pt_job_is_whole(v, &jobs[i]) : pt_job_fits(v, &jobs[i])))
+        if (!(way == PT_OUT_OF_ARENA ? pt_job_is_whole(v, &jobs[i]) : pt_job_is_ours(s, &jobs[i])))
             break;
     }
     return i;
@@ -192,7 +199,7 @@ static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *t
     pt_job *jobs = malloc((size_t)to[0].count * sizeof *jobs + 1);
     if (!jobs)
         return PyErr_NoMemory();
-    uint32_t count = jobs_fill(&self->shared.view, entries, to, offset, way, jobs);
+    uint32_t count = jobs_fill(&self->shared, entries, to, offset, way, jobs);
     self->busy++;
     Py_BEGIN_ALLOW_THREADS
     uint64_t began = pt_now_ns();

@@ -4,17 +4,19 @@
 #include "groups.h"
 #include "strided.h"
 
-/* True if the entry is still the filling that was granted. */
-static bool still_granted(const pt_view *v, uint32_t entry, uint64_t serial)
+/* True if the entry is still the filling that was granted, and the part this process's: what is another's is left alone. */
+static bool still_granted(const pt_session *s, uint32_t entry, uint64_t serial, uint32_t part)
 {
-    return entry < v->entry_count && v->entries[entry].serial == serial;
+    const pt_view *v = &s->view;
+    return entry < v->entry_count && part < PT_PARTS && v->entries[entry].serial == serial &&
+           v->entries[entry].writers[part] == s->slot;
 }
 
 static bool part_finish(Session *self, uint32_t entry, uint64_t serial, uint32_t part)
 {
     const pt_view *v = &self->shared.view;
     uint64_t bytes = v->entries[entry < v->entry_count ? entry : 0].size;
-    bool stored = still_granted(v, entry, serial) && pt_part_finish(v, entry, part);
+    bool stored = still_granted(&self->shared, entry, serial, part) && pt_part_finish(v, entry, part);
     pt_count(stored ? &self->shared.counts->stored_pages : &self->shared.counts->lost_pages, 1);
     pt_count(&self->shared.counts->stored_bytes, stored ? bytes : 0);
     return stored;
@@ -32,7 +34,7 @@ static PyObject *session_publish(Session *self, PyObject *args)
         return NULL;
     flags = PyBytes_FromStringAndSize(NULL, of[0].count);
     for (Py_ssize_t i = 0; flags && i < of[0].count; i++)
-        PyBytes_AsString(flags)[i] = handle_usable(self) && part < PT_PARTS &&
+        PyBytes_AsString(flags)[i] = handle_usable(self) &&
                                      part_finish(self, ((uint32_t *)of[0].view.buf)[i], ((uint64_t *)of[1].view.buf)[i], part);
     arrays_close(of, 2);
     return flags;
@@ -48,9 +50,9 @@ static PyObject *session_abandon(Session *self, PyObject *args)
         return NULL;
     if (!arrays_open((array_wanted[]){{entries, 4, "entries"}, {serials, 8, "serials"}}, 2, of))
         return NULL;
-    for (Py_ssize_t i = 0; handle_usable(self) && part < PT_PARTS && i < of[0].count; i++) {
+    for (Py_ssize_t i = 0; handle_usable(self) && i < of[0].count; i++) {
         uint32_t entry = ((uint32_t *)of[0].view.buf)[i];
-        if (still_granted(&self->shared.view, entry, ((uint64_t *)of[1].view.buf)[i]))
+        if (still_granted(&self->shared, entry, ((uint64_t *)of[1].view.buf)[i], part))
             pt_part_abandon(&self->shared.view, entry, part);
     }
     arrays_close(of, 2);

@@ -129,12 +129,14 @@ static PyObject *strided_scatter(PyObject *module, PyObject *args)
 
 /* Writes down the frames of the pages up to the first that is not of the transfer's size or whose chain makes no sense;
  * from there on nothing is transferred. */
-static void chains_read(const pt_view *v, const uint32_t *entries, pt_transfer *t, uint32_t *frames)
+static void chains_read(const pt_session *s, const uint32_t *entries, enum pt_direction way, pt_transfer *t, uint32_t *frames)
 {
+    const pt_view *v = &s->view;
     int64_t i = 0;
     for (; i < t->page_count; i++)
         if (!(t->skip && t->skip[i]) &&
-            (entries[i] >= v->entry_count || !pt_chain_read(v, entries[i], t->page_bytes, frames + (uint64_t)i * t->chain)))
+            (entries[i] >= v->entry_count || (way == PT_INTO_ARENA && !pt_writes(&v->entries[entries[i]], s->slot)) ||
+             !pt_chain_read(v, entries[i], t->page_bytes, frames + (uint64_t)i * t->chain)))
             break;
     t->page_count = i;
     t->frames = frames;
@@ -158,7 +160,7 @@ static PyObject *session_transfer(Session *self, const uint32_t *entries, tables
         frames = malloc(bytes + 1);
     if (!frames)
         return PyErr_NoMemory();
-    chains_read(&self->shared.view, entries, t, frames);
+    chains_read(&self->shared, entries, way, t, frames);
     self->busy++;
     Py_BEGIN_ALLOW_THREADS
     uint64_t began = pt_now_ns();

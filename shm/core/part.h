@@ -4,6 +4,15 @@
 
 #include "session.h"
 
+/* True if the slot was granted a part of this filling. */
+static inline bool pt_writes(const pt_entry *e, uint32_t slot)
+{
+    for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
+        if (e->writers[part] == slot)
+            return true;
+    return false;
+}
+
 static inline uint64_t pt_gone_bit(uint32_t part) { return 1ull << (32 + part); }
 
 /* Lets go of a part without finishing it: the page is doomed, its frames come back when all writers have let go.

@@ -3,14 +3,6 @@
 
 #include "owner.h"
 
-static inline bool pt_writes(const pt_entry *e, uint32_t slot)
-{
-    for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
-        if (e->writers[part] == slot)
-            return true;
-    return false;
-}
-
 /* Frames of the open reservations in which the slot has a part, whether it is done with it or not. */
 static inline uint64_t pt_frames_writing(const pt_owner *o, uint32_t slot)
 {

@@ -125,6 +125,22 @@ def test_pins_released_while_a_page_is_copied() -> None:
     world.memory.close()
 
 
+def test_what_another_was_granted_is_left_alone(world: World) -> None:
+    """A process that has the numbers of another's page neither writes to it nor finishes it nor gives it up."""
+    other = world.join()
+    entry, serial = world.reserve(world.session, 5, FRAME)
+    assert other.copy_in(entry, *address_and_size(page(9, FRAME)), 0, 1) == 0
+    assert other.publish(entry, serial, 0) == b"\0"
+    other.abandon(entry, serial, 0)
+    assert world.session.publish(entry, serial, 1) == b"\0", "a part that nobody was granted"
+    world.owner.settle()
+    assert world.session.copy_in(entry, *address_and_size(page(6, FRAME)), 0, 1) == 1
+    assert world.session.publish(entry, serial, 0) == b"\1"
+    loaded = load(other, other.match(Pins, None, KEYS[5]), FRAME)
+    assert loaded is not None and (loaded == 6).all()
+    assert other.copy_in(entry, *address_and_size(page(9, FRAME)), 0, 1) == 0, "nor when it is whole"
+
+
 def test_nonsense_is_refused(world: World) -> None:
     session = world.session
     pins = session.match(Pins, None, KEYS[0])

@@ -12,7 +12,7 @@ from pagetier.shm.protocol import BUILD, Attach, Flush
 from pretending import Peer, PretendedDaemon
 
 HELLO = Attach(BUILD, 1, "test")
-BIG = Flush(1, "x" * (4 << 20))
+BIG = Flush(1, "x" * (3 << 20))
 SOON_S = 0.2
 
 
