@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from operator import ge
 from typing import Final
 
 import lmdb
 import msgspec
 import numpy as np
 
-from ...shm.protocol import Space
 from ..base import KEY_BYTES, Held, Incoming, Outcome, ReadResult
 from . import records
 from .environment import Environment, Transaction
@@ -60,30 +60,39 @@ def headers(environment: Environment, keys: Sequence[bytes]) -> list[Header | No
 
 
 def header_in(environment: Environment, txn: Transaction, key: bytes) -> Header | None:
-    """As the transaction sees it."""
+    """As the transaction sees it. One with frames that the file does not have is NONSENSE, too."""
     value = txn.get(key, db=environment.pages)
     try:
-        return None if value is None else records.unpack_header(value)
+        header = None if value is None else records.unpack_header(value)
     except RecordError:
         return NONSENSE
+    return (
+        header if header is None or records.fits(header, environment.shape.stride, environment.file_pages) else NONSENSE
+    )
 
 
 def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[memoryview]]) -> Header | None:
     """The page as it is, unverified, into what `frames` gives for their number. None where it can not be read."""
     with environment.looking() as txn:
         header = header_in(environment, txn, key)
-        if header is None:
+        if header is None or header == NONSENSE:
             return None
         whole = environment.reader.read(header.runs, frames(sum(run.frames for run in header.runs)))
     return header if whole else None
 
 
 def listed(environment: Environment) -> Iterator[Held]:
-    """All pages, in batches. No transaction is open between them."""
+    """All pages, in batches. No transaction is open between them.
+
+    Raises lmdb.Error, also where keys are out of order: a walk over such a tree might never end.
+    """
     after = b""
     while rows := _rows_after(environment, after):
-        after = rows[-1][0]
-        yield _held(environment.spaces, rows)
+        keys = [key for key, _ in rows]
+        if any(map(ge, [after, *keys], keys)):
+            raise lmdb.CorruptedError("its keys are out of order", 0)
+        after = keys[-1]
+        yield _held(environment, rows)
 
 
 def _rows_after(environment: Environment, key: bytes) -> list[tuple[bytes, bytes]]:
@@ -93,11 +102,14 @@ def _rows_after(environment: Environment, key: bytes) -> list[tuple[bytes, bytes
         return list(islice(cursor.iternext(), _BATCH)) if found else []
 
 
-def _held(spaces: dict[int, Space], rows: list[tuple[bytes, bytes]]) -> Held:
+def _held(environment: Environment, rows: list[tuple[bytes, bytes]]) -> Held:
+    """Without what makes no sense: who is told of the others is told nothing else, or listens no more."""
+    spaces = {number: space for number, space in environment.spaces.items() if records.makes_sense(space)}
     rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= HEADER_BYTES]
     fixed = np.frombuffer(b"".join([value[:HEADER_BYTES] for _, value in rows]), _FIXED)
     numbers = np.array(sorted(spaces), np.uint32)
     good = np.isin(fixed["space"], numbers) & (fixed["format"] == records.FORMAT) & (fixed["codec"] == records.PLAIN)
+    good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * records.PAGE)
     keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")
     return Held(
         keys=keys[good].tobytes(),

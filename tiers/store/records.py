@@ -19,12 +19,16 @@ from typing import Final
 import msgspec
 import xxhash
 
+from ...shm.protocol import Space
+
 FORMAT: Final = 1
 PAGE: Final = 4096  # of LMDB, on every machine that we support
 VALUE_HEAD: Final = 16  # what LMDB puts before an overflow value
 PLAIN: Final = 0  # the only codec yet
 HEADER_BYTES: Final = 40
 
+_DIGEST_BYTES: Final = 32
+_U8, _U32 = 1 << 8, 1 << 32
 _FIXED: Final = struct.Struct("<BBHIQQ16s")  # format, codec, 0, space, size, stamp, checksum
 _RUN: Final = struct.Struct("<II")
 _NUMBER: Final = struct.Struct(">I")
@@ -75,6 +79,17 @@ def unpack_header(value: bytes | memoryview) -> Header:
         raise RecordError(f"a header of format {version}, codec {codec}")
     runs = tuple(Run(page, frames) for page, frames in _RUN.iter_unpack(value[HEADER_BYTES:]))
     return Header(space, size, stamp, checksum, runs)
+
+
+def fits(header: Header, stride: int, file_pages: int) -> bool:
+    """Whether all its frames lie in a file of so many pages."""
+    return all(run.page + run.frames * stride <= file_pages for run in header.runs)
+
+
+def makes_sense(space: Space) -> bool:
+    """Whether it can be a namespace at all: a damaged one may say anything."""
+    numbers_fit = 0 <= space.page_tokens < _U32 and 0 <= space.window < _U32 and 0 <= space.group < _U8
+    return len(space.digest) == _DIGEST_BYTES and numbers_fit
 
 
 def frame_key(key: bytes, number: int) -> bytes:

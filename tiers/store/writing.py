@@ -66,9 +66,12 @@ def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
 
 def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> None:
     """Drops a page that was found damaged, unless it was replaced since. Raises lmdb.Error."""
-    with environment.changing() as txn:
-        if reading.header_in(environment, txn, key) == damaged:
-            delete(environment, txn, key)
+    try:
+        with environment.changing() as txn:
+            if reading.header_in(environment, txn, key) == damaged:
+                delete(environment, txn, key)
+    except SystemError as error:  # py-lmdb's word where LMDB stumbles in a cursor
+        raise lmdb.CorruptedError(str(error.__cause__ or error), 0) from error
 
 
 def _drop_all(environment: Environment, keys: Sequence[bytes]) -> str:

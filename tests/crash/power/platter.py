@@ -71,6 +71,7 @@ class History:
             if event.kind in _NAMES:
                 self.names.append(Change(at, NEVER, self._folder_of(event), event))
         self.names = [self._with_safety(change) for change in self.names]
+        self._moved = _what_moved(self.names)
         self._data = {one.at for one in self.names if one.event.kind is Kind.MADE and one.event.path.name == "data.mdb"}
 
     def unsynced(self, cut: int) -> bool:
@@ -113,7 +114,7 @@ class History:
         tree: dict[Path, int | None] = {}
         for change in self.names:
             if change.at < cut and change.at not in lost:
-                _rename(tree, change, self.folder)
+                _rename(tree, change, self.folder, self._moved)
         return {path: number for path, number in tree.items() if _is_in(tree, path)}
 
     def _lost_names(self, cut: int, fate: NamesFate) -> Iterator[int]:
@@ -178,8 +179,23 @@ def sectors_of(change: Change) -> range:
     return range(event.offset // SECTOR, -(-(event.offset + len(event.data)) // SECTOR))
 
 
-def _rename(tree: dict[Path, int | None], change: Change, root: Path) -> None:
-    """One change of names. What it is about may be lost itself: then nothing happens."""
+def _what_moved(names: Sequence[Change]) -> dict[int, int]:
+    """Of each change that moves a file which one it is: where its new name is there, its old one need not have been."""
+    tree: dict[Path, int] = {}
+    moved = {}
+    for change in names:
+        event = change.event
+        if event.kind is Kind.MADE:
+            tree[event.path] = change.at
+        elif event.kind is Kind.MOVED:
+            moved[change.at] = tree[event.other] = tree.pop(event.path)
+        elif event.kind is Kind.SWAPPED:
+            tree[event.path], tree[event.other] = tree[event.other], tree[event.path]
+    return moved
+
+
+def _rename(tree: dict[Path, int | None], change: Change, root: Path, moved: Mapping[int, int]) -> None:
+    """One change of names."""
     event, path = change.event, change.event.path
     if path == root or not path.is_relative_to(root):
         return
@@ -191,9 +207,10 @@ def _rename(tree: dict[Path, int | None], change: Change, root: Path) -> None:
             tree[path] = None
         case Kind.GONE | Kind.NO_FOLDER:
             tree.pop(path, None)
-        case Kind.MOVED if path in tree:
-            tree[event.other.relative_to(root)] = tree.pop(path)
-        case Kind.SWAPPED if path in tree and event.other.relative_to(root) in tree:
+        case Kind.MOVED:
+            tree.pop(path, None)
+            tree[event.other.relative_to(root)] = moved[change.at]
+        case Kind.SWAPPED:
             other = event.other.relative_to(root)
             tree[path], tree[other] = tree[other], tree[path]
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from oracle.contents import content
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import NO_ROOM, Outgoing
+from pagetier.tiers.base import KEY_BYTES, NO_ROOM, Held, Outgoing
 from pagetier.tiers.store import LmdbTier
 
 from . import mistakes
@@ -23,6 +23,8 @@ from .terms import FRAME, SEED, Terms, key_of
 SPACES: Final = (Space(b"s" * 32, "first", 16), Space(b"o" * 32, "second", 64, 1, 512))
 TERMS: Final = Terms(cap=3 << 20)
 SMALLER: Final = Terms(cap=1792 << 10)
+_AN_ACT: Final = 10_000
+_NUMBERS: Final = {key_of(number): number for act in range(4) for number in range(act * _AN_ACT, act * _AN_ACT + 300)}
 _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 
 
@@ -37,6 +39,9 @@ class Tale:
 
     def open(self, terms: Terms) -> None:
         self.tier = terms.opened(self._folder)
+        self._held = sorted(
+            _NUMBERS[held.keys[at : at + KEY_BYTES]] for held in self.tier.contents() for at in _places(held)
+        )
         self._say("opened", [])
 
     def close(self) -> None:
@@ -82,7 +87,6 @@ class Tale:
     def open_smaller(self, terms: Terms) -> None:
         """Any page may be gone then."""
         self._say("shrinking", [])
-        self._held = []
         self.open(terms)
 
     def _say(self, word: str, numbers: Iterable[int]) -> None:
@@ -115,36 +119,41 @@ def first_act(tale: Tale) -> None:
 def second_act(tale: Tale) -> None:
     """Found as it was left, used, made smaller, used; the process dies."""
     tale.open(TERMS)
-    tale.store(4, drops=4)
+    tale.turn_over(1)
     tale.close()
     tale.open_smaller(SMALLER)
-    tale.store(6)
+    tale.turn_over(2)
     tale.sync()
-    tale.store(6, drops=4)
-    tale.store(6)
+    tale.turn_over(2)
 
 
 def third_act(tale: Tale) -> None:
     """Found as the dead left it."""
     tale.open(SMALLER)
-    tale.store(6)
+    tale.turn_over(2)
     tale.tier.distrust()
-    tale.store(2)
+    tale.turn_over(1)
 
 
 def fourth_act(tale: Tale) -> None:
     """Nobody trusts it: it is proven, and goes on."""
     tale.open(SMALLER)
-    tale.store(6)
+    tale.turn_over(2)
     tale.sync()
-    tale.store(3)
+    tale.turn_over(2)
+
+
+def _places(held: Held) -> range:
+    return range(0, len(held.keys), KEY_BYTES)
 
 
 ACTS: Final = {"first": first_act, "second": second_act, "third": third_act, "fourth": fourth_act}
 
 
 def _mark(text: str) -> None:
-    ctypes.CDLL(None).record_mark(text.encode())
+    here = ctypes.CDLL(None)
+    if hasattr(here, "record_mark"):  # else nobody records
+        here.record_mark(text.encode())
 
 
 def main() -> None:
@@ -152,7 +161,7 @@ def main() -> None:
     folder, act, mistake = sys.argv[1:]
     mistakes.make(mistake)
     tale = Tale(Path(folder))
-    tale._next = 10_000 * list(ACTS).index(act)
+    tale._next = _AN_ACT * list(ACTS).index(act)
     ACTS[act](tale)
     os._exit(0)
 

@@ -1,0 +1,97 @@
+"""Ways in which a file becomes another than was written."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from random import Random
+from typing import Final
+
+import msgspec
+
+from .anatomy import PAGE, Anatomy, Part
+
+_SECTOR: Final = 512
+
+
+class Harm(StrEnum):
+    """What happens to a page. OLDER: it is what it was at an earlier sync; SWAPPED, COPIED: with one of its kind."""
+
+    BIT = "a bit is flipped"
+    HEAD_BIT = "a bit of its header, or of its first nodes, is flipped"
+    BITS = "twenty bits are flipped"
+    ZEROED = "it is zeroed"
+    SECTOR_ZEROED = "a sector of it is zeroed"
+    NOISE = "it is noise"
+    OLDER = "it is an older version of itself"
+    SECTOR_OLDER = "a sector of it is older"
+    SWAPPED = "it changes places with one of its kind"
+    COPIED = "it is a copy of one of its kind"
+    FOREIGN = "it is a copy of any other page"
+
+
+_OTHERS: Final = (Harm.COPIED, Harm.FOREIGN)
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """One of many; number: chance begins with it and a seed."""
+
+    number: int
+    part: Part
+    harm: Harm
+
+
+class Patient:
+    """A file, its anatomy, and an older version of it that is as long."""
+
+    def __init__(self, data: bytes, older: bytes) -> None:
+        self.data = data
+        self.anatomy = Anatomy(data)
+        self._older = older.ljust(len(data), b"\0")
+
+    def harmed(self, damage: Damage, chance: Random) -> bytes:
+        """The file after it."""
+        page = chance.choice(self.anatomy.of(damage.part))
+        file = bytearray(self.data)
+        for number, content in self._after(page, damage, chance).items():
+            file[number * PAGE : (number + 1) * PAGE] = content
+        return bytes(file)
+
+    def _page(self, number: int) -> bytes:
+        return self.data[number * PAGE : (number + 1) * PAGE]
+
+    def _after(self, page: int, damage: Damage, chance: Random) -> dict[int, bytes]:
+        content = self._page(page)
+        kin = chance.choice([one for one in self.anatomy.of(damage.part) if one != page] or [page])
+        if damage.harm is Harm.SWAPPED:
+            return {page: self._page(kin), kin: content}
+        if damage.harm in _OTHERS:
+            any_page = chance.choice(list(self.anatomy.pages))
+            return {page: self._page(kin if damage.harm is Harm.COPIED else any_page)}
+        older = self._older[page * PAGE : (page + 1) * PAGE]
+        return {page: _changed(content, older, damage.harm, chance)}
+
+
+def _changed(content: bytes, older: bytes, harm: Harm, chance: Random) -> bytes:
+    match harm:
+        case Harm.OLDER:
+            return older
+        case Harm.ZEROED:
+            return bytes(PAGE)
+        case Harm.NOISE:
+            return chance.randbytes(PAGE)
+        case Harm.SECTOR_OLDER | Harm.SECTOR_ZEROED:
+            return _with_sector(content, older if harm is Harm.SECTOR_OLDER else bytes(PAGE), chance)
+        case _:
+            return _flipped(content, harm, chance)
+
+
+def _with_sector(content: bytes, other: bytes, chance: Random) -> bytes:
+    at = chance.randrange(PAGE // _SECTOR) * _SECTOR
+    return content[:at] + other[at : at + _SECTOR] + content[at + _SECTOR :]
+
+
+def _flipped(content: bytes, harm: Harm, chance: Random) -> bytes:
+    flipped = bytearray(content)
+    for _ in range(20 if harm is Harm.BITS else 1):
+        flipped[chance.randrange(200 if harm is Harm.HEAD_BIT else PAGE)] ^= 1 << chance.randrange(8)
+    return bytes(flipped)

@@ -1,0 +1,174 @@
+"""Many damages, each used by children until one lives to its end.
+
+Run as a process: `python -m damage_of_disk.runs --count N --seed N` prints what came of it as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from oracle.checker import Kind, Violation
+from power import mistakes
+from power.forked import Ended, in_a_child
+from power.tale import Tale
+from power.terms import Terms
+
+from .anatomy import Part
+from .harms import Damage, Harm, Patient
+from .judging import Moment, Seen, lived
+
+TERMS: Final = Terms(cap=3 << 20, environments=1)
+_MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
+_LONG_S: Final = 30.0
+_LIVES: Final = 4
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What came of many damages. lives: how many workers it took until one lived to its end, and how often; found: how
+    that one found the tier; deaths: by signals and TierErrors; damaged: pages that were counted as such."""
+
+    seed: int
+    count: int = 0
+    lives: dict[str, int] = {}
+    found: dict[str, int] = {}
+    deaths: dict[str, int] = {}
+    parts: dict[str, int] = {}
+    damaged: int = 0
+    exact: int = 0
+    seconds: float = 0.0
+    violations: list[str] = []
+
+
+class Runs:
+    """room: a folder of its own; a tier is made there, and damaged copies of it."""
+
+    def __init__(self, room: Path, seed: int) -> None:
+        self._room = room
+        self._folder = room / "tier"
+        self._whole = room / "whole"
+        self.tally = Tally(seed=seed)
+        older = in_a_child(self._made, _LONG_S)
+        assert older.said, older.failed
+        self._patient = Patient(self._data(self._whole).read_bytes(), older.said)
+
+    def _made(self) -> bytes:
+        """A tier that was used for a while; what its file was somewhat earlier."""
+        tale = Tale(self._whole)
+        tale.open(TERMS)
+        tale.store(40)
+        tale.fill()
+        tale.turn_over(3)
+        tale.sync()
+        older = self._data(self._whole).read_bytes()
+        tale.turn_over(6)
+        tale.close()
+        return older
+
+    def _data(self, folder: Path) -> Path:
+        return folder / "0" / "data.mdb"
+
+    def run(self, damages: Iterator[Damage], violations: int) -> Tally:
+        """One by one, until all are tried or so many promises are broken."""
+        began = time.monotonic()
+        for damage in damages:
+            self._try(damage)
+            if len(self.tally.violations) >= violations:
+                break
+        self.tally.seconds = round(time.monotonic() - began, 1)
+        return self.tally
+
+    def _try(self, damage: Damage) -> None:
+        chance = Random(f"{self.tally.seed} {damage.number}")
+        moment = chance.choice(list(Moment))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.copytree(self._whole, self._folder)
+        harmed = self._patient.harmed(damage, chance)
+        if moment is not Moment.OPEN:
+            self._harm(harmed)
+        if moment is Moment.DOWN:
+            self._change_state(clean=False)
+        self._live_on(damage, moment, harmed)
+
+    def _live_on(self, damage: Damage, moment: Moment, harmed: bytes) -> None:
+        """One worker after the other. A death by a signal has the next one prove what it finds."""
+        what = f"{damage.part}: {damage.harm}, {moment}, number {damage.number}"
+        for life in range(1, _LIVES + 1):
+            ended = in_a_child(
+                partial(lived, self._folder, TERMS, moment, partial(self._harm, harmed), self._room / "boot"), _LONG_S
+            )
+            self._note(what, ended)
+            seen = msgspec.json.decode(ended.said, type=Seen) if ended.said else Seen(ended="died")
+            self.tally.violations += [f"{what}: {one}" for one in seen.violations]
+            if not seen.ended:
+                return self._count(damage, life, seen)
+            moment = Moment.CLOSED if moment is Moment.OPEN else moment
+            if ended.signal:
+                self._change_state(clean=False, boot="distrusted")
+        self.tally.violations.append(f"{what}: {Violation(Kind.HANG, f'{_LIVES} workers died of it')}")
+        return None
+
+    def _note(self, what: str, ended: Ended) -> None:
+        if ended.hung or ended.failed:
+            blame = Violation(Kind.HANG, "no end") if ended.hung else Violation(Kind.CRASH, ended.failed)
+            self.tally.violations.append(f"{what}: {blame}")
+        why = f"signal {ended.signal}" if ended.signal else ""
+        if ended.said:
+            why = msgspec.json.decode(ended.said, type=Seen).ended.partition("(")[2][:60]
+        if why:
+            self.tally.deaths[why] = self.tally.deaths.get(why, 0) + 1
+
+    def _count(self, damage: Damage, life: int, seen: Seen) -> None:
+        tally = self.tally
+        tally.count += 1
+        tally.damaged += seen.damaged
+        tally.exact += seen.exact
+        how = "rebuilt" if seen.how.startswith("rebuilt") else "proven" if "proven" in seen.how else seen.how
+        for counts, name in ((tally.lives, str(life)), (tally.found, how), (tally.parts, damage.part)):
+            counts[name] = counts.get(name, 0) + 1
+
+    def _harm(self, harmed: bytes) -> None:
+        with self._data(self._folder).open("r+b") as file:
+            file.write(harmed)
+
+    def _change_state(self, **fields: object) -> None:
+        state = self._folder / "state"
+        state.write_text(json.dumps(json.loads(state.read_bytes()) | fields))
+
+
+def planned(count: int) -> Iterator[Damage]:
+    """All kinds of pages and of harm, in turn."""
+    kinds = itertools.cycle(itertools.product(Harm, Part))
+    for number, (harm, part) in enumerate(itertools.islice(kinds, count)):
+        yield Damage(number, part, harm)
+
+
+def main() -> None:
+    """Exit code 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m damage_of_disk.runs")
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--violations", type=int, default=100)
+    parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=_MEMORY) as room:
+        mistakes.make(wanted.mistake)
+        tally = Runs(Path(room), wanted.seed).run(planned(wanted.count), wanted.violations)
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
+    sys.exit(bool(tally.violations))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Any page of a tier's file is not what was written: exact bytes or a miss, and in the end the tier works again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from chance import chance
+from damage_of_disk.anatomy import PAGE, Anatomy, Part
+from damage_of_disk.harms import Damage, Harm, Patient
+from damage_of_disk.runs import Tally
+from pagetier.tiers.base import Outcome, TierError
+from pagetier.tiers.store import records
+from power.recorded import plain
+from tier_pages import keys_in, outcome_of, outcomes, outgoings, small_tier
+
+ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
+DAMAGES = 5500 if ALL else 110
+LONG_S = 7200 if ALL else 300
+PAGES = outgoings(range(120))
+
+
+def tried(count: int, *more: str, seed: int | None = None) -> Tally:
+    number = int(chance().integers(1 << 31)) if seed is None else seed
+    command = [sys.executable, "-m", "damage_of_disk.runs", "--count", str(count), "--seed", str(number), *more]
+    done = subprocess.run(command, env=plain(), stdout=subprocess.PIPE, timeout=LONG_S, check=False)
+    print(done.stdout.decode())  # noqa: T201
+    return msgspec.json.decode(done.stdout, type=Tally)
+
+
+def test_exact_bytes_or_a_miss_and_it_goes_on() -> None:
+    tally = tried(DAMAGES)
+    assert tally.violations == []
+    assert tally.count == DAMAGES
+    assert tally.parts.keys() == set(Part)
+    assert {"as it was left", "proven", "rebuilt"} <= tally.found.keys()
+    assert tally.damaged > 0
+
+
+def test_a_tier_that_compares_nothing_is_found() -> None:
+    assert tried(400, "--mistake", "compares no checksum", "--violations", "1", seed=1).violations
+
+
+def left(folder: Path) -> Path:
+    """A closed tier that holds PAGES, in one environment; its file."""
+    tier = small_tier(folder, environments=1)
+    assert all(tier.write([], PAGES).stored)
+    tier.close()
+    return folder / "0" / "data.mdb"
+
+
+def test_all_kinds_of_pages_are_known(tmp_path: Path) -> None:
+    tier = small_tier(tmp_path, environments=1)
+    for first in range(0, 120, 10):
+        tier.write([page.key for page in PAGES[first - 10 : first - 5]], PAGES[first : first + 10])
+    tier.close()
+    data = (tmp_path / "0" / "data.mdb").read_bytes()
+    anatomy = Anatomy(data)
+    kinds = {part: len(anatomy.of(part)) for part in Part}
+    assert all(kinds.values()), kinds
+    held = 120 - 55
+    assert kinds[Part.VALUE_HEAD] == kinds[Part.VALUE] == 3 * held
+    patient = Patient(data, data[: 10 * PAGE])
+    for harm in Harm:
+        assert len(patient.harmed(Damage(0, Part.VALUE, harm), Random(1))) == len(data)
+
+
+def spoil_headers(file: Path, spoil: Callable[[records.Header], records.Header]) -> int:
+    """In the file, of all headers that are there, older versions too; how many were changed."""
+    data, changed = file.read_bytes(), 0
+    for page in PAGES[:3]:
+        packed = page.size.to_bytes(8, "little") + page.stamp.to_bytes(8, "little")
+        at = data.find(packed)
+        while at >= 0:
+            header = records.unpack_header(data[at - 8 : at + 32 + 8])
+            data = data[: at - 8] + records.pack_header(spoil(header)) + data[at + 32 + 8 :]
+            changed += 1
+            at = data.find(packed, at + 1)
+    file.write_bytes(data)
+    return changed
+
+
+@pytest.mark.parametrize("size", [0, 1 << 40, (1 << 64) - 1])
+def test_a_page_whose_size_makes_no_sense_is_not_told(tmp_path: Path, size: int) -> None:
+    """A daemon takes a worker that tells of it for mad, and starts another: for ever, as that one tells of it, too."""
+    assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, size=size)) >= 3
+    tier = small_tier(tmp_path, environments=1)
+    assert keys_in(tier) == {page.key for page in PAGES[3:]}
+    assert outcomes(tier, PAGES[:3]) <= {Outcome.ABSENT, Outcome.DAMAGED}
+    assert outcomes(tier, PAGES[3:]) == {Outcome.EXACT}
+    tier.close()
+
+
+def test_frames_that_the_file_does_not_have_are_not_looked_for(tmp_path: Path) -> None:
+    """Dropping such a page would have asked the disk for four billion of them."""
+    far = (records.Run(2, (1 << 32) - 1),)
+    assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, runs=far)) >= 3
+    tier = small_tier(tmp_path, environments=1)
+    assert outcome_of(tier, PAGES[0]) is Outcome.DAMAGED
+    assert tier.write([PAGES[1].key], []).undropped == ""
+    assert outcome_of(tier, PAGES[1]) is Outcome.ABSENT
+    tier.close()
+    smaller = small_tier(tmp_path, cap=1 << 20, environments=1)
+    assert outcome_of(smaller, PAGES[2]) is not Outcome.EXACT
+    assert outcome_of(smaller, PAGES[-1]) is Outcome.EXACT
+    smaller.close()
+
+
+def test_a_namespace_that_makes_no_sense_is_not_told(tmp_path: Path) -> None:
+    file = left(tmp_path)
+    data = file.read_bytes()
+    packed = msgspec.msgpack.encode(PAGES[0].space)
+    wrong = msgspec.msgpack.encode(msgspec.structs.replace(PAGES[0].space, page_tokens=-3))
+    assert len(packed) == len(wrong)
+    assert packed in data
+    file.write_bytes(data.replace(packed, wrong))
+    tier = small_tier(tmp_path, environments=1)
+    assert keys_in(tier) == set()
+    assert outcomes(tier, PAGES) == {Outcome.EXACT}
+    tier.close()
+
+
+def test_keys_out_of_order_are_not_walked_for_ever(tmp_path: Path) -> None:
+    """Nobody sees how long a tree goes on that leads back: it is proven by who opens it next."""
+    file = left(tmp_path)
+    data = bytearray(file.read_bytes())
+    last = max(page.key for page in PAGES)
+    at = [place for place in range(len(data)) if data.startswith(last, place)]
+    for place in at:
+        data[place : place + 32] = bytes(32)
+    file.write_bytes(data)
+    tier = small_tier(tmp_path, environments=1)
+    with pytest.raises(TierError, match="keys are out of order"):
+        keys_in(tier)
+    tier.close()
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened.startswith("rebuilt empty")
+    tier.close()
