@@ -1,0 +1,120 @@
+"""One case: an operation during which one call of the worker goes wrong, and what must be so then."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from oracle.checker import Losses
+from running import START_S, eventually
+from sweep.operation import Operation, Role
+from sweep.scene import Scene
+
+from . import judging
+from .gate import Action, Fault, Gate, Noted
+
+_OVER_S: Final = 30.0
+_STRIKES_S: Final = 15.0
+_QUIET_S: Final = 0.07
+"""A little longer than from one of the daemon's looks around to the next."""
+STOP_S: Final = 1
+"""What a stop may take to write what is unwritten; ending the worker may take as long again, and a moment."""
+_ENDS: Final = frozenset({Action.DIE, Action.TEAR})
+
+
+class Struck(msgspec.Struct, frozen=True):
+    """How a case ended. times: how often something went wrong; reborn: whether another worker took over."""
+
+    times: int
+    reborn: bool = False
+
+
+def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[Noted]:
+    """What the worker asks of its disk in an operation when nothing goes wrong, in order."""
+    operation = _begin(scene, kind)
+    gate.forget()
+    operation.act()
+    assert eventually(operation.done, _OVER_S), f"{kind.__name__} is never over: {scene.daemon.log.read_text()}"
+    time.sleep(_QUIET_S)
+    noted = gate.noted()
+    _bring_back(scene, operation)
+    judging.settle(scene, Losses(at_most=judging.gone(scene)))
+    return noted
+
+
+def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck:
+    """Raises AssertionError where a promise is broken."""
+    operation = _begin(scene, kind)
+    before, worker = judging.gone(scene), scene.worker()
+    gate.arm(fault)
+    try:
+        operation.act()
+        if _strikes(gate, operation):
+            _meanwhile(scene, operation, fault)
+    finally:
+        times = gate.struck
+        gate.open()
+    reborn = _comes_back(scene, operation, worker, fault)
+    back = time.monotonic_ns() if reborn or operation.goes else 0
+    judging.is_sound(scene)
+    assert operation.verify(), f"{scene.header()} {scene.daemon.log.read_text()}"
+    judging.settle(scene, Losses(at_most=judging.gone(scene) - before, since=back))
+    scene.empty()
+    judging.comes_to_work(scene)
+    return Struck(times, reborn)
+
+
+def _begin(scene: Scene, kind: type[Operation]) -> Operation:
+    scene.begin()
+    operation = kind(scene)
+    operation.prepare()
+    return operation
+
+
+def _strikes(gate: Gate, operation: Operation) -> bool:
+    """Whether it does before all is over."""
+    ends = time.monotonic() + _STRIKES_S
+    while not gate.struck and time.monotonic() < ends and not operation.done():
+        time.sleep(0.002)
+    return eventually(lambda: gate.struck > 0, _QUIET_S)
+
+
+def _meanwhile(scene: Scene, operation: Operation, fault: Fault) -> None:
+    """The disk is in trouble, and stays so where the fault lasts."""
+    if operation.goes:
+        assert eventually(operation.done, 2 * STOP_S + _OVER_S), "a stop waits for the disk"
+        return
+    assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
+    judging.goes_on(scene, operation)
+    if fault.action is Action.HOLD:
+        judging.answers_in_time(scene, operation)
+        judging.goes_on(scene, operation)
+    judging.is_sound(scene)
+
+
+def _comes_back(scene: Scene, operation: Operation, worker: int, fault: Fault) -> bool:
+    """Waits until the disk is open; whether that is another worker's work.
+
+    Where it died the next daemon starts one at once: this one would wait a little longer each time.
+    """
+    if fault.action in _ENDS and not operation.goes and Role.TIER not in operation.starts:
+        scene.renew()
+    _bring_back(scene, operation)
+    for engine in operation.engines():
+        engine.answer()
+    return scene.worker() != worker
+
+
+def _bring_back(scene: Scene, operation: Operation) -> None:
+    """Everybody is there who is to be."""
+    if operation.goes:
+        assert eventually(operation.done, _OVER_S), "a stop does not end"
+        scene.daemon.start()
+    assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
+    scene.until_disk_is_open()
+
+
+def _is_served(scene: Scene, operation: Operation) -> bool:
+    return (not operation.starts or scene.served()) and scene.client.attached

@@ -1,0 +1,55 @@
+"""gate.c as a library, and the environment of processes whose workers it is to watch."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from .gate import VARIABLE
+
+_HERE: Final = Path(__file__).parent
+_BUILD: Final = _HERE.parent / "build"
+_FLAGS: Final = ("-shared", "-fPIC", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+
+
+def library() -> Path:
+    """Made if its source has changed."""
+    source = _HERE / "gate.c"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    place = _BUILD / f"gate-{digest}.so"
+    _BUILD.mkdir(exist_ok=True)
+    with (_BUILD / "gate.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            _compile(source, place)
+    return place
+
+
+def _compile(source: Path, place: Path) -> None:
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
+    subprocess.run([*compiler, *_FLAGS, str(source), "-o", f"{place}.new"], check=True)
+    Path(f"{place}.new").rename(place)
+
+
+@contextmanager
+def gated(control: Path) -> Iterator[None]:
+    """Processes that are started within the block, and all that these start, have the gate before their disks."""
+    news = {"LD_PRELOAD": str(library()), VARIABLE: str(control)}
+    before = {name: os.environ.get(name) for name in news}
+    os.environ.update(news)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

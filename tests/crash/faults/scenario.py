@@ -1,0 +1,31 @@
+"""The operations whose calls go wrong: all that a worker does with its disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from sweep.disk_lives import StartWithDisk, StartWithNewDisk, StartWithSmallerDisk, StopWithDisk
+from sweep.disk_operations import EvictToDisk, FillDisk, FlushDisk, LoadFromDisk, ReadDamaged, SaveAll, WriteBehind
+from sweep.operation import Operation
+
+from .case import STOP_S
+
+SCENARIO: Final[tuple[type[Operation], ...]] = (
+    WriteBehind,
+    EvictToDisk,
+    FillDisk,
+    LoadFromDisk,
+    ReadDamaged,
+    FlushDisk,
+    SaveAll,
+    StartWithDisk,
+    StartWithNewDisk,
+    StartWithSmallerDisk,
+    StopWithDisk,
+)
+
+
+def flags(kind: type[Operation], folder: Path) -> tuple[str, ...]:
+    """For the daemon: those of the operation, and it does not wait long for a disk when it stops."""
+    return *kind.flags(folder), "--disk-stop", f"{STOP_S}s"

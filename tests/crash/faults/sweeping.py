@@ -1,0 +1,121 @@
+"""A sweep: one operation, again and again, in which one call after another goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sweep.operation import Operation
+from sweep.scene import Scene, timed
+from sweep.sweeping import Stage, stage
+
+from .case import Struck, calls_of, run
+from .gate import ALL, CHANGES, WRITES, Action, Call, Fault, Gate, Noted
+from .preload import gated
+from .scenario import flags
+
+EVERYTHING: Final = os.environ.get("SWEEP") == "all"
+"""Every call of each operation, in all ways; else a few of them."""
+_READS: Final = frozenset({Call.PREAD})
+_ROOM: Final = WRITES | {Call.FALLOCATE, Call.MKDIR, Call.OPEN}
+"""What needs blocks, or a name."""
+_FEW: Final = 3
+
+log = logging.getLogger("faults")
+
+
+class Theatre(msgspec.Struct, frozen=True):
+    """A stage whose workers have a gate before their disks."""
+
+    stage: Stage
+    gate: Gate
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What came of it. unstruck: faults that waited for calls that did not come this time."""
+
+    calls: Counter[Noted]
+    cases: int
+    struck: int
+    reborn: int
+    unstruck: list[str]
+
+
+@contextmanager
+def theatre(folder: Path) -> Iterator[Theatre]:
+    """For as many sweeps as one likes, one after another."""
+    with Gate(folder / "gate") as gate, gated(gate.path), stage(folder) as on:
+        yield Theatre(on, gate)
+
+
+def sweep(on: Theatre, kind: type[Operation], folder: Path, shift: int = 0) -> Swept:
+    """Raises AssertionError with the case in which a promise is broken. shift: which few are taken, where not all."""
+    on.gate.watch(folder / "disk")
+    with Scene(on.stage.nursery, on.stage.control, folder, flags(kind, folder)) as scene:
+        calls = calls_of(scene, on.gate, kind)
+        faults = faults_at(calls)
+        chosen = faults if EVERYTHING else _some(faults, shift)
+        ended = [_run(scene, on.gate, kind, fault) for fault in chosen]
+    unstruck = [str(fault) for fault, one in zip(chosen, ended, strict=True) if not one.times]
+    reborn = sum(one.reborn for one in ended)
+    log.warning("%s: %d calls, %d faults, %d not met", kind.__name__, len(calls), len(chosen), len(unstruck))
+    return Swept(Counter(calls), len(chosen), len(chosen) - len(unstruck), reborn, unstruck)
+
+
+def faults_at(calls: Sequence[Noted]) -> list[Fault]:
+    """All that can go wrong with one of these calls, or with all from one on."""
+    number = Counter(call.call for call in calls)
+    changes = sum(number[call] for call in CHANGES)
+    found = [Fault(action, CHANGES, at + 1) for at in range(changes) for action in (Action.DIE, Action.TEAR)]
+    found += [Fault(Action.HOLD, frozenset({call}), at) for call, at in _each(number, ALL)]
+    found += [Fault(Action.FAIL, frozenset({call}), at, errno.EIO) for call, at in _each(number, ALL)]
+    found += [Fault(Action.FAIL, frozenset({call}), at, errno.ENOSPC) for call, at in _each(number, _ROOM)]
+    found += [Fault(Action.SHORTEN, frozenset({call}), at) for call, at in _each(number, WRITES | _READS)]
+    full, broken = Fault(Action.FAIL, _ROOM, 1, errno.ENOSPC), Fault(Action.FAIL, ALL, 1, errno.EIO)
+    return found + [one for fault in (full, broken, Fault(Action.HOLD, ALL)) for one in _lasting(number, fault)]
+
+
+def _each(number: Counter[Call], of: frozenset[Call]) -> Iterator[tuple[Call, int]]:
+    return ((call, at) for call in Call if call in of for at in range(1, number[call] + 1))
+
+
+def _lasting(number: Counter[Call], fault: Fault) -> list[Fault]:
+    """Trouble that begins at the first call, and in the middle."""
+    count = sum(number[call] for call in fault.calls)
+    begins = sorted({1, (count + 1) // 2}) if count else []
+    return [msgspec.structs.replace(fault, number=at, lasting=True) for at in begins]
+
+
+def _some(faults: Sequence[Fault], shift: int) -> list[Fault]:
+    """A few of different kinds, and of each kind not the last ones, which may not come."""
+    kinds = [list(group) for _, group in itertools.groupby(sorted(faults, key=_when), key=_kind)]
+    chosen = [(kinds[number % len(kinds)], 5 * number) for number in range(shift, shift + _FEW)]
+    return [kind[number % ((len(kind) + 1) // 2)] for kind, number in chosen]
+
+
+def _kind(fault: Fault) -> tuple[int, int, bool]:
+    return fault.action.value, fault.error, fault.lasting
+
+
+def _when(fault: Fault) -> tuple[tuple[int, int, bool], int]:
+    return _kind(fault), fault.number
+
+
+def _run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck:
+    try:
+        struck, seconds = timed(lambda: run(scene, gate, kind, fault))
+    except Exception as error:
+        error.add_note(f"{kind.__name__}: {fault}")
+        raise
+    log.info("%s: %s: %s, %.2f s", kind.__name__, fault, struck, seconds)
+    assert isinstance(struck, Struck)
+    return struck

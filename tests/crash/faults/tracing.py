@@ -1,0 +1,98 @@
+"""strace on living processes: what they ask of the kernel, and calls that fail, wait or end them there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from .gate import Call, Noted
+
+_OF_CALL: Final = {
+    "write": Call.WRITE,
+    "pwrite64": Call.PWRITE,
+    "writev": Call.WRITEV,
+    "pwritev": Call.WRITEV,
+    "pwritev2": Call.WRITEV,
+    "preadv": Call.PREAD,
+    "preadv2": Call.PREAD,
+    "fdatasync": Call.FDATASYNC,
+    "fsync": Call.FSYNC,
+    "msync": Call.MSYNC,
+    "ftruncate": Call.FTRUNCATE,
+    "truncate": Call.TRUNCATE,
+    "fallocate": Call.FALLOCATE,
+    "sync_file_range": Call.SYNC_FILE_RANGE,
+    "rename": Call.RENAME,
+    "renameat": Call.RENAME,
+    "renameat2": Call.RENAME,
+    "unlink": Call.UNLINK,
+    "unlinkat": Call.UNLINK,
+    "mkdir": Call.MKDIR,
+    "mkdirat": Call.MKDIR,
+    "rmdir": Call.RMDIR,
+}
+_UNKNOWN: Final = ("copy_file_range", "sendfile", "splice", "link", "linkat", "symlink", "io_uring_enter", "io_submit")
+"""Other ways to change a file, which nobody takes: one that is found in a trace is a finding."""
+_LINE: Final = re.compile(r"^\d+ +(\w+)\((.*)")
+_ATTACHED_S: Final = 10.0
+
+
+@contextmanager
+def strace(pids: Sequence[int], *words: str) -> Iterator[None]:
+    """On these processes, all their threads and all that they start, until the end of the block.
+
+    Skips the test where there is no strace, or it may not.
+    """
+    program = shutil.which("strace")
+    if program is None:
+        pytest.skip("there is no strace here")
+    command = [program, "-f", *words, *(f"--attach={pid}" for pid in pids)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for _ in pids:
+            if "attached" not in (said := process.stderr.readline()):
+                process.kill()
+                pytest.skip(f"strace may not: {said.strip()}")
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.communicate(timeout=_ATTACHED_S)
+
+
+@contextmanager
+def recorded(pids: Sequence[int], file: Path) -> Iterator[None]:
+    """Every call that can change a file, or reads one as the tier does, goes into a file for calls_in()."""
+    with strace(pids, "--decode-fds=path", "--output", str(file), "-e", f"trace={','.join((*_OF_CALL, *_UNKNOWN))}"):
+        yield
+
+
+@contextmanager
+def injected(pid: int, call: str, what: str) -> Iterator[None]:
+    """What becomes of a call of this process, in strace's words (error=EIO:when=2); each thread has its own count."""
+    with strace([pid], "--output", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}"):
+        time.sleep(0.05)
+        yield
+
+
+def calls_in(file: Path, folder: Path) -> Counter[Noted]:
+    """What a trace has of the files in a folder. Raises ValueError for a way to change them that nobody knows."""
+    found: Counter[Noted] = Counter()
+    for line in file.read_text().splitlines():
+        match = _LINE.match(line)
+        if match is None or f"{folder}" not in match[2]:
+            continue
+        if match[1] in _UNKNOWN:
+            raise ValueError(f"nobody knows how to let this fail: {line}")
+        name = match[2].split(f"{folder}", 1)[1]
+        found[Noted(_OF_CALL[match[1]], re.split(r'[">]', name, maxsplit=1)[0].lstrip("/"))] += 1
+    return found
