@@ -99,6 +99,21 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
+def forget(path: Path) -> None:
+    """Lets go of what the page cache has of a file, so that who reads it next reads the disk. A hint.
+
+    After a write that failed the cache holds, as if it were clean, what the disk does not.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 def fetch_ahead(descriptor: int, offset: int, length: int) -> None:
     """Lets the disk begin to read. A hint."""
     with contextlib.suppress(OSError):

@@ -125,6 +125,8 @@ def _reopen(options: Options, state: State) -> Opened:
     journal = Journal(options.folder, state)
     if doubted and not unclean:
         journal.doubt()
+    if unclean:
+        _forget(folders)
     proofs = _proofs(folders if unclean else doubted, options.proof_seconds)
     doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
     _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
@@ -133,6 +135,12 @@ def _reopen(options: Options, state: State) -> Opened:
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
     return _Opening(options, journal, doubts).run(how)
+
+
+def _forget(folders: Sequence[Path]) -> None:
+    """What is proven is what the disk holds."""
+    for folder in folders:
+        files.forget(folder / files.DATA)
 
 
 def _remove(folders: Sequence[Path]) -> None:

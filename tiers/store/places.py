@@ -52,15 +52,30 @@ class Reader:
                 yield run.page + done * (self._stride // PAGE), min(_IOVEC, run.frames - done)
 
     def _read(self, page: int, frames: Sequence[memoryview]) -> bool:
-        wanted = self._stride * (len(frames) - 1) + self._frame_bytes
         pieces: list[memoryview] = []
         for frame in frames:
             pieces += (frame, self._gap)
         pieces.pop()
-        return os.preadv(self._descriptor, pieces, page * PAGE + VALUE_HEAD) == wanted
+        at = page * PAGE + VALUE_HEAD
+        while pieces:
+            done = os.preadv(self._descriptor, pieces, at)
+            if not done:
+                return False
+            at += done
+            pieces = _behind(pieces, done)
+        return True
 
     def heads(self, runs: Sequence[Run]) -> Iterator[int]:
         """Offsets of the first page of every frame."""
         for run in runs:
             start = run.page * PAGE
             yield from range(start, start + run.frames * self._stride, self._stride)
+
+
+def _behind(pieces: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left to read: a read ends early where the disk fails, and only the next one says so."""
+    for number, piece in enumerate(pieces):
+        if done < len(piece):
+            return [piece[done:], *pieces[number + 1 :]]
+        done -= len(piece)
+    return []
