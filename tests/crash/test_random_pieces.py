@@ -52,7 +52,7 @@ def test_who_does_not_end_in_time_is_killed(family: Family) -> None:
 
 
 def test_a_slot_that_does_not_come_back_in_time_is_a_violation() -> None:
-    mourning = Mourning()
+    mourning = Mourning(SCENES[0].late)
     mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
     mourning.died(8, 10.0)
@@ -66,7 +66,7 @@ def test_a_slot_that_does_not_come_back_in_time_is_a_violation() -> None:
 
 
 def test_a_stopped_daemon_s_clock_stands_and_does_not_begin_anew() -> None:
-    mourning = Mourning()
+    mourning = Mourning(SCENES[0].late)
     mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
     for second in range(2):
@@ -81,7 +81,7 @@ def test_a_stopped_daemon_s_clock_stands_and_does_not_begin_anew() -> None:
 
 
 def test_of_a_daemon_s_life_all_deaths_are_measured_or_none() -> None:
-    mourning = Mourning()
+    mourning = Mourning(SCENES[0].late)
     for life, lasts in enumerate((0.5, 2.0)):
         began = 10.0 * life
         mourning.look(life, set(), began)
@@ -94,7 +94,7 @@ def test_of_a_daemon_s_life_all_deaths_are_measured_or_none() -> None:
 
 
 def test_who_outlasts_a_daemon_s_life_waits_for_the_next_one_anew() -> None:
-    mourning = Mourning()
+    mourning = Mourning(SCENES[0].late)
     mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
     mourning.look(1, {7}, 11.5)

@@ -41,6 +41,14 @@ class Post(msgspec.Struct, frozen=True):
         """How much of the round is over, 0 to 1."""
         return min(1.0, (time.monotonic() - self.began) / (self.ends - self.began))
 
+    def pick(self, rng: random.Random) -> int:
+        """The number of the prompt that the next request is about."""
+        return pick(rng, self.scene, self.progress)
+
+    def journal(self) -> Journal:
+        """A new one, for a process that has just begun."""
+        return Journal.of_this_process(self.journals)
+
 
 class Engine:
     """An attached process with a journal, and chance of its own. chance: a seed."""
@@ -49,7 +57,7 @@ class Engine:
         os.nice(_NICE)
         self.post = post
         self.rng = random.Random(chance)
-        self.journal = Journal.of_this_process(post.journals)
+        self.journal = post.journal()
         self.client = Client(post.socket, deadline=DEADLINE_S)
         self._witnesses = {size: Witness(self.client, self.journal, post.seed, size) for size in (SMALL, LARGE)}
         self.client.wait_attached(_ATTACH_S)
@@ -64,7 +72,7 @@ class Engine:
 
     def next_number(self) -> int:
         """The same as its number."""
-        return pick(self.rng, self.post.scene, self.post.progress)
+        return self.post.pick(self.rng)
 
     def look(self, chain: Chain) -> Looked:
         """Matches, loads and compares."""
@@ -135,7 +143,7 @@ def _fork(engine: Engine) -> None:
         os.waitpid(child, 0)
         return
     engine.rng = random.Random(chance)
-    engine.journal = Journal.of_this_process(engine.post.journals)
+    engine.journal = engine.post.journal()
     for witness in engine._witnesses.values():
         witness.journal = engine.journal
     engine.client.wait_attached(_ATTACH_S)

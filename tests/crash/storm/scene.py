@@ -39,6 +39,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     prompts: as many different ones come up in the course of a round. roomy: nothing is ever evicted, so nothing may be
     lost. disk: bytes, 0: none. warm: no daemon and no disk worker dies before so many pages were written to disk, and
     one was read where that can be. pause: of engines, in seconds between two requests at most.
+    hangs: a process that did nothing for so many seconds hangs. late: a slot of the dead that is taken for so many is a
+    violation: DESIGN says one, the rest is what a machine may take on which a hundred processes want two cores.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     stop: float = 0.8
     warm: int = 0
     pause: float = 0.003
+    hangs: float = 15.0
+    late: float = 5.0
 
     def flags(self, disk: Path) -> list[str]:
         """Of the daemon."""

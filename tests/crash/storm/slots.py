@@ -12,9 +12,6 @@ from oracle.checker import Kind, Violation
 LIMIT_S: Final = 1.0
 """DESIGN's own promise, counted while a daemon runs."""
 
-BUSY_S: Final = 4.0
-"""What a machine may take longer on which a hundred processes want two cores, before it is called a violation."""
-
 
 class _Back(msgspec.Struct, frozen=True):
     """A slot that is free again. since: where the clock stood when its process died; waited: seconds from then on."""
@@ -30,10 +27,12 @@ class Mourning:
     to mourn anew. Whose slot was back soon can be told in any life, who was late only in a life that lasted: so a death
     is measured where the daemon's life lasted for LIMIT_S after it, and then whatever became of it.
 
-    returned: seconds of all that were measured; those whose daemon died over it are there with what they had waited.
+    late: seconds from when on it is a violation. returned: seconds of all that were measured; those whose daemon died
+    over it are there with what they had waited.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late: float) -> None:
+        self._late = late
         self._clock = 0.0
         self._seen: float | None = None
         self._life = 0
@@ -78,7 +77,7 @@ class Mourning:
             if pid not in taken:
                 self._back.append(_Back(since, waited))
                 del self._waiting[pid]
-            elif waited > LIMIT_S + BUSY_S:
+            elif waited > self._late:
                 self.violations.append(Violation(Kind.LATE, f"its slot is taken after {waited:.2f} s", pid=pid))
                 self.returned.append(waited)
                 del self._waiting[pid]
