@@ -1,0 +1,72 @@
+"""`python -m load`: 56 engines on one machine; exit code 1 where a promise was broken or somebody starved."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from storm.remains import sweep
+
+from .ledger import Column
+from .loading import Load, Outcome
+
+_FAILED: Final = 1
+
+
+@click.command()
+@click.option("--engines", type=int, default=56, help="Attached processes; so many slots there are.")
+@click.option("--seconds", type=float, default=30.0, help="How long it is measured, when all have done something.")
+@click.option("--requests", type=int, default=30, help="It goes on until the mean engine has had so many.")
+@click.option("--seed", type=int, default=None, help="Chance that can be had again.")
+@click.option("--json", "form", flag_value="json", help="An object instead of a table.")
+def main(engines: int, seconds: float, requests: int, seed: int | None, form: str | None) -> None:
+    """Many engines store and load: nothing is refused that fits, and nobody starves."""
+    logging.getLogger("pagetier.client").disabled = True
+    chosen = secrets.randbits(32) if seed is None else seed
+    sys.stderr.write(f"seed {chosen}\n")
+    sweep()
+    gc.freeze()
+    with Load(engines, chosen) as load:
+        outcome = load.run(seconds, requests)
+    if form:
+        sys.stdout.write(msgspec.json.encode(outcome).decode() + "\n")
+    else:
+        _show(outcome)
+    sys.exit(_FAILED if outcome.failed else 0)
+
+
+def _show(outcome: Outcome) -> None:
+    console = Console()
+    table = Table("call", "how many", "p50, ms", "p99, ms", "most, ms", title=f"{outcome.engines} engines")
+    for one in outcome.latencies:
+        table.add_row(one.call, f"{one.count:,}", f"{one.p50:.3f}", f"{one.p99:.2f}", f"{one.most:.1f}")
+    console.print(table)
+    for column, pages in ((Column.STORED, outcome.stored), (Column.LOADED, outcome.loaded)):
+        console.print(f"pages {column.name.lower()} by a process: {_spread(pages)}")
+    console.print(
+        f"{outcome.refused} refused, {outcome.present} there already, {outcome.pending} being stored by others"
+    )
+    console.print(
+        f"the daemon had {100 * outcome.daemon_share:.0f} % of a core, {outcome.evicted:,} pages were evicted"
+    )
+    console.print(f"one engine too many is told: {outcome.refusal or 'nothing'}")
+    for line in (*outcome.wrongs, *map(str, outcome.violations)):
+        console.print(f"WRONG: {line}")
+
+
+def _spread(pages: Sequence[int]) -> str:
+    return f"{min(pages):,} to {max(pages):,}, mean {np.mean(pages):,.0f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""One of many engines: it stores new prompts, and loads those that others have stored."""
+
+from __future__ import annotations
+
+import random
+import time
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from oracle.journal import Journal
+from oracle.witness import Witness
+from pagetier.client import Client, Keys, Match, Part, Reservation
+from pagetier.client.part import WHOLE
+from pagetier.kernels.host import HostBuffers
+from soak.times import Times
+from storm.scene import LARGE, SMALL, Chain, chain_of
+
+from .ledger import Column, Ledger
+
+DEADLINE_S: Final = 30.0
+_BACK: Final = 3
+
+
+class Call(IntEnum):
+    """What is timed."""
+
+    MATCH = 0
+    RESERVE = 1
+    LOAD = 2
+    STORE = 3
+
+
+class Desk(msgspec.Struct, frozen=True):
+    """Where an engine works: what all have in common, and its seat, of so many."""
+
+    socket: Path
+    journals: Path
+    times: Times
+    ledger: Ledger
+    seed: int
+    seat: int
+    seats: int
+
+    def prompt(self, turn: int, seat: int) -> Chain:
+        """What the engine in this seat stores in its so-manieth turn: nobody else's, but that heads are shared."""
+        return chain_of(turn * (self.seats | 1) + seat)
+
+
+class TimedClient(Client):
+    """Notes how long its calls took."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        super().__init__(desk.socket, deadline=DEADLINE_S, name=f"engine {desk.seat}", threads=1)
+
+    def match(self, keys: Keys) -> Match:
+        """As a client's."""
+        return self._desk.times.timed(self._desk.seat, Call.MATCH, lambda: Client.match(self, keys))
+
+    def load(self, match: Match, into: HostBuffers, first: int = 0, deadline: float | None = None) -> int:  # type: ignore[override]
+        """As a client's, of what is in memory."""
+        call = lambda: Client.load(self, match, into, first, deadline)  # noqa: E731
+        return self._desk.times.timed(self._desk.seat, Call.LOAD, call)
+
+    def reserve(  # type: ignore[override]
+        self, keys: Keys, sizes: int, part: Part = WHOLE, deadline: float | None = None
+    ) -> Reservation:
+        """As a client's."""
+        call = lambda: Client.reserve(self, keys, sizes, part, deadline)  # noqa: E731
+        return self._desk.times.timed(self._desk.seat, Call.RESERVE, call)
+
+
+class BusyEngine:
+    """In a forked process."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._rng = random.Random(desk.seed * desk.seats + desk.seat)
+        self._journal = Journal.of_this_process(desk.journals)
+        self._client = TimedClient(desk)
+        self._witnesses = {size: Witness(self._client, self._journal, desk.seed, size) for size in (SMALL, LARGE)}
+
+    def run(self) -> None:
+        """Until it is killed. Raises RuntimeError if it can not attach."""
+        if not self._client.wait_attached(DEADLINE_S):
+            raise RuntimeError("it can not attach")
+        self._count(Column.ATTACHED, 1)
+        turn = 0
+        while True:
+            self._store(self._desk.prompt(turn, self._desk.seat))
+            self._look(self._others())
+            self._count(Column.REQUESTS, 1)
+            turn += 1
+
+    def _others(self) -> Chain:
+        """What somebody has stored, as one of his last prompts."""
+        seat = self._rng.randrange(self._desk.seats)
+        last = self._desk.ledger.of(seat, Column.REQUESTS) - 1
+        return self._desk.prompt(max(0, last - self._rng.randrange(_BACK)), seat)
+
+    def _store(self, chain: Chain) -> None:
+        """As an engine does it: first it looks for what is there."""
+        self._look(chain)
+        began = time.perf_counter()
+        result = self._witnesses[chain.page_bytes].store(chain.keys)
+        self._desk.times.note(self._desk.seat, Call.STORE, time.perf_counter() - began)
+        counts = (result.stored, result.present, result.pending, result.refused)
+        for column, count in zip((Column.STORED, Column.PRESENT, Column.PENDING, Column.REFUSED), counts, strict=True):
+            self._count(column, count)
+
+    def _look(self, chain: Chain) -> None:
+        self._count(Column.LOADED, self._witnesses[chain.page_bytes].look(chain.keys).loaded)
+
+    def _count(self, column: Column, count: int) -> None:
+        self._desk.ledger.add(self._desk.seat, column, count)

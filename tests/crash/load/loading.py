@@ -1,0 +1,240 @@
+"""As many engines as there are slots, at work for a while; then all that they were told is judged."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+import numpy as np
+
+from oracle.checker import Kind, Losses, Violation, findings
+from oracle.journal import read_journals
+from oracle.samples import Caps, Sample, end_of, segments_bytes, taken
+from pagetier.client import Client
+from pagetier.shm._core import SLOTS
+from pagetier.shm.link import Link, RefusedError
+from pagetier.shm.protocol import BUILD, Attach
+from running import eventually
+from soak.times import Times, longest, quantile
+from storm.daemons import StormDaemon
+from storm.ending import await_daemon
+from storm.family import Child, Family
+from storm.remains import prefix_of_this_process
+from storm.scene import MIB, Scene
+
+from .engine import BusyEngine, Call, Desk
+from .ledger import Column, Ledger, Numbers
+
+SHARE: Final = 0.1
+"""Of the mean: who gets less pages stored or loaded starves."""
+
+_SCENE: Final = Scene(name="load", arena=256 * MIB, prompts=0, roomy=False)
+
+_TICK_S: Final = 0.02
+_SAMPLE_S: Final = 0.25
+_PATIENCE_S: Final = 60.0
+_ANSWER_S: Final = 10.0
+_LONGEST_S: Final = 300.0
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Of one kind of call, in milliseconds."""
+
+    call: str
+    count: int
+    p50: float
+    p99: float
+    most: float
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of the JSON object. Pages, by process; seconds: measured; refusal: what one engine too many is told.
+
+    daemon_share: of a core, the processor time that the daemon had.
+    """
+
+    seed: int
+    engines: int
+    seconds: float
+    requests: list[int]
+    stored: list[int]
+    loaded: list[int]
+    present: int
+    pending: int
+    refused: int
+    evicted: int
+    daemon_share: float
+    latencies: list[Latency]
+    refusal: str
+    violations: list[Violation]
+    wrongs: list[str]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a promise was broken, or anything that a load must not do has happened."""
+        return bool(self.violations or self.wrongs)
+
+
+class Load:
+    """As a context manager it leaves no process and no shared memory behind."""
+
+    def __init__(self, engines: int, seed: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process(), ignore_cleanup_errors=True)
+        self._journals = Path(self._folder.name)
+        self._family = Family(self._journals)
+        self._daemon = StormDaemon(_SCENE, self._family)
+        self._engines: list[Child] = []
+        self._times = Times(engines, len(Call))
+        self._ledger = Ledger(engines)
+        self._samples: list[Sample] = []
+        self._count = engines
+        self._seed = seed
+        self._wrongs: list[str] = []
+
+    def run(self, seconds: float, requests: int) -> Outcome:
+        """All of it: for so long, and until the mean engine has had so many requests.
+
+        Raises RuntimeError where it does not come to that.
+        """
+        self._daemon.light()
+        await_daemon(self._daemon, self._family)
+        self._observer = self._daemon.observer()
+        self._start()
+        self._pass_time(_PATIENCE_S, lambda: bool(np.all(self._ledger.numbers()[:, Column.REQUESTS])))
+        refusal = self._one_too_many()
+        ledger, times, evicted = self._ledger.numbers(), self._times.counts(), self._observer.header()["evicted"]
+        began, busy = time.monotonic(), self._daemon_seconds()
+        self._pass_time(seconds, lambda: False)
+        self._pass_time(_LONGEST_S, lambda: self._requests() >= requests + ledger[:, Column.REQUESTS].mean())
+        took, busy = time.monotonic() - began, self._daemon_seconds() - busy
+        done, timed = self._ledger.numbers() - ledger, self._times.counts() - times
+        evicted = self._observer.header()["evicted"] - evicted
+        self._end()
+        self._judge_shares(done)
+        return Outcome(
+            seed=self._seed,
+            engines=self._count,
+            seconds=round(took, 2),
+            requests=done[:, Column.REQUESTS].tolist(),
+            stored=done[:, Column.STORED].tolist(),
+            loaded=done[:, Column.LOADED].tolist(),
+            present=int(done[:, Column.PRESENT].sum()),
+            pending=int(done[:, Column.PENDING].sum()),
+            refused=int(done[:, Column.REFUSED].sum()),
+            evicted=evicted,
+            daemon_share=round(busy / took, 3),
+            latencies=[_latency(call, timed) for call in Call],
+            refusal=refusal,
+            violations=self._judged(),
+            wrongs=self._wrongs,
+        )
+
+    def _requests(self) -> float:
+        """Of the mean engine, so far."""
+        return float(self._ledger.numbers()[:, Column.REQUESTS].mean())
+
+    def _daemon_seconds(self) -> float:
+        """Processor time of the daemon so far."""
+        assert self._daemon.serving is not None
+        fields = Path(f"/proc/{self._daemon.serving.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def _start(self) -> None:
+        for seat in range(self._count):
+            where = (self._daemon.socket, self._journals, self._times, self._ledger)
+            desk = Desk(*where, self._seed, seat, self._count)
+            self._engines.append(self._family.fork("engine", partial(_work, desk), seat))
+
+    def _pass_time(self, seconds: float, enough: Callable[[], bool]) -> None:
+        """Raises RuntimeError if an engine ends meanwhile, or if it is not enough in time and had to be."""
+        ends, due = time.monotonic() + seconds, 0.0
+        while (now := time.monotonic()) < ends and not enough():
+            for child in self._family.reap():
+                raise RuntimeError(f"the {child.role} ended with {child.code}: {self._family.last_words(child)}")
+            if now >= due:
+                due = now + _SAMPLE_S
+                self._samples.append(taken(self._observer, self._daemon.name))
+            time.sleep(_TICK_S)
+
+    def _one_too_many(self) -> str:
+        """What it is told; nothing where there are slots left."""
+        if self._count < SLOTS:
+            return ""
+        link = Link(self._daemon.socket, _ANSWER_S)
+        try:
+            link.greet(Attach(BUILD, 1, "one too many"), _ANSWER_S)
+        except RefusedError as error:
+            return str(error)
+        finally:
+            link.close()
+        self._wrongs.append(f"{SLOTS} engines are attached, and another one could be, too")
+        return ""
+
+    def _end(self) -> None:
+        """One engine dies, and who was too many gets its slot; then all die."""
+        with Client(self._daemon.socket) as waiting:
+            self._family.kill(self._engines[0])
+            if not waiting.wait_attached(_PATIENCE_S):
+                self._wrongs.append("an engine died, and nobody got its slot")
+        for child in self._engines:
+            self._family.kill(child)
+        for child in self._engines:
+            self._family.wait(child)
+
+    def _judge_shares(self, done: Numbers) -> None:
+        """Nothing is refused, and nobody starves."""
+        refused = int(self._ledger.numbers()[:, Column.REFUSED].sum())
+        if refused:
+            self._wrongs.append(f"{refused} pages were refused, though all of them fit")
+        for column in (Column.STORED, Column.LOADED):
+            pages = done[:, column]
+            if pages.min() < SHARE * pages.mean():
+                of_all = f"the mean is {pages.mean():.0f}"
+                self._wrongs.append(f"engine {pages.argmin()} has {pages.min()} pages {column.name.lower()}, {of_all}")
+
+    def _judged(self) -> list[Violation]:
+        """By the oracle, in a child, as reading journals takes much memory."""
+        eventually(lambda: not self._daemon.slots(), _PATIENCE_S)
+        header, end = self._observer.header(), end_of(self._daemon)
+        caps = Caps(arena=_SCENE.arena, shm=segments_bytes(self._observer))
+        path = self._journals / "verdict"
+
+        def judge() -> None:
+            records = read_journals(self._journals)
+            gone = Losses(at_most=header["evicted"])
+            found = findings(records, may_go=gone, samples=self._samples, caps=caps, end=end)
+            path.write_bytes(msgspec.json.encode(found))
+
+        child = self._family.fork("judge", judge)
+        self._family.wait(child, 4 * _PATIENCE_S)
+        if child.code != 0:
+            raise RuntimeError(f"it can not be judged: {self._family.last_words(child)}")
+        complaints = [Violation(Kind.CRASH, f"a daemon wrote {line}") for line in self._daemon.complaints()]
+        return msgspec.json.decode(path.read_bytes(), type=list[Violation]) + complaints
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._family.end()
+        self._daemon.remove()
+        self._folder.cleanup()
+
+
+def _work(desk: Desk) -> None:
+    BusyEngine(desk).run()
+
+
+def _latency(call: Call, timed: np.ndarray) -> Latency:
+    counts = timed[call]
+    p50, p99 = (round(1e3 * quantile(counts, share), 4) for share in (0.5, 0.99))
+    return Latency(call.name.lower(), int(counts.sum()), p50, p99, round(1e3 * longest(counts), 3))

@@ -1,0 +1,74 @@
+"""`make soak`: a long run, its report and its chart; exit code 1 where anything broke, grew or slowed."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+import msgspec
+
+from measure import machine
+from storm.remains import sweep
+from storm.show import shown
+from storm.tally import Tally
+
+from .picture import picture
+from .plan import Plan
+from .report import Measured, Report, report_of
+from .soaking import Soak
+from .tables import markdown
+
+_FAILED: Final = 1
+_JOURNALS: Final = Path("build/soak")
+_NOTHING: Final = Tally()
+
+
+@click.command()
+@click.option("--minutes", type=float, default=90.0, help="How long it is measured, after it has got warm.")
+@click.option("--seed", type=int, default=None, help="Chance that can be had again.")
+@click.option("--report", type=click.Path(path_type=Path), default=Path("bench/results"), help="Folder of the report.")
+@click.option("--beside", default="", help="What else the machine did meanwhile, for the report.")
+def main(minutes: float, seed: int | None, report: Path, beside: str) -> None:
+    """Engines, daemons and disk workers die for a long time, and nothing breaks, grows or slows."""
+    logging.getLogger("pagetier.client").disabled = True
+    chosen = secrets.randbits(32) if seed is None else seed
+    sys.stderr.write(f"seed {chosen}\n")
+    sweep()
+    signal.signal(signal.SIGTERM, _leave)
+    gc.freeze()
+    told = soak(Plan.of(60 * minutes, chosen), report, beside)
+    sys.exit(_FAILED if told.failed else 0)
+
+
+def soak(plan: Plan, folder: Path, beside: str) -> Report:
+    """All of it."""
+    with Soak(plan) as here, shown(plan.seconds + plan.warm) as show:
+        here.run(lambda tally: show("soak", _NOTHING, tally))
+        for journals in here.kept:
+            shutil.copytree(journals, _JOURNALS / f"{plan.seed}-{journals.name}", dirs_exist_ok=True)
+        readings = here.shelf.readings()
+        report = report_of(Measured(plan, here.tally, readings, here.shelf.windows(), here.warm), machine(), beside)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"soak-{plan.seconds / 60:.3g}-minutes"
+    (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    (folder / f"{name}.svg").write_text(picture(report, readings))
+    (folder / f"{name}.md").write_text(markdown(report, f"{name}.svg"))
+    sys.stderr.write(markdown(report, f"{name}.svg"))
+    return report
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """A SIGTERM ends this process as Ctrl-C does: with its children and what they have in shared memory."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""A client that nobody kills: it times the same calls all the time, each beside a fixed piece of work."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import socket
+import time
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from oracle.witness import Witness
+from pagetier.client import Client, Keys
+from storm.engine import DEADLINE_S, Post
+from storm.scene import LARGE, SMALL, chain_of
+
+from .times import Times
+
+_PROMPTS: Final = range(1, 8)
+_PAUSE_S: Final = 0.005
+_LOOK_S: Final = 1.0
+_ATTACH_S: Final = 10.0
+_RESERVE_S: Final = 1.0
+_TABLE_ROWS: Final = 1 << 17
+_ROWS: Final = 64
+_ECHO: Final = b"a message as long as a small request is, there and back again...."
+
+
+class Timed(IntEnum):
+    """What is timed. REFUSED: a reserve that got no room, as when the daemon has just died; GATHER and ECHO: the fixed
+    work, memory read here and there as a match does it, and a message to another process and back."""
+
+    MATCH = 0
+    RESERVE = 1
+    REFUSED = 2
+    GATHER = 3
+    ECHO = 4
+
+
+CONTROLS: Final = {Timed.MATCH: Timed.GATHER, Timed.RESERVE: Timed.ECHO}
+
+
+class Probe:
+    """For one forked process. It matches pages that are always in memory, and reserves a new page, which it gives back.
+
+    About once a second it does what an engine does, too: so that what that leaves behind is seen in its own memory.
+    """
+
+    def __init__(self, post: Post, times: Times, chance: int) -> None:
+        self._post = post
+        self._times = times
+        self._rng = random.Random(chance)
+        self._echo = _echo()  # before there are threads, and a link that it would keep open
+        self._client = Client(post.socket, deadline=DEADLINE_S)
+        self._journal = post.journal()
+        self._witnesses = {size: Witness(self._client, self._journal, post.seed, size) for size in (SMALL, LARGE)}
+        self._table = np.random.default_rng(chance).integers(0, 1 << 60, (_TABLE_ROWS, 8))
+        self._rows = np.random.default_rng(chance).integers(0, _TABLE_ROWS, _ROWS)
+
+    def run(self) -> None:
+        """Until it is killed."""
+        self._client.wait_attached(_ATTACH_S)
+        keys = _hot_keys()
+        due = time.monotonic()
+        while True:
+            self._time_match(keys)
+            self._time_reserve(Keys(keys.namespace, secrets.token_bytes(32)))
+            if time.monotonic() >= due:
+                due = time.monotonic() + _LOOK_S
+                self._be_an_engine(keys)
+            time.sleep(_PAUSE_S)
+
+    def _time_match(self, keys: Keys) -> None:
+        self._times.timed(0, Timed.GATHER, lambda: self._table.take(self._rows, axis=0))
+        self._times.timed(0, Timed.MATCH, lambda: self._client.match(keys)).release()
+
+    def _time_reserve(self, keys: Keys) -> None:
+        self._times.timed(0, Timed.ECHO, self._ask_echo)
+        began = time.perf_counter()
+        with self._client.reserve(keys, SMALL, deadline=_RESERVE_S) as reservation:
+            took = time.perf_counter() - began
+        self._times.note(0, Timed.RESERVE if len(reservation.granted) else Timed.REFUSED, took)
+
+    def _ask_echo(self) -> None:
+        self._echo.send(_ECHO)
+        self._echo.recv(len(_ECHO))
+
+    def _be_an_engine(self, hot: Keys) -> None:
+        """What is hot is kept there and compared; one prompt is looked for, and stored where it is not there."""
+        witness = self._witnesses[SMALL]
+        if witness.look(hot).hits < len(hot):
+            witness.store(hot)
+        chain = chain_of(self._post.pick(self._rng))
+        witness = self._witnesses[chain.page_bytes]
+        if witness.look(chain.keys, DEADLINE_S).reach < len(chain.keys):
+            witness.store(chain.keys)
+
+
+def _hot_keys() -> Keys:
+    """The pages of some prompts of small pages, one after the other."""
+    chains = [chain_of(number) for number in _PROMPTS]
+    return Keys(chains[0].keys.namespace, b"".join(dict.fromkeys(key for chain in chains for key in chain.keys)))
+
+
+def _echo() -> socket.socket:
+    """A process that sends back what it is sent, and ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ours.close()
+        while message := theirs.recv(len(_ECHO)):
+            theirs.send(message)
+        os._exit(0)
+    theirs.close()
+    return ours

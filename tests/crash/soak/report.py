@@ -1,0 +1,183 @@
+"""What a soak has to say for itself: whether anything grew, slowed or broke; for people, and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from oracle.checker import Violation
+from storm.report import Spread
+from storm.tally import Tally
+
+from .drift import SHARES, Drift, Windows, drift
+from .flat import Growth, Point, judged, thinned
+from .meters import Reading, Vitals
+from .plan import WINDOWS, Plan
+from .probe import CONTROLS, Timed
+from .times import Counts, longest, quantile
+
+_MIB: Final = float(1 << 20)
+_ALL_OF_IT: Final = 0
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What lies on the shelf at the end. windows: by window, kind and duration. warm: whether the disk was full."""
+
+    plan: Plan
+    tally: Tally
+    readings: Sequence[Reading]
+    windows: Counts
+    warm: bool
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Quantiles of one kind of call in one window, in microseconds, as SHARES has them. at: its end, in seconds."""
+
+    at: float
+    call: str
+    quantiles: tuple[float, ...]
+    calls: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of the JSON file. deaths, stops, lives: by role. told: pages. late: the longest of each kind of call.
+
+    warm: whether the disk was full when measuring began; where not, its growth is not judged.
+    """
+
+    machine: str
+    beside: str
+    seed: int
+    seconds: float
+    deaths: dict[str, int]
+    stops: dict[str, int]
+    lives: dict[str, int]
+    told: dict[str, int]
+    pages: dict[str, int]
+    bytes_verified: int
+    samples: int
+    readings: int
+    adoptions: Spread
+    slots_returned: Spread
+    warm: bool
+    longest_ms: dict[str, float]
+    growths: list[Growth]
+    drifts: list[Drift]
+    windows: list[Window]
+    violations: list[Violation]
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything broke, grew or slowed."""
+        return bool(self.violations) or not all(g.flat for g in self.growths) or not all(d.equal for d in self.drifts)
+
+
+def report_of(measured: Measured, machine: str, beside: str) -> Report:
+    """machine: what it ran on; beside: what else ran there."""
+    tally = measured.tally
+    return Report(
+        machine=machine,
+        beside=beside,
+        seed=measured.plan.seed,
+        seconds=measured.plan.seconds,
+        deaths=dict(sorted(tally.deaths.items())),
+        stops=dict(sorted(tally.stops.items())),
+        lives=dict(sorted(tally.lives.items())),
+        told=dict(sorted(tally.told.items())),
+        pages=dict(tally.pages),
+        bytes_verified=tally.bytes_verified,
+        samples=tally.samples,
+        readings=len(measured.readings),
+        adoptions=Spread.of(tally.adoptions),
+        slots_returned=Spread.of(tally.returned),
+        warm=measured.warm,
+        longest_ms={kind.name.lower(): _longest_ms(measured.windows, kind) for kind in Timed},
+        growths=growths_of(measured),
+        drifts=drifts_of(measured),
+        windows=_windows(measured),
+        violations=tally.violations,
+    )
+
+
+def _longest_ms(windows: Counts, kind: Timed) -> float:
+    return round(1e3 * longest(windows[:, kind].sum(axis=0)), 3)
+
+
+def drifts_of(measured: Measured) -> list[Drift]:
+    """Each quantile of each kind of call; none where the run was too short for two parts that are apart."""
+    windows = measured.windows
+    if len(windows) < 2 * WINDOWS:
+        return []
+    found = []
+    for call, control in CONTROLS.items():
+        parts = [list(part) for kind in (call, control) for part in (windows[:WINDOWS, kind], windows[-WINDOWS:, kind])]
+        if all(counts.sum() for part in parts for counts in part):
+            compared = Windows(*parts)
+            found += [drift(call.name.lower(), share, compared, measured.plan.seed) for share in SHARES]
+    return found
+
+
+def growths_of(measured: Measured) -> list[Growth]:
+    """Of everything that is to stay as it is."""
+    plan, scene = measured.plan, measured.plan.scene
+    found = []
+    for role in ("daemon", "worker", "probe"):
+        found.append(_growth(measured, f"RssAnon, {role}", "MiB", _private(role), plan.growth / _MIB))
+        found.append(_growth(measured, f"descriptors, {role}", "", _descriptors(role), 3))
+    found.append(_growth(measured, "LMDB readers", "", _plain("readers", 1), 2))
+    found.append(_growth(measured, "/dev/shm", "MiB", _plain("shm", _MIB), scene.arena / _MIB / 50))
+    found.append(_growth(measured, "slots", "", _plain("slots", 1), 3))
+    found.append(_growth(measured, "pages being written", "", _plain("open_entries", 1), 10))
+    if measured.warm:
+        found.append(_growth(measured, "disk", "MiB", _plain("disk", _MIB), scene.disk / _MIB / 20))
+    return found
+
+
+_Read = Callable[[Reading], tuple[int, float] | None]
+
+
+def _growth(measured: Measured, name: str, unit: str, read: _Read, limit: float) -> Growth:
+    plan = measured.plan
+    values = [(reading.at, read(reading)) for reading in measured.readings]
+    points = [Point(at, *value) for at, value in values if value is not None]
+    apart = thinned(points, plan.point, plan.skip)
+    return judged(name, unit, apart, plan.seconds / 3600, limit)
+
+
+def _private(role: str) -> _Read:
+    return _of_vitals(role, lambda vitals: vitals.rss / _MIB)
+
+
+def _descriptors(role: str) -> _Read:
+    return _of_vitals(role, lambda vitals: float(vitals.descriptors))
+
+
+def _of_vitals(role: str, value: Callable[[Vitals], float]) -> _Read:
+    """A process's life is its pid's."""
+
+    def read(reading: Reading) -> tuple[int, float] | None:
+        vitals: Vitals | None = getattr(reading, role)
+        return None if vitals is None else (vitals.pid, value(vitals))
+
+    return read
+
+
+def _plain(name: str, unit: float) -> _Read:
+    return lambda reading: (_ALL_OF_IT, getattr(reading, name) / unit)
+
+
+def _windows(measured: Measured) -> list[Window]:
+    return [
+        Window(
+            round((number + 1) * measured.plan.window, 1),
+            kind.name.lower(),
+            tuple(round(1e6 * quantile(counts[kind], share), 2) for share in SHARES),
+            int(counts[kind].sum()),
+        )
+        for number, counts in enumerate(measured.windows)
+        for kind in Timed
+        if np.any(counts[kind])
+    ]

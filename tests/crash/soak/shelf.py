@@ -1,0 +1,52 @@
+"""What was measured so far, in files: who forks others must not grow himself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from .meters import Reading
+from .times import BUCKETS, Counts
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Reading).decode
+_READINGS: Final = "readings"
+_WINDOWS: Final = "windows"
+
+
+class Shelf:
+    """Readings, and for each window how often each duration of each kind of call was seen. kinds: of calls."""
+
+    def __init__(self, folder: Path, kinds: int) -> None:
+        self._readings = folder / _READINGS
+        self._windows = folder / _WINDOWS
+        self._readings.touch()
+        self._windows.touch()
+        self._kinds = kinds
+        self._before: Counts = np.zeros((kinds, BUCKETS), dtype=np.int64)
+
+    def put(self, reading: Reading) -> None:
+        """One more."""
+        with self._readings.open("ab") as file:
+            file.write(_encode(reading) + b"\n")
+
+    def begin(self, counts: Counts) -> None:
+        """The first window begins here. counts: so far, as Times has them."""
+        self._before = counts
+
+    def end_window(self, counts: Counts) -> None:
+        """A window is over, and the next one begins."""
+        with self._windows.open("ab") as file:
+            file.write((counts - self._before).tobytes())
+        self._before = counts
+
+    def readings(self) -> list[Reading]:
+        """All, in order."""
+        return [_decode(line) for line in self._readings.read_bytes().splitlines()]
+
+    def windows(self) -> Counts:
+        """All, in order: by window, kind and duration."""
+        return np.fromfile(self._windows, dtype=np.int64).reshape(-1, self._kinds, BUCKETS)

@@ -1,0 +1,79 @@
+"""A soak's report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .drift import MARGIN, Drift, Ratio
+from .flat import Growth
+from .report import Report
+
+
+def markdown(report: Report, chart: str) -> str:
+    """For people. chart: the file name of the picture beside it."""
+    verdict = "Something broke, grew or slowed." if report.failed else "Nothing broke, nothing grew, nothing slowed."
+    parts = [
+        f"# A soak of {report.seconds / 60:.1f} minutes\n\n{verdict}\n",
+        f"Seed {report.seed}; {report.machine}. {report.beside}\n",
+        f"![what was measured]({chart})\n",
+        "## What happened\n",
+        _counts("killed", report.deaths),
+        _counts("stood still for a while", report.stops),
+        _counts("started", report.lives),
+        _counts("told, in pages", report.told),
+        f"{report.bytes_verified / 1e9:.1f} GB were compared byte by byte; caps were held in {report.samples} samples.",
+        f"A daemon served after: {report.adoptions}. A dead process's slot was free after: {report.slots_returned}.\n",
+        f"## Whether anything grew\n\n{_GROWTH}\n",
+        *_growths(report.growths),
+        "" if report.warm else "\nThe disk was not full when measuring began: its growth is not judged, its cap is.",
+        f"\n## Whether anything slowed\n\n{_DRIFT}\n",
+        *_drifts(report.drifts),
+        "\nThe longest calls, in ms: " + ", ".join(f"{call} {ms}" for call, ms in report.longest_ms.items()) + ".\n",
+        f"## Violations: {len(report.violations)}\n",
+        *(f"- {violation}" for violation in report.violations),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+_GROWTH = """Slopes within lives of processes (Theil and Sen, over medians of pieces of time, without the beginning of
+each life), with the interval in which they are with 99 %. What is proven is the lower end of that times the length of
+the run; a leak is what is proven beyond the limit."""
+
+_DRIFT = f"""Medians over windows in the first and the last part of the run; intervals have 99 % (bootstrap over
+windows). The machine's ratio is that of a fixed piece of work that the same process times before each call (memory read
+here and there beside a match; a message to another process and back beside a reserve), and "beside it" is the ratio of
+the calls in units of that work. Slower is what is so by the clock and beside the fixed work, in both by more than
+{100 * (MARGIN - 1):.0f} % at the lower end of the interval."""
+
+
+def _counts(head: str, counts: Mapping[str, int]) -> str:
+    rows = "\n".join(f"| {name} | {count:,} |" for name, count in counts.items())
+    return f"| {head} | how many |\n|---|---:|\n{rows}\n"
+
+
+def _growths(growths: Iterable[Growth]) -> Iterable[str]:
+    yield "| what | first tenth | last tenth | most | slope an hour | interval | proven | limit | |"
+    yield "|---|---:|---:|---:|---:|---|---:|---:|---|"
+    for one in growths:
+        slope, unit = one.slope, f" {one.unit}" if one.unit else ""
+        values = f"{one.first:.2f}{unit} | {one.last:.2f}{unit} | {one.most:.2f}{unit}"
+        interval = f"{slope.low:+.2f} to {slope.high:+.2f}"
+        said = "flat" if one.flat else "**GROWS**"
+        yield (
+            f"| {one.name} | {values} | {slope.each_hour:+.2f}{unit} | {interval} | {one.proven:.2f} |"
+            f" {one.limit:.2f} | {said} |"
+        )
+
+
+def _drifts(drifts: Iterable[Drift]) -> Iterable[str]:
+    yield "| call | quantile | first | last | ratio | of the machine | beside it | |"
+    yield "|---|---:|---:|---:|---|---|---|---|"
+    for one in drifts:
+        said = "equal" if one.equal else "**SLOWER**"
+        times = f"{1e6 * one.first:.1f} µs | {1e6 * one.last:.1f} µs"
+        ratios = " | ".join(map(_ratio, (one.ratio, one.machine, one.beside)))
+        yield f"| {one.call} | p{100 * one.share:g} | {times} | {ratios} | {said} |"
+
+
+def _ratio(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"

@@ -1,0 +1,64 @@
+"""As many engines as there are slots, all storing and loading."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from load.ledger import Column, Ledger
+from load.loading import SHARE, Load
+from pagetier.shm._core import SLOTS
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support")
+PATIENCE_S = 300
+SECONDS = 5
+
+RUN = "import runpy; runpy.run_module('load', run_name='__main__', alter_sys=True)"
+
+# Of the pages of every fourth engine nothing is granted.
+REFUSING = """
+from pagetier.daemon.service import Service, _refused
+reserve = Service.reserve
+Service.reserve = lambda self, slot, request: reserve(self, slot, request) if slot % 4 else _refused(request, "no")
+"""
+
+
+def load(*arguments: str, broken: str = "") -> tuple[int, dict[str, Any], str]:
+    """Its exit code, what it says, and what it wrote beside."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS)), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", broken + RUN, "--json", *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, msgspec.json.decode(done.stdout), done.stderr
+
+
+def test_all_slots_store_and_load_and_nobody_is_refused_or_starves() -> None:
+    code, told, beside = load("--seconds", str(SECONDS))
+    assert code == 0 and not told["violations"] and not told["wrongs"], (told, beside)
+    assert told["engines"] == SLOTS == len(told["stored"]) and told["refused"] == 0
+    for pages in (told["stored"], told["loaded"]):
+        assert min(pages) >= SHARE * np.mean(pages) > 0, told
+    assert f"all {SLOTS} slots are taken" in told["refusal"]
+    assert {latency["call"] for latency in told["latencies"] if latency["p50"]} == {"match", "reserve", "load", "store"}
+
+
+def test_who_is_refused_what_fits_is_found() -> None:
+    code, told, beside = load("--seconds", "1", "--requests", "1", "--engines", "8", broken=REFUSING)
+    assert code == 1 and told["refused"] and any("refused" in wrong for wrong in told["wrongs"]), (told, beside)
+
+
+def test_who_starves_is_found() -> None:
+    with Load(4, 1) as judge:
+        ledger = Ledger(4)
+        for seat, pages in enumerate((100, 5, 100, 100)):
+            ledger.add(seat, Column.STORED, pages)
+            ledger.add(seat, Column.LOADED, 50)
+        judge._judge_shares(ledger.numbers())
+        assert len(judge._wrongs) == 1 and "engine 1 has 5 pages stored" in judge._wrongs[0]

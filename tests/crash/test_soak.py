@@ -1,0 +1,61 @@
+"""A quarter of a minute of a soak; and proof that a leak that is really there is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support", ROOT / "bench")
+PATIENCE_S = 300
+MINUTES = 0.15
+
+RUN = "import runpy; runpy.run_module('soak', run_name='__main__', alter_sys=True)"
+
+# Whoever attaches costs a daemon two descriptors and 4 MiB for ever.
+LEAK = """
+import os
+from pagetier.daemon.service import Service
+attached, kept = Service.attach, []
+def attach(self, peer, request):
+    kept.extend((os.open("/dev/null", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY), bytearray(os.urandom(4 << 20))))
+    return attached(self, peer, request)
+Service.attach = attach
+"""
+
+
+def soak(folder: Path, broken: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs one to its end, in a process that nothing else was imported into."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS)), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", broken + RUN, "--minutes", str(MINUTES), "--report", str(folder)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def report_in(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("soak-*.json")
+    told: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return told
+
+
+def grown(told: dict[str, Any]) -> set[str]:
+    return {growth["name"] for growth in told["growths"] if growth["proven"] > growth["limit"]}
+
+
+def test_nothing_breaks_or_grows_in_a_short_soak(tmp_path: Path) -> None:
+    done = soak(tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = report_in(tmp_path)
+    assert told["violations"] == [] and told["deaths"] and told["bytes_verified"], done.stderr
+    assert all(told["longest_ms"][call] for call in ("match", "reserve", "gather", "echo")), done.stderr
+    assert list(tmp_path.glob("soak-*.svg")) and list(tmp_path.glob("soak-*.md"))
+
+
+def test_a_daemon_that_leaks_is_found(tmp_path: Path) -> None:
+    done = soak(tmp_path, LEAK)
+    assert done.returncode == 1, done.stderr
+    assert {"descriptors, daemon", "RssAnon, daemon"} & grown(report_in(tmp_path)), done.stderr
