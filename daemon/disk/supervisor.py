@@ -6,9 +6,10 @@ import asyncio
 import os
 from typing import Final, Protocol
 
+from ...shm._core import ShmError
 from ...shm.points import point
 from ...shm.segments import Segments
-from ...tiers.messages import Fails, Leave, Order, Report, Serve
+from ...tiers.messages import Fails, Leave, Order, Report, Serve, Trust
 from ..options import Disk as DiskOptions
 from .process import WorkerProcess
 
@@ -18,6 +19,9 @@ LASTING_S: Final = 2.0
 LEAVING_S: Final = 10.0
 WORKER_NAME: Final = "disk tier"
 _DYING_S: Final = 1.0
+STEADY_S: Final = 60.0
+# What is believed after so many workers in a row that crashed, each within STEADY_S.
+_TRUST: Final = (Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.NOTHING)
 
 
 class Watcher(Protocol):
@@ -54,6 +58,7 @@ class Supervisor:
         self.leaving = False
         self._renewing = False
         self._why = ""
+        self._crashes = 0
         self.restarts = 0
         self.populated = False
 
@@ -125,6 +130,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> None:
+        began = self._loop.time()
         worker = WorkerProcess(self._loop, self._hear)
         slot = self._attach(worker)
         point("disk.attached")
@@ -140,15 +146,32 @@ class Supervisor:
         finally:
             self._worker = None
             if worker.ended.done():
+                self._count_crash(worker, self._loop.time() - began)
                 self._watcher.ended(slot, self._why or f"its worker {worker.death}")
+
+    def _count_crash(self, worker: WorkerProcess, lasted: float) -> None:
+        if not worker.crashed or lasted > STEADY_S:
+            self._crashes = 0
+        self._crashes += worker.crashed
 
     def _attach(self, worker: WorkerProcess) -> int:
         process = worker.process
         return self._segments.owner.attach(process.pid, os.geteuid(), process.started, 0, WORKER_NAME)
 
     async def _serve(self, worker: WorkerProcess, slot: int) -> None:
-        descriptors = self._segments.descriptors()
-        order = Serve(slot, str(self._options.path), self._options.size, self._options.environments, self.populated)
+        try:
+            descriptors = self._segments.descriptors()
+        except (OSError, ShmError) as error:
+            worker.give_up(f"can not be given the segments: {error}")
+            return
+        order = Serve(
+            slot,
+            str(self._options.path),
+            self._options.size,
+            self._options.environments,
+            self.populated,
+            _TRUST[min(self._crashes, len(_TRUST) - 1)],
+        )
         try:
             await worker.serve(order, descriptors)
         except OSError as error:

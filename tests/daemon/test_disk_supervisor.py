@@ -16,6 +16,7 @@ from numbered import GEOMETRY
 from pagetier.daemon.disk import process, supervisor
 from pagetier.daemon.disk.supervisor import Supervisor
 from pagetier.daemon.options import Disk
+from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Segments, Wish, take
@@ -157,6 +158,34 @@ def test_a_worker_that_can_not_be_started_leaves_nothing(
     watcher = supervised(segments, test, tmp_path)
     assert watcher.failures[0] == "its worker can not be started: [Errno 24] Too many open files"
     assert watcher.begun == []
+    assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == before
+
+
+@pytest.mark.parametrize(
+    "error", [ShmError("somebody has removed them"), OSError(24, "Too many open files")], ids=["removed", "too many"]
+)
+def test_a_worker_that_can_not_be_given_the_segments_is_replaced_when_it_can(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    impostor(tmp_path, monkeypatch, "there.recv(9999)", "os._exit(3)")
+    given = Segments.descriptors
+
+    def refuse(_: Segments) -> list[int]:
+        raise error
+
+    before = children(), len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(Segments, "descriptors", refuse)
+
+    async def test(_: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: len(watcher.deaths) >= 3)
+        assert set(watcher.deaths) == {f"its worker can not be given the segments: {error}"}
+        monkeypatch.setattr(Segments, "descriptors", given)
+        await until(lambda: watcher.deaths[-1] == "its worker ended with exit code 3")
+
+    watcher = supervised(segments, test, tmp_path)
+    gc.collect()
+    assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
+    assert segments.owner.takers() == []
     assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == before
 
 
