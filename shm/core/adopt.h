@@ -8,6 +8,7 @@
 
 #include "attach.h"
 #include "flush.h"
+#include "seal.h"
 
 /* Makes fresh segments; all their bytes are zero. The magic comes last: half-made segments are nobody's. */
 static inline void pt_format(void *index, void *locks, const pt_geometry *g, uint64_t id, const char *build)
@@ -60,7 +61,7 @@ static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *see
         claimed++;
         frame = v->frames[frame].next;
     }
-    if (claimed == e->frame_count && frame == PT_NONE)
+    if (claimed == e->frame_count && frame == PT_NONE && pt_seal_holds(v, entry))
         return true;
     for (frame = e->first_frame; claimed--; frame = v->frames[frame].next)
         seen[frame] = 0;

@@ -185,7 +185,7 @@ typedef struct {
     pt_a64 word;  /* lockword.h */
     pt_a64 parts; /* bits 0..31: part done; bits 32..63: its writer has let go */
     pt_a64 tick;  /* CLOCK_MONOTONIC ns of the last use, falling from the head of a prompt to its tail */
-    uint64_t reserved;
+    pt_a64 seal;  /* seal.h: what the entry said when its page was granted */
 } pt_lock;
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "evict.h"
+#include "seal.h"
 
 enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4, PT_ABSENT = 5 };
 
@@ -75,6 +76,7 @@ static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
     e->frame_count = pt_frames_for(&o->view, e->size);
     e->first_frame = pt_chain_take(&o->view, entry, e->frame_count);
     PT_POINT("fill.chained");
+    pt_seal(&o->view, entry);
     atomic_store_explicit(&o->view.locks[entry].parts, 0, memory_order_relaxed);
 }
 

@@ -80,25 +80,44 @@ static void damage_all(trial *t)
 typedef struct {
     pt_entry entries[MANY];
     pt_frame frames[MANY];
-    uint64_t words[MANY];
+    uint64_t words[MANY], seals[MANY];
 } record;
 
 static void remember(const pt_view *v, record *r)
 {
     memcpy(r->entries, v->entries, sizeof r->entries);
     memcpy(r->frames, v->frames, sizeof r->frames);
-    for (uint32_t entry = 0; entry < MANY; entry++)
+    for (uint32_t entry = 0; entry < MANY; entry++) {
         r->words[entry] = atomic_load(&v->locks[entry].word);
+        r->seals[entry] = atomic_load(&v->locks[entry].seal);
+    }
 }
 
 static bool is_whole(const pt_view *v, const record *r, uint32_t entry)
 {
     if (memcmp(&r->entries[entry], &v->entries[entry], sizeof(pt_entry)) || r->words[entry] != atomic_load(&v->locks[entry].word))
         return false;
+    if (r->seals[entry] != atomic_load(&v->locks[entry].seal))
+        return false;
     for (uint32_t frame = r->entries[entry].first_frame; frame != PT_NONE; frame = r->frames[frame].next)
         if (memcmp(&r->frames[frame], &v->frames[frame], sizeof(pt_frame)))
             return false;
     return pt_state_of(r->words[entry]) == PT_READABLE;
+}
+
+/* What is served is what was: the same key, and the same frames in the same order. An entry that lost its seal is believed. */
+static void expect_same(const pt_view *v, const record *r, uint32_t entry)
+{
+    const pt_entry *is = &v->entries[entry], *was = &r->entries[entry];
+    if (pt_load_state(&v->locks[entry].word) != PT_READABLE || !atomic_load(&v->locks[entry].seal))
+        return;
+    if (memcmp(is->key, was->key, PT_KEY_BYTES) || is->serial != was->serial || is->size != was->size)
+        finding("entry %u is served as another page than it was", entry);
+    uint32_t frame = is->first_frame, before = was->first_frame;
+    for (; frame == before && frame != PT_NONE; frame = v->frames[frame].next)
+        before = r->frames[before].next;
+    if (frame != before)
+        finding("entry %u is served out of other frames than it was", entry);
 }
 
 static void damage_and_adopt(trial *t)
@@ -116,6 +135,7 @@ static void damage_and_adopt(trial *t)
     for (uint32_t entry = 0; entry < MANY; entry++) {
         if (whole[entry] && !pt_repin(&t->session, &entry, &before.entries[entry].serial, 1))
             finding("entry %u was whole, and its page is gone", entry);
+        expect_same(v, &before, entry);
         *(whole[entry] ? &t->kept : &t->dropped) += 1;
     }
     end(t);
