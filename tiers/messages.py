@@ -21,6 +21,14 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
     """In the message an array: the lower-case name of the class, then its fields."""
 
 
+class Trust(IntEnum):
+    """What a worker may believe of what lies in the folder: workers may have died of it."""
+
+    AS_LEFT = 0
+    PROVEN = 1
+    NOTHING = 2
+
+
 class Serve(_Message, frozen=True):
     """Open the tier. slot: of the worker in the index; folder: where the tier is; cap: bytes that it may take.
 
@@ -32,6 +40,7 @@ class Serve(_Message, frozen=True):
     cap: int
     environments: int
     populated: bool = False
+    trust: Trust = Trust.AS_LEFT
 
 
 class Write(_Message, frozen=True):

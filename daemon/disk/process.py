@@ -24,6 +24,8 @@ _ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESH
 _OWN_PREFIX: Final = "PAGETIER_"
 _CHUNK: Final = 1 << 18
 _DYING_S: Final = 1.0
+# Of a process that stumbles over what it reads, or over itself.
+_CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 
 
 class WorkerProcess:
@@ -90,6 +92,11 @@ class WorkerProcess:
         if code == -signal.SIGBUS:
             return "was killed by SIGBUS: its file system is full, or a file of its was cut short or could not be read"
         return f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended by a signal that says that it stumbled, perhaps over what lies on the disk."""
+        return -(self._child.returncode or 0) in _CRASHES
 
     def _gone(self) -> None:
         self._loop.remove_reader(self._pidfd)

@@ -4,6 +4,7 @@ It does best in a process whose environment sets MALLOC_MMAP_THRESHOLD_ and MALL
 allocates what it writes, frame by frame.
 """
 
+from .distrust import doubt, give_up
 from .lmdb_tier import LmdbTier
 
-__all__ = ["LmdbTier"]
+__all__ = ["LmdbTier", "doubt", "give_up"]

@@ -17,7 +17,7 @@ from ...shm.logfmt import log_to_stderr
 from ...shm.points import point
 from ...shm.protocol import ProtocolError
 from ..base import Tier, TierError
-from ..messages import Fails, Serve
+from ..messages import Fails, Serve, Trust
 from .channel import Channel, descriptors_of
 from .memory import Memory
 from .worker import Worker
@@ -69,9 +69,15 @@ def _serve(channel: Channel) -> int:
 def open_tier(order: Serve, frame_bytes: int) -> Tier:
     """The tier that was asked for. Raises TierError."""
     # the store's libraries are loaded only where there is a disk
-    from ..store import LmdbTier
+    from ..store import LmdbTier, doubt, give_up
 
-    return LmdbTier(Path(order.folder), order.cap, frame_bytes, order.environments)
+    folder = Path(order.folder)
+    if order.trust is Trust.PROVEN:
+        doubt(folder)
+    elif order.trust is Trust.NOTHING:
+        log.warning("what lies in %s has killed one worker after the other: it is given up", folder)
+        give_up(folder)
+    return LmdbTier(folder, order.cap, frame_bytes, order.environments)
 
 
 def _be_a_worker() -> None:

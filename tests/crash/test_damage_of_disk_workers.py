@@ -1,0 +1,107 @@
+"""A worker that dies of what lies on the disk is not started for ever to die of it again; engines notice nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from damage_of_disk.anatomy import PAGE, Anatomy, Part
+from disk_daemon import ABSENT, HERE, DiskDaemon, Engine
+from pagetier.tiers.base import TierError
+from pagetier.tiers.store import LmdbTier, doubt, give_up
+from tier_pages import keys_in, outgoings, small_tier
+
+PAGES = 160  # two environments with leaves of headers below a branch
+FRAMES = 32
+CRASHING = """
+import os, signal, sys
+if "pagetier.tiers.worker" in sys.orig_argv:
+    from pagetier.tiers.store import reading
+    def listed(environment):
+        if environment.used:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return iter(())
+    reading.listed = listed
+"""
+
+
+def overwrite(file: Path, page: int, content: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(page * PAGE)
+        opened.write(content)
+
+
+def test_a_leaf_that_kills_its_reader_is_proven_unsound() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(PAGES)
+        file = daemon.data_files()[0]
+        (leaf, *_) = Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF)
+        overwrite(file, leaf, bytes(PAGE))
+        daemon.open()
+        assert daemon.report().opened.startswith("rebuilt empty in 1 of 2 parts: "), daemon.told()
+        deaths = daemon.lines("no disk tier: ")
+        assert len(deaths) <= 1, daemon.told()
+        with Engine(daemon) as engine:
+            assert 0 < engine.places(numbers)["disk"] < PAGES
+            engine.goes_on(1000)
+
+
+def test_what_goes_on_to_kill_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it was proven sound: two workers die, and the third one has nothing to die of."""
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(8)
+        (tmp_path / "sitecustomize.py").write_text(CRASHING)
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(tmp_path))
+            daemon.open()
+        assert len(daemon.lines("no disk tier: its worker was killed by signal 11")) == 3, daemon.told()
+        assert len(daemon.lines("it is given up")) == 1
+        assert daemon.report().opened.startswith("rebuilt empty: ")
+        with Engine(daemon) as engine:
+            assert engine.places(numbers) == {"nowhere": 8}
+            engine.goes_on(1000)
+
+
+def test_a_page_whose_frames_are_not_where_they_were_is_answered() -> None:
+    """Dropping it makes LMDB stumble; nobody waits for it, and the others are read on."""
+    with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(2 * FRAMES))
+        for file in daemon.data_files():
+            for page in Anatomy(file.read_bytes()).of(Part.VALUE_HEAD)[::4]:
+                overwrite(file, page, random.Random(page).randbytes(PAGE))
+        on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"]
+        outcomes = [outcome for number in on_disk for outcome in engine.fetch([number], 10)]
+        assert set(outcomes) == {HERE, ABSENT}, daemon.told()
+        assert outcomes.count(HERE) > len(on_disk) // 2
+        assert daemon.findings() == []
+        engine.goes_on(1000)
+
+
+def test_doubt_and_giving_up(tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    doubt(folder)
+    tier = small_tier(folder)
+    assert tier.state().opened == "new"
+    tier.write([], outgoings(range(20)))
+    with pytest.raises(TierError, match="in use"):
+        doubt(folder)
+    tier.close()
+    doubt(folder)
+    assert found(folder) == (20, "proven sound in")
+    assert found(folder) == (20, "as it was left")
+    give_up(folder)
+    assert found(folder) == (0, "rebuilt empty")
+    (folder / "state").write_text("nonsense")
+    doubt(folder)
+    assert found(folder) == (0, "rebuilt empty")
+
+
+def found(folder: Path) -> tuple[int, str]:
+    """How many pages a tier holds, and which of these words its line has."""
+    tier: LmdbTier = small_tier(folder)
+    words = ("proven sound in", "as it was left", "rebuilt empty")
+    held, opened = len(keys_in(tier)), tier.state().opened
+    tier.close()
+    return held, next(word for word in words if word in opened)
