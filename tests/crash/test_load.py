@@ -16,7 +16,7 @@ from load.loading import SHARE, Load
 from pagetier.shm._core import SLOTS
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support")
+FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support", ROOT / "bench")
 PATIENCE_S = 300
 SECONDS = 5
 

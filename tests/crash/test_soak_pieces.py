@@ -43,31 +43,31 @@ def walk(rng: np.random.Generator, lives: int, slope: float, noise: float = 0.3)
     ]
 
 
-def grown(points: list[Point], hours: float, limit: float = 2.0) -> Growth:
-    return judged("x", "MiB", points, hours, limit)
+def grown(points: list[Point]) -> Growth:
+    return judged("x", "MiB", points, limit=2.0)
 
 
 @pytest.mark.parametrize("lives", [1, 4])
 def test_what_grows_is_found_and_what_does_not_is_not(lives: int) -> None:
     rng = chance()
-    assert not grown(walk(rng, lives, slope=4.0), lives).flat
-    assert grown(walk(rng, lives, slope=0.0), lives).flat
-    assert grown(walk(rng, lives, slope=-4.0), lives).flat
+    assert not grown(walk(rng, lives, slope=4.0)).flat
+    assert grown(walk(rng, lives, slope=0.0)).flat
+    assert grown(walk(rng, lives, slope=-4.0)).flat
 
 
 def test_a_leak_that_begins_anew_with_each_life_is_found_and_a_higher_beginning_is_none() -> None:
     points = [Point(60.0 * at, at // 10, 30.0 + 3 * (at // 10)) for at in range(60)]
-    assert grown(points, 1.0).flat
+    assert grown(points).flat
     saw = [Point(60.0 * at, at // 10, 30.0 + at % 10) for at in range(60)]
-    assert not grown(saw, 1.0).flat and slope_of(saw).each_hour == pytest.approx(60)
+    assert not grown(saw).flat and slope_of(saw).each_hour == pytest.approx(60)
 
 
 def test_one_wild_reading_is_no_growth_and_few_are_no_proof() -> None:
     rng = chance()
     points = walk(rng, 1, 0.0)
     points[-1] = Point(points[-1].at, 0, 3000.0)
-    assert grown(points, 1.0).flat
-    assert slope_of(points[:2]).low == -math.inf and grown(points[:1], 1.0).flat
+    assert grown(points).flat
+    assert slope_of(points[:2]).low == -math.inf and grown(points[:1]).flat
 
 
 def test_how_a_life_begins_does_not_count() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from measure import machine
 from storm.remains import sweep
 
 from .ledger import Column
@@ -39,7 +40,8 @@ def main(engines: int, seconds: float, requests: int, seed: int | None, form: st
     with Load(engines, chosen) as load:
         outcome = load.run(seconds, requests)
     if form:
-        sys.stdout.write(msgspec.json.encode(outcome).decode() + "\n")
+        told = {"machine": machine(), **msgspec.to_builtins(outcome)}
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
     else:
         _show(outcome)
     sys.exit(_FAILED if outcome.failed else 0)
@@ -56,9 +58,12 @@ def _show(outcome: Outcome) -> None:
     console.print(
         f"{outcome.refused} refused, {outcome.present} there already, {outcome.pending} being stored by others"
     )
+    had, waited = outcome.daemon.ran, outcome.daemon.waited
+    console.print(f"the daemon had {100 * had:.0f} % of a core and waited for one {100 * waited:.0f} % of the time;")
     console.print(
-        f"the daemon had {100 * outcome.daemon_share:.0f} % of a core, {outcome.evicted:,} pages were evicted"
+        f"the engines had {outcome.processes.ran:.2f} cores, and {outcome.processes.waited:.0f} waited for one"
     )
+    console.print(f"{outcome.evicted:,} pages were evicted")
     console.print(f"one engine too many is told: {outcome.refusal or 'nothing'}")
     for line in (*outcome.wrongs, *map(str, outcome.violations)):
         console.print(f"WRONG: {line}")

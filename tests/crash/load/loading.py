@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from storm.family import Child, Family
 from storm.remains import prefix_of_this_process
 from storm.scene import MIB, Scene
 
+from .cores import Turns, turns_of
 from .engine import BusyEngine, Call, Desk
 from .ledger import Column, Ledger, Numbers
 
@@ -57,7 +57,8 @@ class Latency(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of the JSON object. Pages, by process; seconds: measured; refusal: what one engine too many is told.
 
-    daemon_share: of a core, the processor time that the daemon had.
+    daemon, processes: how much of a core the daemon had, and all engines together, and how many of their threads waited
+    for one.
     """
 
     seed: int
@@ -70,7 +71,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     refused: int
     evicted: int
-    daemon_share: float
+    daemon: Turns
+    processes: Turns
     latencies: list[Latency]
     refusal: str
     violations: list[Violation]
@@ -110,10 +112,13 @@ class Load:
         self._pass_time(_PATIENCE_S, lambda: bool(np.all(self._ledger.numbers()[:, Column.REQUESTS])))
         refusal = self._one_too_many()
         ledger, times, evicted = self._ledger.numbers(), self._times.counts(), self._observer.header()["evicted"]
-        began, busy = time.monotonic(), self._daemon_seconds()
+        began, daemon, processes = time.monotonic(), *self._turns()
         self._pass_time(seconds, lambda: False)
         self._pass_time(_LONGEST_S, lambda: self._requests() >= requests + ledger[:, Column.REQUESTS].mean())
-        took, busy = time.monotonic() - began, self._daemon_seconds() - busy
+        took = time.monotonic() - began
+        daemon, processes = (
+            now.since(then, took) for now, then in zip(self._turns(), (daemon, processes), strict=True)
+        )
         done, timed = self._ledger.numbers() - ledger, self._times.counts() - times
         evicted = self._observer.header()["evicted"] - evicted
         self._end()
@@ -129,7 +134,8 @@ class Load:
             pending=int(done[:, Column.PENDING].sum()),
             refused=int(done[:, Column.REFUSED].sum()),
             evicted=evicted,
-            daemon_share=round(busy / took, 3),
+            daemon=daemon,
+            processes=processes,
             latencies=[_latency(call, timed) for call in Call],
             refusal=refusal,
             violations=self._judged(),
@@ -140,11 +146,11 @@ class Load:
         """Of the mean engine, so far."""
         return float(self._ledger.numbers()[:, Column.REQUESTS].mean())
 
-    def _daemon_seconds(self) -> float:
-        """Processor time of the daemon so far."""
-        assert self._daemon.serving is not None
-        fields = Path(f"/proc/{self._daemon.serving.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    def _turns(self) -> list[Turns]:
+        """Of the daemon, and of all engines."""
+        serving = self._daemon.serving
+        daemon = turns_of(serving.pid) if serving else Turns()
+        return [daemon, sum((turns_of(child.pid) for child in self._engines), start=Turns())]
 
     def _start(self) -> None:
         for seat in range(self._count):

@@ -34,7 +34,8 @@ class Slope(msgspec.Struct, frozen=True):
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one series. first, last: medians of the first and the last tenth of all points.
 
-    proven: that it has grown by so much over the whole run is as good as sure. limit: more is a leak.
+    span: of the longest life, in hours. proven: that it has grown by so much in a life as long as that is as good as
+    sure. limit: more is a leak.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     last: float
     most: float
     slope: Slope
+    span: float
     proven: float
     limit: float
 
@@ -82,9 +84,10 @@ def slope_of(points: Iterable[Point]) -> Slope:
     return _with_interval(every * _HOUR_S, _SURE * math.sqrt(variance), count)
 
 
-def judged(name: str, unit: str, points: Sequence[Point], hours: float, limit: float) -> Growth:
-    """hours: of the run; limit: by how much it may grow in all of it, in the unit."""
+def judged(name: str, unit: str, points: Sequence[Point], limit: float) -> Growth:
+    """limit: by how much it may grow in the longest life, in the unit."""
     slope = slope_of(points)
+    span = max((its[-1].at - its[0].at for its in _lives(points).values()), default=0.0) / _HOUR_S
     values = [point.value for point in points] or [math.nan]
     tenth = max(1, len(values) // 10)
     return Growth(
@@ -94,7 +97,8 @@ def judged(name: str, unit: str, points: Sequence[Point], hours: float, limit: f
         last=float(np.median(values[-tenth:])),
         most=float(max(values)),
         slope=slope,
-        proven=max(0.0, slope.low * hours),
+        span=span,
+        proven=max(0.0, slope.low) * span,
         limit=limit,
     )
 

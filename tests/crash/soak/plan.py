@@ -28,7 +28,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """seconds: measured, after it is warm. part: of the beginning and the end that are compared, in seconds.
 
     chapter, sample, point: seconds from one to the next: chapters of journals, readings, points of a slope. skip: how
-    long a new process may grow. growth: bytes of private memory that anything may gain in all of the run.
+    long a new process may grow. growth: bytes of private memory that anything may gain in its life.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             sample=1.0 if is_long else 0.25,
             point=max(0.5, min(60.0, seconds / 90)),
             skip=min(60.0, seconds / 12),
-            warm=max(20.0, min(600.0, seconds / 4)),
+            warm=max(8.0, min(600.0, seconds / 4)),
             growth=(2 if is_long else 8) * MIB,
         )
 
@@ -71,13 +71,13 @@ def _scene(seconds: float) -> Scene:
     return Scene(
         name="soak",
         arena=(32 if is_long else 8) * MIB,
-        disk=(128 if is_long else 48) * MIB,
+        disk=(128 if is_long else 32) * MIB,
         prompts=4000 if is_long else 800,
         roomy=False,
         engine_death=2.0 if is_long else 0.7,
         stop=5.0 if is_long else 2.0,
-        daemon_death=max(5.0, seconds / 8),
-        worker_death=max(4.0, seconds / 24),
+        daemon_death=max(5.0, seconds / 6),
+        worker_death=max(4.0, seconds / 6),
         pause=0.1 if is_long else 0.05,
         hangs=60.0,
         late=20.0,

@@ -125,7 +125,8 @@ def growths_of(measured: Measured) -> list[Growth]:
     plan, scene = measured.plan, measured.plan.scene
     found = []
     for role in ("daemon", "worker", "probe"):
-        found.append(_growth(measured, f"RssAnon, {role}", "MiB", _private(role), plan.growth / _MIB))
+        for which, read in ((role, _private(role)), (f"all lives of the {role}", _at_all(_private(role)))):
+            found.append(_growth(measured, f"RssAnon, {which}", "MiB", read, plan.growth / _MIB))
         found.append(_growth(measured, f"descriptors, {role}", "", _descriptors(role), 3))
     found.append(_growth(measured, "LMDB readers", "", _plain("readers", 1), 2))
     found.append(_growth(measured, "/dev/shm", "MiB", _plain("shm", _MIB), scene.arena / _MIB / 50))
@@ -144,11 +145,21 @@ def _growth(measured: Measured, name: str, unit: str, read: _Read, limit: float)
     values = [(reading.at, read(reading)) for reading in measured.readings]
     points = [Point(at, *value) for at, value in values if value is not None]
     apart = thinned(points, plan.point, plan.skip)
-    return judged(name, unit, apart, plan.seconds / 3600, limit)
+    return judged(name, unit, apart, limit)
 
 
 def _private(role: str) -> _Read:
     return _of_vitals(role, lambda vitals: vitals.rss / _MIB)
+
+
+def _at_all(read: _Read) -> _Read:
+    """As if it were one life: each begins as high as the one before."""
+
+    def anew(reading: Reading) -> tuple[int, float] | None:
+        value = read(reading)
+        return None if value is None else (_ALL_OF_IT, value[1])
+
+    return anew
 
 
 def _descriptors(role: str) -> _Read:

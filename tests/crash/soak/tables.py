@@ -36,8 +36,8 @@ def markdown(report: Report, chart: str) -> str:
 
 
 _GROWTH = """Slopes within lives of processes (Theil and Sen, over medians of pieces of time, without the beginning of
-each life), with the interval in which they are with 99 %. What is proven is the lower end of that times the length of
-the run; a leak is what is proven beyond the limit."""
+each life), with the interval in which they are with 99 %. What is proven is the lower end of that times the longest
+life; a leak is what is proven beyond the limit. "All lives" looks at them as if they were one."""
 
 _DRIFT = f"""Medians over windows in the first and the last part of the run; intervals have 99 % (bootstrap over
 windows). The machine's ratio is that of a fixed piece of work that the same process times before each call (memory read
@@ -52,17 +52,15 @@ def _counts(head: str, counts: Mapping[str, int]) -> str:
 
 
 def _growths(growths: Iterable[Growth]) -> Iterable[str]:
-    yield "| what | first tenth | last tenth | most | slope an hour | interval | proven | limit | |"
-    yield "|---|---:|---:|---:|---:|---|---:|---:|---|"
+    yield "| what | first tenth | last tenth | most | slope an hour | interval | longest life | proven | limit | |"
+    yield "|---|---:|---:|---:|---:|---|---:|---:|---:|---|"
     for one in growths:
         slope, unit = one.slope, f" {one.unit}" if one.unit else ""
         values = f"{one.first:.2f}{unit} | {one.last:.2f}{unit} | {one.most:.2f}{unit}"
         interval = f"{slope.low:+.2f} to {slope.high:+.2f}"
         said = "flat" if one.flat else "**GROWS**"
-        yield (
-            f"| {one.name} | {values} | {slope.each_hour:+.2f}{unit} | {interval} | {one.proven:.2f} |"
-            f" {one.limit:.2f} | {said} |"
-        )
+        judged = f"{60 * one.span:.1f} min | {one.proven:.2f} | {one.limit:.2f} | {said}"
+        yield f"| {one.name} | {values} | {slope.each_hour:+.2f}{unit} | {interval} | {judged} |"
 
 
 def _drifts(drifts: Iterable[Drift]) -> Iterable[str]:
