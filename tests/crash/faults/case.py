@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from oracle.checker import Losses
 from running import START_S, eventually
 from sweep.operation import Operation, Role
 from sweep.scene import Scene
@@ -34,20 +33,21 @@ class Struck(msgspec.Struct, frozen=True):
 def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[Noted]:
     """What the worker asks of its disk in an operation when nothing goes wrong, in order."""
     operation = _begin(scene, kind)
+    begun = judging.begun(scene)
     gate.forget()
     operation.act()
     assert eventually(operation.done, _OVER_S), f"{kind.__name__} is never over: {scene.daemon.log.read_text()}"
     time.sleep(_QUIET_S)
     noted = gate.noted()
     _bring_back(scene, operation)
-    judging.settle(scene, Losses(at_most=judging.gone(scene)))
+    judging.settle(scene, begun)
     return noted
 
 
 def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck:
     """Raises AssertionError where a promise is broken."""
     operation = _begin(scene, kind)
-    before, worker = judging.gone(scene), scene.worker()
+    begun = judging.begun(scene)
     gate.arm(fault)
     try:
         operation.act()
@@ -56,14 +56,13 @@ def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck
     finally:
         times = gate.struck
         gate.open()
-    reborn = _comes_back(scene, operation, worker, fault)
-    back = time.monotonic_ns() if reborn or operation.goes else 0
+    _comes_back(scene, operation, fault)
     judging.is_sound(scene)
     assert operation.verify(), f"{scene.header()} {scene.daemon.log.read_text()}"
-    judging.settle(scene, Losses(at_most=judging.gone(scene) - before, since=back))
+    judging.settle(scene, begun)
     scene.empty()
     judging.comes_to_work(scene)
-    return Struck(times, reborn)
+    return Struck(times, scene.worker() != begun.worker)
 
 
 def _begin(scene: Scene, kind: type[Operation]) -> Operation:
@@ -94,8 +93,8 @@ def _meanwhile(scene: Scene, operation: Operation, fault: Fault) -> None:
     judging.is_sound(scene)
 
 
-def _comes_back(scene: Scene, operation: Operation, worker: int, fault: Fault) -> bool:
-    """Waits until the disk is open; whether that is another worker's work.
+def _comes_back(scene: Scene, operation: Operation, fault: Fault) -> None:
+    """Waits until the disk is open.
 
     Where it died the next daemon starts one at once: this one would wait a little longer each time.
     """
@@ -104,7 +103,6 @@ def _comes_back(scene: Scene, operation: Operation, worker: int, fault: Fault) -
     _bring_back(scene, operation)
     for engine in operation.engines():
         engine.answer()
-    return scene.worker() != worker
 
 
 def _bring_back(scene: Scene, operation: Operation) -> None:

@@ -17,11 +17,15 @@ _LOCK: Final = "lock.mdb"
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something that somebody does to a tier's folder, of two parts. told: words that the log must say of it soon."""
+    """Something that somebody does to a tier's folder, of two parts.
+
+    told: words that the log must say of it soon. few: whether it is among the few that are always tried.
+    """
 
     name: str
     make: Callable[[Path], None]
     told: str = "no disk tier"
+    few: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -92,12 +96,12 @@ def _move_away(folder: Path) -> None:
 CHANGES: Final = (
     Change("cut to nothing", lambda folder: _cut(folder, 0)),
     Change("cut to a half", lambda folder: _cut(folder, 0.5)),
-    Change("cut by a tenth", lambda folder: _cut(folder, 0.9)),
+    Change("cut by a tenth", lambda folder: _cut(folder, 0.9), few=True),
     Change("both cut to their meta pages", _cut_both),
     Change("replaced by a copy", _copy),
     Change("replaced by garbage", _garbage),
     Change("replaced by zeros", _zeros),
-    Change("replaced by the other part", _by_the_other),
+    Change("replaced by the other part", _by_the_other, few=True),
     Change("swapped with the other part", _swap),
     Change("replaced by nothing", _write(f"0/{_DATA}", b"")),
     Change("unlinked", _unlink(f"0/{_DATA}")),

@@ -109,9 +109,9 @@ class Gate:
         self._folder = b""
 
     def watch(self, folder: Path) -> None:
-        """Calls on the files in this folder are those that count."""
+        """Calls on the files in this folder are those that count, from now on."""
         self._folder = os.fsencode(folder.resolve())
-        self.open()
+        self.forget()
 
     def arm(self, fault: Fault) -> None:
         """From now on it waits for its call."""
@@ -144,7 +144,7 @@ class Gate:
         return int(_STRUCK.unpack_from(self._memory, _STRUCK_AT)[1])
 
     def forget(self) -> None:
-        """Begins to take notes anew. What is called in this very moment may be lost."""
+        """Nothing goes wrong any more, and notes are taken anew. What is called in this very moment may be lost."""
         self._put(None)
         _NOTED.pack_into(self._memory, _NOTED_AT, 0)
         self._memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)

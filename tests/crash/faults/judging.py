@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import msgspec
+
 from oracle.checker import Losses, findings
 from oracle.journal import read_journals
 from pagetier.shm.protocol import Flush, Save, Saved
@@ -98,23 +100,49 @@ def _in_memory(scene: Scene) -> int:
     return scene.header()["used_frames"]
 
 
-def gone(scene: Scene) -> int:
-    """Pages that the daemon's own counters say have left."""
+class Begun(msgspec.Struct, frozen=True):
+    """How all stood when a case began. page: pages with higher numbers are its own."""
+
+    worker: int
+    gone: int
+    evicted: int
+    page: int
+
+
+def begun(scene: Scene) -> Begun:
+    """As it is now."""
+    return Begun(scene.worker(), _gone(scene), scene.header()["evicted"], scene.numbers(1)[0])
+
+
+def _gone(scene: Scene) -> int:
+    """Pages that the daemon's own counters say have left both tiers, where the disk was there all the time."""
     header = scene.header()
-    return sum(header[name] for name in ("evicted", "disk_evicted", "disk_damaged"))
+    return sum(header[name] for name in ("disk_lost", "disk_spared", "disk_evicted", "disk_damaged"))
 
 
-def settle(scene: Scene, may_go: Losses) -> None:
-    """The end of a case: nobody holds anything, all promises were kept, all memory is of use."""
+def settle(scene: Scene, since: Begun) -> None:
+    """The end of a case: nobody holds anything, all memory is of use, and each page that must be there is."""
     scene.dismiss()
     assert eventually(lambda: scene.client.attached, START_S), scene.daemon.log.read_text()
     assert eventually(lambda: scene.quiet() and not scene.pins(), START_S), scene.header()
-    found = findings(read_journals(scene.journals), may_go=may_go)
-    assert found == [], list(map(str, found))
     full = scene.numbers(PAGES)
     # a page that is being written to disk can not leave in this moment
     assert eventually(lambda: scene.store(full) == PAGES, _BACK_S), (
         f"not all memory is of use: {scene.daemon.slots()} {scene.header()} {scene.daemon.log.read_text()}"
     )
+    scene.until_disk_is_open()
+    may_go = _may_go(scene, since)
+    for number in range(since.page + 1, full[0]):
+        scene.look([number], _READ_S)
+    found = findings(read_journals(scene.journals), may_go=may_go)
+    assert found == [], [*map(str, found), scene.header(), scene.daemon.log.read_text()]
     is_sound(scene)
     assert "Traceback" not in scene.daemon.log.read_text(), scene.daemon.log.read_text()
+
+
+def _may_go(scene: Scene, since: Begun) -> Losses:
+    """While a worker is away nothing is found on disk, and what leaves memory then is nowhere."""
+    gone = _gone(scene) - since.gone
+    if scene.worker() == since.worker:
+        return Losses(at_most=max(0, gone))
+    return Losses(at_most=max(0, gone + scene.header()["evicted"] - since.evicted), since=time.monotonic_ns())

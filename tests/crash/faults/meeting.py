@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from oracle.checker import Losses
 from running import START_S, eventually
 from sweep.disk_operations import WriteBehind
 from sweep.paging import PAGES
@@ -30,6 +29,7 @@ def meet(scene: Scene, change: Change, folder: Path) -> None:
     operation = OnDisk(scene)
     operation.prepare()
     lines = scene.daemon.log.read_text().count("\n")
+    begun = judging.begun(scene)
     scene.dropping()  # what is on disk alone is somebody else's fault now; no byte may be wrong for that
     change.make(folder)
     judging.goes_on(scene, operation)
@@ -42,12 +42,8 @@ def meet(scene: Scene, change: Change, folder: Path) -> None:
     assert eventually(lambda: scene.look(pages, START_S).loaded == len(pages), START_S), (
         f"what was said to be on disk is not there after a restart: {_since(scene, lines)}"
     )
-    _settle(scene)
+    judging.settle(scene, begun)
     judging.works_again(scene)
-
-
-def _settle(scene: Scene) -> None:
-    judging.settle(scene, Losses(at_most=judging.gone(scene)))
 
 
 def _since(scene: Scene, lines: int) -> str:

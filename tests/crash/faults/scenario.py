@@ -24,6 +24,8 @@ SCENARIO: Final[tuple[type[Operation], ...]] = (
     StartWithSmallerDisk,
     StopWithDisk,
 )
+FEW: Final = (WriteBehind, LoadFromDisk, SaveAll, StartWithDisk, StartWithSmallerDisk, StopWithDisk)
+"""Those that are always tried."""
 
 
 def flags(kind: type[Operation], folder: Path) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ EVERYTHING: Final = os.environ.get("SWEEP") == "all"
 _READS: Final = frozenset({Call.PREAD})
 _ROOM: Final = WRITES | {Call.FALLOCATE, Call.MKDIR, Call.OPEN}
 """What needs blocks, or a name."""
-_FEW: Final = 3
 
 log = logging.getLogger("faults")
 
@@ -50,6 +49,18 @@ class Swept(msgspec.Struct, frozen=True):
     unstruck: list[str]
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A part of a sweep, which one test does: number `number` of `count`. few: so many of it and no more; 0: all."""
+
+    number: int
+    count: int
+    few: int
+
+    def of(self, faults: Sequence[Fault]) -> list[Fault]:
+        """Those that are its own."""
+        return _some(faults, self.number, self.few) if self.few else list(faults[self.number :: self.count])
+
+
 @contextmanager
 def theatre(folder: Path) -> Iterator[Theatre]:
     """For as many sweeps as one likes, one after another."""
@@ -57,15 +68,14 @@ def theatre(folder: Path) -> Iterator[Theatre]:
         yield Theatre(on, gate)
 
 
-def sweep(on: Theatre, kind: type[Operation], folder: Path, shift: int = 0) -> Swept:
-    """Raises AssertionError with the case in which a promise is broken. shift: which few are taken, where not all."""
+def sweep(on: Theatre, kind: type[Operation], folder: Path, part: Part) -> Swept:
+    """Raises AssertionError with the case in which a promise is broken."""
     on.gate.watch(folder / "disk")
     with Scene(on.stage.nursery, on.stage.control, folder, flags(kind, folder)) as scene:
         calls = calls_of(scene, on.gate, kind)
-        faults = faults_at(calls)
-        chosen = faults if EVERYTHING else _some(faults, shift)
+        chosen = part.of(faults_at(calls))
         ended = [_run(scene, on.gate, kind, fault) for fault in chosen]
-    unstruck = [str(fault) for fault, one in zip(chosen, ended, strict=True) if not one.times]
+    unstruck = [f"{kind.__name__}: {fault}" for fault, one in zip(chosen, ended, strict=True) if not one.times]
     reborn = sum(one.reborn for one in ended)
     log.warning("%s: %d calls, %d faults, %d not met", kind.__name__, len(calls), len(chosen), len(unstruck))
     return Swept(Counter(calls), len(chosen), len(chosen) - len(unstruck), reborn, unstruck)
@@ -95,10 +105,10 @@ def _lasting(number: Counter[Call], fault: Fault) -> list[Fault]:
     return [msgspec.structs.replace(fault, number=at, lasting=True) for at in begins]
 
 
-def _some(faults: Sequence[Fault], shift: int) -> list[Fault]:
+def _some(faults: Sequence[Fault], shift: int, count: int) -> list[Fault]:
     """A few of different kinds, and of each kind not the last ones, which may not come."""
     kinds = [list(group) for _, group in itertools.groupby(sorted(faults, key=_when), key=_kind)]
-    chosen = [(kinds[number % len(kinds)], 5 * number) for number in range(shift, shift + _FEW)]
+    chosen = [(kinds[number % len(kinds)], 5 * number) for number in range(shift, shift + count)]
     return [kind[number % ((len(kind) + 1) // 2)] for kind, number in chosen]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 import msgspec
 
-from oracle.checker import Losses
 from running import START_S, eventually
 from sweep.disk_operations import WriteBehind
 from sweep.scene import Scene
@@ -47,23 +45,21 @@ def meet(scene: Scene, injection: Injection) -> None:
     scene.begin()
     operation = StoreAndSave(scene)
     operation.prepare()
-    before, worker = judging.gone(scene), scene.worker()
-    with injected(worker, injection.call, injection.what):
+    begun = judging.begun(scene)
+    with injected(begun.worker, injection.call, injection.what):
         operation.act()
         judging.goes_on(scene, operation)
         judging.answers_in_time(scene, operation)
         assert eventually(operation.engines_done, _OVER_S), scene.daemon.log.read_text()
-        assert not injection.ends or eventually(lambda: scene.worker() != worker, _OVER_S), "it lives on"
-    reborn = scene.worker() != worker
-    if reborn:
+        assert not injection.ends or eventually(lambda: scene.worker() != begun.worker, _OVER_S), "it lives on"
+    if scene.worker() != begun.worker:
         scene.renew()
     scene.until_disk_is_open()
-    back = time.monotonic_ns() if reborn else 0
     judging.is_sound(scene)
     assert eventually(lambda: scene.look(operation.pages, START_S).loaded == len(operation.pages), START_S)
-    judging.settle(scene, Losses(at_most=judging.gone(scene) - before, since=back))
-    scene.dropping()
-    judging.works_again(scene)
+    judging.settle(scene, begun)
+    scene.empty()
+    judging.comes_to_work(scene)
 
 
 def every(call: str, what: str, up_to: int) -> list[Injection]:

@@ -1,0 +1,202 @@
+"""What the kernel does to a disk: strace has calls fail, wait or end the worker; files are cut, replaced or gone.
+
+And file systems hang, so that nothing can end who waits for them, or lose what they took.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lmdb.verify import verify
+
+from faults import judging, tracked
+from faults.changes import CHANGES, Change
+from faults.gate import Call
+from faults.meeting import OnDisk, meet
+from faults.mounting import ext4, frozen, mount_again, tmpfs
+from faults.sweeping import EVERYTHING, Theatre, theatre
+from faults.tracing import calls_in, recorded
+from faults.tracked import Injection, StoreAndSave, every
+from pagetier.shm.protocol import Save, Saved
+from running import START_S, eventually
+from sweep.disk_operations import WriteBehind
+from sweep.scene import Scene
+
+_STOPS_S = 8.0
+_TOLD_S = 20.0
+_INJECTED = (
+    *every("pwrite64", "signal=KILL", 1),
+    Injection("fdatasync", "error=EIO:when=1"),
+    Injection("pwrite64", "delay_enter=1000000:when=1"),
+)
+_INJECTED_ALL = (
+    *every("pwrite64", "signal=KILL", 8),
+    *every("writev", "signal=KILL", 8),
+    *every("fdatasync", "signal=KILL", 2),
+    *every("fsync", "signal=KILL", 3),
+    *every("ftruncate", "signal=KILL", 3),
+    *every("renameat2", "signal=KILL", 2),
+    *(Injection(call, f"error={error}:when=1+") for call in ("pwrite64", "writev") for error in ("EIO", "ENOSPC")),
+    *(Injection(call, "error=EIO:when=1+") for call in ("fdatasync", "fsync", "ftruncate", "renameat2")),
+    *(Injection(call, "delay_enter=10000000:when=1") for call in ("pwrite64", "writev", "fdatasync", "fsync")),
+    Injection("fallocate", "error=ENOSPC:when=1+"),
+)
+_CHANGED = CHANGES if EVERYTHING else [change for change in CHANGES if change.few]
+
+
+@pytest.fixture(scope="module")
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
+    with theatre(tmp_path_factory.mktemp("kernel")) as made:
+        yield made
+
+
+@pytest.fixture
+def scene(on: Theatre, tmp_path: Path) -> Iterator[Scene]:
+    on.gate.watch(tmp_path / "disk")
+    with Scene(on.stage.nursery, on.stage.control, tmp_path, StoreAndSave.flags(tmp_path)) as made:
+        yield made
+
+
+def test_nothing_passes_the_gate_unseen(on: Theatre, scene: Scene, tmp_path: Path) -> None:
+    """What the sweeps let go wrong is all that there is."""
+    scene.begin()
+    operation = StoreAndSave(scene)
+    operation.prepare()
+    judging.works_again(scene)
+    worker = scene.worker()
+    with recorded([scene.daemon.pid, worker], tmp_path / "trace"):
+        on.gate.forget()
+        operation.act()
+        assert eventually(operation.done, START_S)
+        judging.works_again(scene)
+        scene.empty()
+        scene.daemon.signal(signal.SIGTERM)
+        scene.daemon.wait()
+    noted, seen = on.gate.counts(), calls_in(tmp_path / "trace", (tmp_path / "disk").resolve())
+    opened = {one for one in noted if one.call is Call.OPEN}
+    assert {one: noted[one] for one in noted if one not in opened} == dict(seen)
+    assert {one.call for one in seen} >= {
+        Call.PWRITE,
+        Call.WRITEV,
+        Call.PREAD,
+        Call.FDATASYNC,
+        Call.FSYNC,
+        Call.FALLOCATE,
+    }
+    assert not any(one.call is Call.MSYNC for one in seen)
+    scene.daemon.start()
+
+
+@pytest.mark.parametrize("injection", _INJECTED_ALL if EVERYTHING else _INJECTED, ids=str)
+def test_calls_that_the_kernel_is_told_to_fail(scene: Scene, injection: Injection) -> None:
+    tracked.meet(scene, injection)
+
+
+@pytest.mark.parametrize("change", _CHANGED, ids=str)
+def test_files_that_change_while_they_are_open(on: Theatre, change: Change, tmp_path: Path) -> None:
+    with Scene(on.stage.nursery, on.stage.control, tmp_path, OnDisk.flags(tmp_path)) as scene:
+        meet(scene, change, tmp_path / "disk")
+
+
+class Tight(OnDisk):
+    """So much is stored that all leaves memory."""
+
+    keeps = False
+
+
+def hangs(pid: int) -> bool:
+    """Whether a thread of it waits in the kernel, where no signal reaches it."""
+    return any(state_of(thread) == "D" for thread in Path(f"/proc/{pid}/task").iterdir())
+
+
+def ended(pid: int) -> bool:
+    """Whether it is gone, or waits for its parent to see that."""
+    folder = Path(f"/proc/{pid}")
+    return not folder.exists() or state_of(folder) == "Z"
+
+
+def state_of(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
+    """Its worker can not be killed: the daemon goes on, its end does not wait, the next one has no disk meanwhile."""
+    with (
+        ext4(tmp_path / "image", tmp_path / "mount") as mount,
+        Scene(on.stage.nursery, on.stage.control, tmp_path, WriteBehind.flags(mount)) as scene,
+    ):
+        scene.begin()
+        operation = WriteBehind(scene)
+        operation.prepare()
+        begun = judging.begun(scene)
+        with frozen(mount):
+            operation.act()
+            worker = scene.worker()
+            assert eventually(lambda: hangs(worker)), "nothing hangs"
+            judging.goes_on(scene, operation)
+            judging.answers_in_time(scene, operation)
+            scene.daemon.signal(signal.SIGUSR1)
+            scene.daemon.process.wait(_STOPS_S)  # type: ignore[union-attr]
+            assert not ended(worker)
+            scene.daemon.start()
+            assert eventually(lambda: scene.client.attached)
+            judging.goes_on(scene, operation)
+            if EVERYTHING:
+                assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _TOLD_S)
+        assert eventually(lambda: ended(worker)), "who hung does not end"
+        judging.comes_to_work(scene)
+        judging.settle(scene, begun)
+
+
+def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> None:
+    """Writes are taken, and then the device has no room for them: fdatasync tells once, and the pages are not there."""
+    with (
+        tmpfs(tmp_path / "device", "40m") as device,
+        ext4(device / "image", tmp_path / "mount") as mount,
+        Scene(on.stage.nursery, on.stage.control, tmp_path, OnDisk.flags(mount)) as scene,
+    ):
+        scene.begin()
+        operation = Tight(scene)
+        operation.prepare()
+        begun = judging.begun(scene)
+        fill(device)
+        scene.dropping()
+        lose(scene)
+        judging.goes_on(scene, operation)
+        (device / "filler").unlink()
+        pages = judging.comes_to_work(scene)
+        scene.daemon.stop()
+        mount_again(device / "image", mount)
+        assert [verify(str(data), subdir=False) for data in sorted(mount.glob("disk/*/data.mdb"))] == [[], []]
+        scene.daemon.start()
+        scene.until_disk_is_open()
+        assert eventually(lambda: scene.client.attached)
+        assert eventually(lambda: scene.look(pages, 1.0).loaded == len(pages)), scene.daemon.log.read_text()
+        scene.look(operation.pages, 1.0)
+        judging.settle(scene, begun)
+        judging.works_again(scene)
+
+
+def fill(device: Path) -> None:
+    """To the last block."""
+    with (device / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 16)):
+                pass
+        except OSError:
+            return
+
+
+def lose(scene: Scene) -> None:
+    """Stores, and has it synced, until the disk says that it could not."""
+
+    def told() -> bool:
+        scene.store(scene.numbers(4))
+        saved = scene.ask(Save(0))
+        assert isinstance(saved, Saved)
+        return bool(saved.trouble)
+
+    assert eventually(told, 20.0), scene.daemon.log.read_text()
