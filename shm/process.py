@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from pathlib import Path
@@ -31,7 +32,7 @@ class Process(msgspec.Struct, frozen=True):
 
     def watch(self) -> int:
         """A descriptor that becomes readable when the process is gone. Raises ProcessLookupError if it is."""
-        descriptor = os.pidfd_open(self.pid)
+        descriptor = self._opened()
         try:
             if Process.of(self.pid) != self or _readable(descriptor):
                 raise ProcessLookupError(f"process {self.pid} is gone")
@@ -39,6 +40,17 @@ class Process(msgspec.Struct, frozen=True):
             os.close(descriptor)
             raise
         return descriptor
+
+    def _opened(self) -> int:
+        """Segments that were damaged may name a thread, or a number that no process can have."""
+        try:
+            return os.pidfd_open(self.pid)
+        except OverflowError as error:
+            raise ProcessLookupError(f"{self.pid} is no process") from error
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT):
+                raise
+            raise ProcessLookupError(f"{self.pid} is no process") from error
 
     def lives(self) -> bool:
         """Whether the process is still there, with all of its threads or some."""

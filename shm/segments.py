@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -20,7 +21,10 @@ import posix_ipc
 from ._core import Owner, ShmError, plan
 from .files import KINDS, check_user, is_current, is_locked, lock, open_all, open_new, open_segment, opened, unlink
 from .head import head_of
+from .logfmt import event
 from .points import point
+
+log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
 _U64: Final = 64
@@ -238,13 +242,20 @@ def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     why_not = owner.why_not()
     if why_not is not None:
         raise _no_use(wish.name, f"are damaged: {why_not}")
-    if owner.header()["closed"]:
+    before = owner.header()
+    if before["closed"]:
         return None
     _check_geometry(wish, owner)
     point("segments.sound")
     owner.adopt(_taken(owner))
     point("segments.adopted")
+    _tell_of_damage(owner.header()["dropped"] - before["dropped"])
     return owner
+
+
+def _tell_of_damage(pages: int) -> None:
+    if pages:
+        log.warning("%d pages were damaged, or half made, and are gone", pages, extra=event("dropped", pages=pages))
 
 
 def _no_use(name: str, why: str) -> ShmError:

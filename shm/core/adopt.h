@@ -186,14 +186,6 @@ static inline void pt_bury(pt_owner *o, uint64_t alive)
     }
 }
 
-static inline uint64_t pt_taken_slots(const pt_view *v)
-{
-    uint64_t bits = 0;
-    for (uint32_t slot = 0; slot < PT_SLOTS; slot++)
-        bits |= (uint64_t)(atomic_load_explicit(&v->slots[slot].pid, memory_order_relaxed) != 0) << slot;
-    return bits;
-}
-
 /* Derives everything from the entries. `alive`: bits of the slots whose process lives. False if memory is short; then
  * nothing was changed. The caller guarantees that no other daemon has these segments. */
 static inline bool pt_adopt(pt_owner *o, uint64_t alive)

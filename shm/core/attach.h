@@ -65,6 +65,14 @@ static inline void pt_clear_pins(const pt_view *v, uint64_t slots)
             atomic_fetch_and_explicit(&v->locks[entry].word, ~(slots & PT_PINS), memory_order_acq_rel);
 }
 
+static inline uint64_t pt_taken_slots(const pt_view *v)
+{
+    uint64_t bits = 0;
+    for (uint32_t slot = 0; slot < PT_SLOTS; slot++)
+        bits |= (uint64_t)(atomic_load_explicit(&v->slots[slot].pid, memory_order_relaxed) != 0) << slot;
+    return bits;
+}
+
 static inline void pt_fold(pt_a64 *from, pt_a64 *to, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -78,11 +86,12 @@ static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
     pt_fold((pt_a64 *)&v->uses[slot], (pt_a64 *)v->retired_uses, PT_USES);
 }
 
-/* Takes back all that a dead process held. The caller guarantees that it can touch nothing any more. */
+/* Takes back all that a dead process held, and pins in slots that nobody has: who wrote those can only be one who is gone, and
+ * they would keep their pages for ever. The caller guarantees that it can touch nothing any more. */
 static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now)
 {
     pt_slot *s = &o->view.slots[slot];
-    pt_clear_pins(&o->view, 1ull << slot);
+    pt_clear_pins(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));
     PT_POINT("reap.unpinned");
     pt_let_go_of_parts(o, slot, pt_holds_nothing, NULL);
     PT_POINT("reap.parted");

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,20 @@ def gone(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def test_what_is_no_process_is_gone() -> None:
+    """A thread, and numbers that only damage can make."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        for pid in (thread.native_id, 0, 2**31, 2**32 - 1):
+            assert not Process(pid, 1).lives()
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_process_is_itself_and_no_other(child: int) -> None:

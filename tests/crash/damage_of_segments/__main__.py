@@ -1,0 +1,99 @@
+"""`python -m damage_of_segments SEED LIVES EACH`: so many lives of a daemon over segments with EACH injuries.
+
+A line of JSON for each (a Trial). The exit code says nothing: who reads the lines judges.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from . import engine
+from .engine import Seen
+from .injuries import Image, Injury, injure
+from .lives import Daemon, LateError, asked
+
+_KINDS: Final = ("index", "locks", "arena")
+
+
+class Trial(msgspec.Struct):
+    """One life. code: with which the daemon ended by itself, None if it served. late: who hung."""
+
+    injuries: list[Injury]
+    seen: Seen
+    code: int | None = None
+    late: str = ""
+    log: str = ""
+
+
+def image_of(name: str) -> Image:
+    """The bytes of the segments as they are."""
+    return {kind: bytearray(_file(name, kind).read_bytes()) for kind in _KINDS}
+
+
+def put(name: str, image: Image) -> None:
+    """Makes the segments these bytes."""
+    for kind, data in image.items():
+        _file(name, kind).write_bytes(data)
+
+
+def _file(name: str, kind: str) -> Path:
+    return Path("/dev/shm") / f"{name}.{kind}"
+
+
+def prepare(name: str, folder: Path) -> tuple[Image, Image]:
+    """Segments after a crash, and as they were half-way: in between pages left and their room was used again."""
+    daemon = Daemon(name, folder, 0)
+    assert daemon.ready(), daemon.log
+    asked(lambda: engine.fill(daemon.socket, range(engine.HALF)))
+    older = image_of(name)
+    asked(lambda: engine.fill(daemon.socket, range(engine.HALF, engine.PROMPTS)))
+    daemon.end()
+    return image_of(name), older
+
+
+def tried(name: str, folder: Path, number: int, injuries: list[Injury]) -> Trial:
+    """A daemon over the segments as they are now, and what an engine sees."""
+    trial = Trial(injuries, Seen())
+    daemon = Daemon(name, folder, number)
+    try:
+        if daemon.ready():
+            trial.seen = msgspec.json.decode(asked(lambda: engine.look(daemon.socket)), type=Seen)
+    except (LateError, msgspec.DecodeError) as error:
+        trial.late = str(error)
+    trial.code = daemon.code()
+    daemon.end()
+    trial.log = daemon.log
+    return trial
+
+
+def main() -> None:
+    """Prints one line for each life, of which the first is over segments without damage."""
+    seed, lives, each = map(int, sys.argv[1:])
+    chance, name = random.Random(seed), f"pagetier-test-{secrets.token_hex(6)}"
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        try:
+            whole, older = prepare(name, Path(folder))
+            for life in range(lives):
+                image = {kind: bytearray(data) for kind, data in whole.items()}
+                injuries = [injure(image, older, chance) for _ in range(each if life else 0)]
+                put(name, image)
+                _say(tried(name, Path(folder), life + 1, injuries))
+        finally:
+            for kind in _KINDS:
+                _file(name, kind).unlink(missing_ok=True)
+
+
+def _say(trial: Trial) -> None:
+    sys.stdout.write(msgspec.json.encode(trial).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the engines do: they fill the segments before the damage, and look at all of it afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from oracle.contents import content, wrong
+from pagetier.client import Client, Keys
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import BUILD, Check, Findings, Observe
+from running import namespace
+
+SEED: Final = 8
+ATTACHED_S: Final = 20.0
+PAGES: Final = 6
+PROMPTS: Final = 28
+HALF: Final = 10  # the prompts of the first half are older than the older image
+SIZES: Final = (4096, 9000, 5000)
+
+
+class Seen(msgspec.Struct):
+    """What an engine found. wrong: pages with other bytes, in words; findings: what the daemon finds wrong."""
+
+    hits: int = 0
+    misses: int = 0
+    wrong: list[str] = []
+    findings: list[str] = []
+    stored: int = 0
+    attached: bool = True
+
+
+def keys_of(prompt: int) -> Keys:
+    """Of three namespaces in turn."""
+    return namespace(salt=f"damage {prompt % 3}").keys(range(prompt, prompt + 16 * PAGES))
+
+
+def size_of(prompt: int) -> int:
+    """Bytes of its pages."""
+    return SIZES[prompt % len(SIZES)]
+
+
+def store(client: Client, prompt: int) -> int:
+    """How many of its pages were stored."""
+    keys, size = keys_of(prompt), size_of(prompt)
+    return client.store(keys, [content(keys[page], SEED, size) for page in range(PAGES)]).stored
+
+
+def fill(socket: Path, prompts: range) -> bytes:
+    """Stores them, and dies with pins, and with reservations that it has not written."""
+    client = Client(socket)
+    assert client.wait_attached(ATTACHED_S)
+    for prompt in prompts:
+        store(client, prompt)
+    held = [client.match(keys_of(prompts[-1])), client.match(keys_of(prompts[-2]))]
+    open_ = client.reserve(keys_of(1000 + prompts[0]), 4096)
+    return b"%d %d" % (sum(map(len, held)), len(open_.granted))
+
+
+def look(socket: Path) -> bytes:
+    """A Seen as JSON: of all prompts, one page after the other, and of some that nobody stored."""
+    seen = Seen()
+    client = Client(socket, deadline=ATTACHED_S)
+    seen.attached = client.wait_attached(ATTACHED_S)
+    for prompt in (*range(PROMPTS), 1000, 1000 + HALF, 2000):
+        for page in range(PAGES):
+            _look_at(client, prompt, page, seen)
+    seen.stored = store(client, 3000)
+    seen.findings = _findings(socket)
+    return msgspec.json.encode(seen)
+
+
+def _look_at(client: Client, prompt: int, page: int, seen: Seen) -> None:
+    keys = keys_of(prompt)
+    with client.match(keys[page : page + 1]) as match:
+        if not len(match):
+            seen.misses += 1
+            return
+        seen.hits += 1
+        into = np.zeros(int(match.page_sizes[0]) if int(match.page_sizes[0]) < 1 << 20 else 0, np.uint8)
+        done = client.load(match, into) if len(into) else 0
+    amiss = wrong(into, keys[page], SEED) if done else None
+    if amiss is not None or (done and (len(into) != size_of(prompt) or prompt >= 1000)):
+        seen.wrong.append(f"page {page} of prompt {prompt}, {len(into)} bytes: {amiss}")
+
+
+def _findings(socket: Path) -> list[str]:
+    link = Link(socket, ATTACHED_S)
+    try:
+        for descriptor in link.greet(Observe(BUILD), ATTACHED_S).descriptors:
+            os.close(descriptor)
+        answer = link.ask(Check(1), ATTACHED_S)
+    finally:
+        link.close()
+    assert isinstance(answer, Findings)
+    return answer.findings

@@ -1,0 +1,131 @@
+"""Damage to the bytes of index and lock words: which areas there are, and what may become of them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+Image = dict[str, bytearray]
+"""The bytes of the segments, by kind: "index", "locks", "arena"."""
+
+PAGE: Final = 4096
+LINE: Final = 64
+_AT_SLOTS: Final = struct.Struct("<6Q")  # at_slots, at_spaces, at_buckets[2], at_entries, at_frames
+_AT_SLOTS_OFFSET: Final = 112
+_HEADER_BYTES: Final = 1024  # what of its page is not text of the disk tier
+
+
+class Area(msgspec.Struct, frozen=True):
+    """Bytes [begin, end) of a segment; record: of how many it is made."""
+
+    name: str
+    kind: str
+    begin: int
+    end: int
+    record: int
+
+
+def areas_of(image: Image) -> tuple[Area, ...]:
+    """All of index and lock words. The bytes of pages are not among them: they have no checksum in memory."""
+    index, locks = image["index"], image["locks"]
+    slots, spaces, one, other, entries, frames = _AT_SLOTS.unpack_from(index, _AT_SLOTS_OFFSET)
+    return (
+        Area("header", "index", 0, _HEADER_BYTES, 8),
+        Area("slots", "index", slots, spaces, 64),
+        Area("namespaces", "index", spaces, one, 192),
+        Area("dictionary", "index", one, other, 64),
+        Area("other dictionary", "index", other, entries, 64),
+        Area("entries", "index", entries, frames, 128),
+        Area("frames", "index", frames, len(index), 8),
+        Area("header of locks", "locks", 0, PAGE, 64),
+        Area("counters", "locks", PAGE, 2 * PAGE, 64),
+        Area("lock words", "locks", 2 * PAGE, len(locks), 32),
+    )
+
+
+class Injury(msgspec.Struct, frozen=True):
+    """What was done: to which area, how, and where in its segment."""
+
+    area: str
+    how: str
+    at: int
+
+
+def injure(image: Image, older: Image, chance: random.Random) -> Injury:
+    """Damages the image in one place; older: the same segments some time ago."""
+    area = chance.choice(areas_of(older))
+    how = chance.choice(list(_HOW))
+    at = chance.randrange(area.begin, area.end)
+    _HOW[how](image[area.kind], older[area.kind], area, at, chance)
+    return Injury(area.name, how, at)
+
+
+_Act = Callable[[bytearray, bytearray, Area, int, random.Random], None]
+
+
+def _bit(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    now[at] ^= 1 << chance.randrange(8)
+
+
+def _byte(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    now[at] = chance.randrange(256)
+
+
+def _number(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    at = min(at - at % 4, area.end - 4)
+    number = chance.choice([0, 1, 2, 55, 56, 255, 0xFFFFFFFF, 0xFFFFFFFE, 0x7FFFFFFF, chance.getrandbits(32)])
+    now[at : at + 4] = struct.pack("<I", number)
+
+
+def _block(area: Area, at: int, chance: random.Random) -> slice:
+    """A record, a line or a page of the area."""
+    size = min(chance.choice([area.record, LINE, PAGE]), area.end - area.begin)
+    begin = min(at - at % size, area.end - size)
+    return slice(max(begin, area.begin), max(begin, area.begin) + size)
+
+
+def _zeroed(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    where = _block(area, at, chance)
+    now[where] = bytes(where.stop - where.start)
+
+
+def _ones(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    where = _block(area, at, chance)
+    now[where] = b"\xff" * (where.stop - where.start)
+
+
+def _older(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    where = _block(area, at, chance)
+    now[where] = older[where]
+
+
+def _swapped(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    one = _block(area, at, chance)
+    size = one.stop - one.start
+    begin = area.begin + chance.randrange((area.end - area.begin) // size) * size
+    other = slice(begin, begin + size)
+    now[one], now[other] = now[other], now[one]
+
+
+def _elsewhere(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+    """Part of a record becomes that of another one: a key, a link, a word."""
+    records, size = (area.end - area.begin) // area.record, min(area.record, chance.choice([4, 8, 32]))
+    inside = chance.randrange(0, max(1, area.record - size + 1), 4)
+    one, other = (area.begin + chance.randrange(records) * area.record + inside for _ in range(2))
+    now[one : one + size] = now[other : other + size]
+
+
+_HOW: Final[dict[str, _Act]] = {
+    "bit": _bit,
+    "byte": _byte,
+    "number": _number,
+    "zeroed": _zeroed,
+    "ones": _ones,
+    "older": _older,
+    "swapped": _swapped,
+    "elsewhere": _elsewhere,
+}

@@ -1,0 +1,138 @@
+"""Attached processes that mean harm: `python -m hostile.engines ACT SOCKET USER`, until it is killed.
+
+Some keep to the client's calls, others write to lock words by themselves: those are mapped here once more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.client import Client, Keys, Match, Reservation
+from pagetier.shm._core import Observer
+from pagetier.shm.link import Link
+from pagetier.shm.protocol import BUILD, Attach
+from running import namespace
+
+PAGE: Final = 64 << 10
+PAGES: Final = 64
+_AT_LOCKS: Final = 2 * 4096
+_LOCK_WORDS: Final = 4  # u64 of each entry: word, parts, tick, seal
+_PINS: Final = (1 << 56) - 1
+
+
+@cache
+def begun() -> None:
+    """Says once that it is at work."""
+    os.write(1, b"begun\n")
+
+
+def prompts() -> Iterator[Keys]:
+    """One after the other, without end."""
+    number = 0
+    while True:
+        yield namespace(salt=f"hostile {os.getpid()}").keys(range(number, number + 16 * PAGES))
+        number += 1
+
+
+def attached(path: Path) -> Client:
+    """A client that is."""
+    client = Client(path, name="hostile", deadline=5.0)
+    assert client.wait_attached(20)
+    return client
+
+
+def reserves(path: Path) -> None:
+    """Reserves all it is let have, writes nothing, and goes on asking."""
+    client, kept = attached(path), list[Reservation]()
+    for keys in prompts():
+        reservation = client.reserve(keys, PAGE)
+        if len(reservation.granted):
+            kept.append(reservation)
+        elif kept:
+            begun()
+
+
+def pins(path: Path) -> None:
+    """Stores as much as there is room for, and lets go of no page that it finds."""
+    client, kept = attached(path), list[Match]()
+    for number, keys in enumerate(prompts()):
+        client.store(keys, [bytes(PAGE)] * PAGES)
+        kept.append(client.match(keys))
+        if number == 40:
+            begun()
+
+
+def gives_up(path: Path) -> None:
+    """Reserves, and lets go of it without a page, as fast as it can."""
+    client = attached(path)
+    for number, keys in enumerate(prompts()):
+        with client.reserve(keys, PAGE):
+            pass
+        if number == 40:
+            begun()
+
+
+def mapped_words(path: Path) -> tuple[npt.NDArray[np.uint64], int]:
+    """The lock words, by entry, to be written to; and the slot."""
+    link = Link(path, 20.0)
+    greeting = link.greet(Attach(BUILD, 13, "scribbler"), 20.0)
+    _KEPT.append(link)
+    index, locks, arena = greeting.descriptors
+    entries = Observer(index, locks).header()["entries"]
+    segment = mmap.mmap(locks, 0)
+    for descriptor in (index, locks, arena):
+        os.close(descriptor)
+    words = np.frombuffer(segment, np.uint64, entries * _LOCK_WORDS, _AT_LOCKS)
+    return words.reshape(entries, _LOCK_WORDS), greeting.welcome.slot
+
+
+_KEPT: list[Link] = []
+
+
+def holds_all(path: Path) -> None:
+    """Sets its own bit in every lock word, again and again."""
+    words, slot = mapped_words(path)
+    while True:
+        words[:, 0] |= np.uint64(1 << slot)
+        begun()
+        time.sleep(0.0005)
+
+
+def scribbles(path: Path) -> None:
+    """Writes anything to lock words, parts, ticks and seals of all entries."""
+    words, _ = mapped_words(path)
+    random = np.random.default_rng(8)
+    while True:
+        entries, columns = random.integers(0, len(words), 50), random.integers(0, _LOCK_WORDS, 50)
+        words[entries, columns] = random.integers(0, 1 << 64, 50, np.uint64, endpoint=False)
+        begun()
+        time.sleep(0.001)
+
+
+ACTS: Final[dict[str, Callable[[Path], None]]] = {
+    "reserves": reserves,
+    "pins": pins,
+    "gives_up": gives_up,
+    "holds_all": holds_all,
+    "scribbles": scribbles,
+}
+
+
+def main() -> None:
+    """Acts, until it is killed."""
+    act, path, _ = sys.argv[1:]
+    ACTS[act](Path(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Segments damaged between two daemons: exact bytes or a miss, never a crash or an endless loop, and sound afterwards.
+
+SWEEP=all: over 2,000 injuries in 500 lives. The bytes of pages are not damaged here: in memory nothing could tell.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from chance import chance
+from damage_of_segments.__main__ import Trial
+from damage_of_segments.lives import BROKE
+from pagetier.daemon.exits import Exit
+
+_FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+_CHUNKS, _LIVES, _EACH = (10, 51, 5) if os.environ.get("SWEEP") == "all" else (1, 9, 5)
+
+
+def trials(seed: int, lives: int, each: int) -> Iterator[Trial]:
+    command = [sys.executable, "-m", "damage_of_segments", str(seed), str(lives), str(each)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(_FOLDERS), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
+    yield from (msgspec.json.decode(line, type=Trial) for line in done.stdout.splitlines())
+
+
+def complaint(trial: Trial) -> str:
+    """Which promise was broken, or ""."""
+    if trial.late or trial.code == BROKE or "Traceback" in trial.log:
+        return trial.late or f"it ended with code {trial.code}"
+    if trial.code is not None:
+        refused = trial.code == Exit.REFUSED and "--fresh drops what is in them" in trial.log
+        return "" if refused else f"it ended with code {trial.code}"
+    seen = trial.seen
+    if seen.wrong or seen.findings:
+        return "; ".join(seen.wrong + seen.findings)
+    return "" if seen.attached and seen.stored else "it does not serve"
+
+
+@pytest.mark.parametrize("chunk", range(_CHUNKS))
+def test_exact_bytes_or_a_miss(chunk: int) -> None:
+    seed = int(chance().integers(1 << 31))
+    whole, *damaged = trials(seed, _LIVES, _EACH)
+    assert not complaint(whole), whole
+    assert whole.seen.hits > 100 and not whole.seen.hits + whole.seen.misses < 180, "the test needs pages"
+    wrong = {complaint(trial): trial for trial in damaged if complaint(trial)}
+    assert not wrong, (seed, wrong)
+    assert any(trial.seen.hits < whole.seen.hits for trial in damaged), "nothing was damaged"
+
+
+def test_what_can_not_be_told_is_told() -> None:
+    """The judge finds what it is there for."""
+    (whole,) = trials(1, 1, 0)
+    for broken in (
+        {"late": "an engine hangs"},
+        {"code": -11},
+        {"log": "Traceback (most recent call last)"},
+        {"seen": msgspec.structs.replace(whole.seen, wrong=["page 1"])},
+        {"seen": msgspec.structs.replace(whole.seen, findings=["frame 1 is lost"])},
+        {"seen": msgspec.structs.replace(whole.seen, stored=0)},
+    ):
+        assert complaint(msgspec.structs.replace(whole, **broken)), broken
+    assert not complaint(whole)

@@ -1,0 +1,73 @@
+"""Attached processes that mean harm: caps hold, and an engine beside them is served, or refused in time and told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hostile.harm import harm
+from hostile.honest import Honest
+from running import RunningDaemon, eventually, namespace
+
+FRAME, FRAMES = 64 << 10, 1024
+ROUNDS, SERVED_S, SHARE = 30, 3.0, 0.9
+HELD, MORE = 900, 200  # pages: together they are too many
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), "--store-quarantine", "50ms") as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("act", ["reserves", "pins", "gives_up"])
+def test_who_keeps_to_the_calls_has_his_share_and_no_more(daemon: RunningDaemon, act: str) -> None:
+    with Honest(daemon.socket, FRAME) as honest, harm("engines", act, daemon.socket):
+        assert honest.wait_for(ROUNDS), honest.served
+        (hostile,) = (slot for slot in daemon.slots() if slot["name"] == "hostile")
+        assert hostile["pinned_bytes"] <= SHARE * FRAMES * FRAME
+        assert daemon.header()["used_frames"] <= FRAMES
+        assert daemon.findings() == []
+    served = honest.served
+    assert (served.wrong, served.refused) == (0, 0), served
+    assert served.loaded == served.rounds * 4, served
+    assert served.worst_s < SERVED_S, served
+    assert eventually(lambda: len(daemon.slots()) == 0, 20)
+    if act == "pins":
+        assert daemon.log.read_text().count("event=pins_bounded") == 1
+
+
+def test_who_holds_every_page_by_himself_is_named(daemon: RunningDaemon) -> None:
+    """Then an engine's stores are refused, in time, and its loads go on. His end gives all of it back."""
+    keys = namespace(salt="full").keys(range(16 * HELD))
+    with daemon.client() as client:
+        assert client.store(keys, [bytes(FRAME)] * HELD).stored == HELD
+        with harm("engines", "holds_all", daemon.socket):
+            began = time.monotonic()
+            result = client.store(namespace(salt="late").keys(range(16 * MORE)), [bytes(FRAME)] * MORE)
+            assert result.refused and "pinned" in result.reason, result
+            assert time.monotonic() - began < SERVED_S
+            with client.match(keys) as match:
+                assert len(match) == len(keys), "who is there already is found"
+            assert eventually(lambda: "(scribbler)" in daemon.log.read_text())
+            assert daemon.log.read_text().count("event=arena_pinned") == 1
+        assert eventually(lambda: len(daemon.slots()) == 1, 20)
+        assert client.store(namespace(salt="again").keys(range(16 * MORE)), [bytes(FRAME)] * MORE).stored == MORE
+
+
+def test_who_writes_to_lock_words_costs_pages_and_nothing_else(daemon: RunningDaemon) -> None:
+    """The daemon serves on; what he pinned in others' names is free when he is gone, and the next daemon is sound.
+
+    A page may be lost, or be found before it is whole: that is not judged here.
+    """
+    with Honest(daemon.socket, FRAME) as honest:
+        with harm("engines", "scribbles", daemon.socket):
+            assert honest.wait_for(ROUNDS), honest.served
+        assert eventually(lambda: len(daemon.slots()) == 1, 20)
+        assert honest.wait_for(3)
+        assert not [finding for finding in daemon.findings() if "slots that nobody has" in finding]
+    assert honest.served.worst_s < SERVED_S, honest.served
+    daemon.kill()
+    daemon.start()
