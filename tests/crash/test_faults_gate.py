@@ -130,6 +130,7 @@ def test_who_judges_finds_what_is_wrong(on: Theatre, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="No space left"):
             judging.works_again(scene)
         on.gate.open()
+        judging.comes_to_work(scene)
         begun = judging.begun(scene)
         judging.works_again(scene)
         scene.ask(Flush(1, None))
