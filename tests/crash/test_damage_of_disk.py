@@ -25,6 +25,7 @@ ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
 DAMAGES = 5500 if ALL else 110
 LONG_S = 7200 if ALL else 300
 PAGES = outgoings(range(120))
+LAST_PAGE_AT = 16 + 24 + 2 * 48  # behind the page's header, the meta's and two trees
 
 
 def tried(count: int, *more: str, seed: int | None = None) -> Tally:
@@ -124,6 +125,21 @@ def test_a_namespace_that_makes_no_sense_is_not_told(tmp_path: Path) -> None:
     tier = small_tier(tmp_path, environments=1)
     assert keys_in(tier) == set()
     assert outcomes(tier, PAGES) == {Outcome.EXACT}
+    tier.close()
+
+
+@pytest.mark.parametrize("last", [1 << 20, 1 << 40, 1 << 52, (1 << 64) - 1])
+def test_a_file_is_not_made_as_long_as_nonsense_says(tmp_path: Path, last: int) -> None:
+    """The number of the last page in a meta page: a proof would first lengthen the file."""
+    file = left(tmp_path)
+    with file.open("r+b") as opened:
+        for meta in (0, PAGE):
+            opened.seek(meta + LAST_PAGE_AT)
+            opened.write(last.to_bytes(8, "little"))
+    length = file.stat().st_size
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened.startswith("rebuilt empty: ")
+    assert file.stat().st_size < length
     tier.close()
 
 

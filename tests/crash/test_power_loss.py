@@ -27,11 +27,13 @@ from with_disk import FRAME, running_with_disk, until_written
 
 ALL = os.environ.get("POWER") == "all"
 STATES = 6000 if ALL else 100
+AGAIN = 1500 if ALL else 60
 OF_A_DAEMON = 600 if ALL else 20
 LONG_S = 7200 if ALL else 300
 # A tier has these while it is recorded, or when it opens what was left.
 OF_WRITERS = ("says synced, and has not", "marks its files dirty in memory alone")
 OF_OPENERS = {"believes without a proof": Way.METAS_FIRST, "compares no checksum": Way.VALUES_LOST}
+TOO_EARLY = "gives up what is unsound after it said that it can be believed"
 
 pytestmark = pytest.mark.skipif(not can_record(), reason="there is no compiler for the recorder")
 
@@ -43,10 +45,10 @@ def told(folder: Path, acts: tuple[str, ...] = tuple(ACTS), mistake: str = "") -
     return folder / "stream"
 
 
-def tried(stream: Path, states: int, *more: str, seed: int | None = None) -> Tally:
+def tried(stream: Path, states: int, *more: str, seed: int | None = None, module: str = "power.trials") -> Tally:
     """What so many power losses came to."""
     number = int(chance().integers(1 << 31)) if seed is None else seed
-    command = [sys.executable, "-m", "power.trials", str(stream), str(stream.with_name("tier"))]
+    command = [sys.executable, "-m", module, str(stream), str(stream.with_name("tier"))]
     command += ["--states", str(states), "--seed", str(number), *more]
     done = subprocess.run(command, env=plain(), stdout=subprocess.PIPE, timeout=LONG_S, check=False)
     print(done.stdout.decode())  # noqa: T201
@@ -85,8 +87,20 @@ def test_a_tier_that_believes_what_it_finds_is_found(tmp_path: Path, mistake: st
     assert tried(told(tmp_path.resolve(), ("first",)), 400, *more, seed=1).violations
 
 
+def test_getting_over_it_may_be_cut_short(tmp_path: Path) -> None:
+    """By a death at any call of the opening, or by another power loss."""
+    tally = tried(told(tmp_path.resolve()), AGAIN, module="power.again")
+    assert tally.violations == []
+    assert tally.count == AGAIN
+
+
+def test_a_tier_that_is_believed_too_early_is_found(tmp_path: Path) -> None:
+    more = ["--violations", "1", "--mistake", TOO_EARLY]
+    assert tried(told(tmp_path.resolve(), ("first",)), 200, *more, seed=1, module="power.again").violations
+
+
 def test_every_mistake_is_tried() -> None:
-    assert {"", *OF_WRITERS, *OF_OPENERS} == set(MISTAKES)
+    assert {"", TOO_EARLY, *OF_WRITERS, *OF_OPENERS} == set(MISTAKES)
 
 
 def test_what_a_real_worker_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def _reopen(options: Options, state: State) -> Opened:
         journal.doubt()
     if unclean:
         _forget(folders)
-    proofs = _proofs(folders if unclean else doubted, options.proof_seconds)
+    proofs = _proofs(folders if unclean else doubted, options)
     doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
     _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
     if unclean:
@@ -149,10 +149,17 @@ def _remove(folders: Sequence[Path]) -> None:
         files.remove_environment(folder)
 
 
-def _proofs(folders: Sequence[Path], seconds: float) -> dict[Path, str]:
+def _proofs(folders: Sequence[Path], options: Options) -> dict[Path, str]:
     """What prove() says of those that can be proven."""
-    provable = [folder for folder in folders if soundness.lengthened(folder)]
-    return dict(zip(provable, soundness.prove(provable, seconds), strict=True))
+    provable = [folder for folder in folders if soundness.lengthened(folder, _most_bytes(folder, options))]
+    return dict(zip(provable, soundness.prove(provable, options.proof_seconds), strict=True))
+
+
+def _most_bytes(folder: Path, options: Options) -> int:
+    """That its file can have had; it may have had a larger share of the cap before."""
+    data = folder / files.DATA
+    there = data.stat().st_size if data.exists() else 0
+    return 2 * max(there, options.shape.map_bytes)
 
 
 def _state(options: Options) -> State:

@@ -111,16 +111,19 @@ def shortened(folder: Path) -> str:
     return f"{data} has {there} bytes of {promised}" if there < promised else ""
 
 
-def lengthened(folder: Path) -> bool:
-    """Makes a file as long as its meta pages say, for prove() to judge; false if they say nothing. Raises OSError.
+def lengthened(folder: Path, most: int) -> bool:
+    """Makes a file as long as its meta pages say, for prove() to judge. Raises OSError.
 
-    A process that dies just behind a commit leaves out last pages that were free again: nothing is lost then.
+    most: bytes that it may have had; false where its meta pages say more, or nothing. A process that dies just behind
+    a commit leaves out last pages that were free again: nothing is lost then.
     """
     data = folder / files.DATA
     promised = files.promised_bytes(data) if data.exists() else 0
-    if promised > 0 and data.stat().st_size < promised:
+    if not 0 < promised <= most:
+        return False
+    if data.stat().st_size < promised:
         os.truncate(data, promised)
-    return promised > 0
+    return True
 
 
 def prove(folders: Sequence[Path], seconds: float) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pagetier.tiers.store import environment, files, reading, soundness
+from pagetier.tiers.store import environment, files, opening, reading, soundness
 
 
 def _syncs_nothing() -> None:
@@ -26,6 +26,10 @@ def _believes() -> None:
     soundness._PROOF = ""  # type: ignore[misc]
 
 
+def _gives_up_late() -> None:
+    opening._remove = lambda folders: None
+
+
 def _compares_nothing() -> None:
     reading._verify = lambda page, header: ""
 
@@ -35,6 +39,7 @@ MISTAKES: Final[dict[str, Callable[[], None]]] = {
     "says synced, and has not": _syncs_nothing,
     "marks its files dirty in memory alone": _writes_state_without_sync,
     "believes without a proof": _believes,
+    "gives up what is unsound after it said that it can be believed": _gives_up_late,
     "compares no checksum": _compares_nothing,
 }
 

@@ -82,8 +82,8 @@ class Looker:
         self.violations.append(Violation(kind, what, key))
 
 
-def after_a_restart(folder: Path, boot: Path) -> None:
-    """For this process the host has started anew. boot: a file of the test's."""
+def after_a_restart(boot: Path) -> None:
+    """For this process the host has started anew, once more each time. boot: a file, another one each time."""
     boot.write_text(f"the boot after {soundness.boot_id()}")
     soundness._BOOT_ID = boot  # type: ignore[misc]
     soundness.boot_id.cache_clear()
@@ -105,10 +105,18 @@ def _proof_here(folder: Path) -> str:
     return ""
 
 
+def unsound(folder: Path) -> list[str]:
+    """Which of a tier's parts can not be proven as they are."""
+    return [path.name for path in folder.glob("[0-9]") if (path / "data.mdb").exists() and _proof_here(path)]
+
+
 def judged(folder: Path, terms: Terms, expected: Expected) -> Found:
     """Opens it, looks at all of it, goes on with it, closes it, and looks once more."""
+    doubtful = unsound(folder)
     looker = Looker(terms.opened(folder), terms.frame)
     how = looker.tier.state().opened
+    if doubtful and how == "as it was left":
+        looker.blame(Kind.INTEGRITY, f"parts are believed and unsound: {doubtful}")
     sizes = looker.listed()
     exact = looker.exact(sizes)
     _expect(looker, sizes, exact, expected)

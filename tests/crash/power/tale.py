@@ -24,47 +24,47 @@ SPACES: Final = (Space(b"s" * 32, "first", 16), Space(b"o" * 32, "second", 64, 1
 TERMS: Final = Terms(cap=3 << 20)
 SMALLER: Final = Terms(cap=1792 << 10)
 _AN_ACT: Final = 10_000
-_NUMBERS: Final = {key_of(number): number for act in range(4) for number in range(act * _AN_ACT, act * _AN_ACT + 300)}
+NUMBERS: Final = {key_of(number): number for act in range(4) for number in range(act * _AN_ACT, act * _AN_ACT + 300)}
 _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 
 
 class Tale:
     """A tier that says in the stream what was promised. Pages are numbered in the order in which they are stored."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int = 0) -> None:
         self._folder = folder
-        self._next = 0
+        self._next = first
         self._held: list[int] = []
         self.tier: LmdbTier
 
     def open(self, terms: Terms) -> None:
         self.tier = terms.opened(self._folder)
         self._held = sorted(
-            _NUMBERS[held.keys[at : at + KEY_BYTES]] for held in self.tier.contents() for at in _places(held)
+            NUMBERS[held.keys[at : at + KEY_BYTES]] for held in self.tier.contents() for at in _places(held)
         )
-        self._say("opened", [])
+        self.say("opened", [])
 
     def close(self) -> None:
         self.tier.close()
-        self._say("synced", [])
+        self.say("synced", [])
 
     def sync(self) -> None:
         self.tier.sync()
-        self._say("synced", [])
+        self.say("synced", [])
 
     def store(self, pages: int, drops: int = 0) -> None:
         """New pages, the oldest of which leave where there is no room; and some are dropped as it is."""
         wanted = list(range(self._next, self._next + pages))
         self._next += pages
         gone = self._held[:drops]
-        self._say("dropping", gone)
-        self._say("storing", wanted)
+        self.say("dropping", gone)
+        self.say("storing", wanted)
         written = self.tier.write([key_of(number) for number in gone], [outgoing(number) for number in wanted])
         assert not written.undropped
         assert set(written.reasons) <= {"", NO_ROOM}, written.reasons
         stored = [number for number, done in zip(wanted, written.stored, strict=True) if done]
         self._held = [*self._held[drops:], *stored]
-        self._say("stored", stored)
+        self.say("stored", stored)
 
     def store_again(self, pages: int) -> None:
         """In place of the same pages."""
@@ -86,10 +86,11 @@ class Tale:
 
     def open_smaller(self, terms: Terms) -> None:
         """Any page may be gone then."""
-        self._say("shrinking", [])
+        self.say("shrinking", [])
         self.open(terms)
 
-    def _say(self, word: str, numbers: Iterable[int]) -> None:
+    def say(self, word: str, numbers: Iterable[int]) -> None:
+        """In the stream, for Promises."""
         _mark(f"{word} {' '.join(map(str, numbers))}")
 
 
@@ -160,9 +161,7 @@ def main() -> None:
     """An act: the numbers of its pages begin where no other act's do. It ends as if it were killed."""
     folder, act, mistake = sys.argv[1:]
     mistakes.make(mistake)
-    tale = Tale(Path(folder))
-    tale._next = _AN_ACT * list(ACTS).index(act)
-    ACTS[act](tale)
+    ACTS[act](Tale(Path(folder), _AN_ACT * list(ACTS).index(act)))
     os._exit(0)
 
 

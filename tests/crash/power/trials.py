@@ -33,18 +33,22 @@ from .stream import read_stream
 from .tale import TERMS
 from .terms import Terms
 
-_MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
+MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 _LONG_S: Final = 60.0
 _REAL_PROOFS: Final = 50  # one in so many is made by a process of its own, as all are outside of tests
 _BOTH: Final = (Way.NOTHING_LOST, Way.ALL_LOST)
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The power goes just before an event of the stream. number: chance begins with it and the seed."""
+    """The power goes just before an event of the stream. number: chance begins with it and the seed.
+
+    boots: how often the host has started between what was recorded first and what opens it.
+    """
 
     number: int
     cut: int
     way: Way
+    boots: int = 1
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -123,7 +127,8 @@ class Trials:
         return msgspec.json.decode(ended.said, type=Found) if ended.said else _crashed(ended)
 
     def _judge(self, folder: Path, loss: Loss) -> bytes:
-        after_a_restart(folder, self._room / "boot")
+        for boot in range(loss.boots):
+            after_a_restart(self._room / f"boot {boot}")
         if loss.number % _REAL_PROOFS:
             prove_here()
         return msgspec.json.encode(judged(folder, self._terms, self._expected(loss)))
@@ -197,7 +202,7 @@ def main() -> None:
     wanted = parser.parse_args()
     mistakes.make(wanted.mistake)
     history = History(read_stream(wanted.stream), wanted.folder)
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=_MEMORY) as room:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
         expected = OfKeys(wanted.keys) if wanted.keys else OfATale(history)
         trials = Trials(history, wanted.terms, expected, Path(room))
         tally = trials.run(

@@ -1,0 +1,99 @@
+"""Death and power loss while a power loss is being got over: at every call of the opening.
+
+Run as a process: `python -m power.again STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
+what was recorded; its place is used anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from pagetier.tiers.store import soundness
+
+from . import mistakes
+from .losses import Way, fate, names_fate
+from .marks import Promises, Told
+from .platter import History
+from .recorded import record
+from .recovering import laid
+from .reopening import unsound
+from .stream import Event, read_stream
+from .tale import TERMS
+from .trials import MEMORY, Loss, OfATale, Tally, Trials, lay, planned
+
+_MOST_TRIES: Final = 200
+
+
+class Ruin(msgspec.Struct, frozen=True):
+    """What a loss left, of which a part is unsound: the events of getting over it, behind those that lead there.
+
+    first: from where on it has said which pages there may be.
+    """
+
+    events: list[Event]
+    first: int
+
+
+def ruined(stream: Path, folder: Path, seed: int, mistake: str) -> Ruin:
+    """Finds a loss that leaves one, and records how it is got over."""
+    history = History(read_stream(stream), folder)
+    for loss in planned(history, _MOST_TRIES, seed, [Way.METAS_FIRST, Way.ONE_LOST]):
+        chance = Random(f"{seed} {loss.number}")
+        shutil.rmtree(folder)
+        lay(folder, history.left(loss.cut, fate(loss.way, chance), names_fate(loss.way, chance)))
+        if unsound(folder) and any(not soundness.shortened(folder / name) for name in unsound(folder)):
+            return _got_over(folder, Promises(history.events).at(loss.cut), mistake)
+    raise AssertionError("no loss left an unsound part")
+
+
+def _got_over(folder: Path, told: Told, mistake: str) -> Ruin:
+    before = laid(folder)
+    stream, numbers, boot = (folder.with_name(name) for name in ("second", "numbers", "boot"))
+    stream.unlink(missing_ok=True)
+    numbers.write_bytes(msgspec.json.encode(sorted(told.begun)))
+    record("power.recovering", folder, stream, str(boot), str(numbers), mistake)
+    return Ruin([*before, *read_stream(stream)], len(before) + 1)
+
+
+def second_losses(ruin: Ruin, states: int, seed: int) -> Iterator[Loss]:
+    """The process dies and the host does not, anywhere while it opens before anywhere else; or the power goes again."""
+    chance, cuts = Random(seed), range(ruin.first, len(ruin.events) + 1)
+    ways = [way for way in Way if way is not Way.NOTHING_LOST]
+    opened = next(at for at in cuts if ruin.events[at].mark.startswith("opened"))
+    deaths = sorted(chance.sample(cuts, len(cuts)), key=lambda cut: cut > opened)[: states // 2]
+    for number, cut in enumerate(deaths):
+        yield Loss(number, cut, Way.NOTHING_LOST, boots=1)
+    for number in range(len(deaths), states):
+        yield Loss(number, chance.choice(cuts), chance.choice(ways), boots=2)
+
+
+def main() -> None:
+    """Exit code 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m power.again")
+    parser.add_argument("stream", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--states", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--violations", type=int, default=100)
+    parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
+        ruin = ruined(wanted.stream, wanted.folder, wanted.seed, wanted.mistake)
+        history = History(ruin.events, wanted.folder)
+        trials = Trials(history, TERMS, OfATale(history), Path(room))
+        tally: Tally = trials.run(second_losses(ruin, wanted.states, wanted.seed), wanted.seed, wanted.violations)
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
+    sys.exit(bool(tally.violations))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A tier that was left by a power loss is opened, used and left again: while it is recorded.
+
+Run as a process: its folder, a file for the boot, the file with the numbers of pages that may be in it, and a mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from . import mistakes
+from .reopening import Looker, after_a_restart
+from .stream import Event, Kind
+from .tale import NUMBERS, TERMS, Tale
+from .terms import FRAME
+
+FIRST_PAGE = 30_000
+
+
+def laid(folder: Path) -> list[Event]:
+    """Events that lead to what is there now, all of it on the disk."""
+    events: list[Event] = []
+    for path in sorted(folder.rglob("*")):
+        inode, name = path.stat().st_ino, str(path).encode()
+        if path.is_dir():
+            events += [Event(Kind.FOLDER, 0, inode, 0, name)]
+        else:
+            events += [Event(Kind.MADE, 0, inode, 0, name), Event(Kind.WRITE, 0, inode, 0, path.read_bytes())]
+            events += _synced(path)
+    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        events += _synced(path)
+    return events
+
+
+def _synced(path: Path) -> list[Event]:
+    inode, name = path.stat().st_ino, str(path).encode()
+    return [Event(kind, 0, inode, 0, name) for kind in (Kind.SYNCING, Kind.SYNCED)]
+
+
+def main() -> None:
+    """It ends as if it were killed."""
+    folder, boot, numbers, mistake = sys.argv[1:]
+    mistakes.make(mistake)
+    after_a_restart(Path(boot))
+    tale = Tale(Path(folder), FIRST_PAGE)
+    tale.say("storing", msgspec.json.decode(Path(numbers).read_bytes(), type=list[int]))
+    tale.open(TERMS)
+    looker = Looker(tale.tier, FRAME)
+    tale.say("stored", [NUMBERS[key] for key in looker.exact(looker.listed())])
+    tale.turn_over(1)
+    tale.sync()
+    tale.turn_over(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
