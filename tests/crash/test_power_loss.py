@@ -26,8 +26,8 @@ from running import namespace
 from with_disk import FRAME, running_with_disk, until_written
 
 ALL = os.environ.get("POWER") == "all"
-STATES = 6000 if ALL else 100
-AGAIN = 1500 if ALL else 60
+STATES = 6000 if ALL else 80
+AGAIN = 1500 if ALL else 40
 OF_A_DAEMON = 600 if ALL else 20
 LONG_S = 7200 if ALL else 300
 # A tier has these while it is recorded, or when it opens what was left.

@@ -16,10 +16,10 @@ import msgspec
 from ...shm.points import point
 from ...shm.protocol import BUILD
 from ..base import TierError
+from ..room import TRANSACTION_BYTES, Shape, shape_of
 from . import files, shrinking, slack, soundness
 from .environment import Environment
 from .records import FORMAT, About
-from .room import Shape, shape_of
 from .soundness import Journal, State
 
 _NEW: Final = "new"
@@ -33,7 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cap_bytes: int
     frame_bytes: int
     environments: int = 4
-    transaction_bytes: int = 8 << 20
+    transaction_bytes: int = TRANSACTION_BYTES
     proof_seconds: float = 30.0
 
     @property
@@ -131,7 +131,8 @@ def _reopen(options: Options, state: State) -> Opened:
     doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
     _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
     if unclean:
-        how = f"after an unclean host restart: proven sound in {time.monotonic() - began:.1f} s"
+        why = "as nobody trusted it" if state.doubted else "after an unclean host restart"
+        how = f"{why}: proven sound in {time.monotonic() - began:.1f} s"
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
     return _Opening(options, journal, doubts).run(how)

@@ -53,6 +53,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     clean: bool
     last_sync: int = 0
 
+    @property
+    def doubted(self) -> bool:
+        """Whether it is to be proven whatever became of the host."""
+        return self.boot == _NO_BOOT
+
 
 def read_state(folder: Path) -> State | None:
     """None where there is none. Raises MsgspecError or UnicodeDecodeError where it can not be understood, OSError."""
