@@ -19,11 +19,11 @@ import msgspec
 from ...shm.points import point
 from ...shm.protocol import Space
 from ..base import TierError
+from ..room import PAGE, Shape
 from . import files, records
 from .blocks import Blocks
 from .places import Reader
 from .records import About
-from .room import Shape
 from .writeback import Writeback
 
 _ABOUT: Final = b"about"
@@ -125,7 +125,7 @@ class Environment:
 
     def _lengthen(self) -> None:
         """LMDB writes no page that is free again already: the file may end before the last that its meta names."""
-        promised = self.file_pages * records.PAGE
+        promised = self.file_pages * PAGE
         with contextlib.suppress(OSError):  # it is found too short then, if it is opened before it grows
             if os.fstat(self._file).st_size < promised:
                 os.ftruncate(self._file, promised)
@@ -162,7 +162,7 @@ class Environment:
     def fetch_heads(self, runs: tuple[records.Run, ...]) -> None:
         """Frees of these frames will touch their first pages: lets the disk begin to read them."""
         for offset in self.reader.heads(runs):
-            files.fetch_ahead(self._file, offset, records.PAGE)
+            files.fetch_ahead(self._file, offset, PAGE)
 
     def sync(self) -> None:
         """Brings all that was committed to the disk. Raises lmdb.Error."""
@@ -179,7 +179,7 @@ def _map_bytes(folder: Path, share: int) -> int:
         there = (folder / files.DATA).stat().st_size
     except FileNotFoundError:
         return share
-    return share if there <= share else -(-there // records.PAGE) * records.PAGE + _FOR_DROPPING
+    return share if there <= share else -(-there // PAGE) * PAGE + _FOR_DROPPING
 
 
 def _open(folder: Path, map_bytes: int) -> lmdb.Environment:

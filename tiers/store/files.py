@@ -14,7 +14,7 @@ from typing import Final
 
 from ...shm.points import point
 from ..base import TierError
-from .records import PAGE
+from ..room import PAGE
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"

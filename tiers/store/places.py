@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from .records import PAGE, VALUE_HEAD, Run
+from ..room import PAGE, VALUE_HEAD
+from .records import Run
 
 _IOVEC: Final = 512  # frames in one call, each with the gap behind it: the kernel takes 1024 pieces
 

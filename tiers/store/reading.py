@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ..base import KEY_BYTES, Held, Incoming, Outcome, ReadResult
+from ..room import PAGE
 from . import records
 from .environment import Environment, Transaction
 from .records import HEADER_BYTES, Header, RecordError
@@ -109,7 +110,7 @@ def _held(environment: Environment, rows: list[tuple[bytes, bytes]]) -> Held:
     fixed = np.frombuffer(b"".join([value[:HEADER_BYTES] for _, value in rows]), _FIXED)
     numbers = np.array(sorted(spaces), np.uint32)
     good = np.isin(fixed["space"], numbers) & (fixed["format"] == records.FORMAT) & (fixed["codec"] == records.PLAIN)
-    good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * records.PAGE)
+    good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * PAGE)
     keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")
     return Held(
         keys=keys[good].tobytes(),

@@ -22,8 +22,6 @@ import xxhash
 from ...shm.protocol import Space
 
 FORMAT: Final = 1
-PAGE: Final = 4096  # of LMDB, on every machine that we support
-VALUE_HEAD: Final = 16  # what LMDB puts before an overflow value
 PLAIN: Final = 0  # the only codec yet
 HEADER_BYTES: Final = 40
 
@@ -111,11 +109,6 @@ def unpack_number(packed: bytes) -> int:
 def frames_of(size: int, frame_bytes: int) -> int:
     """How many frames a page takes."""
     return -(-size // frame_bytes)
-
-
-def pages_of_value(frame_bytes: int) -> int:
-    """How many pages of the file a frame takes."""
-    return -(-(frame_bytes + VALUE_HEAD) // PAGE)
 
 
 def checksum(key: bytes, size: int, frames: Sequence[memoryview]) -> bytes:

@@ -12,9 +12,10 @@ import numpy as np
 
 from ...shm.points import point
 from ..base import Outgoing
+from ..room import PAGE
 from . import files, reading, writing
 from .environment import Environment
-from .records import PAGE, frames_of
+from .records import frames_of
 from .turns import Patience, Turns
 
 _FOR_TREES: Final = 1.1

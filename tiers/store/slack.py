@@ -13,9 +13,8 @@ from typing import Final
 
 import lmdb
 
+from ..room import PAGE, Shape
 from .environment import Environment
-from .records import PAGE
-from .room import Shape
 
 # All in pages of the file. On the way to a key and its frames lie four levels in each of two trees, and beside each
 # a neighbour, as pages are split and joined.

@@ -1,4 +1,7 @@
-"""How much fits under a cap: frames are counted, and everything else that an environment needs is set aside."""
+"""How much fits under a cap: frames are counted, and everything else that an environment needs is set aside.
+
+Light: the daemon asks this of a size before it believes in it, and has nothing to do with LMDB otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ from typing import Final
 
 import msgspec
 
-from .records import PAGE, pages_of_value
-
+PAGE: Final = 4096  # of LMDB, on every machine that we support
+VALUE_HEAD: Final = 16  # what LMDB puts before an overflow value
+# What is written in one transaction, at most.
+TRANSACTION_BYTES: Final = 8 << 20
 # Beside data.mdb: lock.mdb, the state file and its successor, folders.
 _BESIDE: Final = 64 << 10
 # Of the trees for each frame, if every page were a single frame: a node of 54 bytes and one of 92 in leaves filled
@@ -46,6 +51,26 @@ class Shape(msgspec.Struct, frozen=True):
         pages = self.map_bytes // PAGE * (1 - _FRAGMENTS) - _FIXED_PAGES
         spare = _TRANSACTIONS_ON_THEIR_WAY * self.frames_per_transaction
         return max(0, int(pages / (self.stride + _TREE_PAGES_PER_FRAME)) - spare)
+
+
+def pages_of_value(frame_bytes: int) -> int:
+    """Pages of the file that a frame takes."""
+    return -(-(frame_bytes + VALUE_HEAD) // PAGE)
+
+
+def least_cap(environments: int, frame_bytes: int) -> int:
+    """The smallest number of whole MiB in which each environment holds a frame."""
+    low, high = 0, 1
+    while not _holds(high, environments, frame_bytes):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _holds(middle, environments, frame_bytes) else (middle, high)
+    return high << 20
+
+
+def _holds(mib: int, environments: int, frame_bytes: int) -> bool:
+    return shape_of(mib << 20, environments, frame_bytes, TRANSACTION_BYTES).room > 0
 
 
 def shape_of(cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:
