@@ -108,16 +108,16 @@ def silent(path: Path) -> None:
 
 
 def hoarding(path: Path) -> None:
-    """Says all but the last byte of a long greeting over each of many connections."""
-    peers = []
+    """Says all but the last byte of a long greeting over each of many connections; every other one is far too long."""
+    peers = list[socket.socket]()
     while True:
         peer = connected(path)
         peer.settimeout(0.2)
-        say(peer, pack(Attach(BUILD, 1, "hoard", bytes(8 * 250_000)))[:-1])
+        say(peer, pack(Attach(BUILD, 1, "hoard", bytes(8 * (250_000 if len(peers) % 2 else 4_000_000))))[:-1])
         peers.append(peer)
-        if len(peers) == 100:
+        if len(peers) == 20:
             begun()
-        if len(peers) > 200:
+        if len(peers) > 100:
             peers.pop(0).close()
 
 
