@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from one_host import ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
+from one_host import ask, ask_anew, chosen, distance, exact, forget, prompt, scene_of, texts
 
 PROMPTS = [prompt(90 + at) for at in range(4)]
 TAIL = prompt(89, 6)
@@ -26,11 +26,11 @@ def test_aborted_requests(name: str) -> None:
         ask(engine, *PROMPTS)
         scene.settle()
         for steps in (0, 1, 2, 4):  # prompts that are loaded
-            assert engine.do("reset")["reset"]
+            forget(engine)
             engine.do("abort", prompts=PROMPTS, steps=steps)
         assert scene.is_clean()
         scene.to_disk_alone()
-        assert engine.do("reset")["reset"]
+        forget(engine)
         worker = scene.daemon.kill_worker(signal.SIGSTOP)
         try:  # prompts that are waited for
             engine.do("abort", prompts=PROMPTS, steps=0)

@@ -21,7 +21,7 @@ def test_the_second_hits_what_the_first_still_works_on(name: str) -> None:
             scene.settle()
             of_one = scene.daemon.header()["pages"]
             prefilling.begin("generate", prompts=PROMPTS, tokens=ANSWER)
-            assert eventually(lambda: scene.daemon.header()["pages"] >= 4 * of_one, 30), scene.daemon.header()
+            assert eventually(lambda: scene.daemon.header()["pages"] >= 4 * of_one, 100), scene.daemon.header()
             scene.settle()
             told = ask(decoding, *PROMPTS)
             assert not prefilling.answered

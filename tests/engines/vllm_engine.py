@@ -28,8 +28,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 _START_S = 240.0
-_ANSWER_S = 120.0
-_STOP_S = 60.0
+_ANSWER_S = 300.0
+_STOP_S = 120.0
 
 
 class EngineEndedError(Exception):
