@@ -137,7 +137,7 @@ def ask_anew(engine: VllmEngine, *prompts: list[int], tokens: int = 8) -> dict[s
 
 
 def forget(engine: VllmEngine) -> None:
-    """Empties vLLM's own prefix cache. Blocks that are still copied are let go of in a step, and that needs a prompt."""
+    """Empties vLLM's own prefix cache. Blocks that are still copied are let go of in a step, which needs a prompt."""
     assert any(engine.do("reset")["reset"] or not ask(engine, [7], tokens=1) for _ in range(_RESETS)), engine.told()
 
 
