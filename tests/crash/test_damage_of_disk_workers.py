@@ -25,6 +25,18 @@ if "pagetier.tiers.worker" in sys.orig_argv:
         return iter(())
     reading.listed = listed
 """
+STUMBLING = """
+import os, sys
+if "pagetier.tiers.worker" in sys.orig_argv:
+    from pagetier.tiers.store import reading
+    real = reading.read
+    def read(environment, page):
+        if not os.path.exists({flag!r}):
+            open({flag!r}, "w").close()
+            raise SystemError("a cursor stumbles")
+        return real(environment, page)
+    reading.read = read
+"""
 
 
 def overwrite(file: Path, page: int, content: bytes) -> None:
@@ -77,6 +89,21 @@ def test_a_page_whose_frames_are_not_where_they_were_is_answered() -> None:
         assert outcomes.count(HERE) > len(on_disk) // 2
         assert daemon.findings() == []
         engine.goes_on(1000)
+
+
+def test_a_reader_that_stumbles_does_not_end_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        numbers = daemon.close_with(8)
+        (tmp_path / "sitecustomize.py").write_text(STUMBLING.format(flag=str(tmp_path / "flag")))
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(tmp_path))
+            daemon.open()
+        with Engine(daemon) as engine:
+            assert engine.fetch(numbers[:1]) == [ABSENT]
+            daemon.wait_open(1)
+            assert "proven sound" in daemon.report().opened
+            assert engine.fetch(numbers) == [HERE] * 8
+        assert len(daemon.lines("no disk tier: SystemError: a cursor stumbles")) == 1
 
 
 def test_doubt_and_giving_up(tmp_path: Path) -> None:

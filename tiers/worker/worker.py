@@ -79,7 +79,7 @@ class Worker:
                 self._writes.put(order)
             case Read():
                 for task in read_tasks(order):
-                    self._readers.submit(self._read, task)
+                    self._readers.submit(self._read_or_end, task)
             case Tell():
                 self._channel.send(Tells(self._tier.state()))
             case _:
@@ -90,10 +90,14 @@ class Worker:
             try:
                 self._channel.send(self._write(order) if isinstance(order, Write) else self._sync(order))
             except Exception as error:  # noqa: BLE001  py-lmdb raises SystemError, too: a thread must not end in silence
-                self._tier.distrust()
-                self._broken = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
-                self._channel.end()
+                self._break(error)
                 return
+
+    def _break(self, error: Exception) -> None:
+        """The tier can not go on, and is proven by the next worker."""
+        self._tier.distrust()
+        self._broken = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
+        self._channel.end()
 
     def _write(self, order: Write) -> Wrote:
         with self._memory.pinned(order.entries, order.serials) as there:
@@ -112,6 +116,12 @@ class Worker:
         point("worker.synced")
         self._channel.send(Tells(self._tier.state()))
         return Synced(order.number, "")
+
+    def _read_or_end(self, task: ReadTask) -> None:
+        try:
+            self._read(task)
+        except Exception as error:  # noqa: BLE001  its pages would be waited for as long as this process lives
+            self._break(error)
 
     def _read(self, task: ReadTask) -> None:
         """The task of one thread; whatever happens to a page, its part is let go of."""

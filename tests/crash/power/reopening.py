@@ -110,9 +110,17 @@ def unsound(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("[0-9]") if (path / "data.mdb").exists() and _proof_here(path)]
 
 
+def _is_believed(folder: Path) -> bool:
+    """Whether its state file says that no proof is needed. One of nonsense says nothing."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        state = soundness.read_state(folder)
+        return state is not None and (state.clean or state.boot == soundness.boot_id())
+    return False
+
+
 def judged(folder: Path, terms: Terms, expected: Expected) -> Found:
     """Opens it, looks at all of it, goes on with it, closes it, and looks once more."""
-    doubtful = unsound(folder)
+    doubtful = unsound(folder) if _is_believed(folder) else []
     looker = Looker(terms.opened(folder), terms.frame)
     how = looker.tier.state().opened
     if doubtful and how == "as it was left":
