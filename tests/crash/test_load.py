@@ -18,7 +18,8 @@ from pagetier.shm._core import SLOTS
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support", ROOT / "bench")
 PATIENCE_S = 300
-SECONDS = 5
+SECONDS = 3
+OTHERS_FIRST = ("--nice", "10")
 
 RUN = "import runpy; runpy.run_module('load', run_name='__main__', alter_sys=True)"
 
@@ -40,7 +41,7 @@ def load(*arguments: str, broken: str = "") -> tuple[int, dict[str, Any], str]:
 
 
 def test_all_slots_store_and_load_and_nobody_is_refused_or_starves() -> None:
-    code, told, beside = load("--seconds", str(SECONDS))
+    code, told, beside = load("--seconds", str(SECONDS), "--requests", "20", *OTHERS_FIRST)
     assert code == 0 and not told["violations"] and not told["wrongs"], (told, beside)
     assert told["engines"] == SLOTS == len(told["stored"]) and told["refused"] == 0
     for pages in (told["stored"], told["loaded"]):
@@ -50,12 +51,12 @@ def test_all_slots_store_and_load_and_nobody_is_refused_or_starves() -> None:
 
 
 def test_who_is_refused_what_fits_is_found() -> None:
-    code, told, beside = load("--seconds", "1", "--requests", "1", "--engines", "8", broken=REFUSING)
+    code, told, beside = load("--seconds", "1", "--requests", "1", "--engines", "8", *OTHERS_FIRST, broken=REFUSING)
     assert code == 1 and told["refused"] and any("refused" in wrong for wrong in told["wrongs"]), (told, beside)
 
 
 def test_who_starves_is_found() -> None:
-    with Load(4, 1) as judge:
+    with Load(4, 1, 0) as judge:
         ledger = Ledger(4)
         for seat, pages in enumerate((100, 5, 100, 100)):
             ledger.add(seat, Column.STORED, pages)

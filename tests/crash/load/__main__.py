@@ -28,16 +28,17 @@ _FAILED: Final = 1
 @click.option("--engines", type=int, default=56, help="Attached processes; so many slots there are.")
 @click.option("--seconds", type=float, default=30.0, help="How long it is measured, when all have done something.")
 @click.option("--requests", type=int, default=30, help="It goes on until the mean engine has had so many.")
+@click.option("--nice", type=int, default=0, help="Of the engines: 10 leaves others on the machine their share.")
 @click.option("--seed", type=int, default=None, help="Chance that can be had again.")
 @click.option("--json", "form", flag_value="json", help="An object instead of a table.")
-def main(engines: int, seconds: float, requests: int, seed: int | None, form: str | None) -> None:
+def main(engines: int, seconds: float, requests: int, nice: int, seed: int | None, form: str | None) -> None:
     """Many engines store and load: nothing is refused that fits, and nobody starves."""
     logging.getLogger("pagetier.client").disabled = True
     chosen = secrets.randbits(32) if seed is None else seed
     sys.stderr.write(f"seed {chosen}\n")
     sweep()
     gc.freeze()
-    with Load(engines, chosen) as load:
+    with Load(engines, chosen, nice) as load:
         outcome = load.run(seconds, requests)
     if form:
         told = {"machine": machine(), **msgspec.to_builtins(outcome)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from enum import IntEnum
@@ -22,6 +23,7 @@ from .ledger import Column, Ledger
 
 DEADLINE_S: Final = 30.0
 _BACK: Final = 3
+_REASONS: Final = "reasons"
 
 
 class Call(IntEnum):
@@ -43,6 +45,7 @@ class Desk(msgspec.Struct, frozen=True):
     seed: int
     seat: int
     seats: int
+    nice: int
 
     def prompt(self, turn: int, seat: int) -> Chain:
         """What the engine in this seat stores in its so-manieth turn: nobody else's, but that heads are shared."""
@@ -77,6 +80,7 @@ class BusyEngine:
     """In a forked process."""
 
     def __init__(self, desk: Desk) -> None:
+        os.nice(desk.nice)
         self._desk = desk
         self._rng = random.Random(desk.seed * desk.seats + desk.seat)
         self._journal = Journal.of_this_process(desk.journals)
@@ -108,6 +112,9 @@ class BusyEngine:
         result = self._witnesses[chain.page_bytes].store(chain.keys)
         self._desk.times.note(self._desk.seat, Call.STORE, time.perf_counter() - began)
         counts = (result.stored, result.present, result.pending, result.refused)
+        if result.refused:
+            with (self._desk.journals / _REASONS).open("a") as file:
+                file.write(f"{result.reason}\n")
         for column, count in zip((Column.STORED, Column.PRESENT, Column.PENDING, Column.REFUSED), counts, strict=True):
             self._count(column, count)
 
@@ -116,3 +123,9 @@ class BusyEngine:
 
     def _count(self, column: Column, count: int) -> None:
         self._desk.ledger.add(self._desk.seat, column, count)
+
+
+def reasons(journals: Path) -> list[str]:
+    """Why pages were refused, a line for each store in which some were."""
+    path = journals / _REASONS
+    return path.read_text().splitlines() if path.exists() else []

@@ -29,13 +29,13 @@ from storm.remains import prefix_of_this_process
 from storm.scene import MIB, Scene
 
 from .cores import Turns, turns_of
-from .engine import BusyEngine, Call, Desk
+from .engine import BusyEngine, Call, Desk, reasons
 from .ledger import Column, Ledger, Numbers
 
 SHARE: Final = 0.1
 """Of the mean: who gets less pages stored or loaded starves."""
 
-_SCENE: Final = Scene(name="load", arena=256 * MIB, prompts=0, roomy=False)
+_SCENE: Final = Scene(name="load", arena=256 * MIB, prompts=0, roomy=False, expiry=60.0)
 
 _TICK_S: Final = 0.02
 _SAMPLE_S: Final = 0.25
@@ -85,9 +85,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load:
-    """As a context manager it leaves no process and no shared memory behind."""
+    """As a context manager it leaves no process and no shared memory behind. nice: of the engines."""
 
-    def __init__(self, engines: int, seed: int) -> None:
+    def __init__(self, engines: int, seed: int, nice: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process(), ignore_cleanup_errors=True)
         self._journals = Path(self._folder.name)
         self._family = Family(self._journals)
@@ -98,6 +98,7 @@ class Load:
         self._samples: list[Sample] = []
         self._count = engines
         self._seed = seed
+        self._nice = nice
         self._wrongs: list[str] = []
 
     def run(self, seconds: float, requests: int) -> Outcome:
@@ -155,7 +156,7 @@ class Load:
     def _start(self) -> None:
         for seat in range(self._count):
             where = (self._daemon.socket, self._journals, self._times, self._ledger)
-            desk = Desk(*where, self._seed, seat, self._count)
+            desk = Desk(*where, self._seed, seat, self._count, self._nice)
             self._engines.append(self._family.fork("engine", partial(_work, desk), seat))
 
     def _pass_time(self, seconds: float, enough: Callable[[], bool]) -> None:
@@ -198,7 +199,8 @@ class Load:
         """Nothing is refused, and nobody starves."""
         refused = int(self._ledger.numbers()[:, Column.REFUSED].sum())
         if refused:
-            self._wrongs.append(f"{refused} pages were refused, though all of them fit")
+            why = "; ".join(sorted(set(reasons(self._journals))))
+            self._wrongs.append(f"{refused} pages were refused, though all of them fit: {why}")
         for column in (Column.STORED, Column.LOADED):
             pages = done[:, column]
             if pages.min() < SHARE * pages.mean():

@@ -47,6 +47,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of one."""
         return self.part / WINDOWS
 
+    @property
+    def evens_out(self) -> bool:
+        """Whether it is long enough for what comes and goes, as slots and pages being written, to have a level."""
+        return self.seconds >= _LONG_S
+
     @classmethod
     def of(cls, seconds: float, seed: int) -> Plan:
         """A soak of that length. In a short one everything happens sooner, and less can be said."""

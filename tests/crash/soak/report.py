@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -121,20 +121,28 @@ def drifts_of(measured: Measured) -> list[Drift]:
 
 
 def growths_of(measured: Measured) -> list[Growth]:
-    """Of everything that is to stay as it is."""
-    plan, scene = measured.plan, measured.plan.scene
-    found = []
-    for role in ("daemon", "worker", "probe"):
-        for which, read in ((role, _private(role)), (f"all lives of the {role}", _at_all(_private(role)))):
-            found.append(_growth(measured, f"RssAnon, {which}", "MiB", read, plan.growth / _MIB))
-        found.append(_growth(measured, f"descriptors, {role}", "", _descriptors(role), 3))
+    """Of everything that is to stay as it is; of what comes and goes, where there was time for it."""
+    found = [*_of_process(measured, "daemon"), *_of_process(measured, "probe")]
     found.append(_growth(measured, "LMDB readers", "", _plain("readers", 1), 2))
-    found.append(_growth(measured, "/dev/shm", "MiB", _plain("shm", _MIB), scene.arena / _MIB / 50))
-    found.append(_growth(measured, "slots", "", _plain("slots", 1), 3))
-    found.append(_growth(measured, "pages being written", "", _plain("open_entries", 1), 10))
-    if measured.warm:
-        found.append(_growth(measured, "disk", "MiB", _plain("disk", _MIB), scene.disk / _MIB / 20))
+    if measured.plan.evens_out:
+        found += [*_of_process(measured, "worker"), *_of_index(measured)]
+    if measured.plan.evens_out and measured.warm:
+        limit = measured.plan.scene.disk / _MIB / 20
+        found.append(_growth(measured, "disk", "MiB", _plain("disk", _MIB), limit))
     return found
+
+
+def _of_process(measured: Measured, role: str) -> Iterator[Growth]:
+    limit, memory = measured.plan.growth / _MIB, _private(role)
+    yield _growth(measured, f"RssAnon, {role}", "MiB", memory, limit)
+    yield _growth(measured, f"RssAnon, all lives of the {role}", "MiB", _at_all(memory), limit)
+    yield _growth(measured, f"descriptors, {role}", "", _descriptors(role), 3)
+
+
+def _of_index(measured: Measured) -> Iterator[Growth]:
+    yield _growth(measured, "/dev/shm", "MiB", _plain("shm", _MIB), measured.plan.scene.arena / _MIB / 50)
+    yield _growth(measured, "slots", "", _plain("slots", 1), 3)
+    yield _growth(measured, "pages being written", "", _plain("open_entries", 1), 10)
 
 
 _Read = Callable[[Reading], tuple[int, float] | None]

@@ -26,7 +26,7 @@ from .tally import Tally
 COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
 """What is told of the daemon's counters."""
 
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
 
 

@@ -39,8 +39,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     prompts: as many different ones come up in the course of a round. roomy: nothing is ever evicted, so nothing may be
     lost. disk: bytes, 0: none. warm: no daemon and no disk worker dies before so many pages were written to disk, and
     one was read where that can be. pause: of engines, in seconds between two requests at most.
-    hangs: a process that did nothing for so many seconds hangs. late: a slot of the dead that is taken for so many is a
-    violation: DESIGN says one, the rest is what a machine may take on which a hundred processes want two cores.
+    expiry: of reservations, in seconds. hangs: a process that did nothing for so many seconds hangs. late: a slot of
+    the dead that is taken for so many is a violation: DESIGN says one, the rest is what a machine may take on which a
+    hundred processes want two cores.
     """
 
     name: str
@@ -55,13 +56,14 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     stop: float = 0.8
     warm: int = 0
     pause: float = 0.003
+    expiry: float = EXPIRY_S
     hangs: float = 15.0
     late: float = 5.0
 
     def flags(self, disk: Path) -> list[str]:
         """Of the daemon."""
         flags = [f"--arena-size={self.arena}", f"--arena-frame-size={FRAME}", "--arena-prefault=lazy"]
-        flags += [f"--store-expiry={EXPIRY_S}s"]
+        flags += [f"--store-expiry={self.expiry}s"]
         flags += ["--evict-low=0", "--evict-high=0"] if self.roomy else ["--evict-low=0.02", "--evict-high=0.05"]
         if self.disk:
             flags += [f"--disk-path={disk}", f"--disk-size={self.disk}", f"--disk-write={self.disk_write}"]
