@@ -144,6 +144,7 @@ def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
             if EVERYTHING:
                 assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _TOLD_S)
         assert eventually(lambda: not hangs(worker)), "who hung does not end"
+        assert eventually(operation.engines_done), "an engine hangs"
         judging.comes_to_work(scene)
         judging.settle(scene, begun)
 
