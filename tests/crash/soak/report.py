@@ -45,13 +45,15 @@ class Window(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of the JSON file. deaths, stops, lives: by role. told: pages. late: the longest of each kind of call.
 
-    warm: whether the disk was full when measuring began; where not, its growth is not judged.
+    part: seconds of the beginning and of the end that are compared. warm: whether the disk was full when measuring
+    began; where not, its growth is not judged.
     """
 
     machine: str
     beside: str
     seed: int
     seconds: float
+    part: float
     deaths: dict[str, int]
     stops: dict[str, int]
     lives: dict[str, int]
@@ -83,6 +85,7 @@ def report_of(measured: Measured, machine: str, beside: str) -> Report:
         beside=beside,
         seed=measured.plan.seed,
         seconds=measured.plan.seconds,
+        part=measured.plan.part,
         deaths=dict(sorted(tally.deaths.items())),
         stops=dict(sorted(tally.stops.items())),
         lives=dict(sorted(tally.lives.items())),

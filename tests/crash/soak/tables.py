@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from .drift import MARGIN, Drift, Ratio
 from .flat import Growth
+from .plan import WINDOWS
 from .report import Report
 
 
@@ -26,7 +27,7 @@ def markdown(report: Report, chart: str) -> str:
         f"## Whether anything grew\n\n{_GROWTH}\n",
         *_growths(report.growths),
         "" if report.warm else "\nThe disk was not full when measuring began: its growth is not judged, its cap is.",
-        f"\n## Whether anything slowed\n\n{_DRIFT}\n",
+        f"\n## Whether anything slowed\n\n{_compared(report)}{_DRIFT}\n",
         *_drifts(report.drifts),
         "\nThe longest calls, in ms: " + ", ".join(f"{call} {ms}" for call, ms in report.longest_ms.items()) + ".\n",
         f"## Violations: {len(report.violations)}\n",
@@ -39,11 +40,15 @@ _GROWTH = """Slopes within lives of processes (Theil and Sen, over medians of pi
 each life), with the interval in which they are with 99 %. What is proven is the lower end of that times the longest
 life; a leak is what is proven beyond the limit. "All lives" looks at them as if they were one."""
 
-_DRIFT = f"""Medians over windows in the first and the last part of the run; intervals have 99 % (bootstrap over
-windows). The machine's ratio is that of a fixed piece of work that the same process times before each call (memory read
-here and there beside a match; a message to another process and back beside a reserve), and "beside it" is the ratio of
-the calls in units of that work. Slower is what is so by the clock and beside the fixed work, in both by more than
-{100 * (MARGIN - 1):.0f} % at the lower end of the interval."""
+_DRIFT = f"""Intervals have 99 % (bootstrap over windows). The machine's ratio is that of a fixed piece of work that the
+same process times before each call (memory read here and there beside a match; a message to another process and back
+beside a reserve), and "beside it" is the ratio of the calls in units of that work. Slower is what is so by the clock
+and beside the fixed work, in both by more than {100 * (MARGIN - 1):.0f} % at the lower end of the interval."""
+
+
+def _compared(report: Report) -> str:
+    parts = f"the first and the last {report.part:.0f} s of the run"
+    return f"Compared are {parts}, each in {WINDOWS} windows, by the medians of the windows' quantiles. "
 
 
 def _counts(head: str, counts: Mapping[str, int]) -> str:
