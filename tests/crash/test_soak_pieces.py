@@ -134,7 +134,7 @@ def measured(leak: float = 0.0, drag: float = 1.0) -> Measured:
     for number, window in enumerate(windows):
         for kind in Timed:
             slow = drag if number >= 2 * WINDOWS and kind is Timed.RESERVE else 1.0
-            window[kind] = counts_of(slow * rng.lognormal(math.log(1e-5), 0.3, 1200))
+            window[kind] = counts_of(slow * rng.lognormal(math.log(1e-5), 0.3, 300))
     return Measured(plan, Tally(rounds=1), readings, windows, warm=True)
 
 
