@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._caller = caller_of(transport.get_extra_info("socket"))
         self._loop = asyncio.get_running_loop()
         self._late = self._loop.call_later(self._house.patience, self._end, "it never said who it is")
-        if why := self._house.gate.enter(self._caller):
+        if why := self._house.gate.enter(self._caller, self._end):
             self._end(why)
             return
         self._entered = True
@@ -105,9 +105,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Says nothing about the process: its slot stays."""
         self._late.cancel()
-        if self._entered and not self._greeted:
-            self._house.gate.greeted(self._caller)
         if self._entered:
+            self._house.gate.greeted(self._caller, self._end)
             self._house.gate.leave(self._caller)
 
     def pause_writing(self) -> None:
@@ -217,7 +216,7 @@ class Connection(asyncio.Protocol):
             self._end(admission.answer.reason)
             return
         self._greeted = True
-        self._house.gate.greeted(self._caller)
+        self._house.gate.greeted(self._caller, self._end)
         self._unpacker.limit(_WATCHER_LIMIT if isinstance(request, Observe) else REQUEST_LIMIT)
         self._late.cancel()
 

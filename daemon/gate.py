@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from .peers import Caller
 
-MOST_OF_PROCESS: Final = 128
+End: TypeAlias = Callable[[str], None]
+MOST_OF_PROCESS: Final = 256
 MOST_SILENT: Final = 64
 _MOST: Final = 1024
 # Descriptors of the daemon's own (segments, pidfds, the disk's worker, metrics), and of those who are turned away: the
@@ -19,35 +21,41 @@ _KEPT: Final = 640
 class Gate:
     """Counts connections: all, those of each process, and those of each user that have not said yet who they are.
 
-    most: of all; by default what the limit on open files leaves room for.
+    Of the last ones who has been silent longest has to go where there are too many. most: of all; by default what the
+    limit on open files leaves room for.
     """
 
     def __init__(self, most: int | None = None) -> None:
         self._most = _as_many_as_fit() if most is None else most
         self._of_process: Counter[int] = Counter()
-        self._silent: Counter[int] = Counter()
+        self._silent: dict[int, dict[End, None]] = {}
 
-    def enter(self, caller: Caller) -> str:
-        """Counts a new connection; why it may not be, and is not counted, or ""."""
+    def enter(self, caller: Caller, end: End) -> str:
+        """Counts a new connection, which `end` ends; why it may not be, and is not counted, or ""."""
         why = self._why_not(caller)
         if not why:
             self._of_process[caller.pid] += 1
-            self._silent[caller.uid] += 1
+            silent = self._silent.setdefault(caller.uid, {})
+            silent[end] = None
+            if len(silent) > MOST_SILENT:
+                oldest = next(iter(silent))
+                del silent[oldest]
+                oldest(f"{MOST_SILENT} others of this user have not said either who they are")
         return why
 
-    def greeted(self, caller: Caller) -> None:
-        """One that entered has said who it is, or will not say it any more."""
-        self._silent[caller.uid] -= 1
-        self._silent += Counter()  # forgets who has none
+    def greeted(self, caller: Caller, end: End) -> None:
+        """One that entered has said who it is, or will not say it any more. May be told again."""
+        silent = self._silent.get(caller.uid, {})
+        silent.pop(end, None)
+        if not silent:
+            self._silent.pop(caller.uid, None)
 
     def leave(self, caller: Caller) -> None:
         """One that entered, and greeted, is closed."""
         self._of_process[caller.pid] -= 1
-        self._of_process += Counter()
+        self._of_process += Counter()  # forgets who has none
 
     def _why_not(self, caller: Caller) -> str:
-        if self._silent[caller.uid] >= MOST_SILENT:
-            return f"{MOST_SILENT} connections of this user have not said yet who they are"
         if self._of_process[caller.pid] >= MOST_OF_PROCESS:
             return f"this process has {MOST_OF_PROCESS} connections"
         if self._of_process.total() >= self._most:

@@ -23,26 +23,35 @@ def caller(pid: int = 1, uid: int = 7) -> Caller:
     return Caller(pid, uid, frozenset())
 
 
-def test_the_silent_of_one_user_wait_for_each_other_alone() -> None:
-    gate = Gate(10 * MOST_SILENT)
-    assert [gate.enter(caller(pid)) for pid in range(MOST_SILENT)] == [""] * MOST_SILENT
-    assert "have not said yet" in gate.enter(caller(1000))
-    assert gate.enter(caller(1000, uid=8)) == ""
-    gate.greeted(caller(3))
-    assert gate.enter(caller(1000)) == ""
-    assert "have not said yet" in gate.enter(caller(1001))
+def enter(gate: Gate, who: Caller) -> tuple[str, list[str]]:
+    """Why it may not be; and what it is told when it has to go."""
+    told = list[str]()
+    return gate.enter(who, told.append), told
+
+
+def test_of_the_silent_of_one_user_the_oldest_goes() -> None:
+    gate, told = Gate(10 * MOST_SILENT), [list[str]() for _ in range(MOST_SILENT + 1)]
+    ends = [many.append for many in told]
+    for number in range(MOST_SILENT):
+        assert gate.enter(caller(number), ends[number]) == ""
+    gate.greeted(caller(0), ends[0])
+    assert gate.enter(caller(1000), ends[-1]) == ""
+    assert not any(told), "there was room for one"
+    assert enter(gate, caller(1001, uid=8)) == ("", [])
+    assert enter(gate, caller(1002)) == ("", [])
+    assert [number for number, said in enumerate(told) if said] == [1]
 
 
 def test_one_process_and_all_together_have_their_bounds() -> None:
     gate = Gate(MOST_OF_PROCESS + 2)
     for _ in range(MOST_OF_PROCESS):
-        assert gate.enter(caller()) == ""
-        gate.greeted(caller())
-    assert gate.enter(caller()) == f"this process has {MOST_OF_PROCESS} connections"
-    assert (gate.enter(caller(2)), gate.enter(caller(3))) == ("", "")
-    assert gate.enter(caller(4)) == f"there are {MOST_OF_PROCESS + 2} connections"
+        assert gate.enter(caller(), print) == ""
+        gate.greeted(caller(), print)
+    assert gate.enter(caller(), print) == f"this process has {MOST_OF_PROCESS} connections"
+    assert (gate.enter(caller(2), print), gate.enter(caller(3), print)) == ("", "")
+    assert gate.enter(caller(4), print) == f"there are {MOST_OF_PROCESS + 2} connections"
     gate.leave(caller())
-    assert gate.enter(caller()) == ""
+    assert gate.enter(caller(), print) == ""
 
 
 def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -153,7 +153,8 @@ def asking(path: Path) -> None:
 
 def watching(path: Path) -> None:
     """The same as somebody who only looks."""
-    _flood(path, Observe(BUILD), *[Flush(1, None), Check(2)] * 500)
+    requests: list[Request] = [Flush(1, None), Check(2)]
+    _flood(path, Observe(BUILD), *requests * 500)
 
 
 def turned_away(path: Path) -> None:
