@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from array import array
@@ -20,6 +22,10 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._end = os.eventfd(0, os.EFD_CLOEXEC)
+        self._coming = select.poll()
+        for descriptor in (connection.fileno(), self._end):
+            self._coming.register(descriptor, select.POLLIN)
         self._sending = threading.Lock()
         self._unpacker = Unpacker()
         self._orders: deque[Order] = deque()
@@ -43,10 +49,15 @@ class Channel:
                 return
 
     def end(self) -> None:
-        """Wakes who receives, as if the daemon were gone."""
-        self._connection.shutdown(socket.SHUT_RD)
+        """Wakes who receives, as if the daemon were gone.
+
+        The connection stays whole: a daemon that could not send any more would not hear what is still to be said.
+        """
+        os.eventfd_write(self._end, 1)
 
     def _receive_some(self) -> bytes:
+        if any(descriptor == self._end for descriptor, _ in self._coming.poll()):
+            return b""
         try:
             room = socket.CMSG_LEN(_DESCRIPTORS * array("i").itemsize)
             data, messages, _, _ = self._connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
