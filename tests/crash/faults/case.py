@@ -58,7 +58,7 @@ def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck
         gate.open()
     _comes_back(scene, operation, fault)
     judging.is_sound(scene)
-    assert operation.verify(), f"{scene.header()} {scene.daemon.log.read_text()}"
+    assert eventually(operation.verify, START_S), f"{scene.header()} {scene.daemon.log.read_text()}"
     judging.settle(scene, begun)
     scene.empty()
     judging.comes_to_work(scene)
