@@ -111,7 +111,7 @@ def lived(folder: Path, terms: Terms, moment: Moment, harm: Callable[[], None], 
     """Of a child: Seen, in JSON. harm: to the file, for when it is open."""
     prove_here()
     if moment is Moment.DOWN:
-        after_a_restart(folder, boot)
+        after_a_restart(boot)
     use = Use(folder, terms, harm if moment is Moment.OPEN else _nothing)
     return msgspec.json.encode(use.live())
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -80,12 +81,12 @@ class Runs:
     def _data(self, folder: Path) -> Path:
         return folder / "0" / "data.mdb"
 
-    def run(self, damages: Iterator[Damage], violations: int) -> Tally:
-        """One by one, until all are tried or so many promises are broken."""
+    def run(self, damages: Iterator[Damage], violations: int, seconds: float = inf) -> Tally:
+        """One by one, until all are tried, so many promises are broken or so much time is over."""
         began = time.monotonic()
         for damage in damages:
             self._try(damage)
-            if len(self.tally.violations) >= violations:
+            if len(self.tally.violations) >= violations or time.monotonic() - began > seconds:
                 break
         self.tally.seconds = round(time.monotonic() - began, 1)
         return self.tally
@@ -160,12 +161,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m damage_of_disk.runs")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=inf, help="no more are begun then")
     parser.add_argument("--violations", type=int, default=100)
     parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=_MEMORY) as room:
         mistakes.make(wanted.mistake)
-        tally = Runs(Path(room), wanted.seed).run(planned(wanted.count), wanted.violations)
+        tally = Runs(Path(room), wanted.seed).run(planned(wanted.count), wanted.violations, wanted.seconds)
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
     sys.exit(bool(tally.violations))
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -107,12 +108,12 @@ class Trials:
         self._expected = expected
         self._room = room
 
-    def run(self, losses: Iterable[Loss], seed: int, violations: int) -> Tally:
-        """One by one, until all are tried or so many promises are broken."""
+    def run(self, losses: Iterable[Loss], seed: int, violations: int, seconds: float = inf) -> Tally:
+        """One by one, until all are tried, so many promises are broken or so much time is over."""
         began, self.tally = time.monotonic(), Tally(seed=seed)
         for loss in losses:
             self._note(loss, self._after(loss))
-            if len(self.tally.violations) >= violations:
+            if len(self.tally.violations) >= violations or time.monotonic() - began > seconds:
                 break
         self.tally.seconds = round(time.monotonic() - began, 1)
         return self.tally
@@ -196,6 +197,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
     parser.add_argument("--way", type=Way, action="append", help="only so; may be given several times")
+    parser.add_argument("--seconds", type=float, default=inf, help="no more are begun then")
     parser.add_argument("--violations", type=int, default=100)
     parser.add_argument("--keys", type=Path, help="of all pages, end to end: what was recorded is no tale")
     parser.add_argument("--terms", type=msgspec.json.Decoder(Terms).decode, default=TERMS)
@@ -205,9 +207,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
         expected = OfKeys(wanted.keys) if wanted.keys else OfATale(history)
         trials = Trials(history, wanted.terms, expected, Path(room))
-        tally = trials.run(
-            planned(history, wanted.states, wanted.seed, wanted.way or list(Way)), wanted.seed, wanted.violations
-        )
+        losses = planned(history, wanted.states, wanted.seed, wanted.way or list(Way))
+        tally = trials.run(losses, wanted.seed, wanted.violations, wanted.seconds)
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
     sys.exit(bool(tally.violations))
 
