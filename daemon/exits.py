@@ -13,6 +13,7 @@ class Exit(IntEnum):
     USAGE = 2
     UNREACHABLE = 3
     REFUSED = 4
+    UNFIT = 5
 
     @property
     def meaning(self) -> str:
@@ -26,6 +27,7 @@ _MEANINGS = {
     Exit.USAGE: "used wrongly, or a configuration that can not be used",
     Exit.UNREACHABLE: "the daemon can not be reached",
     Exit.REFUSED: "the daemon refused to start",
+    Exit.UNFIT: "the daemon refused to start: it can not use what an earlier one left in memory",
 }
 
 

@@ -9,26 +9,28 @@ import os
 import signal
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import msgspec
 
 from ..shm._core import ShmError
-from ..shm.logfmt import event, journald_reads, log_to_stderr
+from ..shm.logfmt import event, log_to_stderr
 from ..shm.points import point
 from ..shm.protocol import BUILD
-from ..shm.segments import Geometry, Leftovers, Origin, Segments, Wish, give_back, take
+from ..shm.segments import Geometry, Leftovers, Origin, Segments, UnfitError, Wish, take
 from .config import ConfigError, load
 from .exits import Exit, exit_code_help
 from .fit import fit
-from .flags import ConfigCommand, config_flags, config_options
+from .flags import config_flags, config_options
+from .giving_back import give_back_memory, name_meant
 from .host import Host
 from .leave import Told
 from .notify import Notifier
 from .options import Config
 from .plan import geometry_of, need_of
 from .prefault import PrefaultError
+from .refusal import Refusing, give_up
 from .run import Keeper, run
 from .server import Server, SocketError
 from .version import version_option
@@ -44,12 +46,14 @@ class Instead(Enum):
 
 
 @click.command(
-    cls=ConfigCommand,
+    cls=Refusing,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=exit_code_help(Exit.OK, Exit.USAGE, Exit.REFUSED),
+    epilog=exit_code_help(Exit.OK, Exit.USAGE, Exit.REFUSED, Exit.UNFIT),
 )
 @version_option
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file. [default: $PAGETIER_CONFIG, or none]")
+@click.option(
+    "--config", type=click.Path(path_type=Path, readable=False), help="TOML file. [default: $PAGETIER_CONFIG, or none]"
+)
 @click.option(
     "--fresh",
     "leftovers",
@@ -71,7 +75,7 @@ class Instead(Enum):
     "instead",
     flag_value=Instead.GIVE_BACK,
     type=click.UNPROCESSED,
-    help="Give back the memory that an earlier daemon left, and exit.",
+    help="Give back the memory that an earlier daemon left, and exit; root may do so for every user.",
 )
 @config_options
 def main(
@@ -90,23 +94,26 @@ def main(
         return load(config, os.environ, config_flags(flags))
 
     try:
-        settings = read()
-    except ConfigError as error:
-        _give_up(Exit.USAGE, error)
-    if instead is Instead.CHECK:
-        return
-    log_to_stderr(settings.log.level)
-    try:
         if instead is Instead.GIVE_BACK:
-            _give_back(settings.name)
-        else:
+            log_to_stderr("info")
+            give_back_memory(name_meant(config, os.environ, config_flags(flags)))
+            return
+        settings = read()
+        if instead is not Instead.CHECK:
+            log_to_stderr(settings.log.level)
             _serve(settings, leftovers, Keeper(Notifier(os.environ), read, keep_while))
+    except ConfigError as error:
+        give_up(Exit.USAGE, error)
+    except UnfitError as error:
+        give_up(Exit.UNFIT, f"{error}; {_remedy(keep_while)}")
     except (ShmError, SocketError, PrefaultError, OSError) as error:
-        _give_up(Exit.REFUSED, error)
+        give_up(Exit.REFUSED, error)
 
 
-def _give_back(name: str) -> None:
-    log.info("%s: %s", name, give_back(name).value, extra=event("give_back"))
+def _remedy(keep_while: Path | None) -> str:
+    if keep_while is None:
+        return "--fresh drops what is in them"
+    return "`systemctl stop` and then `systemctl start` drop what is in them, a restart does not"
 
 
 def _serve(settings: Config, leftovers: Leftovers, keeper: Keeper) -> None:
@@ -114,7 +121,7 @@ def _serve(settings: Config, leftovers: Leftovers, keeper: Keeper) -> None:
     if keeper.notifier.watchdog is not None:
         faulthandler.enable()  # its SIGABRT has this process say where it hung
     with Told() as told:
-        segments = open_segments(settings, leftovers)
+        segments = _take(settings, leftovers, keeper.keep_while)
         point("daemon.segments")
         try:
             server = Server(settings.socket, settings.access)
@@ -133,6 +140,17 @@ def _undo(segments: Segments) -> None:
         segments.release()
 
 
+def _take(settings: Config, leftovers: Leftovers, keep_while: Path | None) -> Segments:
+    """What can not be used stands in nobody's way once the service was stopped: that was to give it back."""
+    try:
+        return open_segments(settings, leftovers)
+    except UnfitError as error:
+        if keep_while is None or keep_while.exists():
+            raise
+        log.warning("%s: dropped, as the service was stopped since", error, extra=event("leftovers_dropped"))
+        return open_segments(settings, Leftovers.DISCARD)
+
+
 def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> Segments:
     """The segments that the configuration asks for. Raises ShmError, also where the host has no room for them."""
 
@@ -147,12 +165,3 @@ def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> S
 
     wanted = geometry_of(settings)
     return take(Wish(settings.name, wanted, BUILD, leftovers, check_room, will_do))
-
-
-def _give_up(code: Exit, error: Exception) -> NoReturn:
-    if journald_reads(os.environ):
-        log_to_stderr("error")
-        log.error("%s", error, extra=event("refused", code=code.value))
-    else:
-        click.echo(f"pagetierd: {error}", err=True)
-    raise SystemExit(code)

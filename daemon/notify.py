@@ -34,6 +34,10 @@ class Notifier:
         """The start is over, or the reload."""
         self._send("READY=1", _status(status))
 
+    def status(self, text: str) -> None:
+        """How it is, and nothing else."""
+        self._send(_status(text))
+
     def progress(self, status: str, seconds: float) -> None:
         """What takes so long; it will be over, or there will be news, within `seconds`. As often as one likes."""
         now = time.monotonic()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagetierd")
 
 _CHUNK_S: Final = 60.0  # longest time without progress in populating before systemd gives up
+_STATUS_S: Final = 10.0  # between two looks at what there is to serve
 _LEAVING_S: Final = 30.0  # what an end takes beside writing, on a busy host
 
 
@@ -69,6 +71,10 @@ class _Life:
         self._halt = threading.Event()
         self._service: Service | None = None
         self._metrics: Listener | None = None
+        self._admits = False
+        self._changed = False  # somebody wants a reload, and not all is there yet
+        self._refused = ""
+        self._status_due = float("inf")
 
     def leave(self, way: Leave) -> None:
         """A signal came."""
@@ -77,19 +83,26 @@ class _Life:
         self._leaving.set()
 
     def reload(self) -> None:
-        """The configuration is read again; what is wrong with it changes nothing."""
-        if self._service is None or self._leaving.is_set():
+        """The configuration is read again, at the earliest when engines may attach: READY is said of a reload, too."""
+        if self._leaving.is_set():
+            return
+        if self._service is None or not self._admits:
+            self._changed = True
             return
         self._notifier.reloading()
+        self._refused = self._read_again(self._service)
+        self._notifier.ready(self._status())
+
+    def _read_again(self, service: Service) -> str:
+        """What is wrong with it, which changes nothing; "" if it is in force."""
         try:
-            changes = self._service.in_force.take(self._keeper.read())
+            changes = service.in_force.take(self._keeper.read())
         except ConfigError as error:
             log.error("not reloaded, all stays as it was: %s", error, extra=event("reload_refused"))
-            self._notifier.ready(f"not reloaded, all stays as it was: {error}")
-            return
+            return f"; not reloaded, all stays as it was: {error}"
         level = logging.WARNING if changes.later else logging.INFO
         log.log(level, "reloaded: %s", changes, extra=event("reloaded"))
-        self._notifier.ready(self._status())
+        return ""
 
     def _follow(self, config: Config) -> None:
         logging.getLogger().setLevel(config.log.level.upper())
@@ -104,6 +117,7 @@ class _Life:
         else:
             self._admit(service)
             await self._populate()
+        self._status_due = 0.0
         await self._leaving.wait()
 
     async def write_out(self) -> None:
@@ -135,7 +149,7 @@ class _Life:
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         point("run.served")
         self._service.in_force.follow(self._follow)
-        self._service.alive = self._notifier.alive
+        self._service.alive = self._alive
         await self._server.start(self._service)
         point("run.answers")
         if self._config.metrics.listen is not None:
@@ -155,6 +169,7 @@ class _Life:
             return
         service.admit()
         point("run.admitted")
+        self._admits = True
         self._notifier.ready(self._status())
         header = self._segments.owner.header()
         log.info(
@@ -167,11 +182,19 @@ class _Life:
             header["incarnation"],
             extra=event("ready", pages=header["pages"], incarnation=header["incarnation"]),
         )
+        if self._changed:
+            self.reload()
+
+    def _alive(self) -> None:
+        self._notifier.alive()
+        if (now := time.monotonic()) > self._status_due and not self._leaving.is_set():
+            self._status_due = now + _STATUS_S
+            self._notifier.status(self._status())
 
     def _status(self) -> str:
         header = self._segments.owner.header()
         arena = f"{format_size(header['used_frames'] * header['frame_bytes'])} of {format_size(header['arena_bytes'])}"
-        return f"serving {header['pages']} pages in {arena} on {self._config.socket}"
+        return f"serving {header['pages']} pages in {arena} on {self._config.socket}{self._refused}"
 
     async def _populate(self) -> None:
         owner, arena = self._segments.owner, self._config.arena

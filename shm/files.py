@@ -70,6 +70,14 @@ def check_user(name: str, index: int) -> None:
         raise _not_ours(name, "index")
 
 
+def owner_of(name: str) -> int | None:
+    """The user whose segments these are; None: there are none."""
+    try:
+        return os.stat(f"/dev/shm{_path(name, 'index')}", follow_symlinks=False).st_uid  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+
+
 def lock(name: str, index: int) -> None:
     """Makes this process the daemon of the segments. Raises ShmError if another one is."""
     ends = time.monotonic() + _LOCK_PATIENCE_S

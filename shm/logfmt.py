@@ -44,8 +44,13 @@ class Journald(logging.Formatter):
 def log_to_stderr(level: str) -> None:
     """Sends what this process logs to stderr, from `level` on."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Journald() if journald_reads(os.environ) else Logfmt())
+    handler.setFormatter(formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def formatter() -> logging.Formatter:
+    """How lines on stderr look, by who reads it."""
+    return Journald() if journald_reads(os.environ) else Logfmt()
 
 
 def journald_reads(environ: Mapping[str, str]) -> bool:

@@ -62,6 +62,10 @@ class Origin(Enum):
     ADOPTED = "adopted"
 
 
+class UnfitError(ShmError):
+    """What an earlier daemon left can not be taken over; it is as it was. Who tells it says how it can be dropped."""
+
+
 class Segments:
     """The segments under a name, locked for this process until release() or its death."""
 
@@ -112,8 +116,9 @@ def take(wish: Wish) -> Segments:
     """Adopts the segments that an earlier daemon left under this name, or makes new ones.
 
     Returned segments are ready for use; in adopted ones the pins and reservations of processes that died meanwhile
-    are taken back already. Raises ShmError if another daemon lives on them, if they are another user's, of another
-    format or of another size than asked for, and then leaves them as they are; OSError if memory is short.
+    are taken back already. Raises ShmError if another daemon lives on them or if they are another user's, UnfitError if
+    they are damaged, of another format or of another size than asked for, and then leaves them as they are; OSError if
+    memory is short.
     """
     for _ in range(_TRIES):
         index = open_segment(wish.name, "index", flags=posix_ipc.O_CREAT)
@@ -258,8 +263,8 @@ def _tell_of_damage(pages: int) -> None:
         log.warning("%d pages were damaged, or half made, and are gone", pages, extra=event("dropped", pages=pages))
 
 
-def _no_use(name: str, why: str) -> ShmError:
-    return ShmError(f"segments {name!r} {why}; --fresh drops what is in them")
+def _no_use(name: str, why: str) -> UnfitError:
+    return UnfitError(f"segments {name!r} {why}")
 
 
 def _map(name: str) -> Owner:
@@ -272,10 +277,8 @@ def _check_geometry(wish: Wish, owner: Owner) -> None:
     header = owner.header()
     have = Geometry(*(header[field] for field in Geometry.__struct_fields__))
     if have != wish.geometry and not (wish.will_do is not None and wish.will_do(have)):
-        raise ShmError(
-            f"segments {wish.name!r} are still warm, with {have}; the configuration asks for {wish.geometry}:"
-            f" start once with the old sizes and stop that daemon, or drop what is in memory with --fresh"
-        )
+        told = f"are still warm, with {have}; the configuration asks for {wish.geometry}"
+        raise _no_use(wish.name, told)
 
 
 def _taken(owner: Owner) -> int:

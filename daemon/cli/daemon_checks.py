@@ -11,7 +11,7 @@ from pathlib import Path
 from ...shm.files import user_name
 from ...shm.protocol import Check, Findings
 from ...shm.survey import Found, survey
-from ..options import Access
+from ..options import Access, Config
 from ..server import locked_out
 from ..sizes import format_size
 from ..stats import take_snapshot
@@ -56,15 +56,21 @@ def check_socket(path: Path, access: Access) -> Iterator[Result]:
         yield ok("socket", whose)
 
 
-def check_daemon(daemon: Daemon) -> Iterator[Result]:
-    """A daemon that answers: what it has, and whether its index is sound."""
+_DROPS = "a stop and a start (systemctl stop, systemctl start) drop what is in memory"
+
+
+def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
+    """A daemon that answers: what it has, whether a restart would keep it, and whether its index is sound."""
     snapshot = take_snapshot(daemon.observer)
     memory, clients = snapshot.tiers.memory, len(snapshot.clients)
     has = f"{memory.pages:,} pages in {format_size(memory.used)} of {format_size(memory.cap)}, {clients} clients"
     yield ok("daemon", f"answers: {snapshot.daemon.build}, {has}")
+    if memory.cap != config.arena.whole_size:
+        sizes = f"has an arena of {format_size(memory.cap)}, this configuration {format_size(config.arena.whole_size)}"
+        yield warning("restart", f"the daemon {sizes}: a restart with it is refused while pages are warm; {_DROPS}")
     findings = daemon.ask(Check(1), Findings).findings
     for finding in findings:
-        yield problem("integrity", f"{finding}: pagetierd --fresh drops what is in memory; report it, please")
+        yield problem("integrity", f"{finding}: {_DROPS}, without systemd pagetierd --fresh; report it, please")
     if not findings:
         yield ok("integrity", "every page, frame and list was walked")
 
@@ -81,5 +87,7 @@ def check_leftovers() -> Iterator[Result]:
 def _leftover(found: Found) -> str:
     name = shlex.quote(found.name)
     whose = f"{format_size(found.nbytes)} of user {user_name(found.uid)} in segments {name} without a daemon"
-    whose_turn = "the build that left them" if found.head.why_not else f"pagetierd --name {name}"
-    return f"{whose}: {whose_turn} takes them over, pagetierd --name {name} --give-back drops them"
+    whose_turn = "the build that left them" if found.head.why_not else "the next daemon of that name"
+    return (
+        f"{whose}: {whose_turn} takes them over; pagetierd --name {name} --give-back, by that user or root, drops them"
+    )

@@ -14,6 +14,7 @@ from ..sizes import format_size, spell_size
 from ..stats import Snapshot
 from .disk_lines import synced
 from .result import Result, ok, problem, warning
+from .service_checks import check_service_may_write
 
 _NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p")
 _VOLATILE = ("tmpfs", "ramfs")
@@ -29,6 +30,7 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
             yield ok("disk", "no disk tier is asked for: disk.path and disk.size")
         return
     yield _folder(config.disk.path)
+    yield from check_service_may_write(config, host)
     yield _file_system(config.disk.path, host)
     held = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)
     yield _room(config, host, held)

@@ -32,8 +32,8 @@ _INDENT = 24
 def doctor(socket: Path | None, config: Path | None) -> None:
     """Check host and daemon: each line is ok or says what to do.
 
-    Changes nothing. Run it as the daemon's user, with the daemon's configuration. Exit codes: 0 nothing must be done
-    (there may be warnings); 1 something must; 2 a configuration that can not be used.
+    Changes nothing. Run it as root or as the daemon's user, with the daemon's configuration. Exit codes: 0 nothing must
+    be done (there may be warnings); 1 something must; 2 a configuration that can not be used.
     """
     flags = {"socket": str(socket.absolute()) if socket is not None else None}
     try:
@@ -55,7 +55,7 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
     yield from check_socket(config.socket, config.access)
     try:
         with daemon_at(config.socket) as daemon:
-            yield from check_daemon(daemon)
+            yield from check_daemon(daemon, config)
             yield from check_disk(config, host, take_snapshot(daemon.observer))
     except Unreachable as error:
         yield problem("daemon", error.message)

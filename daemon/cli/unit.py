@@ -10,8 +10,14 @@ from pathlib import Path
 import click
 import msgspec
 
+from .sealed import is_as_sealed, sealed
+from .tenants import TenantName
+
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _PROGRAM = "/usr/bin/pagetierd"
+_DROP_IN = "metrics-on-localhost.conf"
+# what its unit says, too: for commands that are run outside of it
+_TENANTS = 'name = "{user}"\nsocket = "/run/{user}/pagetier.sock"\n\n'
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
@@ -29,27 +35,34 @@ def unit() -> None:
     """Print or install the systemd units, the user and an example configuration."""
 
 
+_with_metrics = click.option("--metrics", is_flag=True, help="And the drop-in that metrics.listen on a port needs.")
+
+
 @unit.command("print")
-@click.option("--tenant", metavar="NAME", help="Those of a daemon for one tenant.")
-def print_units(tenant: str | None) -> None:
+@click.option("--tenant", type=TenantName(), metavar="NAME", help="Those of a daemon for one tenant.")
+@_with_metrics
+def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  click calls it so
     """Show the files and where they go; changes nothing."""
-    for file in _files(_program(), tenant):
+    for file in _files(_program(), tenant, metrics=metrics):
         click.echo(f"# ---- {file.place}\n{file.text}")
 
 
-@unit.command()
+@unit.command(short_help="Install the units; starts nothing, keeps a configuration.")
 @click.option(
     "--root", type=click.Path(path_type=Path), default=Path("/"), help="Install under this folder. [default: /]"
 )
-@click.option("--tenant", metavar="NAME", help="Those of a daemon for one tenant.")
+@click.option("--tenant", type=TenantName(), metavar="NAME", help="Those of a daemon for one tenant.")
+@_with_metrics
 @click.option("--force", "replace", is_flag=True, help="Replace units that were changed.")
-def install(root: Path, tenant: str | None, replace: bool) -> None:  # noqa: FBT001  click calls it so
+def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> None:  # noqa: FBT001  click calls it so
     """Install the units; starts nothing, and never touches a configuration that is there.
+
+    Units that nobody changed are replaced by newer ones; what is your own belongs into a drop-in (systemctl edit).
 
     Exit codes: 0; 1 something could not be written, or was changed by hand.
     """
     program = _program()
-    changed = [file for file in _files(program, tenant) if not _put(root, file, replace=replace)]
+    changed = [file for file in _files(program, tenant, metrics=metrics) if not _put(root, file, replace=replace)]
     for warning in _warnings(program):
         click.echo(f"warning: {warning}", err=True)
     if changed:
@@ -59,11 +72,15 @@ def install(root: Path, tenant: str | None, replace: bool) -> None:  # noqa: FBT
     click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {name}")
 
 
-def _files(program: str, tenant: str | None) -> Iterator[Installed]:
+def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[Installed]:
     units, users, etc = Path("etc/systemd/system"), Path("etc/sysusers.d"), Path("etc/pagetier")
     at = "@" if tenant else ""
-    for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service"):
+    for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-give-back{at}.service"):
         yield Installed(name, units / name, _text(name).replace(_PROGRAM, program))
+    if metrics:
+        service = f"pagetierd@{tenant}" if tenant else "pagetierd"
+        text = _text(_DROP_IN).replace("/pagetierd.service.d/", f"/{service}.service.d/")
+        yield Installed(_DROP_IN, units / f"{service}.service.d" / _DROP_IN, text)
     user = f"pagetier-{tenant}" if tenant else "pagetier"
     sysusers = _text("pagetier.sysusers.conf").replace("u pagetier ", f"u {user} ")
     yield Installed("pagetier.sysusers.conf", users / f"{user}.conf", sysusers)
@@ -71,6 +88,7 @@ def _files(program: str, tenant: str | None) -> Iterator[Installed]:
     if tenant:
         config = config.replace('"pagetier"', f'"{user}"').replace("/pagetierd.toml", f"/{tenant}.toml")
         config = config.replace("/var/lib/pagetier", f"/var/lib/{user}").replace("-aG pagetier", f"-aG {user}")
+        config = config.replace("[arena]", _TENANTS.format(user=user) + "[arena]", 1)
     yield Installed("pagetierd.toml", etc / f"{tenant or 'pagetierd'}.toml", config, keep=True)
 
 
@@ -92,12 +110,13 @@ def _put(root: Path, file: Installed, *, replace: bool) -> bool:
     path = root / file.place
     try:
         there = path.read_text() if path.exists() else None
-        if there == file.text or (file.keep and there is not None):
+        text = file.text if file.keep else sealed(file.text)
+        if there == text or (file.keep and there is not None):
             return True
-        if there is not None and not replace:
+        if there is not None and not (replace or there == file.text or is_as_sealed(there)):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text)
+        path.write_text(text)
         path.chmod(0o644)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error

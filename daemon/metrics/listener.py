@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -23,6 +24,11 @@ from .families import families
 from .look import Looker
 
 _BACKLOG = 128
+_ELSE = "stop who has it, or set another port"
+_REMEDIES = {
+    errno.EAFNOSUPPORT: "the service has no network: `pagetier unit install --metrics` installs"
+    " metrics-on-localhost.conf, which gives it this host's; a path, such as /run/pagetier/metrics.sock, needs none"
+}
 
 
 class _Counters:
@@ -77,8 +83,8 @@ def _open(address: Address, mode: int) -> socket.socket:
         family, kind, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         return _listen(socket.socket(family, kind), place)
     except OSError as error:
-        why = error.strerror or error
-        raise SocketError(f"metrics.listen = {address}: {why}: stop who has it, or set another port") from error
+        why = f"{error.strerror or error}: {_REMEDIES.get(error.errno or 0, _ELSE)}"
+        raise SocketError(f"metrics.listen = {address}: {why}") from error
 
 
 def _listen(listening: socket.socket, place: tuple[Any, ...]) -> socket.socket:

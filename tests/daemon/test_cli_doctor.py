@@ -14,10 +14,11 @@ from pagetier.daemon.cli import host_checks, main
 from pagetier.daemon.cli.daemon_checks import check_folder, check_socket
 from pagetier.daemon.cli.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
 from pagetier.daemon.cli.result import Level
+from pagetier.daemon.cli.service_checks import check_service_may_write
 from pagetier.daemon.config import Config
 from pagetier.daemon.exits import Exit
 from pagetier.daemon.host import Host
-from pagetier.daemon.options import Access, Arena
+from pagetier.daemon.options import Access, Arena, Disk
 from running import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
@@ -82,8 +83,34 @@ def test_segments_without_a_daemon_are_told() -> None:
         assert daemon.name not in doctor(name=daemon.name).output.partition("leftovers")[2]
         daemon.kill()
         result = doctor("--socket", str(daemon.socket), name=daemon.name)
-        assert f"pagetierd --name {daemon.name} takes them over" in result.output
+        assert "the next daemon of that name takes them over" in result.output
+        assert f"pagetierd --name {daemon.name} --give-back, by that user or root, drops them" in result.output
         daemon.start()
+
+
+def test_another_arena_than_the_daemon_s_is_told_before_a_restart_is_refused() -> None:
+    with RunningDaemon() as daemon:
+        arguments = ["--socket", str(daemon.socket)]
+        assert (
+            "warning: the daemon has an arena of 16.0 MiB" in lines_of(doctor(*arguments, name=daemon.name))["restart"]
+        )
+
+
+def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path) -> None:
+    units = tmp_path / "etc/systemd/system"
+    units.mkdir(parents=True)
+    disk = Disk(path=Path("/srv/pagetier"), size=1 << 30)
+    for name, unit in (("pagetier", "pagetierd"), ("pagetier-acme", "pagetierd@acme")):
+        config = Config(name=name, disk=disk)
+        assert not list(check_service_may_write(config, Host(tmp_path)))  # no service
+        (units / f"{unit.removesuffix('acme')}.service").write_text("[Service]\nUser=pagetier\n")
+        (told,) = check_service_may_write(config, Host(tmp_path))
+        assert f"`systemctl edit {unit}`" in told.text
+        (units / f"{unit}.service.d").mkdir()
+        (units / f"{unit}.service.d/override.conf").write_text("[Service]\nReadWritePaths=/var/x -/srv\n")
+        assert not list(check_service_may_write(config, Host(tmp_path)))
+    own = Config(disk=Disk(path=Path("/var/lib/pagetier/tier"), size=1 << 30))
+    assert not list(check_service_may_write(own, Host(tmp_path)))
 
 
 def test_segments_of_another_format_are_told() -> None:

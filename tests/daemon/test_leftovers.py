@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pagetier.daemon.exits import Exit
 from pagetier.shm.protocol import BUILD
 from running import RunningDaemon
-from starting import AS_NOBODY, arguments, fill, refused, shared_memory, still_holds
+from starting import AS_NOBODY, arguments, fill, pagetierd, refused, shared_memory, still_holds
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FORMAT_AT = 8
@@ -138,3 +139,51 @@ def test_one_file_of_another_user_is_enough(name: str) -> None:
     assert "belong to user root" in text
     assert shared_memory(name) == [file.name]
     file.unlink()
+
+
+def test_after_a_stop_of_the_service_what_can_not_be_used_stands_in_nobody_s_way(tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    with RunningDaemon("16MiB", "64KiB", "--keep-while", str(keep)) as daemon:
+        fill(daemon)
+        daemon.kill()
+        other = [*arguments(daemon, arena_size="32MiB"), "--keep-while", str(keep)]
+        ended = pagetierd(*other)
+        assert ended.code == Exit.UNFIT
+        assert "still warm" in ended.told and "`systemctl stop` and then `systemctl start`" in ended.told
+        assert len(daemon.leftovers()) == 3
+        keep.rmdir()
+        daemon.start("--arena-size", "32MiB")
+        assert "event=leftovers_dropped" in daemon.log.read_text()
+        assert daemon.header()["arena_bytes"] == 32 << 20
+
+
+def test_after_a_stop_what_can_be_used_is_used_all_the_same(tmp_path: Path) -> None:
+    with RunningDaemon("16MiB", "64KiB", "--keep-while", str(tmp_path / "none")) as daemon:
+        fill(daemon)
+        daemon.kill()
+        daemon.start()
+        with daemon.client() as client:
+            assert still_holds(client)
+
+
+@as_root
+def test_root_gives_back_for_everybody(name: str) -> None:
+    for kind in ("index", "locks", "arena"):
+        file = Path("/dev/shm") / f"{name}.{kind}"
+        file.touch(0o600)
+        os.chown(file, 65534, 65534)
+    given = pagetierd("--name", name, "--give-back")
+    assert (given.code, shared_memory(name)) == (Exit.OK, []), given.text
+    assert "the memory is given back" in given.text
+
+
+@pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n"])
+def test_memory_is_given_back_whatever_the_configuration_says(tmp_path: Path, rest: str) -> None:
+    config = tmp_path / "pagetierd.toml"
+    with RunningDaemon() as daemon:
+        config.write_text(f'name = "{daemon.name}"\n{rest}')
+        daemon.kill()
+        given = pagetierd("--config", str(config), "--give-back")
+        assert (given.code, daemon.leftovers()) == (Exit.OK, []), given.text
+        daemon.start()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from pagetier.daemon.metrics import listener
 from pagetier.daemon.metrics.address import Address, address_setting
+from pagetier.daemon.server import SocketError
 
 SETTING = address_setting("")
 
@@ -41,3 +46,12 @@ def test_what_is_no_address_is_refused(raw: object) -> None:
 def test_what_others_could_reach_is_refused(raw: str) -> None:
     with pytest.raises(ValueError, match="not of this host alone"):
         SETTING.read(raw)
+
+
+def test_a_service_without_a_network_is_told_how_it_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", none)
+    with pytest.raises(SocketError, match=r"Address family .*`pagetier unit install --metrics`"):
+        listener._open(Address(host="127.0.0.1", port=9464), 0o660)

@@ -15,6 +15,7 @@ import pytest
 
 from pagetier.daemon import run as daemon_run
 from pagetier.daemon.leave import Told
+from pagetier.daemon.notify import Notifier
 from pagetier.daemon.options import Access, Arena, Config
 from pagetier.daemon.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server import Server
@@ -57,7 +58,7 @@ def config(tmp_path: Path) -> Config:
     return Config(name=name, socket=tmp_path / "pagetier.sock", arena=arena)
 
 
-def live(config: Config, scenario: Scenario) -> None:
+def live(config: Config, scenario: Scenario, keeper: daemon_run.Keeper | None = None) -> None:
     """Runs a daemon in this process, and the scenario beside it, which tells it to stop."""
 
     async def both() -> None:
@@ -65,7 +66,7 @@ def live(config: Config, scenario: Scenario) -> None:
         server = Server(config.socket, Access())
         telling = asyncio.create_task(scenario(config))
         try:
-            await daemon_run.run(config, segments, server, Told())
+            await daemon_run.run(config, segments, server, Told(), keeper)
         finally:
             await telling
             await see_peers_off()
@@ -129,6 +130,55 @@ def test_warm_pages_are_served_while_the_rest_is_populated(config: Config, slow:
 
     live(config, scenario)
     assert shared_memory(config.name) == []
+
+
+class Heard(Notifier):
+    """What systemd would have been told, without the word on how far populating is."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.lines: list[str] = []
+
+    def _send(self, *lines: str) -> None:
+        self.lines += lines
+
+
+def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Config, slow: SlowPrefault) -> None:
+    heard = Heard()
+
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        tell(signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        assert heard.lines == []
+        slow.may_end.set()
+        while "RELOADING=1" not in heard.lines:
+            await asyncio.sleep(0.01)
+        tell(signal.SIGTERM)
+
+    live(config, scenario, daemon_run.Keeper(heard, lambda: config))
+    assert heard.lines.index("READY=1") < heard.lines.index("RELOADING=1")
+
+
+@pytest.mark.parametrize("origin", Origin)
+def test_the_status_is_what_is_served_now(
+    config: Config, slow: SlowPrefault, monkeypatch: pytest.MonkeyPatch, origin: Origin
+) -> None:
+    monkeypatch.setattr(daemon_run, "_STATUS_S", 0.05)
+    if origin is Origin.ADOPTED:
+        leave_segments(config)
+    heard = Heard()
+
+    async def scenario(config: Config) -> None:
+        await asyncio.to_thread(slow.began.wait, WAIT_S)
+        heard.lines.append("STATUS=populating")
+        slow.may_end.set()
+        while len(heard.lines[heard.lines.index("STATUS=populating") :]) < 4:
+            await asyncio.sleep(0.01)
+        assert heard.lines[-1].startswith("STATUS=serving 0 pages")
+        tell(signal.SIGTERM)
+
+    live(config, scenario, daemon_run.Keeper(heard, lambda: config))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -44,8 +44,8 @@ def test_a_configuration_that_does_not_parse(tmp_path: Path, name: str, text: st
     config.write_text(text)
     ended = pagetierd("--config", str(config), "--name", name)
     assert ended.code == Exit.USAGE
-    assert str(config) in ended.text
-    assert told in ended.text
+    assert str(config) in ended.told
+    assert told in ended.told
     assert len(ended.text.splitlines()) == 1
 
 
@@ -102,8 +102,8 @@ def test_an_arena_larger_than_dev_shm(name: str, tmp_path: Path) -> None:
     given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size"]
     ended = pagetierd(*given, "64MiB", before=OWN_SHM)
     assert ended.code == Exit.REFUSED
-    assert "/dev/shm has 16.0 MiB left" in ended.text
-    fits = ended.text.partition('arena.size = "')[2].partition('"')[0]
+    assert "/dev/shm has 16.0 MiB left" in ended.told
+    fits = ended.told.partition('arena.size = "')[2].partition('"')[0]
     with RunningDaemon(fits) as daemon:
         assert daemon.findings() == []
 

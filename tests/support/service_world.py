@@ -86,7 +86,8 @@ class World:
         self.machine.write("/etc/sysusers.d/alice.conf", 'u alice - "an engine"\nm alice pagetier\nu bob - "nobody"\n')
         do("systemd-sysusers", "/etc/sysusers.d/pagetier.conf", "/etc/sysusers.d/alice.conf")
         self.drop_in(WHERE_TESTS_ARE.format(log=LOG), name="test")
-        self.drop_in(WHERE_TESTS_ARE.format(log="/var/log/memory.log"), unit="pagetierd-memory", name="test")
+        for unit in ("pagetierd-memory", "pagetierd-give-back"):
+            self.drop_in(WHERE_TESTS_ARE.format(log="/var/log/memory.log"), unit=unit, name="test")
 
     def drop_in(self, text: str, unit: str = UNIT, name: str = "case") -> None:
         """Other lines for a unit."""
@@ -118,7 +119,12 @@ class World:
     def start(self) -> None:
         """Until it serves, and the unit behind it is there, too: that comes a moment later."""
         self.systemctl("start")
-        self.soon(lambda: self.show("ActiveState", "pagetierd-memory") == "active", "no memory")
+        self.memory_is_kept()
+
+    def memory_is_kept(self, of: str = "") -> None:
+        """Waits for the units that stand for it, which start a moment after the daemon did, or failed."""
+        units = (f"pagetierd-memory{of}", f"pagetierd-give-back{of}")
+        self.soon(lambda: all(self.show("ActiveState", unit) == "active" for unit in units), "no memory")
 
     def show(self, name: str, unit: str = UNIT) -> str:
         """A property of the unit."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,6 +30,12 @@ class Ended(msgspec.Struct, frozen=True):
 
     code: int
     text: str
+
+    @property
+    def told(self) -> str:
+        """The sentence of its last line."""
+        found = re.search(r'msg=("(?:[^"\\]|\\.)*")', self.text.splitlines()[-1])
+        return str(json.loads(found[1])) if found else ""
 
 
 def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = ()) -> Ended:
@@ -77,7 +85,7 @@ def arguments(daemon: RunningDaemon, **other: str) -> list[str]:
 def refused(*arguments: str, code: str = MAIN) -> str:
     """Runs a daemon that must be refused in one sentence, and gives what it wrote."""
     ended = pagetierd(*arguments, code=code)
-    assert ended.code == Exit.REFUSED, ended.text
-    assert ended.text.splitlines()[-1].startswith("pagetierd: ")
+    assert ended.code in (Exit.REFUSED, Exit.UNFIT), ended.text
+    assert f"level=error name=pagetierd event=refused msg={json.dumps(ended.told)} code={ended.code}" in ended.text
     assert "Traceback" not in ended.text
-    return ended.text
+    return ended.told

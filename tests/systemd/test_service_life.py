@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from service_world import CONFIG, DISK, LOG, PAGES, SMALL, SOCKET, WHERE_TESTS_ARE, World
 
 
@@ -108,15 +110,30 @@ def test_a_stop_of_a_daemon_that_hangs_gives_back_too(world: World) -> None:
         engine.until(lambda told: not told.mapped, "the engine keeps the memory")
 
 
-def test_a_service_that_failed_for_good_keeps_the_memory_until_it_is_told_otherwise(world: World) -> None:
+@pytest.mark.parametrize(("signal", "state"), [("KILL", "failed"), ("TERM", "inactive")])
+def test_a_service_that_ended_keeps_the_memory_until_it_is_stopped(world: World, signal: str, state: str) -> None:
     world.drop_in("[Service]\nRestart=no\n")
     world.start()
-    world.machine.do("systemctl", "kill", "--signal=KILL", "--kill-who=main", "pagetierd")
-    world.soon(lambda: world.show("ActiveState") == "failed", "it lives")
+    world.machine.do("systemctl", "kill", f"--signal={signal}", "--kill-who=main", "pagetierd")
+    world.soon(lambda: world.show("ActiveState") == state, "it lives")
     assert len(world.segments()) == 3
-    give_back = ("pagetierd", "--config", CONFIG, "--give-back")
-    assert "the memory is given back" in world.machine.run(*give_back, user="pagetier").stderr
+    world.machine.write(CONFIG, "[arena]\nsiez = 1\n")  # whatever it says
+    world.systemctl("stop")
     assert world.segments() == []
+
+
+def test_another_arena_needs_a_stop_and_a_start_and_no_more(world: World) -> None:
+    world.start()
+    world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
+    assert world.machine.run("systemctl", "restart", "pagetierd").returncode != 0
+    assert (world.show("ActiveState"), world.show("ExecMainStatus")) == ("failed", "5")
+    assert "`systemctl stop` and then `systemctl start`" in world.log()
+    assert len(world.segments()) == 3
+    world.memory_is_kept()
+    world.systemctl("stop")
+    assert world.segments() == []
+    world.start()
+    assert world.stats()["tiers"]["memory"]["cap"] == 32 << 20
 
 
 def test_a_tenant_has_a_daemon_a_user_and_memory_of_its_own(world: World) -> None:
@@ -132,8 +149,9 @@ def test_a_tenant_has_a_daemon_a_user_and_memory_of_its_own(world: World) -> Non
     assert told.splitlines() == ["pagetier-acme pagetier-acme 660", "pagetier-acme pagetier-acme 600"]
     refused = world.machine.run("pagetier", "stats", "--socket", socket, user="alice")
     assert refused.returncode == 3, "alice is the other daemon's"
-    world.soon(lambda: world.show("ActiveState", "pagetierd-memory@acme") == "active", "no memory")
+    world.memory_is_kept("@acme")
     do("systemctl", "restart", unit)
+    world.memory_is_kept("@acme")
     assert len(world.segments()) == 6
     do("systemctl", "stop", unit)
     assert sorted(world.segments()) == ["pagetier.arena", "pagetier.index", "pagetier.locks"]

@@ -78,12 +78,12 @@ def test_all_are_hardened_alike() -> None:
 def test_a_tenants_unit_is_the_plain_one_with_names_of_its_own() -> None:
     def named(line: str) -> str:
         return re.sub(
-            r"pagetier(d?-memory|d)?[-@]%i",
+            r"pagetier(d?-memory|d-give-back|d)?[-@]%i",
             lambda found: f"pagetier{found[1] or ''}",
             line.replace("%i.toml", "pagetierd.toml"),
         )
 
-    for name in ("pagetierd.service", "pagetierd-memory.service"):
+    for name in ("pagetierd.service", "pagetierd-memory.service", "pagetierd-give-back.service"):
         own = ("Description=", "Environment=PAGETIER")
         plain = [line for line in lines_of(name) if not line.startswith(own)]
         assert plain == [named(line) for line in lines_of(name.replace(".", "@.")) if not line.startswith(own)]
@@ -126,7 +126,21 @@ def test_a_tenants_files(tmp_path: Path) -> None:
     config = (tmp_path / "etc/pagetier/acme.toml").read_text()
     assert 'groups = ["pagetier-acme"]' in config
     assert "/var/lib/pagetier-acme" in config
+    file = tmp_path / "acme.toml"
+    file.write_text(config.replace('groups = ["pagetier-acme"]', ""))
+    told = load(file, {}, {})
+    assert (told.name, str(told.socket)) == ("pagetier-acme", "/run/pagetier-acme/pagetier.sock")
     assert "u pagetier-acme -" in (tmp_path / "etc/sysusers.d/pagetier-acme.conf").read_text()
+
+
+@pytest.mark.parametrize(("words", "service"), [((), "pagetierd"), (("--tenant", "acme"), "pagetierd@acme")])
+def test_a_port_for_metrics_has_a_drop_in(tmp_path: Path, words: tuple[str, ...], service: str) -> None:
+    folder = tmp_path / f"etc/systemd/system/{service}.service.d"
+    assert pagetier("install", "--root", str(tmp_path), *words).exit_code == 0
+    assert not folder.exists()
+    assert pagetier("install", "--root", str(tmp_path), "--metrics", *words).exit_code == 0
+    assert "RestrictAddressFamilies=AF_INET" in (folder / "metrics-on-localhost.conf").read_text()
+    assert f"{folder.name}/metrics-on-localhost.conf\n# A drop-in" in pagetier("print", "--metrics", *words).output
 
 
 def test_printing_writes_nothing() -> None:

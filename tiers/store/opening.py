@@ -51,6 +51,11 @@ class Opened(msgspec.Struct, frozen=True):
     note: str
 
 
+_READ_ONLY = (
+    "; a service may write to its own folder below /var/lib alone: `systemctl edit` it, [Service] ReadWritePaths="
+)
+
+
 @contextlib.contextmanager
 def telling(folder: Path) -> Iterator[None]:
     """What the system refuses becomes one sentence."""
@@ -59,7 +64,8 @@ def telling(folder: Path) -> Iterator[None]:
     except (FileExistsError, NotADirectoryError) as error:
         raise TierError(f"{folder} can not be the disk tier's folder: it, or what it is in, is a file") from error
     except OSError as error:
-        raise TierError(f"{folder} can not be used by the disk tier: {error.strerror or error}") from error
+        hint = _READ_ONLY if error.errno == errno.EROFS else ""
+        raise TierError(f"{folder} can not be used by the disk tier: {error.strerror or error}{hint}") from error
     except lmdb.Error as error:
         raise TierError(f"{folder} can not be used by the disk tier: {error}") from error
 

@@ -1,0 +1,71 @@
+"""`pagetierd --give-back`: for the service manager, for an administrator, and with a configuration that is broken."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ..shm.files import owner_of
+from ..shm.logfmt import event
+from ..shm.segments import give_back
+from .config import FILE_VARIABLE, ConfigError, load
+from .options import fields
+
+log = logging.getLogger("pagetierd")
+
+_NAME: Final = re.compile(r"""\s*name\s*=\s*["']([A-Za-z0-9._-]{1,100})["']""")
+
+
+def give_back_memory(name: str) -> None:
+    """Gives back what an earlier daemon left under a name, as the user whose it is. Raises ShmError, OSError.
+
+    Root becomes that user for good: it is to be fed nothing by somebody else's memory.
+    """
+    owner = owner_of(name)
+    if os.geteuid() == 0 and owner not in (0, None):
+        _become(owner)
+    log.info("%s: %s", name, give_back(name).value, extra=event("give_back"))
+
+
+def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> str:
+    """The name of the segments, also where the rest of the configuration can not be used: memory goes then, too."""
+    try:
+        return load(path, env, flags).name
+    except ConfigError as error:
+        file = path or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
+        name = flags.get("name") or env.get("PAGETIER_NAME") or _name_in(file) or _usual_name()
+        log.warning("%s: %s is taken for the name", error, name, extra=event("give_back"))
+        return name
+
+
+def _name_in(file: Path | None) -> str | None:
+    """What the lines before the first table say."""
+    try:
+        lines = file.read_text().splitlines() if file is not None else []
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in lines:
+        if line.lstrip().startswith("["):
+            return None
+        if found := _NAME.match(line):
+            return found[1]
+    return None
+
+
+def _usual_name() -> str:
+    return str(next(field.default for field in fields() if field.path == "name"))
+
+
+def _become(user: int) -> None:
+    try:
+        group = pwd.getpwuid(user).pw_gid
+    except KeyError:
+        group = user
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)

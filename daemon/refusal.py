@@ -1,0 +1,41 @@
+"""How `pagetierd` says that it does not start: a sentence for people, event=refused for who reads a log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from ..shm.logfmt import event, formatter
+from .exits import Exit
+from .flags import ConfigCommand
+
+
+def give_up(code: Exit, error: object) -> NoReturn:
+    """Ends the process, after one line on stderr."""
+    told = f"pagetierd: {error}" if sys.stderr.isatty() else _line(code, error)
+    click.echo(told, err=True)
+    raise SystemExit(code)
+
+
+class Refusing(ConfigCommand):
+    """A command that is used wrongly in a unit file or a container says so as it says everything else."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Reads the command line."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            if sys.stderr.isatty():
+                raise
+            give_up(Exit.USAGE, error.format_message())
+
+
+def _line(code: Exit, error: object) -> str:
+    record = logging.LogRecord("pagetierd", logging.ERROR, "", 0, "%s", (error,), None)
+    vars(record).update(event("refused", code=code.value))
+    return formatter().format(record)
