@@ -12,7 +12,7 @@ from hostile.honest import Honest
 from running import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES = 64 << 10, 1024
-ROUNDS, SERVED_S, SHARE = 30, 3.0, 0.9
+ROUNDS, SERVED_S, SHARE = 30, 15.0, 0.9
 HELD, MORE = 900, 200  # pages: together they are too many
 
 

@@ -16,7 +16,7 @@ from pagetier.client import Client
 from running import namespace
 
 PAGES: Final = 4
-DEADLINE_S: Final = 5.0
+DEADLINE_S: Final = 10.0
 _REST_S: Final = 0.002
 
 
