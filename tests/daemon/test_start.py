@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pagetier.daemon import main as daemon_main
 from pagetier.daemon.exits import Exit
 from pagetier.daemon.host import Host
 from running import RunningDaemon
-from starting import arguments, fill, pagetierd, refused
+from starting import AS_NOBODY, arguments, fill, pagetierd, refused
 
 OWN_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"']
 FITS = "import pagetier.daemon.main as m; m.fit = lambda host, need: type('Fit', (), {'fits': True}); m.main()"
@@ -53,6 +54,26 @@ def test_a_flag_that_makes_no_sense(name: str) -> None:
     ended = pagetierd("--name", name, "--arena-size", "1Gb")
     assert ended.code == Exit.USAGE
     assert "--arena-size" in ended.text
+
+
+@pytest.mark.parametrize("words", [("--no-such-flag",), ("surplus",)])
+def test_a_command_line_that_makes_no_sense_is_a_line_of_the_log(words: tuple[str, ...]) -> None:
+    ended = pagetierd(*words)
+    assert ended.code == Exit.USAGE
+    assert "level=error name=pagetierd event=refused" in ended.text
+    assert len(ended.text.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_configuration_that_the_daemon_may_not_read() -> None:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        Path(folder).chmod(0o755)
+        config = Path(folder) / "pagetier.toml"
+        config.touch(0o600)
+        ended = pagetierd("--config", str(config), code=AS_NOBODY)
+    assert ended.code == Exit.USAGE
+    assert "event=refused" in ended.text
+    assert ended.told == f"{config}: can not be read: Permission denied"
 
 
 # --- the socket ------------------------------------------------------------------------------------------------------
