@@ -24,8 +24,11 @@ help:
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make fuzz    fuzzers of what other processes write, 10 s each; MINUTES=20: each that long"
 	@echo "make models  spin looks at all states of the protocols' models, and refutes their mutants"
-	@echo "make sweep   death and standstill in each operation, at all points that it crosses (some ten minutes)"
+	@echo "make sweep   death and standstill in each operation, at all points that it crosses (half an hour)"
 	@echo "make crash   engines, daemons and disk workers die at random for MINUTES=20, and a report in build/crash"
+	@echo "make soak    a long run, MINUTES=90: deaths and faults, what grows, what slows; a report in bench/results"
+	@echo "make load    56 engines on the cores that there are: who is refused, who starves"
+	@echo "make faults  each call of the disk worker fails in each way; segments and disks damaged; power lost (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers that the README claims"
 	@echo "make man     the manual pages in docs/man, out of the code"
@@ -123,6 +126,22 @@ sweep: venv
 crash: venv
 	@echo "== random death"
 	@PYTHONPATH=tests/crash:tests/support OPENBLAS_NUM_THREADS=1 $(BIN)/python -m storm --minutes $(or $(MINUTES),20)
+
+.PHONY: soak load
+soak load: export PYTHONPATH := tests/crash:tests/support:bench
+soak load: export OPENBLAS_NUM_THREADS := 1
+soak: venv
+	@echo "== a long run"
+	@$(BIN)/python -m soak --minutes $(or $(MINUTES),90)
+
+load: venv
+	@echo "== an engine in each slot"
+	@$(BIN)/python -m load
+
+.PHONY: faults
+faults: venv
+	@echo "== faults of the disk, power loss, damage"
+	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(wildcard tests/crash/test_faults_*.py tests/crash/test_power_*.py tests/crash/test_damage_*.py)
 
 test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \
