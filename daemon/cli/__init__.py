@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..exits import exit_code_help
 from ..version import version_option
+from .output import told_if_not_written
 from .summary import summary_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ class Commands(click.Group):
     def found(self) -> dict[str, EntryPoint]:
         """The entry points by name."""
         return {point.name: point for point in sorted(entry_points(group=GROUP))}
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """As click does; what can not be written is told in a line."""
+        with told_if_not_written():
+            return super().main(*args, **settings)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in order."""

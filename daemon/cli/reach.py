@@ -18,6 +18,10 @@ from ..exits import Exit
 
 _GREETING_S = 5.0
 _ANSWER_S = 60.0
+_SHUT = (
+    "this user may not open the daemon's socket: access.watch_users or access.watch_groups name who may look, and"
+    ' access.socket_mode = "0666" lets them open it'
+)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -71,6 +75,8 @@ def _connect(path: Path) -> tuple[Link, Observer]:
     try:
         link = Link(path, _GREETING_S)
     except LinkError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise Unreachable(f"{error}: {_SHUT}") from error
         raise Unreachable(f"no daemon: {error}; start pagetierd, or name its socket with --socket") from error
     try:
         return link, _observer(link)

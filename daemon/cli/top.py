@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -23,16 +24,27 @@ if TYPE_CHECKING:
     from .top_keys import Keys
 
 
+class _Seconds(click.FloatRange):
+    """A number between two: NaN compares with none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click does, and no NaN."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
 @click.command()
 @socket_option
-@click.option(
-    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
-)
+@click.option("--interval", type=_Seconds(0.1, 60), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Show it once and end, as where there is no terminal.")
 def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  click calls it so
-    """Watch the cache: tiers, hits, rates, engines, and what leaves.
+    """Watch the cache: tiers, what is found, rates, engines, and what leaves.
 
-    Only looks. q or Ctrl-C ends it. Exit codes: 0; 3 no daemon at the start.
+    "found" is the share of prompts' tokens that lie in memory or on disk; of an engine, "in mem" is the share of pages
+    that it found in memory, where they can be loaded from at once. Only looks. q or Ctrl-C ends it. Exit codes: 0; 3
+    no daemon at the start.
     """
     from rich.console import Console
 

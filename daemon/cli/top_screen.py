@@ -114,7 +114,7 @@ def sparks(ratios: Sequence[float | None], charset: Charset) -> str:
 def _ratio(history: History, charset: Charset) -> Text:
     drawn = sparks(history.ratios(_SPARK), charset)
     told = f" {_percent(history.ratio_now())} now {_percent(history.ratio())} in {MINUTES} min"
-    return Text.assemble(("hits   ", "bold"), (drawn, "green"), told)
+    return Text.assemble(("found  ", "bold"), (drawn, "green"), told)
 
 
 def _percent(ratio: float | None) -> str:
@@ -165,7 +165,7 @@ def _clients(history: History, room: int) -> Iterator[Text]:
     if not clients:
         yield Text("Nobody is attached.")
         return
-    head = f"{'engine':<21}{'pid':>8}{'age':>5}{'pins':>7}{'looks/s':>8}{'hits':>7}{'loaded/s':>12}{'stored/s':>12}"
+    head = f"{'engine':<21}{'pid':>8}{'age':>5}{'pins':>7}{'looks/s':>8}{'in mem':>7}{'loaded/s':>12}{'stored/s':>12}"
     yield Text(head, style="bold")
     for client in clients[:room]:
         yield _client(client, history)

@@ -1,0 +1,39 @@
+"""Output that nobody takes: a full disk behind `>`, say. One line and exit code 1, and no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from ..exits import Exit
+
+# a file that is opened, and can not be, has a name; commands write to nothing but stdout
+_OF_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
+
+
+@contextlib.contextmanager
+def told_if_not_written() -> Iterator[None]:
+    """Ends the process where stdout can not be written to; without a word where that is a pipe whose reader left."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _OF_WRITING or error.filename is not None:
+            raise
+        _forget_the_rest()
+        if error.errno != errno.EPIPE:
+            sys.stderr.write(f"Error: the output could not be written: {error.strerror}\n")
+        sys.exit(Exit.WRONG)
+
+
+def _forget_the_rest() -> None:
+    """What Python still holds would be written, and fail, when it ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,0 +1,62 @@
+"""Output that nobody takes, and numbers that are none: a line and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from running import RunningDaemon
+
+RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon() as daemon:
+        yield daemon
+
+
+def pagetier(*words: str, to: str = "/dev/null") -> subprocess.CompletedProcess[str]:
+    with Path(to).open("w") as out:
+        command = [sys.executable, "-c", RUN, *words]
+        return subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", [["top", "--once", "--interval", "0.1"], ["stats"], ["stats", "--json"], ["--help"]])
+def test_a_full_disk_behind_the_output(words: list[str], daemon: RunningDaemon) -> None:
+    where = [] if words == ["--help"] else ["--socket", str(daemon.socket)]
+    done = pagetier(*words, *where, to="/dev/full")
+    assert done.stderr == "Error: the output could not be written: No space left on device\n"
+    assert done.returncode == 1
+    assert pagetier(*words, *where).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_socket_that_is_shut(daemon: RunningDaemon) -> None:
+    Path(daemon.folder.name).chmod(0o755)
+    become = "import os, pagetier.daemon.cli.stats; os.setgroups([]); os.setgid(65534)"
+    code = RUN.replace("main(", f"{become}; os.setuid(65534); main(", 1)
+    command = [sys.executable, "-c", code, "stats", "--socket", str(daemon.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "start pagetierd" in done.stderr) == (3, False)
+    assert "may not open the daemon's socket: access.watch_users or" in done.stderr
+
+
+def test_a_reader_that_left(daemon: RunningDaemon) -> None:
+    command = [sys.executable, "-c", RUN, "stats", "--json", "--socket", str(daemon.socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == ""
+    assert child.returncode == 1
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0"])
+def test_an_interval_that_is_none(seconds: str) -> None:
+    done = pagetier("top", "--once", "--interval", seconds)
+    assert (done.returncode, "Traceback" in done.stderr, "--interval" in done.stderr) == (2, False, True)
