@@ -74,7 +74,7 @@ def test_the_folder_is_read_only() -> None:
             subprocess.run(["mount", "-o", "remount,bind,ro", daemon.disk], check=False)
             daemon.start()
             with Engine(daemon) as engine:
-                told_everywhere(daemon, "can not be used by the disk tier", "Read-only file system")
+                told_everywhere(daemon, "can not be used by the disk tier", "Read-only file system", "ReadWritePaths=")
                 engine.goes_on(100)
         finally:
             subprocess.run(["umount", "--lazy", daemon.disk], check=True)
