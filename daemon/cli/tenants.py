@@ -12,16 +12,12 @@ _TAKEN = frozenset({"pagetierd"})  # /etc/pagetier/pagetierd.toml is the plain d
 _RULE = "1 to 22 of the characters a-z 0-9 _ -, the first of them a letter"
 
 
-class TenantName(click.ParamType):
-    """A name that systemd, sysusers and file systems all take as it is."""
-
-    name = "name"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name, or the rule that it breaks."""
-        text = str(value)
-        if not _NAME.fullmatch(text):
-            self.fail(f'"{text}" can not be a tenant\'s name: {_RULE}', param, ctx)
-        if text in _TAKEN:
-            self.fail(f'"{text}" can not be a tenant\'s name: the plain daemon has it', param, ctx)
-        return text
+def tenant_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A name that systemd, sysusers and file systems all take as it is, or the rule that it breaks."""
+    if value is None:
+        return None
+    if not _NAME.fullmatch(value):
+        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: {_RULE}', ctx, param)
+    if value in _TAKEN:
+        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: the plain daemon has it', ctx, param)
+    return value

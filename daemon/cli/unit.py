@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from .sealed import is_as_sealed, sealed
-from .tenants import TenantName
+from .tenants import tenant_name
 
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _PROGRAM = "/usr/bin/pagetierd"
@@ -39,7 +39,7 @@ _with_metrics = click.option("--metrics", is_flag=True, help="And the drop-in th
 
 
 @unit.command("print")
-@click.option("--tenant", type=TenantName(), metavar="NAME", help="Those of a daemon for one tenant.")
+@click.option("--tenant", callback=tenant_name, metavar="NAME", help="Those of a daemon for one tenant.")
 @_with_metrics
 def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  click calls it so
     """Show the files and where they go; changes nothing."""
@@ -51,7 +51,7 @@ def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  cli
 @click.option(
     "--root", type=click.Path(path_type=Path), default=Path("/"), help="Install under this folder. [default: /]"
 )
-@click.option("--tenant", type=TenantName(), metavar="NAME", help="Those of a daemon for one tenant.")
+@click.option("--tenant", callback=tenant_name, metavar="NAME", help="Those of a daemon for one tenant.")
 @_with_metrics
 @click.option("--force", "replace", is_flag=True, help="Replace units that were changed.")
 def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> None:  # noqa: FBT001  click calls it so
