@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..shm.paths import default_socket
+from .disk_size import wrong_disk_size
 from .options import MOST_FRAMES, PREFIX, Config, Field, fields, replaced
 from .places import line_of
 from .settings import hint, shown
@@ -63,7 +64,7 @@ def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config
             raise ConfigError(f'{where}: unknown setting "{path}"{hint(path, known)}')
         given[path] = _read(known[path], text, f"{where}: {path}")
     changed = replaced(config, {path: each.value for path, each in given.items()})
-    _check(changed, given)
+    _check(changed, given, "in force")
     return changed
 
 
@@ -184,9 +185,11 @@ def _build(given: _Givens, env: Mapping[str, str]) -> Config:
     return config
 
 
-def _check(config: Config, given: _Givens) -> None:
+def _check(config: Config, given: _Givens, otherwise: str = "default") -> None:
+    """Whether settings fit each other. otherwise: where a value is from that nobody gave."""
+
     def told(path: str, value: str) -> str:
-        return f"{path} = {value} ({given[path].where if path in given else 'default'})"
+        return f"{path} = {value} ({given[path].where if path in given else otherwise})"
 
     arena, evict = config.arena, config.evict
     size = told("arena.size", spell_size(arena.size))
@@ -200,6 +203,8 @@ def _check(config: Config, given: _Givens) -> None:
         raise ConfigError(f"{told('disk.size', spell_size(disk.size))} needs a folder: set disk.path")
     if disk.path and not disk.size:
         raise ConfigError(f"{told('disk.path', str(disk.path))} needs a size: set disk.size")
+    if why := wrong_disk_size(config):
+        raise ConfigError(f"{told('disk.size', spell_size(disk.size))} {why}")
     if evict.low > evict.high:
         low, high = told("evict.low", str(evict.low)), told("evict.high", str(evict.high))
         raise ConfigError(f"{low} is more than {high}")

@@ -205,7 +205,8 @@ class Service:
         except ConfigError as error:
             return Resized(request.number, trouble=str(error))
         log.info("resized: %s", changes, extra=event("resized"))
-        return Resized(request.number, list(changes.done))
+        warnings = [f"warning: {told}" for told in [self.disk.too_large()] if told]
+        return Resized(request.number, [*changes.done, *warnings])
 
     def _follow(self, config: Config) -> None:
         self._ttl_ns = int(config.store.expiry * 1e9)

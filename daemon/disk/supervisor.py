@@ -43,7 +43,7 @@ class Watcher(Protocol):
 class Supervisor:
     """Runs from start() to stop(). On the loop's thread only.
 
-    populated: whether the worker may map all of the arena ahead.
+    populated: whether the worker may map all of the arena ahead. renewing: whether it ends to make way for another.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Supervisor:
         self._worker: WorkerProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self.leaving = False
-        self._renewing = False
+        self.renewing = False
         self._why = ""
         self._crashes = 0
         self.restarts = 0
@@ -94,7 +94,7 @@ class Supervisor:
         self._options = options
         worker = self._worker
         if worker is not None:
-            self._renewing, self._why = True, "it is being opened with another size"
+            self.renewing, self._why = True, "it is being opened with another size"
             self.send(Leave())
             self._loop.call_later(LEAVING_S, self._hurry, worker)
 
@@ -121,8 +121,8 @@ class Supervisor:
                 self._watcher.failed(f"its worker can not be started: {error}")
             if self.leaving:
                 return
-            if self._renewing:
-                self._renewing = False
+            if self.renewing:
+                self.renewing = False
                 continue
             lasted = self._loop.time() - began > LASTING_S
             pause = FIRST_PAUSE_S if lasted else min(2 * pause, LONGEST_PAUSE_S)

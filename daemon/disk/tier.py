@@ -17,6 +17,7 @@ from ...shm.points import point
 from ...shm.protocol import Fetch, Fetched, ProtocolError, Saved
 from ...shm.segments import Segments
 from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
+from ..disk_size import beyond_its_disk
 from ..options import Config
 from ..sizes import format_size
 from .backlog import Backlog
@@ -236,7 +237,9 @@ class Disk:
         self._fetches.lost()
         point("disk.lost")
         self._note(standing=Standing.DOWN, trouble=why)
-        if not self._supervisor.leaving:
+        if self._supervisor.renewing:
+            log.info("no disk tier for a moment: %s", why, extra=event("disk_resized"))
+        elif not self._supervisor.leaving:
             log.warning("no disk tier: %s", why, extra=event("disk_down"))
 
     def _look_at_backlog(self) -> None:
@@ -267,6 +270,13 @@ class Disk:
             time.monotonic() - self._began,
             extra=event("disk_open", pages=header["disk_pages"]),
         )
+
+        if too_large := self.too_large():
+            log.warning("%s", too_large, extra=event("disk_size"))
+
+    def too_large(self) -> str:
+        """That the tier may grow beyond its file system, or ""."""
+        return beyond_its_disk(self._options, self._report.disk_total)
 
     def _end_saving_when_due(self) -> None:
         if self._behind.all_wanted and self._loop.time() > self._saving_until:

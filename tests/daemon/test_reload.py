@@ -132,6 +132,27 @@ def test_sizes_that_are_none(disk: DiskDaemon) -> None:
     assert disk.report().cap == 64 << 20
     none = disk.pagetier("resize", "--disk-size", "0")
     assert (none.exit_code, "set disk.size" in none.output) == (1, True)
+    for size in ("1", "1MiB", "9PiB"):
+        impossible = disk.pagetier("resize", "--disk-size", size)
+        assert (impossible.exit_code, "at least 2MiB" in impossible.output) == (1, size != "9PiB"), impossible.output
+    disk.wait_open()
+    assert disk.lines("disk_down") == []
+
+
+def test_the_smallest_disk_there_is(disk: DiskDaemon) -> None:
+    with Engine(disk) as engine:
+        assert disk.pagetier("resize", "--disk-size", "2MiB").exit_code == 0
+        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 2 << 20), disk.told()
+        engine.store_through(disk, range(8))
+        assert disk.snapshot().disk_work.written == 8
+    assert disk.lines("disk_down") == []
+    assert len(disk.lines("level=info name=pagetierd.disk event=disk_resized")) == 1
+
+
+def test_a_disk_larger_than_its_file_system_is_told(disk: DiskDaemon) -> None:
+    told = disk.pagetier("resize", "--disk-size", "60TiB")
+    assert (told.exit_code, "warning: disk.size = 60TiB is more than the file system" in told.output) == (0, True)
+    assert eventually(lambda: "event=disk_size" in disk.log.read_text()), disk.told()
 
 
 def test_a_restart_with_another_disk_finds_the_memory_warm(disk: DiskDaemon) -> None:
