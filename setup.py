@@ -22,6 +22,16 @@ def manual() -> list[tuple[str, list[str]]]:
     return [(f"share/man/man{page.suffix[1:]}", [str(page)]) for page in sorted(Path("docs/man").iterdir())]
 
 
+def documents() -> list[tuple[str, list[str]]]:
+    """Where the pages for administrators go, and the files that they speak of."""
+    folders = [Path("docs"), Path("docs/kubernetes"), Path("docs/monitoring")]
+    return [(f"share/doc/pagetier{str(folder)[4:]}", _files_in(folder)) for folder in folders]
+
+
+def _files_in(folder: Path) -> list[str]:
+    return [str(path) for path in sorted(folder.iterdir()) if path.is_file()]
+
+
 core = Extension(
     "pagetier.shm._core",
     sources=["shm/_core.c"],
@@ -39,7 +49,7 @@ setup(
     package_data={f"pagetier.{room}": ["*.pyi", "py.typed"] for room in ROOMS}
     | {UNITS: ["*.service", "*.conf", "*.toml"]},
     include_package_data=False,
-    data_files=manual(),
+    data_files=[*manual(), *documents()],
     ext_modules=[core],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

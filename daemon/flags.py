@@ -16,7 +16,13 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def config_options(command: _Command) -> _Command:
     """Decorates `command` with one option for each setting; a str, or None where it was not given."""
     for field in reversed(fields()):
-        option = click.option(field.flag, field.parameter, metavar=field.setting.metavar, help=_help(field))
+        option = click.option(
+            field.flag,
+            field.parameter,
+            metavar=field.setting.metavar,
+            help=_help(field),
+            shell_complete=_choices(field),
+        )
         command = option(command)
     return command
 
@@ -56,6 +62,16 @@ def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
     """Those of a command's `parameters` that `config_options` made, for `config.load`."""
     names = [field.parameter for field in fields()]
     return {name: parameters[name] for name in names if name in parameters}
+
+
+def _choices(field: Field) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What a shell offers for its value: the words of a choice, and nothing for what is free."""
+    words = field.setting.metavar.split("|")
+
+    def begun(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        return [word for word in words if len(words) > 1 and word.startswith(incomplete)]
+
+    return begun
 
 
 def _help(field: Field) -> str:

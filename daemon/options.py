@@ -138,15 +138,23 @@ class Access(Section, frozen=True, kw_only=True):
     users: Annotated[tuple[int, ...], users_setting("Users (names or numbers) who may attach.")] = ()
     groups: Annotated[tuple[int, ...], groups_setting("Groups (names or numbers) who may attach.")] = ()
     watch_users: Annotated[
-        tuple[int, ...], users_setting("Users who may look (stats, top), and change and attach nothing.")
+        tuple[int, ...],
+        users_setting("Users who may look (stats, top), and do nothing else; see socket_mode."),
     ] = ()
     watch_groups: Annotated[
-        tuple[int, ...], groups_setting("Groups who may look (stats, top), and change and attach nothing.")
+        tuple[int, ...],
+        groups_setting("Groups who may look (stats, top), and do nothing else; see socket_mode."),
     ] = ()
     socket_group: Annotated[
         tuple[int, ...], group_setting("Group of the control socket, one of the daemon's own; empty: its first.")
     ] = ()
-    socket_mode: Annotated[int, mode_setting("Permission bits of the control socket, octal.")] = 0o660
+    socket_mode: Annotated[
+        int,
+        mode_setting(
+            "Permission bits of the control socket, and of metrics.listen where that is a path, octal. 0666 lets"
+            " everybody open it, and who is named nowhere is refused."
+        ),
+    ] = 0o660
 
 
 class Log(Section, frozen=True, kw_only=True):

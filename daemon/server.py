@@ -108,8 +108,9 @@ def locked_out(found: os.stat_result, access: Access) -> str:
         return ""
     mode = f"{stat.S_IMODE(found.st_mode):04o}"
     return (
-        f"the socket's mode {mode} keeps out some whom access.users and access.groups name:"
-        f' set access.socket_mode = "0666" (everybody else is refused all the same)'
+        f"the socket's mode {mode} keeps out some whom access.users, access.groups, access.watch_users or"
+        ' access.watch_groups name: set access.socket_mode = "0666" and restart'
+        " (everybody else is refused all the same)"
     )
 
 

@@ -17,8 +17,8 @@ class Roff:
         self._lines = [f'.TH "{name.upper()}" "{section}" "" "{release}" "pagetier"', ".nh", ".ad l"]
 
     def section(self, title: str) -> Self:
-        """A heading."""
-        return self._add(f".SH {title.upper()}")
+        """A heading, in capitals; what stands in brackets is a name, and stays as it is."""
+        return self._add(f'.SH "{title}"' if title.startswith("[") else f".SH {title.upper()}")
 
     def subsection(self, title: str) -> Self:
         """A smaller heading."""

@@ -7,6 +7,7 @@ from itertools import groupby
 import msgspec
 
 from ..flags import about
+from ..in_force import AT_ONCE
 from ..options import Field, fields
 from .roff import Roff
 
@@ -30,6 +31,9 @@ _UNITS = """A size is a number of bytes, or a number with a unit: K, M, G, T, P 
 1024, KB, MB, GB, TB, PB in 1000. A duration is a number of seconds, or a number with us, ms, s, m, h or d. A share is a
 number from 0 to below 1. A mode is an octal string."""
 
+_RELOAD = """SIGHUP (`systemctl reload pagetierd`) reads the file again. What it says of these settings is in force at
+once, of all others after a restart, which the log says: """
+
 
 def settings_page(release: str) -> str:
     """Each key with its variable, its flag, its default and its help."""
@@ -47,6 +51,7 @@ def settings_page(release: str) -> str:
             page.text(about(section) + ".")
         for field in keys:
             page.item(f"{field.key} = {field.setting.metavar}", f"{field.setting.help} {_names(field)}")
+    page.section("reload").text(_RELOAD + ", ".join(f"`{path}`" for path in sorted(AT_ONCE)) + ".")
     page.section("example").lines(_EXAMPLE.splitlines())
     page.section("see also").text("`pagetierd`(8), `pagetier`(1)")
     return str(page)

@@ -60,12 +60,13 @@ def _lookups(look: Look) -> Iterator[Metric]:
         (_DISK, "hit"): header["disk_read"],
         (_DISK, "miss"): header["disk_missed"],
     }
-    yield counters("lookup_pages", "Pages looked for in a tier.", ["tier", "result"], pages)
+    about = "Pages looked for in memory; and pages that the disk was asked to read: read, or not there in time."
+    yield counters("lookup_pages", about, ["tier", "result"], pages)
     found, on_disk, missed = (counts[name] for name in ("memory_tokens", "disk_tokens", "missed_tokens"))
     tokens = {(_MEMORY, "hit"): found, (_MEMORY, "miss"): on_disk + missed}
     if look.work.report.standing is not Standing.NONE:
         tokens |= {(_DISK, "hit"): on_disk, (_DISK, "miss"): missed}
-    about = "Tokens of prompts looked for in a tier; on disk those that are not in memory."
+    about = "Tokens of prompts looked for in a tier; on disk those that are not in memory, read or not."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
 
 

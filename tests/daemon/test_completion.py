@@ -45,6 +45,14 @@ def test_options_of_the_group_and_of_a_command() -> None:
     assert "--interval" in offered("top", "--in")
 
 
+def test_the_words_of_a_choice() -> None:
+    words = "pagetierd --disk-write "
+    environ = os.environ | {"_PAGETIERD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "2"}
+    code = "from pagetier.daemon.main import main; main(prog_name='pagetierd')"
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout == "plain,evict\nplain,through\nplain,second\n"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_that_a_shell_reads(shell: str) -> None:
     environ = os.environ | {"_PAGETIER_COMPLETE": f"{shell}_source"}

@@ -42,6 +42,12 @@ def test_every_setting_is_there_under_all_its_names() -> None:
         assert f"{field.flag} " in plain("pagetierd.8")
 
 
+def test_a_table_is_named_as_it_is_written() -> None:
+    text = plain("pagetierd.toml.5")
+    assert '.SH "[disk]"\n' in text and "[DISK]" not in text
+    assert "access.watch_users, " in text.partition(".SH RELOAD")[2]
+
+
 def test_no_page_names_this_host() -> None:
     for text in manual().values():
         assert str(Path.cwd()) not in text

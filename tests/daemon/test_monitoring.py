@@ -16,6 +16,7 @@ from scraped import names_in, sample_names, scrape
 from with_disk import running_with_disk
 
 DOCS = Path(__file__).parents[2] / "docs"
+EVENT = re.compile(r'event\(\s*"(\w+)"')
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,14 @@ def test_every_metric_is_explained(there: set[str]) -> None:
     named = {re.sub("_(bucket|sum|count)$", "", name) for name in there if name.startswith("pagetier_")}
     explained = set(re.findall(r"^\| `(pagetier_\w+)` \|", page, re.MULTILINE))
     assert named == explained
+
+
+def test_every_event_of_the_log_is_explained() -> None:
+    rooms = [DOCS.parent / room for room in ("shm", "tiers", "daemon")]
+    logged = {name for room in rooms for path in room.rglob("*.py") for name in EVENT.findall(path.read_text())}
+    rows = [line.split("|")[1] for line in (DOCS / "watch.md").read_text().splitlines() if line.startswith("| `")]
+    assert len(logged) > 20
+    assert {name for name in logged if not any(f"`{name}`" in row for row in rows)} == set()
 
 
 def test_every_query_of_the_dashboard_is_balanced() -> None:
