@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..tiers.room import least_cap
+from ..tiers.room import holds_any, least_cap
 from .options import MOST_FRAMES, Config, Disk
 from .sizes import format_size, spell_size
 
@@ -19,8 +19,8 @@ def wrong_disk_size(config: Config) -> str:
         return ""
     if disk.size > MOST_MAPPED:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
-    least = least_cap(disk.environments, frame)
-    if disk.size < least:
+    if not holds_any(disk.size, disk.environments, frame):
+        least = least_cap(disk.environments, frame)
         parts = f"{disk.environments} environments of frames of {spell_size(frame)}"
         return f"has no room for a page in each part: at least {spell_size(least)} for {parts}"
     if not config.index.entries and config.arena.frames + disk.size // frame > MOST_FRAMES:

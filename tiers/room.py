@@ -61,16 +61,17 @@ def pages_of_value(frame_bytes: int) -> int:
 def least_cap(environments: int, frame_bytes: int) -> int:
     """The smallest number of whole MiB in which each environment holds a frame."""
     low, high = 0, 1
-    while not _holds(high, environments, frame_bytes):
+    while not holds_any(high << 20, environments, frame_bytes):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _holds(middle, environments, frame_bytes) else (middle, high)
+        low, high = (low, middle) if holds_any(middle << 20, environments, frame_bytes) else (middle, high)
     return high << 20
 
 
-def _holds(mib: int, environments: int, frame_bytes: int) -> bool:
-    return shape_of(mib << 20, environments, frame_bytes, TRANSACTION_BYTES).room > 0
+def holds_any(cap_bytes: int, environments: int, frame_bytes: int) -> bool:
+    """Whether each environment holds a frame."""
+    return shape_of(cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room > 0
 
 
 def shape_of(cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:
