@@ -1,4 +1,7 @@
-"""Lines in the log that others can cause: so many a minute for each user, and of the rest how many there were."""
+"""Lines in the log that others can cause: so many a minute for each user, and of the rest how many there were.
+
+An engine that is refused comes again and again: of lines that say the same a few are enough.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import msgspec
 from ..shm.logfmt import event
 
 LINES: Final = 20
+SAME: Final = 3
 MINUTE_S: Final = 60.0
 
 
 class _Minute(msgspec.Struct):
     ends: float
-    lines: int = 0
+    told: list[str] = []
     left_out: int = 0
 
 
@@ -32,8 +36,9 @@ class Ration:
     def tell(self, level: int, uid: int, line: str, *facts: object, extra: Mapping[str, Any]) -> None:
         """Logs it, if the user's minute has room for it."""
         minute = self._minute(uid)
-        minute.lines += 1
-        if minute.lines <= LINES:
+        text = line % facts
+        if len(minute.told) < LINES and minute.told.count(text) < SAME:
+            minute.told.append(text)
             self._log.log(level, line, *facts, extra=extra)
         else:
             minute.left_out += 1

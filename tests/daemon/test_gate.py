@@ -11,7 +11,7 @@ import pytest
 
 from pagetier.daemon.gate import MOST_OF_PROCESS, MOST_SILENT, Gate
 from pagetier.daemon.peers import Caller
-from pagetier.daemon.ration import LINES, MINUTE_S, Ration
+from pagetier.daemon.ration import LINES, MINUTE_S, SAME, Ration
 from pagetier.shm.logfmt import event
 from pagetier.shm.protocol import BUILD, Attach, Check, Detach, Findings, Observe, Reserve, Reserved, Space, Welcome
 from serving import Peer, serving
@@ -65,6 +65,17 @@ def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2 * (LINES + 1) + 1
     assert told[LINES + 1] == "of user 7 there were 5 more such lines in a minute"
+
+
+def test_the_same_is_told_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    ration = Ration(log, lambda: now[0])
+    for _ in range(45):
+        ration.tell(logging.WARNING, 7, "%s may not attach", "pid 12", extra=event("test"))
+        now[0] += MINUTE_S / 46
+    ration.tell(logging.WARNING, 7, "%s may not attach", "pid 13", extra=event("test"))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["pid 12 may not attach"] * SAME + ["pid 13 may not attach"]
 
 
 # --- a real socket ---------------------------------------------------------------------------------------------------
