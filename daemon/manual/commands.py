@@ -51,7 +51,8 @@ def pagetierd_page(release: str) -> str:
             for term, text in records:
                 page.item(term, text)
     page.section("log").text(_LOG)
-    _exits(page, [Exit.OK, Exit.USAGE, Exit.REFUSED])
+    page.section("reload").text(_RELOAD)
+    _exits(page, [Exit.OK, Exit.USAGE, Exit.REFUSED, Exit.UNFIT])
     page.section("see also").text(_SEE_ALSO)
     return str(page)
 
@@ -59,6 +60,9 @@ def pagetierd_page(release: str) -> str:
 _LOG = """The log goes to stderr, a line an event, in logfmt: `ts`, `level`, `name`, `event` and `msg`, then numbers
 of the sentence as fields of their own. Where stderr is journald's, lines begin with their priority instead of the time:
 `journalctl -u pagetierd -p warning` shows those that somebody should read."""
+
+_RELOAD = """On SIGHUP (`systemctl reload pagetierd`) the file is read again. What changes at once is listed in
+`pagetierd.toml`(5); the rest waits for a restart, and is named in the log. What is wrong changes nothing."""
 
 
 def _commands(page: Roff, group: click.Group, ctx: click.Context) -> None:
