@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -41,8 +42,7 @@ class Server:
         self._complaints = Ration(log)
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = _identity(path)
-        if trouble := locked_out(path.stat(), access):
-            log.warning("%s", trouble, extra=event("socket_shut"))
+        self._tell_locked_out()
         self._server: asyncio.Server | None = None
 
     async def start(self, service: Service) -> None:
@@ -56,7 +56,14 @@ class Server:
 
     def follow(self, access: Access) -> None:
         """Who comes from now on is let in by these rules; who is there stays."""
-        self._access = access
+        if access != self._access:
+            self._access = access
+            self._tell_locked_out()
+
+    def _tell_locked_out(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody removed it
+            if trouble := locked_out(self._path.stat(), self._access):
+                log.warning("%s", trouble, extra=event("socket_shut"))
 
     def stop(self) -> None:
         """Nobody comes any more. Who is connected stays so until the process ends."""

@@ -82,6 +82,11 @@ def test_who_may_attach_changes(daemon: RunningDaemon) -> None:
     assert "may not attach" in as_nobody(daemon)
 
 
+def test_who_may_look_but_can_not_open_the_socket_is_told(daemon: RunningDaemon) -> None:
+    reloaded(daemon, "[access]\nwatch_groups = [4711]\n", "event=socket_shut")
+    assert "access.watch_groups name: set access.socket_mode" in daemon.log.read_text()
+
+
 def as_nobody(daemon: RunningDaemon) -> str:
     code = (
         "import os, sys; from pathlib import Path; from pagetier.shm.link import Link, LinkError;"
