@@ -176,6 +176,19 @@ def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
     assert load(file, {"PAGETIER_DISK_PATH": "", "PAGETIER_DISK_SIZE": "0"}, {}).disk.path is None
 
 
+def test_a_disk_has_a_size_that_its_store_can_have(file: Path) -> None:
+    file.write_text('[disk]\npath = "/var/cache/x"\nsize = "1MiB"\n')
+    assert f"disk.size = 1MiB ({file}: line 3: disk.size) has no room for a page in each part" in refused(file)
+    assert "at least 1MiB for 2 environments of frames of 4KiB" in refused(
+        file, arena_frame_size="4KiB", disk_environments="2", disk_size="500KiB"
+    )
+    assert load(file, {}, {"arena_frame_size": "4KiB", "disk_environments": "2"}).disk.size == 1 << 20
+    assert "can be mapped: at most 64TiB" in refused(file, disk_size="65TiB")
+    many = {"arena_frame_size": "4KiB", "disk_size": "8TiB"}
+    assert "more frames of 4KiB than the index can have pages" in refused(file, **many)
+    assert load(file, {}, many | {"index_entries": "1000000"}).entries == 1_000_000
+
+
 @settings(deadline=None)  # looks up users
 @given(st.text(alphabet=string.printable, max_size=30))
 def test_no_text_escapes_as_another_error(text: str) -> None:
