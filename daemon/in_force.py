@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from .config import ConfigError, with_changes
+from .disk_size import wrong_disk_size
 from .options import Config, fields, replaced, value_of
 
 AT_ONCE: Final = frozenset(
@@ -50,12 +51,15 @@ class InForce:
         self._followers.append(follower)
 
     def take(self, wanted: Config) -> Changes:
-        """Goes by another configuration from now on, as far as that is possible without a restart."""
+        """Goes by another configuration from now on, as far as that is possible without a restart.
+
+        Raises ConfigError, and all stays as it was, where what is in force and what is new do not go together.
+        """
         old = self.config
         different = [field for field in fields() if value_of(old, field) != value_of(wanted, field)]
         done = [field for field in different if _at_once(field.path, old, wanted)]
         if done:
-            self.config = replaced(old, {field.path: value_of(wanted, field) for field in done})
+            self.config = _going_together(replaced(old, {field.path: value_of(wanted, field) for field in done}))
             for follower in self._followers:
                 follower(self.config)
         told = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field))}" for field in done)
@@ -70,6 +74,13 @@ class InForce:
         if wanted.disk.size != self.config.disk.size and not _at_once("disk.size", self.config, wanted):
             raise ConfigError("disk.size: a disk tier comes and goes with a restart of the daemon only")
         return self.take(wanted)
+
+
+def _going_together(config: Config) -> Config:
+    """It itself: a file may be right as a whole, and wrong beside what only a restart changes."""
+    if wrong := wrong_disk_size(config):
+        raise ConfigError(f"disk.size, beside what only a restart changes, {wrong}")
+    return config
 
 
 def _at_once(path: str, old: Config, wanted: Config) -> bool:

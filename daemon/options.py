@@ -93,7 +93,10 @@ class Store(Section, frozen=True, kw_only=True):
 
     expiry: Annotated[float, duration_setting("How long a living writer may hold a reservation.")] = 60.0
     share: Annotated[
-        float, share_setting("Share of the arena that one process may have reserved and not written yet; 0: any.")
+        float,
+        share_setting(
+            "Share of an arena of 1,024 frames and more that one process may have reserved and not written yet; 0: any."
+        ),
     ] = 0.9
     quarantine: Annotated[
         float, pause_setting("How long the memory of a dead process stays out of use: its GPU may still write.")
@@ -104,7 +107,10 @@ class Match(Section, frozen=True, kw_only=True):
     """Finding pages."""
 
     share: Annotated[
-        float, share_setting("Share of the arena that one process may have pinned: its matches end there; 0: any.")
+        float,
+        share_setting(
+            "Share of an arena of 1,024 frames and more that one process may pin: its matches end there; 0: any."
+        ),
     ] = 0.9
 
 

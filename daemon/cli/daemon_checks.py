@@ -25,11 +25,16 @@ def check_folder(folder: Path) -> Result:
         found = folder.stat()
     except OSError as error:
         return _missing_folder(folder, error)
-    if found.st_uid not in (0, os.geteuid()) and folder.name.startswith("pagetier-"):
+    if found.st_uid not in (0, os.geteuid()) and _anybody_may_make(folder):
         return problem("folder", f"{folder} belongs to user {user_name(found.st_uid)}: remove it or set another socket")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
         return problem("folder", f"others may replace what is in {folder}: chmod go-w {shlex.quote(str(folder))}")
     return ok("folder", f"{folder} of user {user_name(found.st_uid)}")
+
+
+def _anybody_may_make(folder: Path) -> bool:
+    """Whether it lies where everybody makes folders, as the default for users does: there it may be an intruder's."""
+    return bool(folder.parent.stat().st_mode & stat.S_IWOTH)
 
 
 def _missing_folder(folder: Path, error: OSError) -> Result:

@@ -18,6 +18,9 @@ _OF_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.E
 @contextlib.contextmanager
 def told_if_not_written() -> Iterator[None]:
     """Ends the process where stdout can not be written to; without a word where that is a pipe whose reader left."""
+    if sys.stdout is None:  # the shell's >&-
+        sys.stderr.write("Error: there is no standard output\n")
+        sys.exit(Exit.WRONG)
     try:
         try:
             yield

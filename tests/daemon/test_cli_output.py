@@ -36,6 +36,12 @@ def test_a_full_disk_behind_the_output(words: list[str], daemon: RunningDaemon) 
     assert pagetier(*words, *where).returncode == 0
 
 
+def test_no_output_at_all(daemon: RunningDaemon) -> None:
+    shell = f"exec {sys.executable} -c '{RUN}' stats --socket {daemon.socket} >&-"
+    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.stderr, done.returncode) == ("Error: there is no standard output\n", 1)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_socket_that_is_shut(daemon: RunningDaemon) -> None:
     Path(daemon.folder.name).chmod(0o755)

@@ -42,7 +42,7 @@ def test_nothing_new_is_told_to_nobody() -> None:
 def test_a_disk_comes_goes_and_moves_with_a_restart_only(other: Config) -> None:
     for old, new in ((WITH_DISK, other), (other, WITH_DISK)):
         assert "disk.size" in InForce(old).take(new).later
-    assert InForce(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": 5})).done == ("disk.size = 5",)
+    assert InForce(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": 64 << 20})).done == ("disk.size = 64MiB",)
 
 
 def test_sizes_by_an_administrators_word() -> None:
@@ -80,3 +80,12 @@ def test_a_word_that_makes_no_sense_changes_nothing(texts: dict[str, str], words
 def test_a_disk_that_is_not_there_is_not_resized() -> None:
     with pytest.raises(ConfigError, match=r"disk.size = 1GiB .* needs a folder"):
         InForce(Config()).resize({"disk.size": "1GiB"})
+
+
+def test_a_size_that_is_right_only_with_what_waits_for_a_restart_is_refused() -> None:
+    disk = Disk(path=Path("/d"), size=1 << 30, environments=8)
+    in_force = InForce(Config(disk=disk))
+    in_force.follow(lambda config: pytest.fail("told"))
+    with pytest.raises(ConfigError, match="beside what only a restart changes, has no room for a page in each part"):
+        in_force.take(Config(disk=replaced(Config(disk=disk), {"disk.size": 8 << 20, "disk.environments": 1}).disk))
+    assert in_force.config.disk == disk
