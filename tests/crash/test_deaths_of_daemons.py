@@ -76,7 +76,7 @@ def test_an_upgrade_to_another_format_is_refused_and_costs_stores_alone(daemon: 
         assert store(client, prompt(0)).stored == 8
         daemon.kill()
         ours = write_format(daemon, OTHER_FORMAT)
-        assert daemon.launch().wait(START_S) == Exit.REFUSED
+        assert daemon.launch().wait(START_S) == Exit.UNFIT
         assert found(client, prompt(0)) == 8, "who was attached goes on"
         assert store(client, prompt(1), deadline=0.1).refused == 8
         write_format(daemon, ours)

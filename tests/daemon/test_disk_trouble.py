@@ -98,9 +98,3 @@ def test_another_daemon_has_the_folder() -> None:
         assert other.snapshot().tiers.disk.pages >= 8
         daemon.disk = Path(daemon.folder.name) / "another"
         daemon.open()
-
-
-def test_a_disk_that_is_too_small_for_one_frame() -> None:
-    with TroubledDaemon(FRAMES, "200KiB") as daemon, Engine(daemon) as engine:
-        told_everywhere(daemon, "too small")
-        engine.goes_on(0)

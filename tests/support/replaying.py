@@ -22,7 +22,9 @@ from pagetier.shm.protocol import BUILD, Observe
 BLOCK = 512
 PAGE = 4096
 WAIT_S = 30.0
-COMMAND = [sys.executable, "-c", "from pagetier.client.replay import replay; replay()"]
+# Who runs tests in the background of a shell has SIGINT ignored, and so have their children.
+_HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{_HEEDS_INT}; from pagetier.client.replay import replay; replay()"]
 
 Chain = list[int]
 
