@@ -16,9 +16,9 @@ from ._core import FORMAT
 
 PROTOCOL: Final = 3
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
-# Bytes of a message: of any, of an engine's request (100,000 pages), of a greeting.
+# Bytes of a message: of any, of an engine's request (400,000 pages), of a greeting.
 MESSAGE_LIMIT: Final = 64 << 20
-REQUEST_LIMIT: Final = 4 << 20
+REQUEST_LIMIT: Final = 16 << 20
 GREETING_LIMIT: Final = 2 << 20
 _LENGTH: Final = struct.Struct("<I")
 _T = TypeVar("_T")
