@@ -293,4 +293,4 @@ def test_a_long_prompt_of_short_pages_is_one_request(client: Client) -> None:
     """131,072 tokens, a token a page: what finds room is granted, and nothing is refused for being asked at once."""
     keys = namespace(1).keys(range(131_072))
     with client.reserve(keys, 16, deadline=30.0) as reservation:
-        assert len(reservation.granted) > 0, reservation.outcomes[0]
+        assert len(reservation.granted) > 0
