@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from ..shm._core import ShmError
 from ..shm.logfmt import event, log_to_stderr
@@ -28,7 +27,7 @@ from .host import Host
 from .leave import Told
 from .notify import Notifier
 from .options import Config
-from .plan import geometry_of, need_of
+from .plan import geometry_of, need_of, serves
 from .prefault import PrefaultError
 from .refusal import Refusing, give_up
 from .run import Keeper, run
@@ -160,8 +159,6 @@ def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> S
             raise ShmError(verdict.explain())
 
     def will_do(have: Geometry) -> bool:
-        """A warm index that was made for another size of the disk still serves."""
-        return not settings.index.entries and msgspec.structs.replace(have, entries=wanted.entries) == wanted
+        return serves(have, settings)
 
-    wanted = geometry_of(settings)
-    return take(Wish(settings.name, wanted, BUILD, leftovers, check_room, will_do))
+    return take(Wish(settings.name, geometry_of(settings), BUILD, leftovers, check_room, will_do))

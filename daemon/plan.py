@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from ..shm._core import ShmError
 from ..shm.segments import Geometry
 from .fit import Need
@@ -14,6 +16,12 @@ def geometry_of(config: Config) -> Geometry:
     if not arena.frames:
         raise ShmError(f"an arena of {arena.size} bytes holds no frame of {arena.frame_size}")
     return Geometry(arena.frame_size, arena.frames, config.entries, index.namespaces)
+
+
+def serves(have: Geometry, config: Config) -> bool:
+    """Whether warm segments do for it: they are as it asks for, or their index is for another size of the disk."""
+    wanted = geometry_of(config)
+    return have == wanted or (not config.index.entries and structs.replace(have, entries=wanted.entries) == wanted)
 
 
 def need_of(config: Config, held: int = 0) -> Need:

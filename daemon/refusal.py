@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import click
@@ -11,6 +12,7 @@ import click
 from ..shm.logfmt import event, formatter
 from .exits import Exit
 from .flags import ConfigCommand
+from .output import told_if_not_written
 
 
 def give_up(code: Exit, error: object) -> NoReturn:
@@ -26,9 +28,11 @@ class Refusing(ConfigCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Reads the command line."""
+        """Reads the command line, and answers --help and --version."""
         try:
-            return super().make_context(info_name, args, parent, **extra)
+            # a daemon needs no output: without one there is nothing to tell
+            with told_if_not_written() if sys.stdout else nullcontext():
+                return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
             if sys.stderr.isatty():
                 raise

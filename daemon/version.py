@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import click
 
 
 def _show(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:  # noqa: FBT001  click calls it so
     if not asked or ctx.resilient_parsing:
         return
+    from importlib.metadata import version
+
     from ..shm.protocol import BUILD
 
     click.echo(f"{ctx.info_name} {version('pagetier')} ({BUILD.removeprefix('pagetier ')})")

@@ -11,9 +11,9 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 import posix_ipc
@@ -37,6 +37,11 @@ class Geometry(msgspec.Struct, frozen=True):
     frames: int
     entries: int
     spaces: int
+
+    @classmethod
+    def of(cls, header: Mapping[str, int]) -> Self:
+        """That of the segments with this header."""
+        return cls(*(header[field] for field in cls.__struct_fields__))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -274,8 +279,7 @@ def _map(name: str) -> Owner:
 
 
 def _check_geometry(wish: Wish, owner: Owner) -> None:
-    header = owner.header()
-    have = Geometry(*(header[field] for field in Geometry.__struct_fields__))
+    have = Geometry.of(owner.header())
     if have != wish.geometry and not (wish.will_do is not None and wish.will_do(have)):
         told = f"are still warm, with {have}; the configuration asks for {wish.geometry}"
         raise _no_use(wish.name, told)

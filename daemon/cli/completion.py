@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
 
 from click.shell_completion import CompletionItem
 
+from .commands import Place
 from .summary import summary_of
 
 
-def commands_that_begin(begun: str, points: Mapping[str, EntryPoint]) -> list[CompletionItem]:
+def commands_that_begin(begun: str, places: Mapping[str, Place]) -> list[CompletionItem]:
     """One for each command whose name begins so."""
     return [
-        CompletionItem(name, help=summary_of(point.module, point.attr))
-        for name, point in points.items()
+        CompletionItem(name, help=summary_of(place.module, place.function))
+        for name, place in places.items()
         if name.startswith(begun)
     ]

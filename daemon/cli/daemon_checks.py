@@ -10,8 +10,10 @@ from pathlib import Path
 
 from ...shm.files import user_name
 from ...shm.protocol import Check, Findings
+from ...shm.segments import Geometry
 from ...shm.survey import Found, survey
 from ..options import Access, Config
+from ..plan import geometry_of, serves
 from ..server import locked_out
 from ..sizes import format_size
 from ..stats import take_snapshot
@@ -70,14 +72,21 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     memory, clients = snapshot.tiers.memory, len(snapshot.clients)
     has = f"{memory.pages:,} pages in {format_size(memory.used)} of {format_size(memory.cap)}, {clients} clients"
     yield ok("daemon", f"answers: {snapshot.daemon.build}, {has}")
-    if memory.cap != config.arena.whole_size:
-        sizes = f"has an arena of {format_size(memory.cap)}, this configuration {format_size(config.arena.whole_size)}"
-        yield warning("restart", f"the daemon {sizes}: a restart with it is refused while pages are warm; {_DROPS}")
+    have = Geometry.of(daemon.observer.header())
+    if not serves(have, config):
+        differ = f"has {_told(have)}, this configuration {_told(geometry_of(config))}"
+        yield warning("restart", f"the daemon {differ}: a restart with it is refused while pages are warm; {_DROPS}")
     findings = daemon.ask(Check(1), Findings).findings
     for finding in findings:
         yield problem("integrity", f"{finding}: {_DROPS}, without systemd pagetierd --fresh; report it, please")
     if not findings:
         yield ok("integrity", "every page, frame and list was walked")
+
+
+def _told(geometry: Geometry) -> str:
+    arena = format_size(geometry.frames * geometry.frame_bytes)
+    frame = format_size(geometry.frame_bytes)
+    return f"an arena of {arena} in frames of {frame}, {geometry.entries:,} entries, {geometry.spaces:,} namespaces"
 
 
 def check_leftovers() -> Iterator[Result]:

@@ -15,6 +15,7 @@ from .tenants import tenant_name
 
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _PROGRAM = "/usr/bin/pagetierd"
+_UNITS = Path("etc/systemd/system")
 _DROP_IN = "metrics-on-localhost.conf"
 # what its unit says, too: for commands that are run outside of it
 _TENANTS = 'name = "{user}"\nsocket = "/run/{user}/pagetier.sock"\n\n'
@@ -57,11 +58,13 @@ def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  cli
 def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> None:  # noqa: FBT001  click calls it so
     """Install the units; starts nothing, and never touches a configuration that is there.
 
-    Units that nobody changed are replaced by newer ones; what is your own belongs into a drop-in (systemctl edit).
+    Units that nobody changed are replaced by newer ones, and so is the drop-in of --metrics where it is there; what is
+    your own belongs into a drop-in (systemctl edit).
 
     Exit codes: 0; 1 something could not be written, or was changed by hand.
     """
     program = _program()
+    metrics = metrics or (root / _drop_in(tenant)).exists()  # one that is there is to be of the same release
     changed = [file for file in _files(program, tenant, metrics=metrics) if not _put(root, file, replace=replace)]
     for warning in _warnings(program):
         click.echo(f"warning: {warning}", err=True)
@@ -73,14 +76,14 @@ def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> Non
 
 
 def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[Installed]:
-    units, users, etc = Path("etc/systemd/system"), Path("etc/sysusers.d"), Path("etc/pagetier")
+    users, etc = Path("etc/sysusers.d"), Path("etc/pagetier")
     at = "@" if tenant else ""
     for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-give-back{at}.service"):
-        yield Installed(name, units / name, _text(name).replace(_PROGRAM, program))
+        yield Installed(name, _UNITS / name, _text(name).replace(_PROGRAM, program))
     if metrics:
-        service = f"pagetierd@{tenant}" if tenant else "pagetierd"
-        text = _text(_DROP_IN).replace("/pagetierd.service.d/", f"/{service}.service.d/")
-        yield Installed(_DROP_IN, units / f"{service}.service.d" / _DROP_IN, text)
+        place = _drop_in(tenant)
+        text = _text(_DROP_IN).replace("/pagetierd.service.d/", f"/{place.parent.name}/")
+        yield Installed(_DROP_IN, place, text)
     user = f"pagetier-{tenant}" if tenant else "pagetier"
     sysusers = _text("pagetier.sysusers.conf").replace("u pagetier ", f"u {user} ")
     yield Installed("pagetier.sysusers.conf", users / f"{user}.conf", sysusers)
@@ -90,6 +93,10 @@ def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[Insta
         config = config.replace("/var/lib/pagetier", f"/var/lib/{user}").replace("-aG pagetier", f"-aG {user}")
         config = config.replace("[arena]", _TENANTS.format(user=user) + "[arena]", 1)
     yield Installed("pagetierd.toml", etc / f"{tenant or 'pagetierd'}.toml", config, keep=True)
+
+
+def _drop_in(tenant: str | None) -> Path:
+    return _UNITS / (f"pagetierd@{tenant}.service.d" if tenant else "pagetierd.service.d") / _DROP_IN
 
 
 def _text(name: str) -> str:

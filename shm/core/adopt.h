@@ -103,7 +103,7 @@ static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t en
     v->header->used_frames += e->frame_count;
     e->marks = 0;
     e->chain = 0;
-    atomic_store_explicit(&e->tiers, 0, memory_order_relaxed);
+    pt_put_tiers(e, 0);
     if (e->serial >= v->header->next_serial)
         v->header->next_serial = e->serial + 1;
     PT_POINT("adopt.claimed");
@@ -128,13 +128,13 @@ static inline void pt_adopt_nothing(pt_owner *o, uint32_t entry)
     e->first_frame = PT_NONE;
     e->frame_count = 0;
     e->marks = 0;
-    atomic_store_explicit(&e->tiers, 0, memory_order_relaxed);
+    pt_put_tiers(e, 0);
 }
 
 static inline void pt_prefetch_home(const pt_view *v, pt_dict d, uint32_t entry)
 {
     if (entry < v->entry_count)
-        __builtin_prefetch(&d.buckets[pt_home(v, v->entries[entry].key)], 1);
+        pt_prefetch_write(&d.buckets[pt_home(v, v->entries[entry].key)]);
 }
 
 /* Forgets a page that was on disk alone; true if that is what the entry was. A reader may be looking at its key, so it

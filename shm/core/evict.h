@@ -71,6 +71,25 @@ static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
     pt_list(o, entry, tick);
 }
 
+/* Memory that a page's leaving touches and that lies anywhere: its bucket and its first frame. */
+static inline void pt_prefetch_rest(const pt_owner *o, const pt_entry *e)
+{
+    pt_prefetch_write(&pt_dict_in_force(&o->view).buckets[pt_home(&o->view, e->key)]);
+    if (e->first_frame < o->view.frame_count)
+        pt_prefetch_write(&o->view.frames[e->first_frame]);
+}
+
+/* Of the page that is the coldest now: its turn comes while the frames of this one are given away. */
+static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
+{
+    uint32_t next = pt_coldest_of(o, list).entry;
+    if (next == PT_NONE)
+        return;
+    pt_prefetch_write(&o->view.entries[next]);
+    pt_prefetch_write(&o->view.entries[next].list_prev);
+    pt_prefetch_write(&o->view.locks[next]);
+}
+
 /* Evicts the next page if it was last used before `before`, or learns that it is warmer than listed.
  * A pinned page is in use, so it counts as used at `pinned`. */
 static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now, uint64_t pinned)
@@ -78,9 +97,11 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
     pt_candidate c = pt_next_to_leave(o, now);
     if (c.entry == PT_NONE || c.tick >= before)
         return PT_NOTHING;
+    pt_prefetch_rest(o, &o->view.entries[c.entry]);
     uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
     if (tick <= c.tick && pt_true_state(o, c.entry) == PT_READABLE && pt_drop_page(o, c.entry)) {
         pt_count_evicted(o, bytes, c.list == o->unwritten);
+        pt_prefetch_next(o, c.list);
         return PT_EVICTED;
     }
     pt_note_use(o, c.entry, tick > c.tick ? tick : pinned);

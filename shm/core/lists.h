@@ -79,7 +79,7 @@ static inline void pt_space_remove(const pt_view *v, uint32_t entry)
 static inline void pt_enter_memory(const pt_view *v, pt_entry *e)
 {
     pt_space *s = &v->spaces[e->space];
-    atomic_fetch_or_explicit(&e->tiers, PT_TIER_MEMORY, memory_order_relaxed);
+    pt_put_tiers(e, pt_tiers(e) | PT_TIER_MEMORY);
     s->pages++;
     s->bytes += e->size;
     v->header->pages++;
@@ -89,7 +89,7 @@ static inline void pt_enter_memory(const pt_view *v, pt_entry *e)
 static inline void pt_leave_memory(const pt_view *v, pt_entry *e)
 {
     pt_space *s = &v->spaces[e->space];
-    atomic_fetch_and_explicit(&e->tiers, (uint8_t)~PT_TIER_MEMORY, memory_order_relaxed);
+    pt_put_tiers(e, pt_tiers(e) & ~PT_TIER_MEMORY);
     s->pages--;
     s->bytes -= e->size;
     v->header->pages--;
@@ -99,7 +99,7 @@ static inline void pt_leave_memory(const pt_view *v, pt_entry *e)
 static inline void pt_enter_disk(const pt_view *v, pt_entry *e)
 {
     pt_space *s = &v->spaces[e->space];
-    atomic_fetch_or_explicit(&e->tiers, PT_TIER_DISK, memory_order_relaxed);
+    pt_put_tiers(e, pt_tiers(e) | PT_TIER_DISK);
     s->disk_pages++;
     s->disk_bytes += e->size;
     v->header->disk_pages++;
@@ -110,7 +110,7 @@ static inline void pt_enter_disk(const pt_view *v, pt_entry *e)
 static inline void pt_leave_disk(const pt_view *v, pt_entry *e)
 {
     pt_space *s = &v->spaces[e->space];
-    atomic_fetch_and_explicit(&e->tiers, (uint8_t)~PT_TIER_DISK, memory_order_relaxed);
+    pt_put_tiers(e, pt_tiers(e) & ~PT_TIER_DISK);
     s->disk_pages--;
     s->disk_bytes -= e->size;
     v->header->disk_pages--;

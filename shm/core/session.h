@@ -10,8 +10,6 @@
 
 #include "view.h"
 
-#define PT_AHEAD 8u /* keys between the steps of prefetching: the time of a memory access over that of a key */
-
 /* Of an entry: pins of this process's threads, and its frames while there are any, UINT16_MAX for more. One word: to let go of
  * a page looks at nothing else that is private, and not at its entry. */
 typedef struct {
@@ -28,8 +26,6 @@ typedef struct {
     pt_counts *counts;
 } pt_session;
 
-static inline void pt_prefetch(const void *address) { __builtin_prefetch(address, 0, 3); }
-static inline void pt_prefetch_write(const void *address) { __builtin_prefetch(address, 1, 3); }
 
 static inline void pt_prefetch_pin(pt_session *s, uint32_t entry)
 {

@@ -5,6 +5,8 @@
 
 #include "lockword.h"
 
+#define PT_AHEAD 8u /* keys between the steps of prefetching: the time of a memory access over that of a key */
+
 typedef struct {
     pt_header *header;
     pt_slot *slots;
@@ -121,3 +123,12 @@ static inline uint32_t pt_frames_for(const pt_view *v, uint64_t size)
 }
 
 static inline uint8_t pt_tiers(pt_entry *e) { return atomic_load_explicit(&e->tiers, memory_order_relaxed); }
+
+/* The daemon alone writes them, so this is no read-modify-write: one would wait for all stores before it. */
+static inline void pt_put_tiers(pt_entry *e, uint32_t tiers)
+{
+    atomic_store_explicit(&e->tiers, (uint8_t)tiers, memory_order_relaxed);
+}
+
+static inline void pt_prefetch(const void *address) { __builtin_prefetch(address, 0, 3); }
+static inline void pt_prefetch_write(const void *address) { __builtin_prefetch(address, 1, 3); }

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from pagetier.daemon.cli import host_checks, main
-from pagetier.daemon.cli.daemon_checks import check_folder, check_socket
+from pagetier.daemon.cli.daemon_checks import check_daemon, check_folder, check_socket
 from pagetier.daemon.cli.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
+from pagetier.daemon.cli.reach import daemon_at
 from pagetier.daemon.cli.result import Level
 from pagetier.daemon.cli.service_checks import check_service_may_write
 from pagetier.daemon.config import Config
 from pagetier.daemon.exits import Exit
 from pagetier.daemon.host import Host
-from pagetier.daemon.options import Access, Arena, Disk
+from pagetier.daemon.options import Access, Arena, Disk, Index
 from running import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
@@ -88,12 +90,22 @@ def test_segments_without_a_daemon_are_told() -> None:
         daemon.start()
 
 
-def test_another_arena_than_the_daemon_s_is_told_before_a_restart_is_refused() -> None:
+def test_what_a_restart_would_refuse_is_told_before() -> None:
     with RunningDaemon() as daemon:
         arguments = ["--socket", str(daemon.socket)]
-        assert (
-            "warning: the daemon has an arena of 16.0 MiB" in lines_of(doctor(*arguments, name=daemon.name))["restart"]
+        told = lines_of(doctor(*arguments, name=daemon.name))["restart"]
+        assert "warning: the daemon has an arena of 16.0 MiB in frames of " in told
+        header = daemon.header()
+        as_it_is = Config(
+            name=daemon.name,
+            arena=Arena(size=header["arena_bytes"], frame_size=header["frame_bytes"]),
+            index=Index(entries=header["entries"], namespaces=header["spaces"]),
         )
+        with daemon_at(daemon.socket) as reached:
+            assert "restart" not in [result.what for result in check_daemon(reached, as_it_is)]
+            other = structs.replace(as_it_is, index=Index(entries=header["entries"], namespaces=99))
+            (told,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
+            assert "this configuration" in told and "99 namespaces" in told
 
 
 def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path) -> None:

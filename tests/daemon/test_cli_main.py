@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from pagetier.daemon.cli import GROUP, Commands, main
+from pagetier.daemon.cli import Commands, main
+from pagetier.daemon.cli.commands import Place
 from pagetier.daemon.cli.summary import summary_of
 from pagetier.daemon.exits import Exit
 from pagetier.shm.protocol import BUILD
@@ -27,9 +27,10 @@ json.dump([name for name in {HEAVY} if name in sys.modules], sys.stderr)
 """
 
 
-def group_of(**points: str) -> Commands:
+def group_of(**modules: str) -> Commands:
     group = Commands(name="pagetier")
-    group.found = {name: EntryPoint(name, value, GROUP) for name, value in points.items()}
+    group.own = {}
+    group.found = {name: Place(module, name) for name, module in modules.items()}
     return group
 
 
@@ -67,7 +68,7 @@ def test_a_mistyped_command_is_told_the_nearest() -> None:
 
 
 def test_a_command_that_can_not_be_imported_is_listed_and_fails_alone() -> None:
-    group = group_of(broken="pagetier.nowhere:broken", stats="pagetier.daemon.cli.stats:stats")
+    group = group_of(broken="pagetier.nowhere", stats="pagetier.daemon.cli.stats")
     listed = CliRunner().invoke(group, ["--help"])
     assert listed.exit_code == 0
     assert "broken" in listed.output

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from pagetier.daemon.cli.commands import others, own
 from pagetier.daemon.exits import Exit
 from pagetier.daemon.manual.pages import manual
 from pagetier.daemon.manual.roff import Roff
@@ -28,8 +28,8 @@ def test_the_pages_in_the_repository_are_current() -> None:
 
 def test_every_command_and_exit_code_is_there() -> None:
     text = plain("pagetier.1")
-    for point in entry_points(group="pagetier.commands"):
-        assert f".SS pagetier {point.name} " in text
+    for name in own() | others():
+        assert f".SS pagetier {name} " in text
     for code in Exit:
         assert f"{code.value}\n{code.meaning}." in text
 

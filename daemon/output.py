@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from ..exits import Exit
+from .exits import Exit
 
 # a file that is opened, and can not be, has a name; commands write to nothing but stdout
 _OF_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})

@@ -36,6 +36,15 @@ def test_a_full_disk_behind_the_output(words: list[str], daemon: RunningDaemon) 
     assert pagetier(*words, *where).returncode == 0
 
 
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_a_full_disk_behind_what_the_daemon_says(word: str) -> None:
+    command = [sys.executable, "-c", RUN.replace("daemon.cli", "daemon.main"), word]
+    with Path("/dev/full").open("w") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.stderr == "Error: the output could not be written: No space left on device\n"
+    assert done.returncode == 1
+
+
 def test_no_output_at_all(daemon: RunningDaemon) -> None:
     shell = f"exec {sys.executable} -c '{RUN}' stats --socket {daemon.socket} >&-"
     done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
