@@ -53,13 +53,13 @@ class Contest:
         return {name: answer.seconds for name, answer in answers.items()}
 
     def _compare(self, prompts: Prompts, answers: dict[str, Answer]) -> None:
-        """With what vLLM alone said to the same prompt, now or before."""
+        """With what vLLM alone said to the same prompt, now or before; what it was not asked is not compared."""
         if ALONE in answers:
             self._said |= zip(map(tuple, prompts), answers[ALONE].tokens, strict=True)
         for name, answer in answers.items():
             if name != ALONE:
-                said = (self._said[tuple(prompt)] for prompt in prompts)
-                self.equal[name].update(one == other for one, other in zip(said, answer.tokens, strict=True))
+                pairs = zip(map(tuple, prompts), answer.tokens, strict=True)
+                self.equal[name].update(self._said[prompt] == told for prompt, told in pairs if prompt in self._said)
 
     def forget(self) -> None:
         """All engines' own prefix caches, once all is stored."""

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from ....kernels.transfer import PagedCache
+from ...blocks import Blocks
 from ...client import Client
 from ...copying.copier import Copier
 from ...copying.loads import Load
@@ -22,6 +23,9 @@ from .tensors import slots_of
 
 _PATIENCE_S: Final = 0.05  # for stores whose blocks are wanted for something else
 _IDLE_S: Final = 0.02  # for all loads of a step that has nothing else to do, so that they are computed together
+_AT_ONCE: Final = (
+    32 << 20
+)  # bytes of loads in a step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
 _THERE: Final = (Outcome.STORED, Outcome.PRESENT)
 
@@ -107,12 +111,14 @@ class WorkerHalf:
         self._settle(storing for storing in self._storing if storing.blocks & orders.written)
 
     def load(self, loads: Iterable[LoadOrder]) -> None:
-        """Begins to load. The blocks are the request's own until finished() has named it."""
+        """Begins to load; on the CPU what is little is loaded by this call.
+
+        The blocks are the request's own until finished() has named it.
+        """
+        room = _AT_ONCE if self.on_host else 0
         for order in loads:
-            parts = [self._begin(group) for group in order.groups]
-            blocks = frozenset(block for group in order.groups for block in group.blocks)
-            short = any(load.pages < len(group.blocks) for load, group in zip(parts, order.groups, strict=True))
-            self._loading[order.request] = _Loading(tuple(parts), blocks, short)
+            room -= self._bytes_of(order)
+            self._loading[order.request] = self._begun(order) if room < 0 else self._loaded(order)
 
     def store(self, stores: Iterable[StoreOrder]) -> None:
         """After all of the step was given to the engine's stream."""
@@ -159,11 +165,28 @@ class WorkerHalf:
                 storing.store.cancel()
                 storing.given_up = True
 
+    def _bytes_of(self, order: LoadOrder) -> int:
+        return sum(len(group.blocks) * self.lanes[group.group].cache.page.nbytes for group in order.groups)
+
+    def _begun(self, order: LoadOrder) -> _Loading:
+        loads = tuple(self._begin(group) for group in order.groups)
+        short = any(load.pages < len(group.blocks) for load, group in zip(loads, order.groups, strict=True))
+        return _Loading(loads, _blocks_of(order), short)
+
     def _begin(self, group: GroupLoad) -> Load:
         lane = self.lanes[group.group]
         with self._client.adopt(group.pages) as match:
             slots = slots_of(lane.cache, group.blocks)
             return lane.copier.load(match, slots, after=self._event())
+
+    def _loaded(self, order: LoadOrder) -> _Loading:
+        short = any(self._load(group) < len(group.blocks) for group in order.groups)
+        return _Loading((), _blocks_of(order), short)
+
+    def _load(self, group: GroupLoad) -> int:
+        cache = self.lanes[group.group].cache
+        with self._client.adopt(group.pages) as match:
+            return self._client.load(match, Blocks(cache, slots_of(cache, group.blocks)))
 
     def _stored(self) -> frozenset[str]:
         """Requests that hold blocks for stores, and need not any more."""
@@ -188,6 +211,10 @@ class WorkerHalf:
         for loading in self._loading.values():
             for load in loading.loads:
                 load.wait_ended(max(0.0, ends - time.monotonic()))
+
+
+def _blocks_of(order: LoadOrder) -> frozenset[int]:
+    return frozenset(block for group in order.groups for block in group.blocks)
 
 
 def _is_whole(load: Load) -> bool:
