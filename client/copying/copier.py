@@ -168,6 +168,11 @@ class Copier:
         return ended
 
     @property
+    def load_bandwidth(self) -> int:
+        """Bytes a second that loads are held to; 0: as many as they can."""
+        return self._settings.load_bandwidth
+
+    @property
     def counts(self) -> Counts:
         """What was done so far."""
         return self._stored + self._loaded

@@ -115,7 +115,7 @@ class WorkerHalf:
 
         The blocks are the request's own until finished() has named it.
         """
-        room = _AT_ONCE if self.on_host else 0
+        room = self._at_once
         for order in loads:
             room -= self._bytes_of(order)
             self._loading[order.request] = self._begun(order) if room < 0 else self._loaded(order)
@@ -164,6 +164,12 @@ class WorkerHalf:
             if not storing.given_up and not storing.store.wait_ended(max(0.0, ends - time.monotonic())):
                 storing.store.cancel()
                 storing.given_up = True
+
+    @property
+    def _at_once(self) -> int:
+        """Bytes; none where the engine's own thread has better things to do, or somebody said how fast to load."""
+        capped = any(lane.copier.load_bandwidth for lane in self.lanes)
+        return _AT_ONCE if self.on_host and not capped else 0
 
     def _bytes_of(self, order: LoadOrder) -> int:
         return sum(len(group.blocks) * self.lanes[group.group].cache.page.nbytes for group in order.groups)

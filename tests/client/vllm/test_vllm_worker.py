@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pagetier.client import Client
 from pagetier.client.copying.opening import open_copier
+from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from pagetier.client.engines.vllm.tensors import paged_cache
 from pagetier.client.engines.vllm.worker import Finished, Lane, WorkerHalf, Zeroing
@@ -117,6 +118,28 @@ def test_every_shape_of_cache(name: str, client: Client) -> None:
             assert same(target.page(block), source.page(BLOCKS_TO_STORE[BLOCKS_TO_LOAD.index(block)]))
         else:
             assert same(target.page(block), before[block]), f"block {block} was nobody's to write to"
+
+
+def test_what_is_little_is_loaded_at_once_and_the_rest_beside(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    salt = token_hex(8)
+    source, target = heads_first(), heads_first()
+    source.fill(1)
+    storing, loading = (worker_of(client, cache, salt=salt) for cache in (source, target))
+    storing.store([store_order(storing, 0, BLOCKS_TO_STORE)])
+    ends(storing)
+    order = load_order(loading, client, (0, BLOCKS_TO_LOAD))
+    monkeypatch.setattr(half, "_AT_ONCE", len(BLOCKS_TO_LOAD) * loading.lanes[0].cache.page.nbytes)
+    loading.load([order, replace(order, request="beside")])
+    assert [bool(one.loads) for one in loading._loading.values()] == [False, True]
+    assert "loading" in loading.finished(False).loaded
+    assert not ends(loading).failed
+    assert all(
+        same(target.page(to), source.page(block)) for block, to in zip(BLOCKS_TO_STORE, BLOCKS_TO_LOAD, strict=True)
+    )
+    slow = worker_of(client, target, salt=salt, settings=slow_of(target, client, 1000))
+    slow.load([order])
+    assert slow._loading["loading"].loads, "it was loaded faster than somebody said"
+    ends(slow)
 
 
 def test_groups_that_share_their_memory(client: Client) -> None:
