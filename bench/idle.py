@@ -6,10 +6,12 @@ ready over how long touching as much memory takes on as many threads.
 
 from __future__ import annotations
 
+import atexit
 import http.client
 import mmap
 import os
 import re
+import shutil
 import socket
 import statistics
 import subprocess
@@ -60,7 +62,13 @@ def median(rounds: int, action: Callable[[], object]) -> float:
 
 def run(*words: str) -> Callable[[], object]:
     """A command of `pagetier`, as a call."""
-    return lambda: subprocess.run([*PAGETIER, *words], stdout=subprocess.DEVNULL, check=True)
+    return lambda: subprocess.run([*PAGETIER, *words], stdout=subprocess.DEVNULL, check=True, env=compiled())
+
+
+def compiled() -> dict[str, str]:
+    """The environment of a program whose modules are compiled, as pip leaves them: here they may lie as they are."""
+    keeps = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return keeps | {"PYTHONPYCACHEPREFIX": f"/tmp/pagetier-bench-{os.getpid()}.pyc"}
 
 
 def bare() -> float:
@@ -131,4 +139,5 @@ def touch() -> float:
 
 
 if __name__ == "__main__":
+    atexit.register(shutil.rmtree, compiled()["PYTHONPYCACHEPREFIX"], ignore_errors=True)
     main("what it costs while nothing happens", measure)
