@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections import Counter
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
+
+from mapped_file import MappedFile
 
 VARIABLE: Final = "PT_GATE"
 _WANTED: Final = struct.Struct("<IIIIIiIII256s24s")
@@ -95,17 +95,11 @@ class Noted(msgspec.Struct, frozen=True):
     file: str
 
 
-class Gate:
+class Gate(MappedFile):
     """One scene's, over the workers of a tier in one folder. Of one test at a time."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(file, _BYTES)
-            self._memory = mmap.mmap(file, _BYTES)
-        finally:
-            os.close(file)
+        super().__init__(path, _BYTES)
         self._folder = b""
 
     def watch(self, folder: Path) -> None:
@@ -116,11 +110,11 @@ class Gate:
     def arm(self, fault: Fault) -> None:
         """From now on it waits for its call."""
         self._put(fault)
-        _STATE.pack_into(self._memory, 0, _ARMED)
+        _STATE.pack_into(self.memory, 0, _ARMED)
 
     def open(self) -> None:
         """Nothing goes wrong any more, and what hung goes on."""
-        _STATE.pack_into(self._memory, 0, _QUIET)
+        _STATE.pack_into(self.memory, 0, _QUIET)
 
     def _put(self, fault: Fault | None) -> None:
         self.open()
@@ -130,31 +124,31 @@ class Gate:
             calls = sum(1 << call.value for call in fault.calls)
             words = (calls, fault.action.value, fault.error, int(fault.lasting), fault.number)
             file = fault.file.encode()
-        noted = _NOTED.unpack_from(self._memory, _NOTED_AT)[0]
-        _WANTED.pack_into(self._memory, 0, _QUIET, *words, 0, 0, noted, self._folder, file)
+        noted = _NOTED.unpack_from(self.memory, _NOTED_AT)[0]
+        _WANTED.pack_into(self.memory, 0, _QUIET, *words, 0, 0, noted, self._folder, file)
 
     @property
     def struck(self) -> int:
         """How many calls went wrong since it was armed."""
-        return int(_STRUCK.unpack_from(self._memory, _STRUCK_AT)[0])
+        return int(_STRUCK.unpack_from(self.memory, _STRUCK_AT)[0])
 
     @property
     def pid(self) -> int:
         """Of the worker whose call went wrong last; 0 if none did."""
-        return int(_STRUCK.unpack_from(self._memory, _STRUCK_AT)[1])
+        return int(_STRUCK.unpack_from(self.memory, _STRUCK_AT)[1])
 
     def forget(self) -> None:
         """Nothing goes wrong any more, and notes are taken anew. What is called in this very moment may be lost."""
         self._put(None)
-        _NOTED.pack_into(self._memory, _NOTED_AT, 0)
-        self._memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)
+        _NOTED.pack_into(self.memory, _NOTED_AT, 0)
+        self.memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)
 
     def noted(self) -> list[Noted]:
         """The calls since then, in their order. Raises ValueError where there were too many to note."""
-        count = _NOTED.unpack_from(self._memory, _NOTED_AT)[0]
+        count = _NOTED.unpack_from(self.memory, _NOTED_AT)[0]
         if count > _NOTES:
             raise ValueError(f"{count} calls are more than the {_NOTES} that can be noted")
-        notes = _NOTE.iter_unpack(self._memory[_WANTED.size : _WANTED.size + count * _NOTE.size])
+        notes = _NOTE.iter_unpack(self.memory[_WANTED.size : _WANTED.size + count * _NOTE.size])
         return [Noted(Call(call), name.rstrip(b"\0").decode()) for whole, call, _, name in notes if whole]
 
     def counts(self) -> Counter[Noted]:
@@ -164,12 +158,4 @@ class Gate:
     def close(self) -> None:
         """The file is the caller's to remove."""
         self.open()
-        self._memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()

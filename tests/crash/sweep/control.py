@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import signal
 import struct
 import time
 from collections import Counter
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
+
+from mapped_file import MappedFile
 
 VARIABLE: Final = "PT_POINTS"
 _WANTED: Final = struct.Struct("<IIiII40s4x")
@@ -40,33 +39,27 @@ class Crossed(msgspec.Struct, frozen=True):
     name: str
 
 
-class Control:
+class Control(MappedFile):
     """One scene's: a file that its processes find by $PT_POINTS when they load the core. Of one test at a time."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(file, _BYTES)
-            self._memory = mmap.mmap(file, _BYTES)
-        finally:
-            os.close(file)
+        super().__init__(path, _BYTES)
 
     def arm(self, name: str, action: Action, pid: int = ANYBODY, times: int = 1) -> None:
         """Whoever of this pid crosses this point for the times-th time from now on is killed or stopped there."""
         self.disarm()
-        _WANTED.pack_into(self._memory, 0, _QUIET, pid, times, action.value, 0, name.encode())
-        _STATE.pack_into(self._memory, 0, _ARMED)
+        _WANTED.pack_into(self.memory, 0, _QUIET, pid, times, action.value, 0, name.encode())
+        _STATE.pack_into(self.memory, 0, _ARMED)
 
     def disarm(self) -> None:
         """Nobody dies any more."""
-        _STATE.pack_into(self._memory, 0, _QUIET)
+        _STATE.pack_into(self.memory, 0, _QUIET)
 
     @property
     def fired(self) -> int:
         """The pid of who died or was stopped; 0 if nobody was yet."""
-        state, *_ = _WANTED.unpack_from(self._memory, 0)
-        return int(_STATE.unpack_from(self._memory, _FIRED_AT)[0]) if state == _FIRED else 0
+        state, *_ = _WANTED.unpack_from(self.memory, 0)
+        return int(_STATE.unpack_from(self.memory, _FIRED_AT)[0]) if state == _FIRED else 0
 
     def wait_fired(self, seconds: float) -> int:
         """The same, awaited for so long."""
@@ -77,24 +70,12 @@ class Control:
 
     def forget(self) -> None:
         """Begins to count anew. What is crossed in this very moment may be lost."""
-        self._memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)
+        self.memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)
 
     def crossed(self) -> Counter[Crossed]:
         """How often who has crossed what since then."""
         found: Counter[Crossed] = Counter()
-        for pid, times, named, name in _RECORD.iter_unpack(self._memory[_WANTED.size :]):
+        for pid, times, named, name in _RECORD.iter_unpack(self.memory[_WANTED.size :]):
             if named:
                 found[Crossed(pid, name.rstrip(b"\0").decode())] += times
         return found
-
-    def close(self) -> None:
-        """The file is the caller's to remove."""
-        self._memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
