@@ -91,6 +91,9 @@ static void pt_check_bucket(pt_check *c, pt_dict d, uint32_t at, uint32_t *displ
         }
         c->entry_seen[entry] |= PT_SEEN_DICTIONARY;
         displaced[home] += distance > 0;
+        for (uint32_t nearer = 0; nearer < distance; nearer++)
+            if (pt_dict_has_gap(d, (home + nearer) & d.mask, NULL))
+                pt_finding(c->found, "bucket %u: entry %u could live nearer to its home", at, entry);
         if (pt_home(c->v, c->v->entries[entry].key) != home || pt_tag(c->v->entries[entry].key) != pt_slot_tag(slot))
             pt_finding(c->found, "bucket %u: entry %u is filed under another key than its own", at, entry);
     }

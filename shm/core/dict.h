@@ -133,13 +133,25 @@ static inline pt_a64 *pt_dict_movable(pt_dict d, uint32_t to, uint32_t *step)
     return NULL;
 }
 
+static inline bool pt_dict_has_gap(pt_dict d, uint32_t bucket, const pt_a64 *besides)
+{
+    for (pt_a64 *slot = d.buckets[bucket].slots; slot < d.buckets[bucket].slots + PT_BUCKET_SLOTS; slot++)
+        if (slot != besides && !atomic_load_explicit(slot, memory_order_relaxed))
+            return true;
+    return false;
+}
+
 /* Fills a free slot of bucket `to` from further out, and the slot that this frees, and so on. The version is raised with
  * release: a search that begins with the new version sees the key at its new place. Relaxed, it could see it at neither
- * (tests/models/orders/move_order.pml). */
+ * (tests/models/orders/move_order.pml). Beyond a bucket that had a gap before lives nobody who would rather live in it:
+ * to look there would cost as many cache lines as the window has buckets, and nearly all buckets have one. */
 static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
 {
     uint32_t step;
-    for (pt_a64 *from; (from = pt_dict_movable(d, to, &step)); room = from, to = (to + step) & d.mask) {
+    while (!pt_dict_has_gap(d, to, room)) {
+        pt_a64 *from = pt_dict_movable(d, to, &step);
+        if (!from)
+            return;
         uint64_t slot = atomic_load_explicit(from, memory_order_relaxed);
         uint32_t distance = pt_slot_distance(slot);
         pt_bucket *home = &d.buckets[(to + step - distance) & d.mask];
@@ -153,6 +165,8 @@ static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
         PT_POINT("dict.moved");
         if (distance == step)
             atomic_fetch_sub_explicit(&home->displaced, 1, memory_order_release);
+        room = from;
+        to = (to + step) & d.mask;
     }
 }
 
