@@ -22,11 +22,13 @@ static void forget_all(place *p)
         place_forget(&p->engines[i]);
 }
 
-/* What is a single field of a record, and would hardly be met by chance. */
+/* What is a single field of a record, and would hardly be met by chance; in an entry without a seal, which would tell. */
 static void misnumber(place *p)
 {
-    p->owner.view.entries[choose(&p->choices, PLACE_ENTRIES)].serial =
+    uint32_t entry = choose(&p->choices, PLACE_ENTRIES);
+    p->owner.view.entries[entry].serial =
         choose_one_in(&p->choices, 2) ? UINT64_MAX - choose(&p->choices, 2) : choose_odd(&p->choices);
+    atomic_store_explicit(&p->owner.view.locks[entry].seal, 0, memory_order_relaxed);
 }
 
 static void damage_and_adopt(place *p)
