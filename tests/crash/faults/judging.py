@@ -67,6 +67,7 @@ def comes_to_work(scene: Scene) -> list[int]:
         if pages and _come_back(scene, pages):
             return pages
         scene.dropping()
+        _in_memory(scene)  # pages that could not be saved would be more than fit onto a small disk
     raise AssertionError(f"the disk tier is never well again: {scene.header()} {scene.daemon.log.read_text()}")
 
 
