@@ -83,7 +83,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """The step's orders have come. On the CPU loads begin here: 0.32 calls start_load_kv behind the forward pass.
 
-        There that pass is over then, and what was loaded beside it would be told of one step later. On a GPU it has
+        There that pass is over then, and what was loaded would be told of one step later. On a GPU it has
         only been enqueued, and who loads gets in nobody's way.
         """
         super().bind_connector_metadata(connector_metadata)
@@ -159,7 +159,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             _say_nothing_is_cached(error)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How much more can be loaded. All loads go on beside the steps: a synchronous one spoils recurrent state."""
+        """How much more can be loaded. No request is computed in a step that loads it: that spoils recurrent state."""
         skips = getattr(request, "skip_reading_prefix_cache", False) or not self._kv_transfer_config.is_kv_consumer
         if self._scheduler is None or skips:
             return 0, False
