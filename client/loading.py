@@ -30,11 +30,11 @@ class Destination(ABC):
         session = match.session
         sizes = match.page_sizes[self.first :]
         count = min(self.room(int(sizes[0])), len(sizes)) if len(sizes) else 0
-        return self._copy(session, match, done, count) if session is not None and count > done else 0
+        return self._copy(session, match, done, sizes[:count]) if session is not None and count > done else 0
 
     @abstractmethod
-    def _copy(self, session: Session, match: Match, done: int, count: int) -> int:
-        """Pages from first + done to first + count."""
+    def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
+        """Pages from first + done on, of these that begin at `first`. The session may end meanwhile: then none."""
 
 
 class BufferDestination(Destination):
@@ -53,8 +53,7 @@ class BufferDestination(Destination):
             pages_of(self._into, 1, Access.WRITE)  # raises if it is the buffer itself that is wrong
             return 0
 
-    def _copy(self, session: Session, match: Match, done: int, count: int) -> int:
-        sizes = match.page_sizes[self.first :]
+    def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
         memory = _as_far_as(pages_of(self._into, self.room(int(sizes[0])), Access.WRITE), sizes)
         addresses = memory.addresses[done:]
         return session.copy_out(match, self.first + done, addresses, memory.sizes[done:], self._threads)
@@ -72,9 +71,9 @@ class BlockDestination(Destination):
         """Of whatever size: what is no page of this cache is a miss."""
         return len(self._transfer.slots)
 
-    def _copy(self, session: Session, match: Match, done: int, count: int) -> int:
+    def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
         transfer = self._transfer
-        slots = transfer.slots.some(done, count)
+        slots = transfer.slots.some(done, len(sizes))
         return session.scatter(
             match,
             self.first + done,

@@ -31,6 +31,8 @@ class Handover(msgspec.Struct, frozen=True):
 class Match(Pins):
     """The longest cached prefix of some keys, pinned: what is in it can be loaded until release() or `with` ends.
 
+    Where a daemon gives its memory back meanwhile, as a stop does, what is not being copied by then is a miss.
+
     len() is the number of pages. Made by Client.match and Client.adopt. Pickling one gives a Handover.
 
     reach: pages of the prefix if those on disk, or on their way from it, are counted as well; len() or more.

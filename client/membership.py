@@ -27,14 +27,16 @@ _TOKEN_BITS = 63
 _CHUNK = 64 << 20
 _RETIRE_S = 5.0
 _RETIRE_PAUSE_S = 0.001
+_LONGEST_RETIRE_PAUSE_S = 1.0
 _GOODBYE_S = 0.5
 
 
 class Membership:
     """What a client has in one process; a forked child needs one of its own. From any thread.
 
-    session: None until the segments are mapped, and again when a daemon has stopped on purpose. It outlives the link:
-    with the daemon down, matching and loading go on.
+    session: None until the segments are mapped, and again when a daemon has stopped on purpose: then it ends with the
+    last copy that is under way, whoever still holds a match. It outlives the link: with the daemon down, matching and
+    loading go on.
     """
 
     def __init__(self, path: Callable[[], Path], name: str) -> None:
@@ -108,6 +110,7 @@ class Membership:
         if session is not None and session.closed:
             self.session = None
             self.arenas.look()
+            _let_go(session)
             point("client.let_go")
 
     def leave(self, link: Link | None) -> None:
@@ -129,6 +132,8 @@ class Membership:
         point("client.mapped")
         self._held = set()  # serials of other segments mean nothing here
         self.session = session
+        if old is not None and old.segments_id != welcome.segments_id:
+            _let_go(old)
         if welcome.populated:
             threading.Thread(target=self._populate, args=(session,), name="pagetier-populate", daemon=True).start()
         return session
@@ -145,6 +150,19 @@ class Membership:
             except (OSError, ValueError) as error:
                 log.debug("the arena is mapped as it is used: %s", error)
                 return
+
+
+def _let_go(session: Session) -> None:
+    """Ends a session in which nothing new is matched, behind its copies, whatever still refers to it; never waits."""
+    if not session.retire():
+        threading.Thread(target=_retire_some_time, args=(session,), name="pagetier-retire", daemon=True).start()
+
+
+def _retire_some_time(session: Session) -> None:
+    pause = _RETIRE_PAUSE_S
+    while not session.retire():
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_RETIRE_PAUSE_S)
 
 
 def _retire(session: Session) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Final, TypeAlias
 
-from ..shm._core import Owner
+from ..shm._core import SLOTS, Owner
 
+_Process: TypeAlias = tuple[int, int]  # pid and start time
 _LEAST_FRAMES: Final = 1024  # a smaller arena is one engine's, or a test's
 
 
@@ -18,8 +19,9 @@ def share_of(header: dict[str, int], share: float) -> int:
 class Bounds:
     """Frames that a process may have reserved and not let go of: a share of the arena; 0: any. On the loop's thread.
 
-    To know what a process has reserved takes a walk over all that is open: 20 ms where that is a million pages. So what
-    it had at the last walk, and was let have since, is remembered; what would be too much together is looked at again.
+    What all attachments of a process have counts together. To know it takes a walk over all that is open: 20 ms where
+    that is a million pages. So what it had at the last walk, and was let have since, is remembered; what would be too
+    much together is looked at again.
     """
 
     def __init__(self, owner: Owner, share: float) -> None:
@@ -27,40 +29,41 @@ class Bounds:
         self._owner = owner
         self._frame_bytes = header["frame_bytes"]
         self._most = share_of(header, share)
-        self._had: dict[int, int] = {}
-        self._at_its_bound: set[int] = set()
+        self._had: dict[_Process, int] = {}
+        self._at_its_bound: set[_Process] = set()
 
     def pages(self, slot: int, sizes: bytes) -> int:
         """How many pages of a chain, head first, the process may reserve now. sizes: u64 each."""
         each = array("Q", sizes)
         if not self._most:
             return len(each)
-        if not self._owner.open_entries:
-            self._had.clear()
-        pages = self._pages(slot, each)
-        self._had[slot] = self._had.get(slot, 0) + self._glance(each[:pages])
+        if not self._owner.open_entries or len(self._had) > SLOTS:
+            self._had.clear()  # of processes that are gone, too
+        process = self._owner.process_of(slot)
+        pages = self._pages(slot, process, each)
+        self._had[process] = self._had.get(process, 0) + self._glance(each[:pages])
         return pages
 
     def renew(self) -> None:
         """Who was at its bound may have finished something since: a few times a second."""
         self._at_its_bound.clear()
 
-    def _pages(self, slot: int, each: array[int]) -> int:
-        if self._glance(each) + self._had.get(slot, self._most) <= self._most:
+    def _pages(self, slot: int, process: _Process, each: array[int]) -> int:
+        if self._glance(each) + self._had.get(process, self._most) <= self._most:
             return len(each)
-        if slot in self._at_its_bound:
+        if process in self._at_its_bound:
             return 0
-        pages = self._count(each, self._room(slot))
+        pages = self._count(each, self._room(slot, process))
         if pages < len(each):
             self._owner.settle()  # what was finished meanwhile is not being written any more
-            pages = self._count(each, self._room(slot))
+            pages = self._count(each, self._room(slot, process))
         if not pages:
-            self._at_its_bound.add(slot)
+            self._at_its_bound.add(process)
         return pages
 
-    def _room(self, slot: int) -> int:
-        self._had[slot] = self._owner.frames_writing(slot) if self._owner.open_entries else 0
-        return self._most - self._had[slot]
+    def _room(self, slot: int, process: _Process) -> int:
+        self._had[process] = self._owner.frames_writing(slot) if self._owner.open_entries else 0
+        return self._most - self._had[process]
 
     def _glance(self, each: array[int]) -> int:
         """The most frames that they can be: at most one frame of each page is half empty."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -16,11 +16,14 @@ from .places import line_of
 from .settings import hint, shown
 from .sizes import spell_size
 
-__all__ = ["FILE_VARIABLE", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
+__all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
 # the engines' own, which a host may set for all its processes; see kernels/settings.py
 _OF_OTHERS = ("PAGETIER_COPY_CONFIG",)
+
+# what would be in force of what is asked for, beside what is now
+Beside: TypeAlias = Callable[[Config], Config]
 
 
 class ConfigError(Exception):
@@ -37,19 +40,24 @@ class _Given(msgspec.Struct, frozen=True):
 _Givens = dict[str, _Given]
 
 
-def load(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> Config:
+def load(
+    path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None], beside: Beside | None = None
+) -> Config:
     """The configuration from the file at `path` (None: `$PAGETIER_CONFIG`, or no file), `env` and `flags`.
 
     `flags` has values by `Field.parameter`; None is a flag that was not given. The strongest is a flag, then
     a variable, then the file, then the default; what is given in a weaker place is checked all the same.
-    Raises ConfigError.
+    beside: of a daemon that runs, whether it can go by this is checked, too. Raises ConfigError.
     """
     named = env.get(FILE_VARIABLE)
     file = path if path is not None else Path(named) if named else None
     given: _Givens = _from_file(file) if file is not None else {}
     given |= _from_environment(env)
     given |= _from_flags(flags)
-    return _build(given, env)
+    config = _build(given, env)
+    if beside is not None:
+        _check_beside(beside(config), given)
+    return config
 
 
 def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config:
@@ -126,6 +134,10 @@ def _parse(file: _File) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         message = str(error).replace("at end of document", f"at {_place(file.text)}, the end")
         raise ConfigError(f"{file.path}: {message}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file.path}: a number is too long") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file.path}: brackets are nested too deeply") from error
 
 
 def _text(path: Path) -> str:
@@ -168,7 +180,7 @@ def _from_flags(flags: Mapping[str, str | None]) -> _Givens:
 def _read(field: Field, raw: object, where: str) -> _Given:
     try:
         return _Given(field.setting.read(raw), where)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
@@ -183,6 +195,14 @@ def _build(given: _Givens, env: Mapping[str, str]) -> Config:
     config = Config(**top, **{section: kinds[section](**keys) for section, keys in values.items()})
     _check(config, given)
     return config
+
+
+def _check_beside(config: Config, given: _Givens) -> None:
+    """A file may be right as a whole, and wrong for a daemon that runs."""
+    try:
+        _check(config, given, "in force")
+    except ConfigError as error:
+        raise ConfigError(f"{error}, beside what only a restart changes") from error
 
 
 def _check(config: Config, given: _Givens, otherwise: str = "default") -> None:

@@ -23,6 +23,7 @@ from ..shm.protocol import (
     Check,
     Detach,
     Fetch,
+    Findings,
     Flush,
     Observe,
     ProtocolError,
@@ -31,6 +32,7 @@ from ..shm.protocol import (
     Reserve,
     Resize,
     Save,
+    Saved,
     Unpacker,
     Welcome,
     pack,
@@ -85,8 +87,9 @@ class Connection(asyncio.Protocol):
         self._entered = self._greeted = False
         self._rights = Rights.NOTHING
         self._slot = -1
+        self._ends = 0
         self._open = 0
-        self._choked = self._waits = False
+        self._choked = self._waits = self._walked_for = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The peer has a few seconds to greet."""
@@ -95,11 +98,12 @@ class Connection(asyncio.Protocol):
         self._caller = caller_of(transport.get_extra_info("socket"))
         self._loop = asyncio.get_running_loop()
         self._late = self._loop.call_later(self._house.patience, self._end, "it never said who it is")
-        if why := self._house.gate.enter(self._caller, self._end):
+        rights = rights_of(self._caller, self._access)
+        if why := self._house.gate.enter(self._caller, rights, self._end):
             self._end(why)
             return
         self._entered = True
-        if rights_of(self._caller, self._access) >= Rights.USE:
+        if rights >= Rights.USE:
             self._unpacker.limit(GREETING_LIMIT)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -107,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._late.cancel()
         if self._entered:
             self._house.gate.greeted(self._caller, self._end)
-            self._house.gate.leave(self._caller)
+            self._house.gate.leave(self._caller, self._end)
 
     def pause_writing(self) -> None:
         """A peer that does not read its answers is asked for no more."""
@@ -119,6 +123,13 @@ class Connection(asyncio.Protocol):
         self._go_on_soon()
 
     def data_received(self, data: bytes) -> None:
+        """Answers what is complete of it; what is not may be so much for all connections of a process."""
+        self._take_turn(data)
+        if why := self._house.gate.hold(self._caller, self._end, self._unpacker.held):
+            self._unpacker = Unpacker()  # a peer that reads no answers keeps its connection from being closed
+            self._end(why)
+
+    def _take_turn(self, data: bytes) -> None:
         """Answers requests that are complete, for a short while; the others when everybody else had a turn."""
         ends = time.monotonic() + _TURN_S
         try:
@@ -137,7 +148,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _blocked(self) -> bool:
-        return self._choked or self._open >= _MOST_OPEN
+        return self._choked or self._walked_for or self._open >= _MOST_OPEN
 
     def _go_on_soon(self) -> None:
         if self._waits and not self._blocked:
@@ -166,6 +177,8 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(f"{type(request).__name__} is not for it, or not yet")
 
     def _handle_of_engine(self, request: Reserve | Fetch | Detach) -> None:
+        if self._service.ends(self._slot) != self._ends:
+            raise ProtocolError("its slot was given back over another connection, and may be somebody else's by now")
         self._open += not isinstance(request, Detach)
         match request:
             case Reserve():
@@ -182,17 +195,25 @@ class Connection(asyncio.Protocol):
             return
         match request:
             case Save():
-                self._send(self._service.save(request))
+                self._walked_for = True
+                self._service.save(request, self._send_walked)
             case Flush():
                 self._open += 1
                 self._service.flush(request, self._send_late)
             case Check():
-                self._send(self._service.check(request))
+                self._walked_for = True
+                self._service.check(request, self._send_walked)
             case Resize():
                 self._send(self._service.resize(request))
 
     def _send(self, answer: Answer) -> None:
         self._transport.write(pack(answer))
+
+    def _send_walked(self, answer: Saved | Findings) -> None:
+        """Until then no more of the peer's requests were read."""
+        self._walked_for = False
+        self._open += 1
+        self._send_late(answer)
 
     def _send_late(self, answer: Answer) -> None:
         """By then the peer may be gone."""
@@ -244,7 +265,7 @@ class Connection(asyncio.Protocol):
         answer = self._service.attach(peer, request)
         if isinstance(answer, Refusal):
             return Admission(answer)
-        self._slot = answer.slot
+        self._slot, self._ends = answer.slot, self._service.ends(answer.slot)
         return Admission(answer, segments.descriptors())
 
     def _end(self, why: str) -> None:

@@ -9,14 +9,31 @@ import msgspec
 from .host import Host
 from .sizes import format_size, spell_size
 
-# what the daemon itself needs beside the segments: interpreter, buffers, connections
-_PROCESS_BYTES = 48 << 20
-# mapping memory costs 8 bytes of page table for each 4 KiB
-_MAPPING_SHARE = 512
+# the daemon alone: its RssAnon is 23 MiB after its start and 33 after 90 minutes; sockets, stacks and buffers beside it
+_DAEMON_BYTES = 48 << 20
+# 8 bytes for each 4 KiB: in the page tables of who maps it, and about as much in the kernel's own list of what is there
+MAPPING_SHARE = 512
+
+
+class Processes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processes take beside the segments, of which `mapping` of them map the arena.
+
+    They take `fixed` bytes, and a `batch_part`th of the arena, up to `most_batch` bytes: what is written at once.
+    """
+
+    fixed: int = _DAEMON_BYTES
+    mapping: int = 1
+    batch_part: int = 1
+    most_batch: int = 0
+
+    def beside(self, arena: int) -> int:
+        """Bytes beside an arena of so many."""
+        mapped = arena * (self.mapping + 1) // MAPPING_SHARE
+        return self.fixed + mapped + min(arena // self.batch_part, self.most_batch)
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What an arena of `arena` bytes takes: whole frames of `frame` bytes, and the index beside it.
+    """What an arena of `arena` bytes takes: whole frames of `frame` bytes, and index and processes beside it.
 
     The index takes `index_fixed` bytes and `index_per_frame` for each frame. `held` bytes of all this are in memory
     already: segments of an earlier daemon that are taken over.
@@ -27,6 +44,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     index_fixed: int = 0
     index_per_frame: int = 0
     held: int = 0
+    processes: Processes = Processes()
 
     @property
     def frames(self) -> int:
@@ -35,11 +53,15 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit of the host: `room` bytes are left under it, and an arena of `largest` bytes would fit."""
+    """One limit of the host: `room` bytes are left under it, and an arena of `largest` bytes would fit.
+
+    Beside that the processes take `beside` bytes of the room.
+    """
 
     name: str
     room: int
     largest: int
+    beside: int
     remedy: str
 
 
@@ -66,6 +88,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
             return f"an arena of {wanted} fits"
         tightest = self.limits[0]
         left = f"{tightest.name} has {format_size(tightest.room)} left"
+        if tightest.beside:
+            left += f", of which the daemon's processes take {format_size(tightest.beside)}"
         return f"an arena of {wanted} does not fit: {left}. {_offer(tightest.largest)}, or {tightest.remedy}"
 
 
@@ -83,9 +107,9 @@ def fit(host: Host, need: Need) -> Fit:
 def _limits(host: Host, need: Need) -> Iterator[Limit]:
     shm = host.shared_memory()
     if shm.free is not None:
-        largest = _largest(shm.free, need, fixed=0, per_frame=0)
         remedy = "enlarge it (mount -o remount,size=SIZE /dev/shm; for a container --shm-size or its like)"
-        yield Limit(name="/dev/shm", room=shm.free, largest=largest, remedy=remedy)
+        largest = _largest(shm.free, need, fixed=0, each=need.frame)
+        yield Limit(name="/dev/shm", room=shm.free, largest=largest, beside=0, remedy=remedy)
     for group in host.memory_groups():
         yield _memory_limit(f"the control group ({group.file})", group.room, need, "raise the group's limit")
     available = host.memory().available
@@ -94,12 +118,15 @@ def _limits(host: Host, need: Need) -> Iterator[Limit]:
 
 
 def _memory_limit(name: str, room: int, need: Need, remedy: str) -> Limit:
-    tables = need.frame // _MAPPING_SHARE
-    largest = _largest(room, need, fixed=_PROCESS_BYTES, per_frame=tables)
-    return Limit(name=name, room=room, largest=largest, remedy=remedy)
+    taken = need.processes
+    each = need.frame + need.frame * (taken.mapping + 1) // MAPPING_SHARE
+    # the batch is a part of the arena, or the most that it can be: the smaller one of the two is taken
+    with_part = _largest(room, need, fixed=taken.fixed, each=each + need.frame // taken.batch_part)
+    with_most = _largest(room, need, fixed=taken.fixed + taken.most_batch, each=each)
+    largest = max(with_part, with_most)
+    return Limit(name=name, room=room, largest=largest, beside=taken.beside(largest), remedy=remedy)
 
 
-def _largest(room: int, need: Need, *, fixed: int, per_frame: int) -> int:
+def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
     """Bytes of the most frames for which frames, index and the given cost fit into `room`."""
-    each = need.frame + need.index_per_frame + per_frame
-    return max(0, room + need.held - need.index_fixed - fixed) // each * need.frame
+    return max(0, room + need.held - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame

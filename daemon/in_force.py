@@ -59,11 +59,16 @@ class InForce:
         different = [field for field in fields() if value_of(old, field) != value_of(wanted, field)]
         done = [field for field in different if _at_once(field.path, old, wanted)]
         if done:
-            self.config = _going_together(replaced(old, {field.path: value_of(wanted, field) for field in done}))
+            self.config = _going_together(self.beside(wanted))
             for follower in self._followers:
                 follower(self.config)
         told = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field))}" for field in done)
         return Changes(told, tuple(field.path for field in different if field not in done))
+
+    def beside(self, wanted: Config) -> Config:
+        """What would be in force, be it right or wrong: of what is wanted all that needs no restart."""
+        now = [field for field in fields() if _at_once(field.path, self.config, wanted)]
+        return replaced(self.config, {field.path: value_of(wanted, field) for field in now})
 
     def resize(self, texts: Mapping[str, str]) -> Changes:
         """Goes by other sizes, until the configuration is read again. Raises ConfigError."""

@@ -18,7 +18,7 @@ from ..shm.logfmt import event, log_to_stderr
 from ..shm.points import point
 from ..shm.protocol import BUILD
 from ..shm.segments import Geometry, Leftovers, Origin, Segments, UnfitError, Wish, take
-from .config import ConfigError, load
+from .config import Beside, ConfigError, load
 from .exits import Exit, exit_code_help
 from .fit import fit
 from .flags import config_flags, config_options
@@ -89,8 +89,8 @@ def main(
     as a crash does. SIGHUP reads the configuration again; sizes of memory, names and paths wait for a restart.
     """
 
-    def read() -> Config:
-        return load(config, os.environ, config_flags(flags))
+    def read(beside: Beside | None = None) -> Config:
+        return load(config, os.environ, config_flags(flags), beside)
 
     try:
         if instead is Instead.GIVE_BACK:

@@ -69,7 +69,7 @@ class Notifier:
     def _send(self, *lines: str) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.sendto("\n".join(lines).encode(), self._address)
+                self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
 
 
 def _status(text: str) -> str:

@@ -109,7 +109,7 @@ class Match(Section, frozen=True, kw_only=True):
     share: Annotated[
         float,
         share_setting(
-            "Share of an arena of 1,024 frames and more that one process may pin: its matches end there; 0: any."
+            "Share of an arena of 1,024 frames and more that one attachment may pin: its matches end there; 0: any."
         ),
     ] = 0.9
 
@@ -141,8 +141,12 @@ class Disk(Section, frozen=True, kw_only=True):
 class Access(Section, frozen=True, kw_only=True):
     """Who may attach or look, beside the daemon's own user and root."""
 
-    users: Annotated[tuple[int, ...], users_setting("Users (names or numbers) who may attach.")] = ()
-    groups: Annotated[tuple[int, ...], groups_setting("Groups (names or numbers) who may attach.")] = ()
+    users: Annotated[
+        tuple[int, ...], users_setting("Users (names or numbers) who may attach; who is attached stays so.")
+    ] = ()
+    groups: Annotated[
+        tuple[int, ...], groups_setting("Groups (names or numbers) who may attach; who is attached stays so.")
+    ] = ()
     watch_users: Annotated[
         tuple[int, ...],
         users_setting("Users who may look (stats, top), and do nothing else; see socket_mode."),

@@ -1,9 +1,13 @@
-"""Output that nobody takes: a full disk behind `>`, say. One line and exit code 1, and no traceback."""
+"""Output that nobody takes: a full disk behind `>`, say. One line and exit code 1, and no traceback.
+
+And output that has no letters for a name: there is a question mark in their place.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +25,7 @@ def told_if_not_written() -> Iterator[None]:
     if sys.stdout is None:  # the shell's >&-
         sys.stderr.write("Error: there is no standard output\n")
         sys.exit(Exit.WRONG)
+    _replace_what_it_lacks()
     try:
         try:
             yield
@@ -33,6 +38,11 @@ def told_if_not_written() -> Iterator[None]:
         if error.errno != errno.EPIPE:
             sys.stderr.write(f"Error: the output could not be written: {error.strerror}\n")
         sys.exit(Exit.WRONG)
+
+
+def _replace_what_it_lacks() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _forget_the_rest() -> None:

@@ -17,6 +17,7 @@ from ..shm.logfmt import event
 LINES: Final = 20
 SAME: Final = 3
 MINUTE_S: Final = 60.0
+NOBODY: Final = -1  # no user is known to have caused it
 
 
 class _Minute(msgspec.Struct):
@@ -52,5 +53,8 @@ class Ration:
         return minute
 
     def _tell_left_out(self, uid: int, count: int) -> None:
+        if uid == NOBODY:
+            self._log.warning("there were %d more such lines in a minute", count, extra=event("left_out", count=count))
+            return
         line = "of user %d there were %d more such lines in a minute"
         self._log.warning(line, uid, count, extra=event("left_out", uid=uid, count=count))

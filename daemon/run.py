@@ -17,7 +17,7 @@ from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.segments import Origin, Segments
 from .advise import Region, advise
-from .config import ConfigError
+from .config import Beside, ConfigError
 from .host import Host
 from .leave import Leave, Told, meant_by
 from .notify import Notifier
@@ -42,13 +42,13 @@ class Keeper(msgspec.Struct, frozen=True):
     """Who runs the daemon: whom it tells how it is, where a changed configuration is read, how a restart is told."""
 
     notifier: Notifier
-    read: Callable[[], Config]
+    read: Callable[[Beside], Config]
     keep_while: Path | None = None
 
 
 async def run(config: Config, segments: Segments, server: Server, told: Told, keeper: Keeper | None = None) -> None:
     """Serves until a signal, also one that has come already. Raises PrefaultError if the arena can not be populated."""
-    life = _Life(config, segments, server, keeper or Keeper(Notifier({}), lambda: config))
+    life = _Life(config, segments, server, keeper or Keeper(Notifier({}), lambda _: config))
     loop = asyncio.get_running_loop()
     told.pass_to(life.leave, loop)
     loop.add_signal_handler(signal.SIGHUP, life.reload)
@@ -90,18 +90,21 @@ class _Life:
             self._changed = True
             return
         self._notifier.reloading()
-        self._refused = self._read_again(self._service)
-        self._notifier.ready(self._status())
+        try:
+            self._refused = self._read_again(self._service)
+        finally:
+            self._notifier.ready(self._status())
 
     def _read_again(self, service: Service) -> str:
         """What is wrong with it, which changes nothing; "" if it is in force."""
         try:
-            changes = service.in_force.take(self._keeper.read())
+            changes = service.in_force.take(self._keeper.read(service.in_force.beside))
         except ConfigError as error:
             log.error("not reloaded, all stays as it was: %s", error, extra=event("reload_refused"))
             return f"; not reloaded, all stays as it was: {error}"
-        level = logging.WARNING if changes.later else logging.INFO
-        log.log(level, "reloaded: %s", changes, extra=event("reloaded"))
+        short = service.short_index()
+        level = logging.WARNING if changes.later or short else logging.INFO
+        log.log(level, "reloaded: %s", "; ".join(filter(None, (str(changes), short))), extra=event("reloaded"))
         return ""
 
     def _follow(self, config: Config) -> None:
@@ -146,6 +149,8 @@ class _Life:
         log.info("stopped: %s", self._way.value, extra=event("stopped", way=self._way.name.lower()))
 
     async def _serve(self) -> Service:
+        if self._config.arena.prefault == "lazy":
+            self._segments.take_lazily()
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         point("run.served")
         self._service.in_force.follow(self._follow)
@@ -182,6 +187,8 @@ class _Life:
             header["incarnation"],
             extra=event("ready", pages=header["pages"], incarnation=header["incarnation"]),
         )
+        if short := service.short_index():
+            log.warning("%s", short, extra=event("index_short"))
         if self._changed:
             self.reload()
 

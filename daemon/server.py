@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from ..shm.logfmt import event
 from ..shm.points import point
+from .accepting import Accepting
 from .connection import GREETING_S, Connection, House
 from .gate import Gate
 from .options import Access
@@ -43,13 +43,11 @@ class Server:
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = _identity(path)
         self._tell_locked_out()
-        self._server: asyncio.Server | None = None
+        self._accepting: Accepting | None = None
 
     async def start(self, service: Service) -> None:
         """Begins to answer. Who connected since the constructor has waited in the queue."""
-        self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(self._house(service)), sock=self._listener, backlog=_BACKLOG
-        )
+        self._accepting = Accepting(self._listener, lambda: Connection(self._house(service)))
 
     def _house(self, service: Service) -> House:
         return House(service, self._access, self._gate, self._complaints, self._patience)
@@ -70,7 +68,7 @@ class Server:
         if _identity(self._path) == self._file:
             self._path.unlink()
         point("server.unlinked")
-        (self._server or self._listener).close()
+        (self._accepting or self._listener).close()
 
 
 def open_socket(path: Path, mode: int, group: tuple[int, ...] = ()) -> socket.socket:

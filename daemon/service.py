@@ -7,7 +7,9 @@ import logging
 import os
 from collections.abc import Callable
 
-from ..shm._core import PARTS, SLOTS, Owner
+import msgspec
+
+from ..shm._core import PARTS, Owner
 from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.protocol import (
@@ -27,18 +29,23 @@ from ..shm.protocol import (
     Saved,
     Welcome,
 )
-from ..shm.segments import Segments
+from ..shm.segments import Geometry, Segments
 from .bounds import Bounds
 from .config import ConfigError
 from .disk.tier import Disk
 from .evictor import Evictor
+from .flushing import Flushing
 from .in_force import InForce
-from .labels import means, printable, wrong_space
+from .labels import printable, wrong_space
 from .metrics.histogram import Histogram
 from .options import Config
 from .peers import Peer
 from .pinning import Pinning
+from .plan import short_index
 from .reaper import Reaper
+from .shortage import Shortage
+from .slots import why_no_slot
+from .walks import Walks
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +55,7 @@ _TOO_MUCH = "this process has reserved as much of the arena as one may without h
 _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # a process may have a million open, and others are waiting
-_LONG_CHECK_S, _PAUSE_OF_CHECKS = 0.02, 10.0
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
-_TIERS = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
 
 
 class Service:
@@ -71,13 +76,14 @@ class Service:
         self._evictor = Evictor(self._owner, config.evict, loop)
         self._bounds = Bounds(self._owner, config.store.share)
         self._pinning = Pinning(self._owner, config.match.share)
+        self._shortage = Shortage(self._owner)
         self.disk = Disk(segments, config, loop)
         self.reserve_seconds = Histogram()
         self.in_force = InForce(config)
         self.in_force.follow(self._follow)
         self.alive: Callable[[], None] = _nobody_asks
-        self._findings: list[str] = []
-        self._check_again = 0.0
+        self._walks = Walks(loop)
+        self._flushing = Flushing(self._owner, self.disk, self._walks)
         self._reaper.watch_adopted()
         self._tidying = loop.call_soon(self._tidy)
 
@@ -91,16 +97,20 @@ class Service:
         """Engines that ended without saying goodbye, since this daemon began."""
         return self._reaper.deaths
 
+    def ends(self, slot: int) -> int:
+        """How many who had this slot have let go of it, or are gone: whose it is now is told by no number but this."""
+        return self._reaper.ends(slot)
+
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """A slot for the peer's session, its old one where it has one."""
         if not self._admits:
             return Refusal("its arena is being populated: come again in a moment")
         if len(request.holds) % _SERIAL_BYTES:
             return Refusal(f"{len(request.holds)} bytes are no whole number of serials")
-        process, name = peer.process, printable(request.name)
-        slot = self._owner.attach(process.pid, peer.uid, process.started, request.token % _U64, name)
-        if slot < 0:
-            return Refusal(f"all {SLOTS} slots are taken: an engine has to go first")
+        process, token, name = peer.process, request.token % _U64, printable(request.name)
+        if why := why_no_slot(self._owner.takers(), process, token, self.disk.slots_kept):
+            return Refusal(why)
+        slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
         point("service.attached")
         self._owner.keep_only(slot, request.holds)
         point("service.kept")
@@ -169,34 +179,21 @@ class Service:
         point("service.fetched")
         self._evictor.look()
 
-    def save(self, request: Save) -> Saved:
-        """How far writing everything to disk is; it goes on as long as somebody asks."""
-        return self.disk.save(request.number)
+    def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
+        """How far writing everything to disk is; it goes on as long as somebody asks. See Walks for the reply."""
+        self._walks.ask(
+            (Save, request.number == 0),
+            lambda: self.disk.save(request.number),
+            lambda saved: reply(msgspec.structs.replace(saved, number=request.number)),
+        )
 
     def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
-        """Drops the pages of the namespaces that are meant; those in use are kept and counted.
+        """Drops pages; reply is called once. See Flushing."""
+        self._flushing.flush(request, reply)
 
-        reply is called once, when what was dropped has left the disk, too: the next daemon does not find it again.
-        """
-        tiers = _TIERS.get(request.tier, 0)
-        spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
-        done = [self._owner.flush(space["number"], tiers) for space in spaces]
-        point("service.flushed")
-        dropped, kept = sum(d for d, _ in done), sum(k for _, k in done)
-        answer = Flushed(request.number, dropped, kept, [space["name"] for space in spaces])
-        self.disk.drop_now(lambda: reply(answer))
-
-    def check(self, request: Check) -> Findings:
-        """Walks everything; takes about 200 ms for a million pages, in which no request is answered.
-
-        Where that is long, the same answer is given for ten times as long.
-        """
-        began = self._loop.time()
-        if began >= self._check_again:
-            self._findings = self._owner.check_integrity()
-            took = self._loop.time() - began
-            self._check_again = began + _PAUSE_OF_CHECKS * took if took > _LONG_CHECK_S else began
-        return Findings(request.number, self._findings)
+    def check(self, request: Check, reply: Callable[[Findings], None]) -> None:
+        """Walks everything; takes about 200 ms for a million pages, in which no request is answered. See Walks."""
+        self._walks.ask(Check, self._owner.check_integrity, lambda found: reply(Findings(request.number, found)))
 
     def resize(self, request: Resize) -> Resized:
         """Other sizes while engines run, until the configuration is read again."""
@@ -205,8 +202,12 @@ class Service:
         except ConfigError as error:
             return Resized(request.number, trouble=str(error))
         log.info("resized: %s", changes, extra=event("resized"))
-        warnings = [f"warning: {told}" for told in [self.disk.too_large()] if told]
+        warnings = [f"warning: {told}" for told in (self.disk.too_large(), self.short_index()) if told]
         return Resized(request.number, [*changes.done, *warnings])
+
+    def short_index(self) -> str:
+        """That the index is too small for the sizes in force, or ""."""
+        return short_index(Geometry.of(self._owner.header()), self.in_force.config)
 
     def _follow(self, config: Config) -> None:
         self._ttl_ns = int(config.store.expiry * 1e9)
@@ -217,6 +218,7 @@ class Service:
     def close(self) -> None:
         """Stops the service; the segments stay as they are."""
         self._tidying.cancel()
+        self._walks.close()
         self.disk.abandon()
         self._reaper.close()
 
@@ -230,6 +232,8 @@ class Service:
     def _why(self, outcomes: bytes) -> str:
         if _REFUSED_SIZE in outcomes:
             return f"a page is empty or larger than the arena ({self._owner.header()['arena_bytes']} bytes)"
+        if _REFUSED_FULL in outcomes and self._owner.lacks_memory:
+            return "there is no memory for more of the arena: /dev/shm, or a control group, is full"
         if _REFUSED_FULL in outcomes:
             return "the arena is full of pages that are pinned, being written or of this very prompt"
         return ""
@@ -243,6 +247,7 @@ class Service:
         self.disk.tidy()
         self._bounds.renew()
         self._pinning.look()
+        self._shortage.look()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
 

@@ -91,7 +91,7 @@ def share_setting(help: str) -> Setting:
 def _float(raw: str | float) -> float:
     try:
         return float(raw)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{shown(raw)} is not a number") from None
 
 
@@ -238,7 +238,10 @@ def _id(item: object, noun: str, look_up: Callable[[str], int]) -> int:
 
 def shown(raw: object) -> str:
     """A raw value as a message shows it: strings quoted, long ones cut."""
-    text = json.dumps(raw, default=str, ensure_ascii=False)
+    try:
+        text = json.dumps(raw, default=str, ensure_ascii=False)
+    except (ValueError, RecursionError):  # thousands of digits, or of tables in each other
+        return "what is too long to be shown"
     return text if len(text) <= 200 else text[:197] + "..."
 
 

@@ -26,6 +26,7 @@ _SECONDS = {
     "d": Fraction(86400),
 }
 _SPELLED_SECONDS = ("d", "h", "m", "s", "ms", "us")
+_MOST_DAYS = 36_500  # in nanoseconds, and added to the time, they fit 63 bits
 
 
 def _canonical_units() -> dict[str, int]:
@@ -66,22 +67,31 @@ def parse_size(text: str | int) -> int:
 def parse_duration(text: str | int | float) -> float:
     """Seconds named by `text` ("250ms", "30s", "5m", 60).
 
-    Raises ValueError, naming the text, if it is no duration or negative.
+    Raises ValueError, naming the text, if it is no duration, negative or longer than 36,500 days.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise ValueError(f"{text!r} is not a duration")
-    if not isinstance(text, str):
-        return _plain_seconds(text)
+    seconds = _spelled_seconds(text) if isinstance(text, str) else _plain_seconds(text)
+    if seconds > _MOST_DAYS * _SECONDS["d"]:
+        raise ValueError(f"{_quoted(text)} is too long: at most {_MOST_DAYS}d")
+    return float(seconds)
+
+
+def _quoted(text: str | float) -> str:
+    return f'"{text}"' if isinstance(text, str) else str(text)
+
+
+def _spelled_seconds(text: str) -> Fraction:
     number, unit = _split(text, "duration", '"250ms", "30s" or "5m"')
     if unit not in _SECONDS:
         raise ValueError(f'"{text}" is not a duration: unknown unit "{unit}" (us, ms, s, m, h or d)')
-    return float(number * _SECONDS[unit])
+    return number * _SECONDS[unit]
 
 
 def _plain_seconds(seconds: float) -> float:
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{seconds} is not a duration")
-    return float(seconds)
+    return seconds
 
 
 def _split(text: str, noun: str, examples: str) -> tuple[Fraction, str]:

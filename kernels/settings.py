@@ -76,6 +76,10 @@ def read_settings(text: str, where: str) -> CopySettings:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise SettingsError(f"{where}: a number is too long") from error
+    except RecursionError as error:
+        raise SettingsError(f"{where}: brackets are nested too deeply") from error
     tables = {name: document.pop(name) for name in _TABLES if name in document}
     given: dict[str, Any] = {name: _read_table(table, name, where) for name, table in tables.items()}
     return _built(CopySettings, given | _read_keys(document, "", where), f"{where}: ")

@@ -219,11 +219,19 @@ class Owner:
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a piece of the arena; OSError where memory is short. From any thread."""
     def populate_index(self) -> None: ...
+    def take_lazily(self, arena_fd: int, /) -> None:
+        """No frame is granted from now on before its memory is there; where there is none, pages leave for others.
+
+        For an arena that is not populated. The descriptor may be closed afterwards.
+        """
     def arena_address(self) -> int: ...
     def header(self) -> dict[str, int]: ...
     def spaces(self) -> list[dict[str, Any]]: ...
     @property
     def free_frames(self) -> int: ...
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether there was no memory for a frame, when some was to be taken last; see take_lazily()."""
     @property
     def open_entries(self) -> int: ...
     def attach(self, pid: int, uid: int, started: int, token: int, name: str, /) -> int:
@@ -250,8 +258,10 @@ class Owner:
 
         division: how a page is cut into its parts; writers of one page have to agree in it.
         """
+    def process_of(self, slot: int, /) -> tuple[int, int]:
+        """The process that has a slot, as pid and start time; pid 0: nobody has it."""
     def frames_writing(self, slot: int, /) -> int:
-        """Frames of open reservations in which a slot has a part, written or not. Walks what is open."""
+        """Frames of open reservations in which a slot's process has a part, written or not. Walks what is open."""
     def bound_pins(self, frames: int, /) -> None:
         """What one attachment may have pinned from now on: its matches end there. 0: any number."""
     def bounded(self) -> int:

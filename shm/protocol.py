@@ -132,12 +132,16 @@ class Flush(_Message, frozen=True):
 
 
 class Flushed(_Message, frozen=True):
-    """Answers Flush. kept: pages that are in use. namespaces: the labels of those that matched."""
+    """Answers Flush. kept: pages that are in use. namespaces: the labels of those that matched.
+
+    trouble: why pages that were not in use may be on disk still, "" if none are.
+    """
 
     number: int
     dropped: int
     kept: int
     namespaces: list[str]
+    trouble: str = ""
 
 
 class Save(_Message, frozen=True):
@@ -215,6 +219,11 @@ class Unpacker:
     def limit(self, nbytes: int) -> None:
         """From now on no message is longer."""
         self._limit = nbytes
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are not complete, or not taken yet."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that are complete with `data`, as bodies. Raises ProtocolError at a length over the limit."""

@@ -91,6 +91,11 @@ class Segments:
         """Fresh read-only descriptors of index and lock words, for who only looks. The caller closes them."""
         return open_all(self.name, "index", "locks", read_only=frozenset(KINDS))
 
+    def take_lazily(self) -> None:
+        """The arena is not populated: its memory is taken as it is granted, and nobody is granted what there is not."""
+        with opened(self.name, "arena") as descriptor:
+            self.owner.take_lazily(descriptor)
+
     def remove(self) -> None:
         """Ends the segments: clients are told, the names go, the memory goes with the last process that maps it."""
         self.owner.close()

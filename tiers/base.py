@@ -22,6 +22,13 @@ class TierError(Exception):
     """The tier can not be used, or not any more; the message is one sentence for an administrator."""
 
 
+class DoubtError(TierError):
+    """The same, and what is on the disk is not known: who opens the tier next is to prove it first.
+
+    The tier says so itself, to who opens it, unless its disk does not even take that.
+    """
+
+
 class Outgoing(msgspec.Struct, frozen=True):
     """A page to write. stamp: nanoseconds of the realtime clock, its recency.
 
@@ -147,7 +154,7 @@ class Tier(Protocol):
         """Fills the frames and verifies them. Goes before writing. A page of another size than asked is ABSENT."""
 
     def sync(self) -> None:
-        """Brings what was written to the disk. Raises TierError where that fails."""
+        """Brings what was written to the disk. Raises DoubtError where that fails."""
 
     def distrust(self) -> None:
         """Something went wrong that must not: who opens the tier next proves it first, or begins anew."""
@@ -156,4 +163,7 @@ class Tier(Protocol):
         """How it stands."""
 
     def close(self) -> None:
-        """Syncs and lets go of everything. The caller guarantees that no other call runs or follows."""
+        """Syncs and lets go of everything. The caller guarantees that no other call runs or follows.
+
+        Raises DoubtError where syncing fails.
+        """

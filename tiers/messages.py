@@ -22,7 +22,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
 
 
 class Trust(IntEnum):
-    """What a worker may believe of what lies in the folder: workers may have died of it."""
+    """What a worker may believe of what lies in the folder: workers may have died of it, or not have synced it."""
 
     AS_LEFT = 0
     PROVEN = 1
@@ -89,9 +89,13 @@ class Opened(_Message, frozen=True):
 
 
 class Fails(_Message, frozen=True):
-    """The tier can not be used; the worker ends. reason: one sentence for an administrator."""
+    """The tier can not be used; the worker ends. reason: one sentence for an administrator.
+
+    trust: what the next worker may believe.
+    """
 
     reason: str
+    trust: Trust = Trust.AS_LEFT
 
 
 class Holds(_Message, frozen=True):

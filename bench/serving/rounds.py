@@ -15,7 +15,7 @@ from serving.contest import ALONE, CACHING, EVERYONE, NATIVE, OURS, Contest, Mis
 from serving.engine import BLOCK
 from serving.spread import AHEAD, NO_CLAIM, NOT_LESS, NOT_SLOWER, Claim, Spread, ratios, spread
 
-LENGTHS = (260, 1030, 4100)  # none of them whole blocks: of those pagetier leaves the last one to the engine
+LENGTHS = (260, 1030, 4100, 8190)  # none of them whole blocks: of those pagetier leaves the last one to the engine
 SHARES = (0, 50, 90)
 REQUESTS, TOKENS, ANSWER = 16, 10 * BLOCK, 8
 AGAIN = 5  # what is short is measured so many times in a round: one glitch of the machine is longer than it

@@ -12,11 +12,11 @@ from ...shm.files import user_name
 from ...shm.protocol import Check, Findings
 from ...shm.segments import Geometry
 from ...shm.survey import Found, survey
-from ..options import Access, Config
-from ..plan import geometry_of, serves
+from ..options import Access, Config, replaced
+from ..plan import geometry_of, serves, short_index
 from ..server import locked_out
 from ..sizes import format_size
-from ..stats import take_snapshot
+from ..stats import Snapshot, take_snapshot
 from .reach import Daemon
 from .result import Result, ok, problem, warning
 
@@ -76,11 +76,18 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     if not serves(have, config):
         differ = f"has {_told(have)}, this configuration {_told(geometry_of(config))}"
         yield warning("restart", f"the daemon {differ}: a restart with it is refused while pages are warm; {_DROPS}")
+    elif short := short_index(have, _with_disk_of(snapshot, config)):
+        yield warning("index", short)
     findings = daemon.ask(Check(1), Findings).findings
     for finding in findings:
         yield problem("integrity", f"{finding}: {_DROPS}, without systemd pagetierd --fresh; report it, please")
     if not findings:
         yield ok("integrity", "every page, frame and list was walked")
+
+
+def _with_disk_of(snapshot: Snapshot, config: Config) -> Config:
+    """With the disk as large as it is now, or as it is going to be."""
+    return replaced(config, {"disk.size": max(config.disk.size, snapshot.disk.cap)})
 
 
 def _told(geometry: Geometry) -> str:

@@ -30,10 +30,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Pages that went, and pages that are in use and stayed."""
+    """Pages that went, and pages that are in use and stayed. trouble: why more may be on disk still, or ""."""
 
     dropped: int
     kept: int
+    trouble: str
 
 
 @click.command()
@@ -50,8 +51,8 @@ class Outcome(msgspec.Struct, frozen=True):
 def flush(**options: Any) -> None:
     """Drop pages, or write all to disk; pages in use are kept and counted.
 
-    Asks before it drops anything. Exit codes: 0; 1 no such namespace, not confirmed, or not all could be written;
-    2 used wrongly; 3 no daemon.
+    Asks before it drops anything. Exit codes: 0; 1 no such namespace, not confirmed, not all could be written, or not
+    all has left the disk yet, which is said; 2 used wrongly; 3 no daemon.
     """
     wanted = Wanted(**options)
     _check(wanted)
@@ -116,12 +117,15 @@ def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: Wanted) -> 
     """By digest, so that just what was shown goes; everything by one request, with what came meanwhile."""
     texts = [None] if wanted.namespace is None else [space.digest for space in chosen]
     answers = [daemon.ask(Flush(number, text, wanted.tier), Flushed) for number, text in enumerate(texts)]
-    return Outcome(sum(answer.dropped for answer in answers), sum(answer.kept for answer in answers))
+    trouble = next((answer.trouble for answer in answers if answer.trouble), "")
+    return Outcome(sum(answer.dropped for answer in answers), sum(answer.kept for answer in answers), trouble)
 
 
 def _show_outcome(outcome: Outcome) -> None:
     kept = f"; {_pages(outcome.kept)} in use and kept" if outcome.kept else ""
     click.echo(f"{_pages(outcome.dropped)} dropped{kept}")
+    if outcome.trouble:
+        raise click.ClickException(outcome.trouble)
 
 
 def _pages(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -23,7 +22,8 @@ def stats(socket: Path, show: str | None) -> None:
     with daemon_at(socket) as daemon:
         snapshot = take_snapshot(daemon.observer)
     if show == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(snapshot), indent=2).decode() + "\n")
+        # bytes: JSON is UTF-8, whatever the terminal is
+        click.echo(msgspec.json.format(msgspec.json.encode(snapshot), indent=2))
     else:
         _show_tables(snapshot, socket)
 

@@ -8,7 +8,10 @@ import click
 
 # 31 characters are the most that a user may have, of which "pagetier-" takes 9
 _NAME = re.compile("[a-z][a-z0-9_-]{0,21}")
-_TAKEN = frozenset({"pagetierd"})  # /etc/pagetier/pagetierd.toml is the plain daemon's
+_TAKEN = {
+    "pagetierd": "the plain daemon has it",
+    "copy": "/etc/pagetier/copy.toml is what engines read, see `pagetier calibrate`",
+}
 _RULE = "1 to 22 of the characters a-z 0-9 _ -, the first of them a letter"
 
 
@@ -19,5 +22,5 @@ def tenant_name(ctx: click.Context, param: click.Parameter, value: str | None) -
     if not _NAME.fullmatch(value):
         raise click.BadParameter(f'"{value}" can not be a tenant\'s name: {_RULE}', ctx, param)
     if value in _TAKEN:
-        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: the plain daemon has it', ctx, param)
+        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: {_TAKEN[value]}', ctx, param)
     return value

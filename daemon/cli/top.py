@@ -38,7 +38,7 @@ class _Seconds(click.FloatRange):
 @click.command()
 @socket_option
 @click.option("--interval", type=_Seconds(0.1, 60), default=1.0, show_default=True, help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Show it once and end, as where there is no terminal.")
+@click.option("--once", is_flag=True, help="Show it once and end, as where there is no terminal, or a dumb one.")
 def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  click calls it so
     """Watch the cache: tiers, what is found, rates, engines, and what leaves.
 
@@ -49,7 +49,7 @@ def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  cli
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    if once or not console.is_terminal:
+    if once or not console.is_terminal or console.is_dumb_terminal:
         _show_once(console, socket, interval)
     else:
         _watch(console, socket, interval)

@@ -17,8 +17,22 @@ _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _PROGRAM = "/usr/bin/pagetierd"
 _UNITS = Path("etc/systemd/system")
 _DROP_IN = "metrics-on-localhost.conf"
+_SYSUSERS = "pagetier.sysusers.conf"
 # what its unit says, too: for commands that are run outside of it
 _TENANTS = 'name = "{user}"\nsocket = "/run/{user}/pagetier.sock"\n\n'
+# what the files say of the plain daemon, and what a tenant's say
+_ITS_OWN = {
+    '"pagetier"': '"pagetier-{tenant}"',
+    "/pagetierd.toml": "/{tenant}.toml",
+    "of pagetierd.toml": "of {tenant}.toml",
+    "/var/lib/pagetier": "/var/lib/pagetier-{tenant}",
+    "/run/pagetier/": "/run/pagetier-{tenant}/",
+    "/pagetierd.service.d/": "/pagetierd@{tenant}.service.d/",
+    "u pagetier ": "u pagetier-{tenant} ",
+    "-aG pagetier": "-aG pagetier-{tenant}",
+    "systemctl reload pagetierd": "systemctl reload pagetierd@{tenant}",
+    "unit install --metrics": "unit install --tenant {tenant} --metrics",
+}
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
@@ -81,18 +95,19 @@ def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[Insta
     for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-give-back{at}.service"):
         yield Installed(name, _UNITS / name, _text(name).replace(_PROGRAM, program))
     if metrics:
-        place = _drop_in(tenant)
-        text = _text(_DROP_IN).replace("/pagetierd.service.d/", f"/{place.parent.name}/")
-        yield Installed(_DROP_IN, place, text)
+        yield Installed(_DROP_IN, _drop_in(tenant), _named_for(tenant, _text(_DROP_IN)))
     user = f"pagetier-{tenant}" if tenant else "pagetier"
-    sysusers = _text("pagetier.sysusers.conf").replace("u pagetier ", f"u {user} ")
-    yield Installed("pagetier.sysusers.conf", users / f"{user}.conf", sysusers)
-    config = _text("pagetierd.toml")
+    yield Installed(_SYSUSERS, users / f"{user}.conf", _named_for(tenant, _text(_SYSUSERS)))
+    config = _named_for(tenant, _text("pagetierd.toml"))
     if tenant:
-        config = config.replace('"pagetier"', f'"{user}"').replace("/pagetierd.toml", f"/{tenant}.toml")
-        config = config.replace("/var/lib/pagetier", f"/var/lib/{user}").replace("-aG pagetier", f"-aG {user}")
         config = config.replace("[arena]", _TENANTS.format(user=user) + "[arena]", 1)
     yield Installed("pagetierd.toml", etc / f"{tenant or 'pagetierd'}.toml", config, keep=True)
+
+
+def _named_for(tenant: str | None, text: str) -> str:
+    for plain, own in _ITS_OWN.items() if tenant else ():
+        text = text.replace(plain, own.format(tenant=tenant))
+    return text
 
 
 def _drop_in(tenant: str | None) -> Path:

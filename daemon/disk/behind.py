@@ -20,10 +20,11 @@ from .busy import Busy
 from .grumble import Grumble
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
-_BATCH_BYTES: Final = 128 << 20
+BATCH_BYTES: Final = 128 << 20
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
-_SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
+SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
+_MOST_DROPS: Final = 1 << 20  # in one order: a message has its bounds
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
 # enum pt_write_result in core/behind.h
@@ -69,9 +70,8 @@ class Behind:
         self._in_flight: dict[int, bytes] = {}
         self._dropping: dict[int, bytes] = {}
         self._lost_drops = b""
-        self._then: dict[int, Callable[[], None]] = {}
         self._frame_bytes = header["frame_bytes"]
-        self._batch = max(1, min(_BATCH_BYTES // self._frame_bytes, header["frames"] // _SMALLEST_PART))
+        self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header["frames"] // SMALLEST_PART))
         self._ahead = max(1, int(header["frames"] * options.ahead))
         self._offset = time.time_ns() - time.monotonic_ns()
         self._ready = False
@@ -91,12 +91,21 @@ class Behind:
         """Pages that are being written now."""
         return sum(map(len, self._in_flight.values())) // 4
 
-    def begin(self) -> None:
-        """The worker is ready for orders. What was to leave the disk when the last one died still has to."""
+    @property
+    def ready(self) -> bool:
+        """Whether there is a worker that takes orders."""
+        return self._ready
+
+    def begin(self, drops: bytes) -> int:
+        """The worker is ready for orders. What was to leave the disk when the last one died still has to.
+
+        drops: keys that leave it first of all; the order by which the last of them goes, 0 where there are none.
+        """
         self._owner.disk_drop(self._lost_drops)
         self._lost_drops = b""
         self._ready = True
         self.try_again()
+        return self._drop(drops) if drops else 0
 
     def try_again(self) -> None:
         """What went wrong before is forgotten."""
@@ -110,18 +119,11 @@ class Behind:
         self._paid.clear()
         self._lost_drops += b"".join(self._dropping.values())
         self._dropping.clear()
-        waiting, self._then = list(self._then.values()), {}
-        for then in waiting:
-            then()
 
-    def drop_now(self, then: Callable[[], None]) -> None:
-        """What is to leave the disk leaves it; then is called when it has, or when there is no worker to do it."""
-        drops = self._owner.disk_drops() if self._ready else b""
-        if not drops:
-            then()
-            return
-        number = self._drop(drops)
-        self._then[number] = then
+    def drop_now(self) -> int:
+        """What is to leave the disk is ordered to: the order after which all of it has left; 0: it has already."""
+        drops = self._owner.disk_drops()
+        return self._drop(drops) if drops else max(self._dropping, default=0)
 
     @property
     def writing(self) -> bool:
@@ -169,7 +171,6 @@ class Behind:
         self._budget.spend(report.disk_bytes - self._paid.pop(report.number, 0))
         self._wrote_at = self._moved_at = time.monotonic()
         self._tell(report.reason)
-        self._then.pop(report.number, _nothing)()
         self.look()
 
     def synced(self, report: Synced) -> None:
@@ -234,11 +235,14 @@ class Behind:
         )
 
     def _drop(self, drops: bytes) -> int:
-        order = Write(next(self._numbers), drops)
+        """The last of the orders by which these keys go."""
         self._unsynced = True
-        self._put(order, b"")
-        point("behind.dropped")
-        return order.number
+        number = 0
+        for first in range(0, len(drops), 32 * _MOST_DROPS):
+            number = next(self._numbers)
+            self._put(Write(number, drops[first : first + 32 * _MOST_DROPS]), b"")
+            point("behind.dropped")
+        return number
 
     def stalled(self) -> str:
         """That the disk has not done for long what it was told, "" if it has."""
@@ -278,7 +282,3 @@ class Behind:
 
 def _space(told: dict[str, object]) -> Space:
     return Space(*(told[name] for name in ("digest", "name", "page_tokens", "group", "window")))  # type: ignore[arg-type]
-
-
-def _nothing() -> None:
-    """Nobody waits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
+from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -27,12 +28,12 @@ _STALLED_S = 2.0
 
 
 class _Waiting:
-    """One request that waits for pages."""
+    """One request that waits for pages. open: by their serials, where in the answer each of them is."""
 
     def __init__(self, request: Fetch, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
         self.number = request.number
         self.outcomes = bytearray(outcomes)
-        self.open = 0
+        self.open: defaultdict[int, array[int]] = defaultdict(lambda: array("I"))
         self.reply: Callable[[Fetched], None] | None = reply
         self.reason = ""
         self.deadline: asyncio.TimerHandle | None = None
@@ -65,7 +66,7 @@ class Fetches:
         self._loop = loop
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
-        self._reading: dict[int, list[tuple[_Waiting, int]]] = {}
+        self._reading: dict[int, dict[_Waiting, None]] = {}
         header = owner.header()
         self._frame_bytes = header["frame_bytes"]
         self._most_frames = max(1, int(header["frames"] * _MOST_READING))
@@ -87,10 +88,9 @@ class Fetches:
         point("fetches.ordered")
         for page, serial in enumerate(array("Q", serials)):
             if outcomes[page] in (_GRANTED, _PENDING) and serial in self._reading:
-                self._reading[serial].append((waiting, page))
-                waiting.open += 1
+                waiting.open[serial].append(page)
         if waiting.open and request.deadline > 0 and not stalled:
-            waiting.deadline = self._loop.call_later(request.deadline, self._late, waiting)
+            self._wait(waiting, request.deadline)
         else:
             self._late(waiting)
 
@@ -138,7 +138,7 @@ class Fetches:
         self._jobs[order.number] = job
         if not self._reading:
             self._read_at = self._loop.time()
-        self._reading |= {serial: [] for serial in job.serials}
+        self._reading |= {serial: {} for serial in job.serials}
         self.at_work.note(len(self._reading))
         self._frames_reading += sum(map(self._frames_of, job.sizes))
         self._send(order)
@@ -150,16 +150,24 @@ class Fetches:
         return -(-size // self._frame_bytes)
 
     def _told(self, serial: int, outcome: int, reason: str) -> None:
-        for waiting, page in self._reading.pop(serial, ()):
-            waiting.outcomes[page] = outcome
-            waiting.open -= 1
+        for waiting in self._reading.pop(serial, ()):
+            for page in waiting.open.pop(serial):
+                waiting.outcomes[page] = outcome
             waiting.reason = waiting.reason or (reason if outcome != _HERE else "")
             if not waiting.open:
                 waiting.end()
 
+    def _wait(self, waiting: _Waiting, deadline: float) -> None:
+        for serial in waiting.open:
+            self._reading[serial][waiting] = None
+        waiting.deadline = self._loop.call_later(deadline, self._late, waiting)
+
     def _late(self, waiting: _Waiting) -> None:
+        """Answers one that does not wait any longer, and forgets it: a disk may hang for ever."""
         if waiting.reply is None:
             return
+        for serial in waiting.open:
+            self._reading[serial].pop(waiting, None)
         missed = len(waiting.outcomes) - waiting.outcomes.count(_HERE)
         if missed:
             self._owner.count_fetched(0, 0, missed)

@@ -19,8 +19,9 @@ from ...tiers.messages import Order, Report, Serve, read_report
 from .sense import check
 
 # What LMDB allocates for each transaction is kept by the process: giving it back and getting it anew costs more than
-# the copying. Both are read by glibc when the process starts.
-_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
+# the copying. It is kept once, and not by each thread. All are read by glibc when the process starts.
+_KEPT: Final = str(4 << 30)
+_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT, "MALLOC_ARENA_MAX": "1"}
 _OWN_PREFIX: Final = "PAGETIER_"
 _CHUNK: Final = 1 << 18
 _DYING_S: Final = 1.0

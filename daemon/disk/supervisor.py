@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from ...shm._core import ShmError
 from ...shm.points import point
 from ...shm.segments import Segments
-from ...tiers.messages import Fails, Leave, Order, Report, Serve, Trust
+from ...tiers.messages import Fails, Leave, Opened, Order, Report, Serve, Trust
 from ..options import Disk as DiskOptions
 from .process import WorkerProcess
 
@@ -59,6 +59,7 @@ class Supervisor:
         self.renewing = False
         self._why = ""
         self._crashes = 0
+        self._doubt = Trust.AS_LEFT  # what a worker said as it failed, until another has opened the tier
         self.restarts = 0
         self.populated = False
 
@@ -70,6 +71,11 @@ class Supervisor:
     def has_worker(self) -> bool:
         """Whether there is one, whatever it does."""
         return self._worker is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there will be another worker when this one has ended."""
+        return self._task is not None and not self._task.done()
 
     def send(self, order: Order) -> None:
         """To the worker, if there is one."""
@@ -170,7 +176,7 @@ class Supervisor:
             self._options.size,
             self._options.environments,
             self.populated,
-            _TRUST[min(self._crashes, len(_TRUST) - 1)],
+            max(self._doubt, _TRUST[min(self._crashes, len(_TRUST) - 1)]),
         )
         try:
             await worker.serve(order, descriptors)
@@ -181,8 +187,11 @@ class Supervisor:
                 os.close(descriptor)
 
     def _hear(self, report: Report) -> None:
-        if isinstance(report, Fails):
-            self._why = report.reason
-            if self._worker is not None:
-                self._worker.expect_end()
+        match report:
+            case Opened():
+                self._doubt = Trust.AS_LEFT
+            case Fails():
+                self._why, self._doubt = report.reason, max(self._doubt, report.trust)
+                if self._worker is not None:
+                    self._worker.expect_end()
         self._watcher.hear(report)

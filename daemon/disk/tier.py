@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Final
 
@@ -19,12 +19,14 @@ from ...shm.segments import Segments
 from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
 from ..disk_size import beyond_its_disk
 from ..options import Config
-from ..sizes import format_size
+from ..sizes import format_size, spell_duration
+from .alone import Alone, alone, in_memory, tell_lost
 from .backlog import Backlog
 from .behind import RULES, STALLED_S, Behind
 from .budget import Budget
 from .contents import Contents
 from .fetches import Fetches
+from .flushes import Flushes
 from .grumble import Grumble
 from .report import DiskReport, Standing, with_state
 from .supervisor import Supervisor
@@ -35,7 +37,7 @@ log = logging.getLogger("pagetierd.disk")
 _TELL_EVERY_S: Final = 1.0
 _SAVING_S: Final = 2.0
 _PAUSE_S: Final = 0.02
-_LETTING_GO_S: Final = 10.0
+_TRIES: Final = 1  # more workers than are there, or on their way, that a stop waits for
 
 
 class _Stage(Enum):
@@ -62,8 +64,11 @@ class Disk:
         send = self._supervisor.send
         self._behind = Behind(self._owner, config.disk, self._budget, send)
         self._fetches = Fetches(self._owner, int(config.store.expiry * 1e9), send, loop)
+        self._flushes = Flushes(loop)
         self._contents = Contents(self._owner)
         self._stage = _Stage.BEGUN
+        self._refused = False  # the last try ended with why there can be no tier
+        self._lost: Alone | None = None
         self._backlog = Backlog(self._owner, config.disk.patience, loop)
         self._grumble = Grumble("%s", "the disk answers again")
         self._report = DiskReport()
@@ -82,6 +87,11 @@ class Disk:
         """Whether granted() wants to know."""
         return self.wanted and self._options.budget > 0
 
+    @property
+    def slots_kept(self) -> int:
+        """Slots that a worker has to find free: 1 where one is wanted and has none."""
+        return int(self.wanted and self._fetches.slot is None)
+
     def start(self) -> None:
         """Starts the worker, where one is wanted."""
         if not self.wanted:
@@ -95,17 +105,40 @@ class Disk:
         self._supervisor.start()
 
     async def stop(self, deadline: float) -> None:
-        """Writes what is unwritten, syncs and ends the worker: all within about `deadline` seconds."""
-        if self._report.standing is not Standing.OPEN:
-            deadline = 0.0
+        """Writes what is unwritten, syncs and ends the worker: all within about `deadline` seconds.
+
+        A tier that is still to open, or to open again, is waited for. What is lost all the same is told.
+        """
+        if not self.wanted:
+            return
         ends = self._loop.time() + deadline
-        while self._report.standing is Standing.OPEN and self._loop.time() < ends:
-            if self.save(1).synced:
-                break
+        await self._save_all(ends)
+        point("disk.saved")
+        is_open, left = self._report.standing is Standing.OPEN, ends - self._loop.time()
+        over = "" if left > 0 else f"disk.stop = {spell_duration(deadline)} is over"
+        why = ", ".join(filter(None, (over, self._why_unsaved())))
+        await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
+        lost = (self._lost or alone(self._owner)) if is_open else in_memory(self._owner)
+        tell_lost(lost, why or (self._why_not_all() if lost.spared else "they came while it stopped"))
+
+    async def _save_all(self, ends: float) -> None:
+        if self._report.standing is Standing.NONE and self._owner.header()["pages"]:
+            self.start()  # told to go before it was begun
+        asked, last_try = 0, self._supervisor.restarts + _TRIES
+        while self._expected() and self._supervisor.restarts <= last_try and self._loop.time() < ends:
+            is_open = self._report.standing is Standing.OPEN
+            if is_open and self.save(asked).synced:
+                return
+            asked = asked + 1 if is_open else 0
             self.tidy()
             await asyncio.sleep(_PAUSE_S)
-        point("disk.saved")
-        await self._supervisor.stop(max(_PAUSE_S, ends - self._loop.time()))
+
+    def _expected(self) -> bool:
+        """Whether the tier is there, or soon will be for pages that wait for it."""
+        if self._report.standing is Standing.OPEN:
+            return True
+        coming = self._supervisor.has_worker or not self._refused
+        return self._supervisor.goes_on and coming and self._owner.header()["pages"] > 0
 
     def resize(self, size: int) -> None:
         """Other bytes for its files: a worker that knows them takes the place of this one, and drops what is too much.
@@ -147,14 +180,18 @@ class Disk:
         """What a reservation was answered, where there is a budget."""
         self._budget.note(outcomes, self._owner.chains(entries), sizes)
 
-    def drop_now(self, then: Callable[[], None]) -> None:
-        """Calls then when what was flushed has left the disk, at once where there is none, later where it hangs.
+    def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
+        """Pages of these namespaces, None for all, have left the index. then is called once, soon.
 
-        What hangs is dropped when the disk is back: it is in nobody's index any more.
+        With "" when they have left the disk; else with why they may be there still: this daemon drops them then as soon
+        as the disk is back, and nobody finds them before.
         """
-        once = _Once(then)
-        self._loop.call_later(_LETTING_GO_S, once)
-        self._behind.drop_now(once)
+        if self.wanted and not self._behind.ready:
+            self._flushes.keep(digests, then)
+        elif self.wanted and (order := self._behind.drop_now()):
+            self._flushes.wait(digests, order, then)
+        else:
+            then("")
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Pages from disk; reply is called once, at the latest at the request's deadline."""
@@ -189,7 +226,7 @@ class Disk:
         """A worker is there; what it holds comes next."""
         self._fetches.slot = slot  # before there is anything to fetch: what is read in is the worker's, never another's
         self._began = time.monotonic()
-        self._stage = _Stage.BEGUN
+        self._stage, self._refused = _Stage.BEGUN, False
         self._contents = Contents(self._owner)
 
     def hear(self, report: Report) -> None:
@@ -197,6 +234,7 @@ class Disk:
         match report:
             case Wrote():
                 self._behind.wrote(report)
+                self._flushes.done(report.number, report.reason)
                 self._look_at_backlog()
             case HasRead():
                 self._fetches.has_read(report)
@@ -219,8 +257,8 @@ class Disk:
             case Complete(), _Stage.OPENED:
                 self._stage = _Stage.COMPLETE
                 self._telling = self._loop.create_task(self._take_up())
-            case Fails(), _:
-                pass  # the supervisor keeps the reason: the end follows
+            case Fails(), _:  # the supervisor keeps the reason: the end follows
+                self._refused = self._stage is not _Stage.COMPLETE
             case _:
                 raise ProtocolError(f"{type(report).__name__} at the wrong time")
 
@@ -228,11 +266,15 @@ class Disk:
         """The worker is gone: there is no disk tier until the next one."""
         if self._telling is not None:
             self._telling.cancel()
+        if self._supervisor.leaving:
+            self._lost = alone(self._owner)
+        self._refused = self._refused or (self._stage is _Stage.BEGUN and not self._supervisor.renewing)
         self._owner.reap(slot)
         point("disk.reaped")
         self._owner.disk_close()
         point("disk.closed")
         self._behind.lost()
+        self._flushes.lost()
         self._look_at_backlog()
         self._fetches.lost()
         point("disk.lost")
@@ -248,15 +290,16 @@ class Disk:
 
     def failed(self, why: str) -> None:
         """There is no worker to be had: it is tried again later."""
+        self._refused = True
         self._note(standing=Standing.DOWN, trouble=why)
         log.warning("no disk tier: %s", why, extra=event("disk_down"))
 
     async def _take_up(self) -> None:
         """The index learns what is on disk; then the work begins."""
         contents, self._contents = self._contents, Contents(self._owner)
-        await contents.tell()
+        drops = await contents.tell(self._flushes.among)
         point("disk.known")
-        self._behind.begin()
+        self._flushes.again(self._behind.begin(drops))
         point("disk.begun")
         self._note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()
@@ -284,8 +327,15 @@ class Disk:
             self._owner.disk_rule(RULES[self._options.write])
 
     def _why_spared(self, pages: int) -> str:
-        why = self._behind.refusal or "disk.size is too small for all"
-        return f"{pages:,} pages stay in memory alone: {why}" if pages else ""
+        return f"{pages:,} pages stay in memory alone: {self._why_not_all()}" if pages else ""
+
+    def _why_not_all(self) -> str:
+        return self._behind.refusal or "disk.size is too small for all"
+
+    def _why_unsaved(self) -> str:
+        if self._report.standing is not Standing.OPEN:
+            return f"the disk tier is not open ({self._trouble()})"
+        return self._behind.stalled() or self._behind.trouble
 
     def _trouble(self) -> str:
         return self._report.trouble or "the disk tier is being opened"
@@ -311,15 +361,3 @@ class Disk:
         if self._stage is _Stage.BEGUN and self._supervisor.has_worker and waited > STALLED_S:
             return f"the disk has not answered for {waited:.0f} s: it is still being opened"
         return self._behind.stalled()
-
-
-class _Once:
-    """A callback that is called by whoever comes first."""
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback: Callable[[], None] | None = callback
-
-    def __call__(self) -> None:
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()

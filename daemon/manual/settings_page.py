@@ -33,6 +33,8 @@ number from 0 to below 1. A mode is an octal string."""
 
 _RELOAD = """SIGHUP (`systemctl reload pagetierd`) reads the file again. What it says of these settings is in force at
 once, of all others after a restart, which the log says: """
+_TAKEN_AWAY = """Who is attached, or looks, when `access` names it no more keeps what it has until it closes its
+connection, and the memory until its process ends: end the engine."""
 
 
 def settings_page(release: str) -> str:
@@ -52,6 +54,7 @@ def settings_page(release: str) -> str:
         for field in keys:
             page.item(f"{field.key} = {field.setting.metavar}", f"{field.setting.help} {_names(field)}")
     page.section("reload").text(_RELOAD + ", ".join(f"`{path}`" for path in sorted(AT_ONCE)) + ".")
+    page.text(_TAKEN_AWAY)
     page.section("example").lines(_EXAMPLE.splitlines())
     page.section("see also").text("`pagetierd`(8), `pagetier`(1)")
     return str(page)

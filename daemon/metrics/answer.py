@@ -8,6 +8,8 @@ from http import HTTPStatus
 
 import msgspec
 
+from .guests import Guests
+
 PATIENCE_S = 5.0
 _MOST_BYTES = 16 << 10
 _END = b"\r\n\r\n"
@@ -39,20 +41,27 @@ def plain(status: HTTPStatus, text: str) -> Page:
 class Answering(asyncio.Protocol):
     """Reads one request, answers and hangs up. render: from the Accept header to a page."""
 
-    def __init__(self, render: Callable[[str], Page], patience: float = PATIENCE_S) -> None:
+    def __init__(self, guests: Guests, render: Callable[[str], Page], patience: float = PATIENCE_S) -> None:
+        self._guests = guests
         self._render = render
         self._patience = patience
         self._request = b""
+        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Who says nothing for some seconds is hung up on."""
+        """Who is one too many is hung up on at once, who says nothing for some seconds then."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._late = asyncio.get_running_loop().call_later(self._patience, transport.abort)
+        if self._guests.enter():
+            self._late = asyncio.get_running_loop().call_later(self._patience, transport.abort)
+        else:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Over."""
-        self._late.cancel()
+        if self._late is not None:
+            self._late.cancel()
+            self._guests.leave()
 
     def data_received(self, data: bytes) -> None:
         """Answers when the head of the request is complete; its body, if it has one, is nothing to us."""

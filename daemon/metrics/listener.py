@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 from collections.abc import Iterator
@@ -15,15 +14,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
+from ..accepting import Accepting
 from ..options import Config
 from ..server import SocketError, open_socket
 from ..service import Service
 from .address import Address
 from .answer import Answering, Page
 from .families import families
+from .guests import Guests
 from .look import Looker
 
 _BACKLOG = 128
+_AT_ONCE = 16
 _ELSE = "stop who has it, or set another port"
 _REMEDIES = {
     errno.EAFNOSUPPORT: "the service has no network: `pagetier unit install --metrics` installs"
@@ -57,19 +59,19 @@ class Listener:
         self._registry.register(_Counters(Looker(service.segments, service), config.metrics.namespaces))
         self._registry.register(ProcessCollector(registry=None))
         self._listening = _open(self._address, config.access.socket_mode)
-        self._server: asyncio.Server | None = None
+        self._accepting: Accepting | None = None
+        self._guests = Guests()
 
     async def start(self) -> None:
         """Begins to answer."""
         self._page("")  # what the first answer imports is imported before there is anybody to wait for it
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Answering(self._page), sock=self._listening, backlog=_BACKLOG)
+        self._accepting = Accepting(self._listening, lambda: Answering(self._guests, self._page), _AT_ONCE)
 
     def stop(self) -> None:
         """Nobody is answered any more."""
         if self._address.path is not None:
             self._address.path.unlink(missing_ok=True)
-        (self._server or self._listening).close()
+        (self._accepting or self._listening).close()
 
     def _page(self, accept: str) -> Page:
         encode, kind = choose_encoder(accept)

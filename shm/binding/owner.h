@@ -118,6 +118,29 @@ static PyObject *owner_populate(Owner *self, PyObject *args)
     return populate_range(&self->arena, MADV_POPULATE_WRITE, offset, length);
 }
 
+/* take_lazily(arena_fd): no frame is granted from now on before its memory is there. */
+static PyObject *owner_take_lazily(Owner *self, PyObject *args)
+{
+    int arena_fd, own;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "i", &arena_fd))
+        return NULL;
+    pt_lazy_end(&self->shared.lazy);
+    own = fcntl(arena_fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    if (pt_lazy_begin(&self->shared.lazy, &self->shared.view, own))
+        Py_RETURN_NONE;
+    close(own);
+    return PyErr_NoMemory();
+}
+
+/* lacks_memory: whether a frame's memory could not be had, when one's was to be taken last. */
+static PyObject *owner_lacks_memory(Owner *self, void *unused)
+{
+    (void)unused;
+    return owner_ready(self) ? PyBool_FromLong(self->shared.lazy.lacks) : NULL;
+}
+
 /* populate_index(): allocates index and lock words. */
 static PyObject *owner_populate_index(Owner *self, PyObject *unused)
 {

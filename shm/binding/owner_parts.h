@@ -114,11 +114,31 @@ static PyObject *owner_settle(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLong(self->shared.view.header->open_entries);
 }
 
-/* frames_writing(slot) -> frames of open reservations in which the slot has a part. */
+/* slot_of(args, slot): the one argument of a method, a slot that there is. */
+static bool slot_of(Owner *self, PyObject *args, unsigned int *slot)
+{
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", slot))
+        return false;
+    if (*slot >= PT_SLOTS)
+        PyErr_SetString(PyExc_ValueError, "there is no such slot");
+    return *slot < PT_SLOTS;
+}
+
+/* process_of(slot) -> (pid, started) of who has it; pid 0: nobody. */
+static PyObject *owner_process_of(Owner *self, PyObject *args)
+{
+    unsigned int slot;
+    if (!slot_of(self, args, &slot))
+        return NULL;
+    const pt_slot *s = &self->shared.view.slots[slot];
+    return Py_BuildValue("(IK)", atomic_load_explicit(&s->pid, memory_order_relaxed), (unsigned long long)s->started);
+}
+
+/* frames_writing(slot) -> frames of open reservations in which the slot's process has a part. */
 static PyObject *owner_frames_writing(Owner *self, PyObject *args)
 {
     unsigned int slot;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &slot))
+    if (!slot_of(self, args, &slot))
         return NULL;
     return PyLong_FromUnsignedLongLong(pt_frames_writing(&self->shared, slot));
 }

@@ -10,11 +10,13 @@ static PyMethodDef owner_methods[] = {
     {"adopt", (PyCFunction)owner_adopt, METH_VARARGS, NULL},
     {"populate", (PyCFunction)owner_populate, METH_VARARGS, NULL},
     {"populate_index", (PyCFunction)owner_populate_index, METH_NOARGS, NULL},
+    {"take_lazily", (PyCFunction)owner_take_lazily, METH_VARARGS, NULL},
     {"arena_address", (PyCFunction)owner_arena_address, METH_NOARGS, NULL},
     {"reserve", (PyCFunction)owner_reserve, METH_VARARGS, NULL},
     {"attach", (PyCFunction)owner_attach, METH_VARARGS, NULL},
     {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
     {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},
+    {"process_of", (PyCFunction)owner_process_of, METH_VARARGS, NULL},
     {"frames_writing", (PyCFunction)owner_frames_writing, METH_VARARGS, NULL},
     {"bound_pins", (PyCFunction)owner_bound_pins, METH_VARARGS, NULL},
     {"bounded", (PyCFunction)owner_bounded, METH_NOARGS, NULL},
@@ -48,6 +50,7 @@ static PyMethodDef owner_methods[] = {
 };
 static PyGetSetDef owner_getset[] = {
     {"free_frames", (getter)owner_free_frames, NULL, NULL, NULL},
+    {"lacks_memory", (getter)owner_lacks_memory, NULL, NULL, NULL},
     {"open_entries", (getter)owner_open_entries, NULL, NULL, NULL},
     {0},
 };

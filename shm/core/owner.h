@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "dict.h"
+#include "lazy.h"
 #include "lists.h"
 #include "part.h"
 #include "policy.h"
@@ -36,6 +37,7 @@ typedef struct {
     pt_policy *unwritten; /* pages that the disk tier is to have first */
     pt_policy *on_disk;   /* pages on disk, in the arena too or not */
     pt_disk disk;
+    pt_lazy lazy;
     uint32_t last_chain;
     bool settled;          /* all that is open, for the batch that is being answered (reserve.h) */
     uint64_t leased_until; /* until then pages may be listed as used later than they were (evict.h) */
@@ -52,6 +54,7 @@ static inline void pt_owner_end(pt_owner *o)
     }
     free(o->disk.drops);
     o->disk = (pt_disk){0};
+    pt_lazy_end(&o->lazy);
 }
 
 /* False if memory is short; then it is ended already. */

@@ -38,19 +38,21 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
 }
 
 /* One thing less in the way of a grant; false if nothing can be moved. */
-static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t frames)
+static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
-    if (o->view.header->free_frames >= frames && pt_evict_wholly(o, r->now))
+    const pt_header *h = o->view.header;
+    if (h->free_frames >= frames && h->free_entries < entries && pt_evict_wholly(o, r->now))
         return true; /* it is entries that are short: to drop what is on disk and in the arena from one of them gives none */
     return pt_evict_one(o, r->now, r->now);
 }
 
-/* True if `frames` frames and so many entries are free, if need be after evicting pages older than this batch. */
+/* True if `frames` frames, with their memory, and so many entries are free, if need be after evicting pages older than this
+ * batch. */
 static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     pt_header *h = o->view.header;
-    while (h->free_frames < frames || h->free_entries < entries) {
-        if (pt_make_some_room(o, r, frames))
+    while (h->free_frames < frames || h->free_entries < entries || !pt_lazy_take(&o->lazy, &o->view, frames)) {
+        if (pt_make_some_room(o, r, frames, entries))
             continue;
         if (o->settled) /* once a batch: a process may have a million pages open, and others are waiting */
             return false;

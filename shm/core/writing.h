@@ -3,12 +3,31 @@
 
 #include "owner.h"
 
-/* Frames of the open reservations in which the slot has a part, whether it is done with it or not. */
+/* The slots of the process that has this one, as a bit mask; itself at least. */
+static inline uint64_t pt_slots_of_process(const pt_view *v, uint32_t slot)
+{
+    uint32_t pid = atomic_load_explicit(&v->slots[slot].pid, memory_order_relaxed);
+    uint64_t slots = 1ull << slot;
+    for (uint32_t other = 0; pid && other < PT_SLOTS; other++)
+        if (atomic_load_explicit(&v->slots[other].pid, memory_order_relaxed) == pid && v->slots[other].started == v->slots[slot].started)
+            slots |= 1ull << other;
+    return slots;
+}
+
+static inline bool pt_writes_any(const pt_entry *e, uint64_t slots)
+{
+    for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
+        if (e->writers[part] < PT_SLOTS && slots >> e->writers[part] & 1)
+            return true;
+    return false;
+}
+
+/* Frames of the open reservations in which the slot's process has a part, whether it is done with it or not. */
 static inline uint64_t pt_frames_writing(const pt_owner *o, uint32_t slot)
 {
     const pt_view *v = &o->view;
-    uint64_t frames = 0;
+    uint64_t slots = pt_slots_of_process(v, slot), frames = 0;
     for (uint32_t entry = v->header->open_first; entry != PT_NONE; entry = v->entries[entry].list_next)
-        frames += pt_writes(&v->entries[entry], slot) ? v->entries[entry].frame_count : 0;
+        frames += pt_writes_any(&v->entries[entry], slots) ? v->entries[entry].frame_count : 0;
     return frames;
 }

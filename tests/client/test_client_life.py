@@ -104,6 +104,79 @@ def test_after_a_stop_the_memory_is_let_go_and_a_new_daemon_is_found() -> None:
         assert loads_exactly(client)
 
 
+@pytest.mark.parametrize("released", [True, False])
+def test_after_a_stop_a_match_that_is_still_bound_keeps_no_memory(released: bool) -> None:
+    """An idle engine has the last request's match in a variable, until the next one comes."""
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        match = client.match(KEYS)
+        if released:
+            match.release()
+        assert daemon.stop() == 0
+        assert eventually(lambda: daemon.name not in Path("/proc/self/maps").read_text())
+        into = np.zeros_like(PAGES)
+        assert client.load(match, into) == 0 and not into.any()
+        assert len(client.adopt(match.hand_over())) == 0 and not len(match.page_sizes)
+        daemon.start()
+        assert client.wait_attached(5)
+        assert client.load(match, into) == 0 and not into.any()
+        assert client.store(KEYS, PAGES).stored == 10
+        match.release()
+        assert loads_exactly(client)
+
+
+def test_a_reservation_that_is_open_over_a_stop_is_refused_and_keeps_no_memory() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        reservation = client.reserve(KEYS, PAGES.shape[1])
+        assert daemon.stop() == 0
+        assert eventually(lambda: daemon.name not in Path("/proc/self/maps").read_text())
+        reservation.write(0, PAGES[0])
+        assert reservation.publish().refused == 10
+
+
+def test_a_copy_that_is_under_way_at_a_stop_ends_before_the_memory_goes() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        into = np.zeros_like(PAGES)
+        match, session = client.match(KEYS), client.session
+        assert session is not None
+        session.hold()  # as every copy does that this process can not wait for
+        assert daemon.stop() == 0
+        daemon.start()
+        assert client.wait_attached(5), "it is not waited for"
+        assert session.usable and client.session is not session
+        assert client.load(match, into) == 10 and np.array_equal(into, PAGES)
+        session.unhold()
+        assert eventually(lambda: not session.usable)
+        assert client.load(match, into) == 0
+
+
+def test_a_load_whose_memory_is_given_back_on_its_way_is_a_miss() -> None:
+    class Buffers(list[bytearray]):
+        """They are counted just before they are written to."""
+
+        def __len__(self) -> int:
+            assert session is not None and eventually(session.retire)
+            return super().__len__()
+
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        session, into = client.session, Buffers(bytearray(PAGES.shape[1]) for _ in PAGES)
+        assert client.load(client.match(KEYS), into) == 0
+        assert not any(map(any, into))
+
+
+def test_memory_that_another_start_has_replaced_is_not_kept_by_a_match_either() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        assert client.store(KEYS, PAGES).stored == 10
+        match, session = client.match(KEYS), client.session
+        daemon.kill()
+        daemon.start("--fresh")
+        assert client.wait_attached(5) and session is not None
+        assert eventually(lambda: client.session is not session and not session.usable)
+        assert match.held and client.load(match, np.zeros_like(PAGES)) == 0
+
+
 def test_a_forked_child_misses_and_attaches_anew() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10

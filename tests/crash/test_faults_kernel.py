@@ -6,7 +6,7 @@ And file systems hang, so that nothing can end who waits for them, or lose what 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from faults.meeting import OnDisk, meet
 from faults.mounting import ext4, frozen, mount_again, tmpfs
 from faults.sweeping import EVERYTHING, Theatre, theatre
 from faults.tracing import calls_in, recorded
-from faults.tracked import Injection, StoreAndSave, every
+from faults.tracked import Injection, StoreAndSave, death, deaths
 from pagetier.shm.protocol import Save, Saved
 from running import START_S, eventually
 from sweep.disk_operations import WriteBehind
@@ -27,18 +27,9 @@ from sweep.scene import Scene
 
 _STOPS_S = 8.0
 _TOLD_S = 20.0
-_INJECTED = (
-    *every("pwrite64", "signal=KILL", 1),
-    Injection("fdatasync", "error=EIO:when=1"),
-    Injection("pwrite64", "delay_enter=1000000:when=1"),
-)
+_DEADLY = ("pwrite64", "writev", "fdatasync", "fsync", "ftruncate", "renameat2")
+_INJECTED = (Injection("fdatasync", "error=EIO:when=1"), Injection("pwrite64", "delay_enter=1000000:when=1"))
 _INJECTED_ALL = (
-    *every("pwrite64", "signal=KILL", 8),
-    *every("writev", "signal=KILL", 8),
-    *every("fdatasync", "signal=KILL", 2),
-    *every("fsync", "signal=KILL", 3),
-    *every("ftruncate", "signal=KILL", 3),
-    *every("renameat2", "signal=KILL", 2),
     *(Injection(call, f"error={error}:when=1+") for call in ("pwrite64", "writev") for error in ("EIO", "ENOSPC")),
     *(Injection(call, "error=EIO:when=1+") for call in ("fdatasync", "fsync", "ftruncate", "renameat2")),
     *(Injection(call, "delay_enter=10000000:when=1") for call in ("pwrite64", "writev", "fdatasync", "fsync")),
@@ -93,6 +84,18 @@ def test_nothing_passes_the_gate_unseen(on: Theatre, scene: Scene, tmp_path: Pat
 @pytest.mark.parametrize("injection", _INJECTED_ALL if EVERYTHING else _INJECTED, ids=str)
 def test_calls_that_the_kernel_is_told_to_fail(scene: Scene, injection: Injection) -> None:
     tracked.meet(scene, injection)
+
+
+def test_death_at_the_first_write(scene: Scene) -> None:
+    assert tracked.meet(scene, death("pwrite64", 1))
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="takes minutes: make faults")
+@pytest.mark.parametrize("call", _DEADLY)
+def test_death_at_each_call(scene: Scene, call: str, record_property: Callable[[str, object], None]) -> None:
+    number = deaths(scene, call)
+    record_property("deaths", number)
+    assert number
 
 
 @pytest.mark.parametrize("change", _CHANGED, ids=str)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from disk_daemon import DiskDaemon
 from hostile.cost import Sampled
 from hostile.harm import NOBODY, harm
 from hostile.honest import Honest
@@ -69,8 +70,17 @@ def test_greetings_that_never_end(daemon: RunningDaemon) -> None:
     expect_served(daemon, "hoarding")
 
 
+def test_requests_that_never_end(daemon: RunningDaemon) -> None:
+    expect_served(daemon, "stuffing")
+
+
 def test_requests_without_end(daemon: RunningDaemon) -> None:
     expect_served(daemon, "asking", "watching")
+
+
+def test_walks_through_a_large_index() -> None:
+    with DiskDaemon(FRAMES, "64MiB", "--index-entries", "1000000") as daemon:
+        expect_served(daemon, "saving")
 
 
 @as_root
@@ -78,3 +88,14 @@ def test_who_may_not_attach_can_do_less(daemon: RunningDaemon) -> None:
     expect_served(daemon, "garbage", "silent", "hoarding", "turned_away", user=NOBODY)
     with daemon.client(), harm("wire", "silent", daemon.socket, NOBODY), daemon.client() as late:
         assert late.attached, "another user's silence is no reason to wait"
+
+
+@as_root
+def test_who_may_only_watch_leaves_room_for_an_engine() -> None:
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
+        Path(daemon.folder.name).chmod(0o755)
+        with ExitStack() as stack:
+            for _ in range(5):  # a process has a quarter of all connections
+                stack.enter_context(harm("wire", "crowding", daemon.socket, NOBODY))
+            with daemon.client() as late:
+                assert late.attached

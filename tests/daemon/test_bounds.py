@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagetier.client import Client
+from elsewhere import elsewhere, write_part
+from pagetier.client import Client, Part
 from pagetier.daemon.bounds import Bounds
 from running import RunningDaemon, eventually, namespace
 
@@ -26,6 +27,9 @@ class Arena:
     @property
     def open_entries(self) -> int:
         return self.writing
+
+    def process_of(self, slot: int) -> tuple[int, int]:
+        return 7, 1
 
     def frames_writing(self, slot: int) -> int:
         return self.writing
@@ -61,13 +65,46 @@ def daemon() -> Iterator[RunningDaemon]:
         yield daemon
 
 
+def granted_elsewhere(daemon: RunningDaemon, salt: str, pages: int) -> int:
+    """How many of so many pages another process may reserve, and then publishes."""
+    pipe = elsewhere(write_part, daemon.socket, namespace(salt=salt).keys(range(16 * pages)), FRAME, Part(0, 1))
+    granted = int(pipe.recv())
+    pipe.send(None)
+    assert pipe.recv() == granted
+    return granted
+
+
+def stores(client: Client, salt: str) -> bool:
+    return client.store(namespace(salt=salt).keys(range(16)), [bytes(FRAME)]).stored == 1
+
+
 def test_one_that_stands_still_leaves_room(daemon: RunningDaemon) -> None:
-    with daemon.client() as still, Client(daemon.socket) as other:
-        assert other.wait_attached(10)
+    with daemon.client() as still:
         with still.reserve(namespace(salt="still").keys(range(16 * 700)), FRAME) as held:
             assert len(held.granted) == SHARE
-            refused = still.store(namespace(salt="more").keys(range(16)), [bytes(FRAME)])
-            assert refused.refused == 1
-            with other.reserve(namespace(salt="other").keys(range(16 * 400)), FRAME) as free:
-                assert len(free.granted) == 400
-        assert eventually(lambda: still.store(namespace(salt="again").keys(range(16)), [bytes(FRAME)]).stored == 1)
+            assert not stores(still, "more")
+            assert granted_elsewhere(daemon, "other", 400) == 400
+        assert eventually(lambda: stores(still, "again"))
+
+
+def test_all_attachments_of_a_process_count_together(daemon: RunningDaemon) -> None:
+    keys = [namespace(salt=str(number)).keys(range(16 * 300)) for number in range(2)]
+    with daemon.client() as one, daemon.client() as another, one.reserve(keys[0], FRAME) as first:
+        with another.reserve(keys[1], FRAME) as second:
+            assert (len(first.granted), len(second.granted)) == (300, SHARE - 300)
+            assert not stores(one, "one") and not stores(another, "another")
+            assert granted_elsewhere(daemon, "other", 400) == 400
+        assert eventually(lambda: stores(one, "again"))
+
+
+def test_attaching_anew_forgets_nothing(daemon: RunningDaemon) -> None:
+    """Neither who was there before nor who comes and goes changes what the others have."""
+    with daemon.client() as one:
+        for number in range(3):
+            with daemon.client() as passing:
+                assert stores(passing, f"passing {number}")
+        with one.reserve(namespace(salt="one").keys(range(16 * 700)), FRAME) as held:
+            assert len(held.granted) == SHARE
+            for number in range(3):
+                with daemon.client() as passing:
+                    assert not stores(passing, f"late {number}")

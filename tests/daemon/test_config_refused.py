@@ -72,6 +72,10 @@ def file(tmp_path: Path) -> Path:
         ('[log]\nlevel = "WARN"', ["log.level", '"WARN"', "debug, info, warning, error"]),
         ('[log]\nlevel = ["info"]', ["log.level", "not one of"]),
         ("[store]\nexpiry = 2020-01-01", ["store.expiry", "2020"]),
+        ('[store]\nexpiry = "99999999999d"', ["store.expiry", '"99999999999d"', "at most 36500d"]),
+        ("[disk]\nstop = 1e300", ["disk.stop", "1e+300", "at most 36500d"]),
+        ("[store]\nexpiry = 1" + "0" * 400, ["store.expiry", "at most 36500d"]),
+        ("[evict]\nlow = 1" + "0" * 400, ["evict.low", "not a number"]),
     ],
 )
 def test_a_bad_file_is_refused_by_name_key_and_value(text: str, words: list[str], file: Path) -> None:
@@ -115,6 +119,26 @@ def test_a_syntax_error_names_line_and_column(text: str, place: str, file: Path)
 def test_a_value_that_is_refused_is_named_with_its_line(text: str, line: int, file: Path) -> None:
     file.write_text(text)
     assert refused(file).startswith(f"{file}: line {line}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[arena]\nsize = " + "9" * 5000, "a number is too long"),
+        ("x = " + "[" * 3000 + "]" * 3000, "brackets are nested too deeply"),
+        ("x = 0x" + "f" * 5000, 'unknown key "x"'),
+        ("arena = 0x" + "f" * 5000, "must be a table"),
+        ("[arena]\nsize = 0x" + "f" * 5000, "line 2: arena.size"),
+        ("arena.size" + ".a" * 5000 + " = 1", "line 1: arena.size"),
+        ("log.level" + ".a" * 5000 + " = 1", "line 1: log.level"),
+        ("[arena]\nsize = [" + "{a=" * 100 + "1" + "}" * 100 + "]", "line 2: arena.size"),
+    ],
+)
+def test_what_no_reader_gets_through_is_refused_like_any_other(text: str, words: str, file: Path) -> None:
+    file.write_text(text)
+    message = refused(file)
+    assert message.startswith(f"{file}: ")
+    assert words in message
 
 
 def test_a_file_that_is_not_text_or_not_there(file: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def tell(owner: Owner, *batches: Holds) -> None:
         check(batch)
         collected.add(batch)
     assert len(collected) == sum(map(len, (batch.keys for batch in batches))) // 32
-    asyncio.run(collected.tell())
+    assert asyncio.run(collected.tell(lambda _: False)) == b""
 
 
 def dropped(owner: Owner) -> set[bytes]:
@@ -117,7 +117,7 @@ def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monke
 
     async def run() -> None:
         nonlocal turns
-        telling = asyncio.ensure_future(collected.tell())
+        telling = asyncio.ensure_future(collected.tell(lambda _: False))
         while not telling.done():
             turns += 1
             await asyncio.sleep(0)
@@ -125,6 +125,26 @@ def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monke
     asyncio.run(run())
     assert turns >= 4
     assert owner.header()["disk_pages"] == 10
+
+
+def test_what_is_flushed_while_it_is_told_is_not_told_any_more(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_AT_ONCE", 4)
+    owner.disk_open(1000, THROUGH)
+    collected = Contents(owner)
+    collected.add(holds(list(range(10)), spaces=[0, 1] * 5))
+    flushed: set[bytes] = set()
+
+    async def run() -> bytes:
+        telling = asyncio.ensure_future(collected.tell(flushed.__contains__))
+        while not owner.header()["disk_pages"]:
+            await asyncio.sleep(0)
+        flushed.add(OTHER.digest)
+        assert owner.flush(1, 3) == (2, 0)
+        return await telling
+
+    drops = asyncio.run(run())
+    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 5, "other": 0}
+    assert drops == b"".join(map(key_of, range(1, 10, 2)))
 
 
 def test_more_namespaces_than_the_index_knows(owner: Owner) -> None:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 
 from disk_daemon import HERE, DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.report import Standing
+from pagetier.daemon.exits import Exit
 from running import eventually
+from starting import pagetierd
 
 FRAMES = 32
+TOLD_AT_ONCE = """
+import os, signal
+from pagetier.daemon import main
+take = main.take
+def take_and_be_told(wish):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return take(wish)
+main.take = take_and_be_told
+main.main()
+"""
 
 
 def fill(daemon: DiskDaemon, pages: int) -> range:
@@ -37,6 +51,20 @@ def test_a_stop_writes_what_is_unwritten() -> None:
             assert engine.where(100) == "disk"
 
 
+def test_after_a_restart_that_was_refused_nobody_writes_what_is_unwritten() -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        with Engine(daemon) as engine:
+            engine.store(range(FRAMES // 2))
+        daemon.signal(signal.SIGUSR1)
+        assert daemon.wait() == 0
+        daemon.launch("--arena-size", "4MiB")
+        assert daemon.wait() == Exit.UNFIT
+        assert pagetierd("--name", daemon.name, "--give-back").code == 0
+        daemon.open()
+        with Engine(daemon) as engine:
+            assert engine.places(range(FRAMES // 2)) == {"nowhere": FRAMES // 2}
+
+
 def test_a_stop_takes_no_longer_than_it_may() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "1") as daemon:
         with Engine(daemon) as engine:
@@ -45,6 +73,53 @@ def test_a_stop_takes_no_longer_than_it_may() -> None:
         began = time.monotonic()
         assert daemon.stop() == 0
         assert time.monotonic() - began < 8
+        daemon.open()
+
+
+def resized(daemon: DiskDaemon) -> None:
+    assert daemon.pagetier("resize", "--disk-size", "48MiB").exit_code == 0
+
+
+def without_its_worker(daemon: DiskDaemon) -> None:
+    daemon.kill_worker()
+
+
+def as_soon_as_it_serves(daemon: DiskDaemon) -> None:
+    daemon.kill()
+    daemon.start()
+
+
+def before_it_serves(daemon: DiskDaemon) -> None:
+    daemon.kill()
+    flags = ("--name", daemon.name, "--socket", str(daemon.socket), "--disk-path", str(daemon.disk))
+    told = pagetierd(*flags, "--disk-size", "64MiB", *daemon._arguments, code=TOLD_AT_ONCE)
+    assert told.code == 0, told.text
+    daemon.start()
+
+
+@pytest.mark.parametrize("interrupt", [resized, without_its_worker, as_soon_as_it_serves, before_it_serves])
+def test_a_stop_waits_for_a_disk_that_is_being_opened(interrupt: Callable[[DiskDaemon], None]) -> None:
+    with DiskDaemon(FRAMES) as daemon:
+        with Engine(daemon) as engine:
+            engine.store(range(FRAMES - 2))
+        interrupt(daemon)
+        assert daemon.stop() == 0
+        daemon.open()
+        with Engine(daemon) as engine:
+            assert engine.places(range(FRAMES - 2)) == {"disk": FRAMES - 2}
+
+
+def test_a_stop_does_not_wait_for_a_disk_that_was_given_up() -> None:
+    with TroubledDaemon(FRAMES, "64MiB", "--disk-stop", "1h") as daemon:
+        daemon.stop()
+        shutil.rmtree(daemon.disk, ignore_errors=True)
+        daemon.disk.write_text("a file")
+        daemon.start()
+        with Engine(daemon) as engine:
+            engine.store(range(8))
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert daemon.stop() == 0
+        daemon.disk.unlink()
         daemon.open()
 
 

@@ -75,7 +75,7 @@ def test_a_worker_that_says_nothing_is_waited_for_without_a_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor(tmp_path, monkeypatch, "time.sleep(99)")
-    with TroubledDaemon() as daemon, Engine(daemon) as engine:
+    with TroubledDaemon(16, "64MiB", "--disk-stop", "2s") as daemon, Engine(daemon) as engine:
         engine.store(range(40))
         assert daemon.report().standing is Standing.STARTING
         assert "being opened" in daemon.pagetier("flush", "--to-disk").output
@@ -83,3 +83,4 @@ def test_a_worker_that_says_nothing_is_waited_for_without_a_disk(
         began = time.monotonic()
         daemon.stop()
         assert time.monotonic() - began < 10
+        assert daemon.lines("event=disk_unwritten")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
 from typing import Any
 
 import pytest
@@ -178,3 +180,17 @@ def test_a_lowered_cap_holds_at_once() -> None:
             assert engine.where(numbers[0]) == "nowhere"
             assert engine.fetch(numbers[-8:]) == [HERE] * 8
             engine.goes_on(1000)
+
+
+def test_what_a_worker_can_not_write_down_is_told_to_the_next_one() -> None:
+    """Its files are not its own any more, and the state file that should say so can not be opened."""
+    with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
+        engine.store_through(daemon, range(8))
+        restarts = daemon.report().restarts
+        resource.prlimit(daemon.worker(), resource.RLIMIT_NOFILE, (0, 0))
+        data = daemon.data_files()[0]
+        shutil.copy(data, daemon.disk / "copy")
+        (daemon.disk / "copy").rename(data)
+        daemon.wait_open(restarts + 1)
+        assert daemon.report().opened.startswith("as nobody trusted it: proven sound in "), daemon.told()
+        assert len(daemon.lines("was replaced while it was open")) == 1

@@ -20,7 +20,7 @@ from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Segments, Wish, take
-from pagetier.tiers.messages import Leave, Report, Serve
+from pagetier.tiers.messages import Leave, Report, Serve, Trust
 
 
 class Watcher:
@@ -125,6 +125,37 @@ def test_what_a_worker_said_last_is_heard(segments: Segments, tmp_path: Path, mo
         await until(lambda: len(watcher.deaths) >= 8)
 
     assert set(supervised(segments, test, tmp_path).deaths[:8]) == {"the folder is on the moon"}
+
+
+def test_what_a_worker_doubted_is_proven_until_another_one_has_opened_it(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of those between them: it may be in use by one that hangs."""
+    told = tmp_path / "told"
+    impostor(
+        tmp_path,
+        monkeypatch,
+        "import msgspec, pathlib, struct",
+        "def say(*fields):",
+        "    body = msgspec.msgpack.encode(fields)",
+        "    there.sendall(struct.pack('<I', len(body)) + body)",
+        f"told = pathlib.Path({str(told)!r})",
+        "lives = told.read_bytes() if told.exists() else b''",
+        "told.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-1]]))",
+        "STATE = dict.fromkeys('file_bytes cap_bytes used_frames room disk_free disk_total last_sync'.split(), 7)",
+        "STATE |= dict(clean=True, opened='somehow')",
+        "if len(lives) == 0: say('fails', 'no sync', 1)",
+        "if len(lives) == 1: say('fails', 'in use')",
+        "if len(lives) == 2: os._exit(3)",
+        "if len(lives) == 3: say('opened', 7, STATE)",
+        "os._exit(4)",
+    )
+
+    async def test(_: Supervisor, watcher: Watcher) -> None:
+        await until(lambda: len(watcher.deaths) >= 5)
+
+    supervised(segments, test, tmp_path)
+    assert list(told.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
 
 
 def test_a_worker_that_hangs_up_is_ended(segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,31 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.gate import MOST_OF_PROCESS, MOST_SILENT, Gate
-from pagetier.daemon.peers import Caller
-from pagetier.daemon.ration import LINES, MINUTE_S, SAME, Ration
+from pagetier.daemon.gate import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, Gate
+from pagetier.daemon.peers import Caller, Rights
+from pagetier.daemon.ration import LINES, MINUTE_S, NOBODY, SAME, Ration
 from pagetier.shm.logfmt import event
-from pagetier.shm.protocol import BUILD, Attach, Check, Detach, Findings, Observe, Reserve, Reserved, Space, Welcome
+from pagetier.shm.protocol import (
+    BUILD,
+    REQUEST_LIMIT,
+    Attach,
+    Check,
+    Detach,
+    Fetch,
+    Fetched,
+    Findings,
+    Observe,
+    Reserve,
+    Reserved,
+    Space,
+    Welcome,
+    pack,
+)
 from serving import Peer, serving
 
 log = logging.getLogger(__name__)
@@ -26,16 +42,16 @@ def caller(pid: int = 1, uid: int = 7) -> Caller:
 def enter(gate: Gate, who: Caller) -> tuple[str, list[str]]:
     """Why it may not be; and what it is told when it has to go."""
     told = list[str]()
-    return gate.enter(who, told.append), told
+    return gate.enter(who, Rights.USE, told.append), told
 
 
 def test_of_the_silent_of_one_user_the_oldest_goes() -> None:
     gate, told = Gate(10 * MOST_SILENT), [list[str]() for _ in range(MOST_SILENT + 1)]
     ends = [many.append for many in told]
     for number in range(MOST_SILENT):
-        assert gate.enter(caller(number), ends[number]) == ""
+        assert gate.enter(caller(number), Rights.USE, ends[number]) == ""
     gate.greeted(caller(0), ends[0])
-    assert gate.enter(caller(1000), ends[-1]) == ""
+    assert gate.enter(caller(1000), Rights.USE, ends[-1]) == ""
     assert not any(told), "there was room for one"
     assert enter(gate, caller(1001, uid=8)) == ("", [])
     assert enter(gate, caller(1002)) == ("", [])
@@ -45,13 +61,29 @@ def test_of_the_silent_of_one_user_the_oldest_goes() -> None:
 def test_one_process_and_all_together_have_their_bounds() -> None:
     gate = Gate(MOST_OF_PROCESS + 2)
     for _ in range(MOST_OF_PROCESS):
-        assert gate.enter(caller(), print) == ""
+        assert gate.enter(caller(), Rights.USE, print) == ""
         gate.greeted(caller(), print)
-    assert gate.enter(caller(), print) == f"this process has {MOST_OF_PROCESS} connections"
-    assert (gate.enter(caller(2), print), gate.enter(caller(3), print)) == ("", "")
-    assert gate.enter(caller(4), print) == f"there are {MOST_OF_PROCESS + 2} connections"
-    gate.leave(caller())
-    assert gate.enter(caller(), print) == ""
+    assert gate.enter(caller(), Rights.USE, print) == f"this process has {MOST_OF_PROCESS} connections"
+    assert (gate.enter(caller(2), Rights.USE, print), gate.enter(caller(3), Rights.USE, print)) == ("", "")
+    assert gate.enter(caller(4), Rights.USE, print) == f"there are {MOST_OF_PROCESS + 2} connections"
+    gate.leave(caller(), print)
+    assert gate.enter(caller(), Rights.USE, print) == ""
+
+
+def test_who_may_not_attach_has_a_bound_and_half_of_all_together() -> None:
+    gate, ends = Gate(4 * MOST_WATCHING), [list[str]().append for _ in range(2 * MOST_WATCHING + 1)]
+    for at, end in enumerate(ends[:-1]):
+        who = caller(pid=at, uid=at // MOST_WATCHING)
+        assert gate.enter(who, Rights.WATCH, end) == ""
+        gate.greeted(who, end)
+        if at == MOST_WATCHING - 1:
+            told = gate.enter(caller(pid=1000, uid=0), Rights.WATCH, ends[-1])
+            assert told == f"user 0 may not attach, and has {MOST_WATCHING} connections"
+    told = gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1])
+    assert told == f"those who may not attach have {2 * MOST_WATCHING} connections"
+    assert gate.enter(caller(pid=1000, uid=0), Rights.USE, print) == "", "of those who may attach it is none"
+    gate.leave(caller(pid=0, uid=0), ends[0])
+    assert gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1]) == ""
 
 
 def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,6 +97,17 @@ def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2 * (LINES + 1) + 1
     assert told[LINES + 1] == "of user 7 there were 5 more such lines in a minute"
+
+
+def test_what_no_user_is_known_for_is_counted_too(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    ration = Ration(log, lambda: now[0])
+    for _ in range(SAME + 4):
+        ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
+    now[0] += MINUTE_S
+    ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["full"] * SAME + ["there were 4 more such lines in a minute", "full"]
 
 
 def test_the_same_is_told_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,3 +161,19 @@ def test_who_only_looks_has_little_to_say(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(Observe(BUILD)), Welcome)
         assert peer.ask(struct.pack("<I", 1 << 20)) is None
+
+
+def test_what_a_process_does_not_end_is_bounded_over_all_of_its_connections(path: Path) -> None:
+    """Who sends too much of it has to go; its others go on where they were."""
+    request = pack(Fetch(1, bytes(32 * (REQUEST_LIMIT // 33)), 0.0))
+    with ExitStack() as stack:
+        other, *peers = [stack.enter_context(Peer(path)) for _ in range(2 + MOST_UNFINISHED // len(request))]
+        assert all(isinstance(peer.ask(Attach(BUILD, 1, "much")), Welcome) for peer in (other, *peers))
+        for peer in peers[:-1]:
+            peer.send(request[:-1])
+        assert other.ask(Check(1)) == Findings(1, []), "and the daemon has read what the others sent"
+        with suppress(OSError):
+            peers[-1].send(request[:-1])
+        assert peers[-1].answer() is None
+        assert all(isinstance(peer.ask(request[-1:]), Fetched) for peer in peers[:-1])
+        assert isinstance(other.ask(request), Fetched)

@@ -48,6 +48,13 @@ def test_a_table_is_named_as_it_is_written() -> None:
     assert "access.watch_users, " in text.partition(".SH RELOAD")[2]
 
 
+def test_that_a_right_that_is_taken_away_ends_nobody_is_told_where_it_is_given() -> None:
+    text = plain("pagetierd.toml.5")
+    for key in ("users", "groups"):
+        assert "who is attached stays so" in text.partition(f"\n{key} = ")[2].partition(".TP")[0]
+    assert "end the engine" in text.partition(".SH RELOAD")[2]
+
+
 def test_no_page_names_this_host() -> None:
     for text in manual().values():
         assert str(Path.cwd()) not in text

@@ -68,6 +68,13 @@ def test_all_that_is_said(systemd: Systemd) -> None:
     assert systemd.heard() == []
 
 
+def test_a_path_that_is_no_text_is_told_as_well_as_it_can_be(systemd: Systemd) -> None:
+    told = notifier(systemd)
+    told.ready(f"serving on {os.fsdecode(bytes([47, 0xE9]))}")
+    assert systemd.heard() == ["READY=1", "STATUS=serving on /?"]
+    told.close()
+
+
 def test_signs_of_life_in_time_and_no_more(systemd: Systemd) -> None:
     told = notifier(systemd, WATCHDOG_USEC="300000", WATCHDOG_PID=str(os.getpid()))
     assert told.watchdog == 0.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,20 @@ def test_a_full_disk_behind_what_the_daemon_says(word: str) -> None:
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.stderr == "Error: the output could not be written: No space left on device\n"
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("words", [["top", "--once", "--interval", "0.1"], ["stats"], ["stats", "--json"]])
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_names_that_the_output_has_no_letters_for(words: list[str], encoding: str, daemon: RunningDaemon) -> None:
+    command = [sys.executable, "-c", RUN, *words, "--socket", str(daemon.socket)]
+    environ = os.environ | {"PYTHONIOENCODING": encoding}
+    with daemon.client(name="名前 of an engine: long"):
+        done = subprocess.run(command, capture_output=True, env=environ, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if "--json" in words:
+        assert json.loads(done.stdout)["clients"][0]["name"] == "名前 of an engine: long"
+    else:
+        assert ("名前 of" if encoding == "utf-8" else "?? of") in done.stdout.decode(encoding)
 
 
 def test_no_output_at_all(daemon: RunningDaemon) -> None:

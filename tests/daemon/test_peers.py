@@ -9,14 +9,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from disk_daemon import WAIT_S, DiskDaemon
+from pagetier.daemon.disk.report import Standing
 from pagetier.daemon.options import Access
 from pagetier.daemon.peers import Rights, peer_of, rights_of
-from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Flush, Observe, Refusal, Reserve, Space, Welcome
+from pagetier.daemon.slots import MOST_OF_PROCESS
+from pagetier.shm.protocol import (
+    BUILD,
+    Attach,
+    Check,
+    Detach,
+    Findings,
+    Flush,
+    Observe,
+    Refusal,
+    Reserve,
+    Space,
+    Welcome,
+)
 from running import RunningDaemon, eventually
 from serving import Peer, serving
 
@@ -129,6 +144,36 @@ def test_slots_of_a_crowd_that_dies_are_free_within_a_second() -> None:
         assert eventually(lambda: not daemon.slots(), 1)
         with crowd(daemon.socket, SLOTS) as told:
             assert all(text.startswith("slot") for text in told.values())
+
+
+def test_the_disk_tiers_slot_is_for_no_engine() -> None:
+    """Not while its worker is dead, either: all others are taken, and there would be no disk tier."""
+    with DiskDaemon(64) as daemon, crowd(daemon.socket, SLOTS - 1) as told:
+        assert all(text.startswith("slot") for text in told.values())
+        daemon.kill_worker()
+
+        def refused_until_it_is_back() -> bool:
+            with Peer(daemon.socket) as late:
+                answer = late.ask(Attach(BUILD, 1, "late"))
+            assert isinstance(answer, Refusal) and f"all {SLOTS} slots are taken" in answer.reason
+            report = daemon.report()
+            return report.restarts > 0 and report.standing is Standing.OPEN
+
+        assert eventually(refused_until_it_is_back, WAIT_S), daemon.told()
+
+
+def test_one_process_has_a_quarter_of_the_slots(path: Path) -> None:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Peer(path)) for _ in range(MOST_OF_PROCESS + 1)]
+        answers = [peer.ask(Attach(BUILD, token, "greedy")) for token, peer in enumerate(peers)]
+        assert all(isinstance(answer, Welcome) for answer in answers[:-1])
+        assert isinstance(answers[-1], Refusal)
+        assert f"this process has {MOST_OF_PROCESS} slots" in answers[-1].reason
+        with Peer(path) as again:
+            assert again.ask(Attach(BUILD, 3, "greedy")) == answers[3], "it has that slot already"
+        assert peers[5].ask(Detach(), Check(1)) == Findings(1, [])
+        with Peer(path) as other:
+            assert isinstance(other.ask(Attach(BUILD, 100, "greedy")), Welcome)
 
 
 # --- who may ---------------------------------------------------------------------------------------------------------

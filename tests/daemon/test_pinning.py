@@ -1,4 +1,4 @@
-"""What one process may have pinned, and who is named where nothing can be evicted."""
+"""What one attachment may have pinned, and who is named where nothing can be evicted."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ def test_a_file_that_is_wrong_changes_nothing_and_its_line_is_named(daemon: Runn
     told = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = "lots"\n', "event=reload_refused")
     assert f"{file_of(daemon)}: line 4: evict.high" in told
     assert "level=error" in told
+    assert "nested too deeply" in reloaded(daemon, "x = " + "[" * 3000 + "]" * 3000, "event=reload_refused")
     file_of(daemon).unlink()
     daemon.signal(signal.SIGHUP)
     assert eventually(lambda: "can not be read" in daemon.log.read_text())
@@ -80,6 +81,19 @@ def test_who_may_attach_changes(daemon: RunningDaemon) -> None:
     assert as_nobody(daemon) == "attached"
     reloaded(daemon, "")
     assert "may not attach" in as_nobody(daemon)
+
+
+def test_a_file_that_is_wrong_beside_what_only_a_restart_changes_is_named_with_its_line() -> None:
+    daemon = RunningDaemon("16MiB", "1MiB")
+    file = file_of(daemon)
+    daemon._arguments += ["--config", str(file)]
+    text = f'[disk]\npath = "{file.parent}/disk"\nsize = "64MiB"\nenvironments = 4\n'
+    file.write_text(text)
+    with daemon:
+        told = reloaded(daemon, text.replace("64MiB", "8MiB").replace("= 4", "= 1"), "event=reload_refused")
+        assert f"disk.size = 8MiB ({file}: line 3: disk.size) has no room for a page in each part" in told
+        assert "4 environments of frames of 1MiB, beside what only a restart changes" in told
+        assert "changed: disk.size = 128MiB" in reloaded(daemon, text.replace("64MiB", "128MiB"))
 
 
 def test_who_may_look_but_can_not_open_the_socket_is_told(daemon: RunningDaemon) -> None:
@@ -160,6 +174,43 @@ def test_a_disk_larger_than_its_file_system_is_told(disk: DiskDaemon) -> None:
     assert eventually(lambda: "event=disk_size" in disk.log.read_text()), disk.told()
 
 
+SHORT = "the index holds 1,040 pages, and 2,064 would go with disk.size = 128MiB: "
+
+
+def config_of(daemon: DiskDaemon, size: str) -> str:
+    text = f'[arena]\nsize = "1MiB"\nframe_size = "64KiB"\n[disk]\npath = "{daemon.disk}"\nsize = "{size}"\n'
+    file_of(daemon).write_text(text)
+    return str(file_of(daemon))
+
+
+@pytest.mark.parametrize("configured", ["64MiB", "128MiB"])
+def test_a_disk_that_outgrows_the_index_is_told(disk: DiskDaemon, configured: str) -> None:
+    doctor = ("doctor", "--config", config_of(disk, configured))
+    told = disk.pagetier("resize", "--disk-size", "128MiB")
+    assert told.output.startswith(f"disk.size = 128MiB\nwarning: {SHORT}")
+    assert disk.until(lambda report: report.standing.value == "open" and report.cap == 128 << 20), disk.told()
+    assert f"warning  index          {SHORT}" in disk.pagetier(*doctor).output
+    disk.kill()
+    disk.open("--disk-size", "128MiB")
+    assert SHORT in disk.lines("level=warning name=pagetierd event=index_short")[0]
+    disk.stop()
+    disk.open("--disk-size", "128MiB")
+    assert len(disk.lines("index_short")) == 1
+    assert SHORT not in disk.pagetier(*doctor).output
+
+
+def test_a_reload_tells_of_a_disk_that_outgrows_the_index(tmp_path: Path) -> None:
+    daemon = RunningDaemon("1MiB", "64KiB")
+    daemon._arguments += ["--config", str(file_of(daemon))]
+    text = f'[disk]\npath = "{tmp_path}/disk"\nsize = "SIZE"\n'
+    file_of(daemon).write_text(text.replace("SIZE", "64MiB"))
+    with daemon:
+        assert "index" not in reloaded(daemon, text.replace("SIZE", "32MiB"))
+        told = reloaded(daemon, text.replace("SIZE", "128MiB"))
+        assert "level=warning" in told
+        assert f"disk.size = 128MiB; {SHORT}" in told
+
+
 def test_a_restart_with_another_disk_finds_the_memory_warm(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         engine.store_through(disk, range(8))
@@ -210,3 +261,7 @@ def test_a_configuration_that_is_only_looked_at(tmp_path: Path, name: str) -> No
     file.write_text("[arena]\nsize = 1\n")
     refused = pagetierd("--config", str(file), "--name", name, "--check")
     assert (refused.code, "line 2" in refused.text) == (2, True)
+    file.write_text("[arena]\nsize = " + "9" * 5000)
+    refused = pagetierd("--config", str(file), "--name", name, "--check")
+    assert (refused.code, "Traceback" in refused.text) == (2, False)
+    assert pagetierd("--config", str(file), "--name", name, "--give-back").code == 0

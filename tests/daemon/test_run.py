@@ -156,8 +156,29 @@ def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Con
             await asyncio.sleep(0.01)
         tell(signal.SIGTERM)
 
-    live(config, scenario, daemon_run.Keeper(heard, lambda: config))
+    live(config, scenario, daemon_run.Keeper(heard, lambda _: config))
     assert heard.lines.index("READY=1") < heard.lines.index("RELOADING=1")
+
+
+def test_a_reload_is_over_whatever_comes_of_it(config: Config, slow: SlowPrefault) -> None:
+    heard = Heard()
+    slow.may_end.set()
+
+    def read(_: object) -> Config:
+        raise MemoryError
+
+    async def scenario(config: Config) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.lines.append(repr(context)))
+        while "READY=1" not in heard.lines:
+            await asyncio.sleep(0.01)
+        heard.lines.clear()
+        tell(signal.SIGHUP)
+        while not any("MemoryError" in line for line in heard.lines):
+            await asyncio.sleep(0.01)
+        tell(signal.SIGTERM)
+
+    live(config, scenario, daemon_run.Keeper(heard, read))
+    assert heard.lines.index("RELOADING=1") < heard.lines.index("READY=1")
 
 
 @pytest.mark.parametrize("origin", Origin)
@@ -178,7 +199,7 @@ def test_the_status_is_what_is_served_now(
         assert heard.lines[-1].startswith("STATUS=serving 0 pages")
         tell(signal.SIGTERM)
 
-    live(config, scenario, daemon_run.Keeper(heard, lambda: config))
+    live(config, scenario, daemon_run.Keeper(heard, lambda _: config))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

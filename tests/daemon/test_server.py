@@ -147,6 +147,22 @@ def test_who_only_looks_can_not_store(path: Path) -> None:
         assert peer.ask(reserve()) is None
 
 
+@pytest.mark.parametrize("late", [Detach(), reserve(7)], ids=["goodbye", "store"])
+def test_a_slot_that_was_given_back_is_nobody_s_over_another_connection(path: Path, late: Detach | Reserve) -> None:
+    with Peer(path) as one, Peer(path) as other, Peer(path) as next_one:
+        given = [peer.ask(attach()) for peer in (one, other)]
+        one.send(Detach())
+        assert one.ask(Check(1)) == Findings(1, [])  # by now it is free
+        there = next_one.ask(attach(2))
+        assert there == given[0] == given[1]
+        assert other.ask(late) is None
+        with Peer(path) as last:
+            assert last.ask(attach(3)) != there
+            assert isinstance(next_one.ask(reserve(8)), Reserved)
+            last.send(Detach())
+            next_one.send(Detach())
+
+
 def test_nobody_greets_twice(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(attach(1)), Welcome)

@@ -121,6 +121,14 @@ def test_refuses_what_is_no_duration_and_names_it(text: str | float) -> None:
     assert str(text) in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["99999999999d", "36501d", 3_153_600_001, 1e300, 10**400])
+def test_refuses_durations_that_no_clock_counts(text: str | float) -> None:
+    with pytest.raises(ValueError, match=r"is too long: at most 36500d") as caught:
+        parse_duration(text)
+    assert str(text) in str(caught.value)
+    assert parse_duration("36500d") == parse_duration(3_153_600_000) == 3_153_600_000
+
+
 @given(st.integers(0, 10**15))
 def test_spelled_durations_are_read_back(micros: int) -> None:
     assert parse_duration(spell_duration(micros / 1e6)) == pytest.approx(micros / 1e6, abs=1e-9)

@@ -16,21 +16,27 @@ from click.testing import CliRunner
 from pagetier.daemon import main as daemon_main
 from pagetier.daemon.exits import Exit
 from pagetier.daemon.host import Host
-from running import RunningDaemon
-from starting import AS_NOBODY, arguments, fill, pagetierd, refused
+from running import START_S, RunningDaemon
+from starting import AS_NOBODY, OWN_SHM, arguments, fill, own_shm, pagetierd, refused
 
-OWN_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"']
 FITS = "import pagetier.daemon.main as m; m.fit = lambda host, need: type('Fit', (), {'fits': True}); m.main()"
 
 
-def may_unshare() -> bool:
-    try:
-        return subprocess.run([*OWN_SHM, "true"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-own_shm = pytest.mark.skipif(not may_unshare(), reason="this user may not mount a /dev/shm of its own")
+STOPPED_AND_STARTED = """
+import shutil, sys
+sys.path[:] = PLACES
+from running import RunningDaemon, eventually
+from starting import fill, keys
+free = shutil.disk_usage("/dev/shm").free
+with RunningDaemon("10MiB") as daemon, daemon.client() as client:
+    fill(daemon)
+    with client.match(keys()) as match:
+        print(len(match), "pages")
+    assert daemon.stop() == 0
+    assert eventually(lambda: shutil.disk_usage("/dev/shm").free == free), "no room for the next start"
+    daemon.start()
+    print("started with the match in hand:", match)
+"""
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
@@ -144,6 +150,13 @@ def test_memory_that_does_not_even_hold_the_index(name: str, tmp_path: Path) -> 
     ended = pagetierd(*given, code=FITS, before=OWN_SHM)
     assert ended.code == Exit.REFUSED
     assert "the memory of the index can not be had" in ended.text
+
+
+@own_shm
+def test_the_memory_of_a_stop_is_there_for_the_next_start_while_an_engine_is_idle() -> None:
+    ended = pagetierd(code=STOPPED_AND_STARTED.replace("PLACES", repr(sys.path)), before=OWN_SHM, most_s=4 * START_S)
+    assert ended.code == 0, ended.text
+    assert "started with the match in hand: <Match 3 of 3 pages, let go>" in ended.text
 
 
 def test_an_arena_larger_than_the_control_group(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

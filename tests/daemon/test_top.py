@@ -115,6 +115,13 @@ def test_live_until_q(daemon: RunningDaemon) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_a_terminal_that_only_writes_is_shown_it_once(daemon: RunningDaemon) -> None:
+    with LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"], kind="dumb") as live:
+        assert live.until("memory"), live.text
+        assert live.wait() == 0
+    assert "\x1b" not in live.text
+
+
 def test_live_until_it_is_terminated(daemon: RunningDaemon) -> None:
     with LiveTerminal(["top", "--socket", str(daemon.socket)]) as live:
         assert live.until("memory"), live.text

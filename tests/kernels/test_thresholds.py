@@ -115,6 +115,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_settings(path)
 
 
+@pytest.mark.parametrize("text", [f"depth = {'7' * 5000}", f"depth = {'[' * 3000}"], ids=["digits", "brackets"])
+def test_what_no_reader_gets_through_is_refused(text: str) -> None:
+    assert refused(text).startswith("/x/copy.toml: ")
+
+
 def test_where_settings_are_written(tmp_path: Path) -> None:
     assert default_place({"HOME": "/h"}) == Path("/h/.config/pagetier/copy.toml")
     assert default_place({"HOME": "/h", "XDG_CONFIG_HOME": "/c"}) == Path("/c/pagetier/copy.toml")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -26,15 +26,17 @@ START_S = 20.0
 class RunningDaemon:
     """`pagetierd` on a socket and segments of its own.
 
-    As a context manager it is stopped at the end, and must then have left no shared memory.
+    As a context manager it is stopped at the end, and must then have left no shared memory. before: a command that
+    runs it.
     """
 
-    def __init__(self, arena: str = "16MiB", frame: str = "64KiB", *more: str) -> None:
+    def __init__(self, arena: str = "16MiB", frame: str = "64KiB", *more: str, before: Sequence[str] = ()) -> None:
         self.name = f"pagetier-test-{secrets.token_hex(6)}"
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-test-")
         self.socket = Path(self.folder.name) / "pagetier.sock"
         self.log = Path(self.folder.name) / "log"
         self._arguments = ["--arena-size", arena, "--arena-frame-size", frame, *more]
+        self._before = before
         self.process: subprocess.Popen[bytes] | None = None
         self._lives = 0
 
@@ -51,7 +53,7 @@ class RunningDaemon:
 
     def launch(self, *more: str) -> subprocess.Popen[bytes]:
         """Starts it and does not wait."""
-        command = [sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
+        command = [*self._before, sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
         command += ["--name", self.name, "--socket", str(self.socket), *self._arguments, *more]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}
         with self.log.open("ab") as log:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 
 from pagetier.client import Client
 from pagetier.client.keys import Keys
@@ -22,7 +23,18 @@ MAIN = "from pagetier.daemon.main import main; main()"
 # everything that is imported late, while everybody's files can still be read
 AS_NOBODY = f"import asyncio, concurrent.futures.thread, os; {MAIN.replace('main()', 'os.setgroups([])')}; "
 AS_NOBODY += "os.setgid(65534); os.setuid(65534); main()"
+OWN_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"']
 PAGES, PAGE_BYTES = 3, 100_000
+
+
+def may_unshare() -> bool:
+    try:
+        return subprocess.run([*OWN_SHM, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+own_shm = pytest.mark.skipif(not may_unshare(), reason="this user may not mount a /dev/shm of its own")
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -38,12 +50,12 @@ class Ended(msgspec.Struct, frozen=True):
         return str(json.loads(found[1])) if found else ""
 
 
-def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = ()) -> Ended:
+def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = (), most_s: float = START_S) -> Ended:
     """Runs a daemon to its end, which is expected soon. before: a command that runs it."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}
     command = [*before, sys.executable, "-c", code, *arguments]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, timeout=START_S, check=False
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, timeout=most_s, check=False
     )
     return Ended(done.returncode, done.stdout.decode())
 
@@ -82,9 +94,9 @@ def arguments(daemon: RunningDaemon, **other: str) -> list[str]:
     return [word for key, value in (given | other).items() for word in (f"--{key.replace('_', '-')}", value)]
 
 
-def refused(*arguments: str, code: str = MAIN) -> str:
-    """Runs a daemon that must be refused in one sentence, and gives what it wrote."""
-    ended = pagetierd(*arguments, code=code)
+def refused(*arguments: str, code: str = MAIN, before: Sequence[str] = ()) -> str:
+    """Runs a daemon that must be refused in one sentence, and gives what it wrote. before: a command that runs it."""
+    ended = pagetierd(*arguments, code=code, before=before)
     assert ended.code in (Exit.REFUSED, Exit.UNFIT), ended.text
     assert f"level=error name=pagetierd event=refused msg={json.dumps(ended.told)} code={ended.code}" in ended.text
     assert "Traceback" not in ended.text

@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 _WAIT_S = 20.0
+_KIND = "xterm-256color"
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -45,9 +46,9 @@ def pagetier_on_terminal(arguments: Sequence[str], columns: int = 80, typed: str
 class LiveTerminal:
     """Runs `pagetier` on a terminal and reads along; `text` is what came so far. It is over when the block is."""
 
-    def __init__(self, arguments: Sequence[str], columns: int = 80) -> None:
+    def __init__(self, arguments: Sequence[str], columns: int = 80, kind: str = _KIND) -> None:
         self._ours, theirs = pty.openpty()
-        self._process = _start(arguments, theirs, columns)
+        self._process = _start(arguments, theirs, columns, kind)
         os.close(theirs)
         self._data = b""
 
@@ -102,10 +103,10 @@ class LiveTerminal:
         os.close(self._ours)
 
 
-def _start(arguments: Sequence[str], theirs: int, columns: int) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], theirs: int, columns: int, kind: str = _KIND) -> subprocess.Popen[bytes]:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    environ |= {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+    environ |= {"TERM": kind, "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-c", "from pagetier.daemon.cli import main; main()", *arguments]
     return subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
 

@@ -64,5 +64,12 @@ def test_names_that_no_tenant_may_have(name: str, tmp_path: Path) -> None:
     assert install(tmp_path, "--tenant", "acme-2_b").exit_code == 0
 
 
+@pytest.mark.parametrize(("name", "whose"), [("pagetierd", "the plain daemon"), ("copy", "/etc/pagetier/copy.toml")])
+def test_names_whose_file_is_somebody_elses(name: str, whose: str, tmp_path: Path) -> None:
+    told = install(tmp_path, "--tenant", name)
+    assert (told.exit_code, whose in told.output) == (2, True), told.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_installing_does_is_told_to_its_end() -> None:
     assert "keeps a configuration." in CliRunner().invoke(main, ["unit", "--help"]).output

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pagetier.daemon.config import load
+from pagetier.daemon.config import ConfigError, load
 from pagetier.daemon.main import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/kubernetes"
@@ -61,6 +61,12 @@ def test_the_daemon_sees_pids_and_keeps_its_memory_but_may_nothing_else(daemon: 
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_services_of_the_namespace_give_the_daemon_no_variables(daemon: Any, engine: Any) -> None:
+    with pytest.raises(ConfigError, match="unknown variable PAGETIER_SERVICE_HOST"):
+        load(None, {"PAGETIER_SERVICE_HOST": "10.96.0.7"}, {})  # of a Service called pagetier
+    assert daemon["enableServiceLinks"] is engine["enableServiceLinks"] is False
 
 
 def test_the_engine_needs_the_folder_and_nothing_else(daemon: Any, engine: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pagetier.daemon.config import load
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
 WORST = 15  # tenths
+DROP_IN = "etc/systemd/system/pagetierd@acme.service.d/metrics-on-localhost.conf"
 analyses = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
@@ -132,6 +133,24 @@ def test_a_tenants_files(tmp_path: Path) -> None:
     told = load(file, {}, {})
     assert (told.name, str(told.socket)) == ("pagetier-acme", "/run/pagetier-acme/pagetier.sock")
     assert "u pagetier-acme -" in (tmp_path / "etc/sysusers.d/pagetier-acme.conf").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "own", "plain"),
+    [
+        ("etc/pagetier/acme.toml", '# listen = "/run/pagetier-acme/metrics.sock"', "/run/pagetier/"),
+        ("etc/pagetier/acme.toml", "`systemctl reload pagetierd@acme`", "reload pagetierd`"),
+        ("etc/pagetier/acme.toml", "`pagetier unit install --tenant acme --metrics`", "install --metrics"),
+        (DROP_IN, "/etc/systemd/system/pagetierd@acme.service.d/", "pagetierd.service.d"),
+        (DROP_IN, 'metrics.listen = "/run/pagetier-acme/metrics.sock"', "/run/pagetier/"),
+        (DROP_IN, "`pagetier unit install --tenant acme --metrics`", "install --metrics"),
+        ("etc/sysusers.d/pagetier-acme.conf", "configuration of acme.toml", "pagetierd.toml"),
+    ],
+)
+def test_what_a_tenants_files_name_is_the_tenants(tmp_path: Path, file: str, own: str, plain: str) -> None:
+    assert pagetier("install", "--root", str(tmp_path), "--tenant", "acme", "--metrics").exit_code == 0
+    text = (tmp_path / file).read_text()
+    assert (own in text, plain in text) == (True, False), text
 
 
 @pytest.mark.parametrize(("words", "service"), [((), "pagetierd"), (("--tenant", "acme"), "pagetierd@acme")])

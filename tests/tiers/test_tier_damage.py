@@ -9,14 +9,16 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pagetier.tiers.base import Outcome
-from tier_pages import keys_in, outcome_of, outcomes, outgoings, small_tier
+from damage_of_disk.anatomy import Anatomy, Part
+from pagetier.tiers.base import Outcome, Outgoing, TierError
+from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
 FLIPS = 60
@@ -61,8 +63,6 @@ def use(folder: Path) -> None:
 
 def main(pristine: str, folder: str, first: int) -> None:
     """Of a child: damages and uses until it is through or dies; prints what it has survived."""
-    from pagetier.tiers.base import TierError
-
     for seed in range(first, FLIPS):
         damage(Path(pristine), Path(folder), seed)
         try:
@@ -138,6 +138,79 @@ def test_a_file_cut_while_open_fails_reads_of_values_or_the_process(tmp_path: Pa
     assert set(found) <= {Outcome.EXACT, Outcome.DAMAGED, Outcome.ABSENT}
     with (tmp_path / "0" / "data.mdb").open("r+b") as file:
         file.truncate(len(data))
+    tier.close()
+
+
+def spoil_value(folder: Path, frame: int) -> None:
+    """The first page of a value of PAGES[3] is noise: nobody can tell any more how long the value is."""
+    (path,) = (file for file in folder.glob("*/data.mdb") if bytes(PAGES[3].frames[frame]) in file.read_bytes())
+    at = path.read_bytes().index(bytes(PAGES[3].frames[frame])) // 4096 * 4096
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(random.Random(1).randbytes(4096))
+
+
+@pytest.mark.parametrize("frame", [0, 1, 2])
+def test_a_damaged_value_in_the_way_of_a_smaller_cap_costs_only_its_own_part(tmp_path: Path, frame: int) -> None:
+    """Its page is among the coldest, and LMDB stumbles when it is dropped: at each opening, as long as it is there."""
+    tier = small_tier(tmp_path)
+    pages = outgoings(range(tier.room // 3 - 4))
+    assert all(tier.write([], pages).stored)
+    tier.close()
+    spoil_value(tmp_path, frame)
+    tier = small_tier(tmp_path, cap=CAP // 2)
+    assert tier.state().opened.startswith("rebuilt empty in 1 of 2 parts: LMDB refuses it (")
+    held = keys_in(tier)
+    assert outcomes(tier, [page for page in pages if page.key in held]) == {Outcome.EXACT}
+    more = outgoings(range(1000, 1040))
+    assert all(tier.write([], more).stored)
+    assert outcomes(tier, more) == {Outcome.EXACT}
+    tier.close()
+    tier = small_tier(tmp_path, cap=CAP // 2)
+    assert tier.state().opened == "as it was left"
+    tier.close()
+
+
+@pytest.mark.parametrize("frame", [0, 1, 2])
+@pytest.mark.parametrize("again", [[], [PAGES[3]]])
+def test_a_damaged_value_in_the_way_of_a_write_is_proven_by_the_next(
+    tmp_path: Path, frame: int, again: list[Outgoing]
+) -> None:
+    """It is dropped, or replaced: what can not be changed is not gone on with."""
+    leave(tmp_path)
+    spoil_value(tmp_path, frame)
+    tier = small_tier(tmp_path, environments=1)
+    with pytest.raises(TierError, match=r"is damaged \("):
+        tier.write([] if again else [PAGES[3].key], again)
+    tier.distrust()
+    tier.close()
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened.startswith("rebuilt empty: ")
+    assert all(tier.write([], PAGES).stored)
+    tier.close()
+
+
+def test_a_tree_that_leads_nowhere_is_proven_by_the_next(tmp_path: Path) -> None:
+    """Else nothing could be stored any more, and nothing would come of that but a reason."""
+    tier = small_tier(tmp_path, environments=1)
+    assert all(tier.write([], outgoings(range(200))).stored)
+    tier.close()
+    file = tmp_path / "0" / "data.mdb"
+    data = bytearray(file.read_bytes())
+    (branch,) = Anatomy(bytes(data)).of(Part.FRAMES_BRANCH)
+    at = branch * 4096
+    (lower,) = struct.unpack_from("<H", data, at + 12)
+    for (node,) in struct.iter_unpack("<H", data[at + 16 : at + lower]):
+        data[at + node + 4] ^= 1  # the 33rd bit of a page's number
+    file.write_bytes(data)
+    tier = small_tier(tmp_path, environments=1)
+    with pytest.raises(TierError, match=r"is damaged \("):
+        tier.write([], PAGES)
+    tier.distrust()
+    tier.close()
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened.startswith("rebuilt empty: ")
+    assert all(tier.write([], PAGES).stored)
     tier.close()
 
 

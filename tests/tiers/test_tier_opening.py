@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dying import DIED, in_child
 from pagetier.tiers.base import Outcome, TierError
 from pagetier.tiers.store import LmdbTier, shrinking
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier
@@ -224,6 +225,26 @@ def test_where_there_is_no_room_for_writing_anew_it_says_so(tmp_path: Path, monk
     assert tier.state().note == ""
     assert bytes_in(tmp_path) <= CAP // 2
     tier.close()
+
+
+def test_what_a_death_in_the_middle_of_it_left_takes_nothing_of_another_cap(tmp_path: Path) -> None:
+    filled(tmp_path)
+
+    def die(name: str) -> None:
+        if name == "shrinking.copied":
+            os._exit(DIED)
+
+    def shrink() -> None:
+        shrinking.point = die  # type: ignore[attr-defined]
+        small_tier(tmp_path, cap=CAP // 2)
+
+    assert in_child(shrink) == DIED
+    assert (tmp_path / "0.new" / "data.mdb").exists()
+    tier = small_tier(tmp_path)
+    assert tier.state().opened == "as it was left"
+    assert bytes_in(tmp_path) <= CAP
+    tier.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state", "state.tmp"]
 
 
 def test_a_raised_cap_gives_more_room(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def test_more_than_fits_is_refused_page_by_page(tier: LmdbTier) -> None:
 def test_where_the_map_is_full_all_the_same_only_that_page_is_refused(tier: LmdbTier) -> None:
     """As if much more were promised than fits."""
     for environment in tier._environments:
-        environment.shape = type("Endless", (), {"room": 10**6, "frames_per_transaction": 40, "stride": 2})()
+        endless = {"room": 10**6, "frames_per_transaction": 40, "stride": 2, "frame_bytes": FRAME}
+        environment.shape = type("Endless", (), endless)()
     pages = outgoings(range(500))
     written = tier.write([], pages)
     assert any("MDB_MAP_FULL" in reason for reason in written.reasons)

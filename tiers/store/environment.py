@@ -103,13 +103,15 @@ class Environment:
     def changing(self) -> Iterator[Transaction]:
         """A transaction that is committed at the end, and leaves no trace where something fails.
 
-        Raises lmdb.Error, and where somebody else changed the file TierError, or OSError where it is gone.
+        Raises lmdb.Error, also where the count of frames is not what the last one left, and where somebody else
+        changed the file TierError, or OSError where it is gone.
         """
         with self._one_changes:
             self._insist()
             try:
                 with self._env.begin(write=True, buffers=True) as txn:
                     point("store.begun")
+                    self._insist_on_count(txn)
                     yield txn
                     point("store.changed")
                     used = txn.stat(self.frames)["entries"]
@@ -135,6 +137,12 @@ class Environment:
         """A file that was cut would grow again as pages are written to it, with nothing where others were."""
         if why := self.changed():
             raise TierError(why)
+
+    def _insist_on_count(self, txn: Transaction) -> None:
+        """What is left of the room follows from it, from now on and in all runs to come."""
+        there = txn.stat(self.frames)["entries"]
+        if there != self.used:
+            raise lmdb.CorruptedError(f"it counts {there} frames, and had {self.used}")
 
     def changed(self) -> str:
         """What somebody else did to its file since it was opened, or "". Raises OSError where it is gone."""

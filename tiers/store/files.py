@@ -19,6 +19,7 @@ from ..room import PAGE
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
 OWNER: Final = "owner"
+COPY: Final = ".new"  # behind an environment's name, until it takes its place
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
@@ -154,4 +155,4 @@ def remove_environment(folder: Path) -> None:
 
 def numbered_folders(folder: Path) -> Iterator[Path]:
     """Environments, and what a compaction left behind."""
-    return (path for path in folder.iterdir() if path.name.removesuffix(".new").isdecimal() and path.is_dir())
+    return (path for path in folder.iterdir() if path.name.removesuffix(COPY).isdecimal() and path.is_dir())

@@ -15,7 +15,7 @@ from typing import TypeVar
 import lmdb
 
 from ...shm.points import point
-from ..base import NO_ROOM, Held, Incoming, Outcome, Outgoing, ReadResult, TierError, TierState, Written
+from ..base import NO_ROOM, DoubtError, Held, Incoming, Outcome, Outgoing, ReadResult, TierError, TierState, Written
 from . import files, placing, reading, writing
 from .environment import Environment
 from .opening import Options, open_folder, prepare, telling
@@ -73,14 +73,13 @@ class LmdbTier:
         return sum(environment.used for environment in self._environments)
 
     def contents(self) -> Iterator[Held]:
-        """Environment by environment. Raises TierError where one can not be walked: the next opening proves it."""
+        """Environment by environment. Raises DoubtError where one can not be walked."""
         for environment in self._environments:
             try:
                 yield from reading.listed(environment)
             except lmdb.Error as error:
-                with telling(self._options.folder):
-                    self._journal.distrust()
-                raise TierError(f"{environment.folder} is damaged ({error}): restart to have it proven") from error
+                self.distrust()
+                raise DoubtError(f"{environment.folder} is damaged ({error}): restart to have it proven") from error
 
     def read(self, page: Incoming) -> ReadResult:
         """Probes each environment: a look takes microseconds, and no map has to be kept."""
@@ -138,15 +137,18 @@ class LmdbTier:
                 self._done += 1
 
     def sync(self) -> None:
-        """All environments at once; clean then unless something was written meanwhile, or the state file can not be."""
+        """All environments at once; clean then unless something was written meanwhile, or the state file can not be.
+
+        Raises DoubtError where it fails: a later sync may call done what this one could not, as the system tells once.
+        """
         when, begun, done = time.time_ns(), self._begun, self._done
-        with telling(self._options.folder), ThreadPoolExecutor(len(self._environments)) as threads:
+        with self._doubting(), ThreadPoolExecutor(len(self._environments)) as threads:
             _results([threads.submit(environment.sync) for environment in self._environments])
             point("store.synced")
             self._look_at_files()
             with self._count:
                 clean = begun == done and self._begun == begun
-                with contextlib.suppress(OSError):  # it stays dirty, which is safe: the disk is full, say
+                with contextlib.suppress(OSError):  # whatever it says now is true until the next change marks it anew
                     self._journal.mark_synced(when, clean=clean)
 
     def _look_at_files(self) -> None:
@@ -156,18 +158,28 @@ class LmdbTier:
         changes += [environment.changed() for environment in self._environments]
         why = next(filter(None, changes), "")
         if why:
-            self.distrust()
             raise TierError(why)
+
+    @contextlib.contextmanager
+    def _doubting(self) -> Iterator[None]:
+        """Whatever fails in it raises DoubtError."""
+        try:
+            with telling(self._options.folder):
+                yield
+        except Exception as error:
+            self.distrust()
+            raise DoubtError(str(error)) from error
 
     def distrust(self) -> None:
         """The next opening proves each environment."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # whoever is told of the failure says it to the next opening, too
             self._journal.distrust()
 
     def state(self) -> TierState:
-        """From the files' lengths and the environments' own counts. Raises TierError where the files were changed."""
-        with telling(self._options.folder):
+        """From the files' lengths and the environments' own counts. Raises DoubtError where the files were changed."""
+        with self._doubting():
             self._look_at_files()
+        with telling(self._options.folder):
             disk = shutil.disk_usage(self._options.folder)
             file_bytes = sum(environment.file_bytes for environment in self._environments)
         return TierState(
@@ -185,7 +197,7 @@ class LmdbTier:
         )
 
     def close(self) -> None:
-        """Lets go of the folder whatever the sync says."""
+        """Lets go of the folder whatever the sync says. Raises DoubtError."""
         with self._undo:
             self.sync()
 

@@ -124,6 +124,7 @@ def _begin_anew(options: Options, how: str) -> Opened:
 
 def _reopen(options: Options, state: State) -> Opened:
     began = time.monotonic()
+    shrinking.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
     short = {folder: soundness.shortened(folder) for folder in folders}
     how, doubted = "as it was left", [folder for folder in folders if short[folder]]
@@ -173,6 +174,12 @@ def _state(options: Options) -> State:
     return State(format=FORMAT, frame_bytes=options.frame_bytes, environments=options.environments, boot="", clean=True)
 
 
+def _is_the_systems(error: Exception) -> bool:
+    """Whether it is the system's refusal. LMDB's own codes are below 0; an error that we raised has none."""
+    code: int = getattr(error, "code", 0)
+    return code > 0 and code != errno.EINVAL
+
+
 class _Opening:
     """Environment by environment. doubts: of each why it is not to be opened, or "": then LMDB's word is asked."""
 
@@ -198,8 +205,8 @@ class _Opening:
             try:
                 return self._fitted(self._environment(folder))
             except (lmdb.Error, msgspec.MsgspecError, struct.error, TypeError, UnicodeDecodeError) as error:
-                if isinstance(error, lmdb.Error) and error.code > 0 and error.code != errno.EINVAL:
-                    raise  # the system's refusal says nothing about what lies there
+                if _is_the_systems(error):
+                    raise  # it says nothing about what lies there
                 self._doubts[number] = f"LMDB refuses it ({error})"
                 self._journal.mark_dirty()
         files.remove_environment(folder)
@@ -210,7 +217,7 @@ class _Opening:
         environment = Environment(folder, self._options.shape, about)
         if (environment.about.format, environment.about.frame_bytes) != (about.format, about.frame_bytes):
             environment.close()
-            raise lmdb.InvalidError(f"it is of format {environment.about.format}", 0)
+            raise lmdb.InvalidError(f"it is of format {environment.about.format}")
         slack.hold(environment)
         files.sync_folder(folder)  # a file that was just made, and synced, could still lose its name
         return environment

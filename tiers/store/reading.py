@@ -14,10 +14,10 @@ import numpy as np
 from ..base import KEY_BYTES, Held, Incoming, Outcome, ReadResult
 from ..room import PAGE
 from . import records
+from .counting import BATCH, Tally
 from .environment import Environment, Transaction
 from .records import HEADER_BYTES, Header, RecordError
 
-_BATCH: Final = 65536  # pages listed by one transaction: while one is open, what is freed is not used anew
 NONSENSE: Final = Header(0, 0, 0, b"", ())
 _FIXED: Final = np.dtype(
     [("format", "u1"), ("codec", "u1"), ("", "<u2"), ("space", "<u4"), ("size", "<u8"), ("stamp", "<u8"), ("", "V16")]
@@ -83,31 +83,36 @@ def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[m
 
 
 def listed(environment: Environment) -> Iterator[Held]:
-    """All pages, in batches. No transaction is open between them.
+    """All pages, in batches. No transaction is open between them: while one is, what is freed is not used anew.
 
-    Raises lmdb.Error, also where keys are out of order: a walk over such a tree might never end.
+    Raises lmdb.Error, also where keys are out of order, as a walk over such a tree might never end, and at the end
+    where the environment, which nobody changed meanwhile, has not as many frames as its pages.
     """
-    after = b""
-    while rows := _rows_after(environment, after):
+    after, tally = b"", Tally(environment.shape.frame_bytes)
+    while rows := _rows_after(environment, after, tally):
         keys = [key for key, _ in rows]
         if any(map(ge, [after, *keys], keys)):
-            raise lmdb.CorruptedError("its keys are out of order", 0)
+            raise lmdb.CorruptedError("its keys are out of order")
         after = keys[-1]
+        tally.add([value for _, value in rows])
         yield _held(environment, rows)
+    if tally.wrong:
+        raise lmdb.CorruptedError(tally.wrong)
 
 
-def _rows_after(environment: Environment, key: bytes) -> list[tuple[bytes, bytes]]:
+def _rows_after(environment: Environment, key: bytes, tally: Tally) -> list[tuple[bytes, bytes]]:
     with environment.listing() as txn:
+        tally.look(txn, environment.frames)
         cursor = txn.cursor(environment.pages)
         found = cursor.set_range(key + b"\0")
-        return list(islice(cursor.iternext(), _BATCH)) if found else []
+        return list(islice(cursor.iternext(), BATCH)) if found else []
 
 
 def _held(environment: Environment, rows: list[tuple[bytes, bytes]]) -> Held:
     """Without what makes no sense: who is told of the others is told nothing else, or listens no more."""
     spaces = {number: space for number, space in environment.spaces.items() if records.makes_sense(space)}
     rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= HEADER_BYTES]
-    fixed = np.frombuffer(b"".join([value[:HEADER_BYTES] for _, value in rows]), _FIXED)
+    fixed = np.array([value for _, value in rows], f"S{HEADER_BYTES}").view(_FIXED)  # what is longer is cut
     numbers = np.array(sorted(spaces), np.uint32)
     good = np.isin(fixed["space"], numbers) & (fixed["format"] == records.FORMAT) & (fixed["codec"] == records.PLAIN)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * PAGE)

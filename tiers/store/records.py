@@ -29,6 +29,7 @@ _DIGEST_BYTES: Final = 32
 _U8, _U32 = 1 << 8, 1 << 32
 _FIXED: Final = struct.Struct("<BBHIQQ16s")  # format, codec, 0, space, size, stamp, checksum
 _RUN: Final = struct.Struct("<II")
+RUN_BYTES: Final = _RUN.size
 _NUMBER: Final = struct.Struct(">I")
 _SIZE: Final = struct.Struct("<Q")
 

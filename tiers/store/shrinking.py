@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+import lmdb
 import msgspec
 import numpy as np
 
@@ -38,13 +40,25 @@ def shrink(environment: Environment) -> str:
     return ""
 
 
+def remove_copies(folder: Path) -> None:
+    """Those that a death left: they take of the cap, and are in nobody's count. Raises OSError."""
+    for path in [path for path in files.numbered_folders(folder) if path.suffix == files.COPY]:
+        files.remove_environment(path)
+
+
 def _drop_coldest(environment: Environment) -> None:
-    excess = environment.used - environment.shape.room
-    coldest = _coldest(environment, excess) if excess > 0 else []
+    """Until the rest fits. Raises lmdb.CorruptedError where dropping pages does not help."""
+    while (before := environment.used) > environment.shape.room:
+        _drop(environment, _coldest(environment, before - environment.shape.room))
+        if environment.used >= before:
+            raise lmdb.CorruptedError(f"it counts {environment.used} frames, and no page that has them")
+
+
+def _drop(environment: Environment, keys: Sequence[bytes]) -> None:
     size = environment.shape.frames_per_transaction
-    for first in range(0, len(coldest), size):
+    for first in range(0, len(keys), size):
         with environment.changing() as txn:
-            for key in coldest[first : first + size]:
+            for key in keys[first : first + size]:
                 writing.delete(environment, txn, key)
         point("shrinking.dropped")
 
@@ -69,7 +83,7 @@ def _lacking(environment: Environment) -> int:
 
 
 def _copy(environment: Environment) -> None:
-    beside = environment.folder.with_name(environment.folder.name + ".new")
+    beside = environment.folder.with_name(environment.folder.name + files.COPY)
     files.remove_environment(beside)
     try:
         with contextlib.closing(Environment(beside, environment.shape, environment.about)) as fresh:

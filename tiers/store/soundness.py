@@ -25,15 +25,23 @@ from . import files
 _STATE: Final = "state"
 _NO_BOOT: Final = "distrusted"  # as if it were of another boot
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-# Offline, by reading: nothing that lies in the file can crash it. A process of its own, which can be ended.
-_PROOF: Final = """
-import sys
+_PR_SET_PDEATHSIG: Final = 1
+# Offline, by reading: nothing that lies in the file can crash it, and LMDB opens it only when it is sound. A process of
+# its own, which can be ended, and which ends with who wanted it, also if he is gone already.
+_PROOF: Final = f"""
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
+if os.getppid() != int(sys.argv[2]):
+    sys.exit("nobody waits for it")
 from lmdb.verify import VerifyError, verify
 try:
     found = verify(sys.argv[1], subdir=False)
 except (VerifyError, OSError) as error:
     found = [str(error)]
-sys.exit(found[0] if found else 0)
+if found:
+    sys.exit(found[0])
+from pagetier.tiers.store.counting import miscounted
+sys.exit(miscounted(sys.argv[1]) or 0)
 """
 
 
@@ -74,13 +82,15 @@ class Journal:
         self._folder = folder
         self._lock = threading.Lock()
         self._distrusted = False
+        self._written = True  # as far as is known; a write that failed may have left what it wrote, or what was there
         self.state = state
 
     def mark_dirty(self) -> None:
         """Before the first change after a sync. Cheap where it is marked already."""
         with self._lock:
-            if not self._distrusted and (self.state.clean or self.state.boot != boot_id()):
-                self._write(msgspec.structs.replace(self.state, clean=False, boot=boot_id()))
+            boot = _NO_BOOT if self._distrusted else boot_id()
+            if not self._written or self.state.clean or self.state.boot != boot:
+                self._write(msgspec.structs.replace(self.state, clean=False, boot=boot))
 
     def mark_synced(self, when: int, *, clean: bool) -> None:
         """After a sync that began at `when`. clean: nothing was changed since."""
@@ -100,8 +110,9 @@ class Journal:
             self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
 
     def _write(self, state: State) -> None:
+        self._written = False
         files.write_atomically(self._folder / _STATE, msgspec.json.encode(state))
-        self.state = state
+        self.state, self._written = state, True
 
 
 def shortened(folder: Path) -> str:
@@ -140,7 +151,7 @@ def prove(folders: Sequence[Path], seconds: float) -> list[str]:
 
 @contextlib.contextmanager
 def _proof(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _PROOF, str(folder / files.DATA)]
+    command = [sys.executable, "-c", _PROOF, str(folder / files.DATA), str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with process:
         try:

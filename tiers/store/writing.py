@@ -19,6 +19,8 @@ from .records import Header
 from .slack import FullError
 from .turns import Patience, Turns
 
+# What LMDB says of trees that are none.
+_DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError, lmdb.CursorFullError)
 _DROPS: Final = 8  # transactions' worth of frames dropped in one: little is written for them, and they serve sooner
 
 
@@ -55,10 +57,19 @@ def put(environment: Environment, txn: Transaction, page: Outgoing, header: Head
 
 
 def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
-    """Header and frames, however many these are: the header may be damaged. Unknown keys are fine."""
+    """Header and frames, however many these are: the header may be damaged. Unknown keys are fine.
+
+    Raises lmdb.Error.
+    """
     if not txn.delete(key, db=environment.pages):
         return
-    cursor = txn.cursor(environment.frames)
+    try:
+        _delete_frames(txn.cursor(environment.frames), key)
+    except SystemError as error:  # py-lmdb's word where LMDB stumbles in a cursor
+        raise lmdb.CorruptedError(str(error.__cause__ or error)) from error
+
+
+def _delete_frames(cursor: lmdb.Cursor[memoryview], key: bytes) -> None:
     more = cursor.set_range(key)
     while more and cursor.key()[: len(key)] == key:
         more = cursor.delete() and bool(cursor.key())
@@ -66,12 +77,9 @@ def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
 
 def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> None:
     """Drops a page that was found damaged, unless it was replaced since. Raises lmdb.Error."""
-    try:
-        with environment.changing() as txn:
-            if reading.header_in(environment, txn, key) == damaged:
-                delete(environment, txn, key)
-    except SystemError as error:  # py-lmdb's word where LMDB stumbles in a cursor
-        raise lmdb.CorruptedError(str(error.__cause__ or error), 0) from error
+    with environment.changing() as txn:
+        if reading.header_in(environment, txn, key) == damaged:
+            delete(environment, txn, key)
 
 
 def _drop_all(environment: Environment, keys: Sequence[bytes]) -> str:
@@ -108,7 +116,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
     try:
         try:
             change()
-        except (lmdb.PanicError, FullError):
+        except (lmdb.PanicError, FullError, *_DAMAGE):
             raise
         except lmdb.Error:
             with contextlib.suppress(lmdb.MapFullError, lmdb.DiskError):
@@ -116,6 +124,8 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
             change()
     except lmdb.PanicError as error:
         raise TierError(f"{environment.folder} can not be written any more ({error}): its disk failed") from error
+    except _DAMAGE as error:
+        raise TierError(f"{environment.folder} is damaged ({error})") from error
 
 
 def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes]]:

@@ -16,7 +16,7 @@ from ...shm._core import ShmError
 from ...shm.logfmt import log_to_stderr
 from ...shm.points import point
 from ...shm.protocol import ProtocolError
-from ..base import Tier, TierError
+from ..base import DoubtError, Tier, TierError
 from ..messages import Fails, Serve, Trust
 from .channel import Channel, descriptors_of
 from .memory import Memory
@@ -38,7 +38,7 @@ def main(descriptor: int) -> int:
     try:
         return _serve(channel)
     except (TierError, ShmError, ProtocolError, OSError) as error:
-        channel.send(Fails(str(error)))
+        channel.send(Fails(str(error), Trust.PROVEN if isinstance(error, DoubtError) else Trust.AS_LEFT))
         return FAILED
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ...shm.points import point
-from ..base import NO_ROOM, Outcome, Tier, TierError
+from ..base import NO_ROOM, DoubtError, Outcome, Tier, TierError
 from ..messages import (
     Complete,
     HasRead,
@@ -55,7 +55,7 @@ class Worker:
         self._channel.send(Complete())
 
     def serve(self) -> None:
-        """Returns when it is time to leave. Raises TierError if the tier can not go on."""
+        """Returns when it is time to leave. Raises TierError if the tier can not go on, DoubtError if it broke."""
         self._writer.start()
         try:
             self._obey()
@@ -65,7 +65,7 @@ class Worker:
             self._readers.shutdown()
         point("worker.ended")
         if self._broken:
-            raise TierError(self._broken)
+            raise DoubtError(self._broken)
 
     def _obey(self) -> None:
         while (order := self._channel.receive()) is not None and not isinstance(order, Leave):

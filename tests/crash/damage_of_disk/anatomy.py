@@ -13,6 +13,7 @@ PAGE: Final = 4096
 _HEAD: Final = 16
 _META: Final = _HEAD + 24  # behind magic, version, address and map size come two trees, the last page and the number
 _TREE: Final = struct.Struct("<IHHQQQQQ")
+_ENTRIES: Final = 32  # in a tree: behind flags, depth and pages
 _BRANCH, _LEAF = 1, 2
 _BIG, _SUB = 1, 2
 
@@ -33,16 +34,17 @@ class Part(StrEnum):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Of a leaf. value: what lies in it, or the page's number of what lies outside."""
+    """Of a leaf. value: what lies in it, or the page's number of what lies outside; at: where that lies."""
 
     key: bytes
     flags: int
     size: int
     value: bytes
+    at: int
 
 
 class Anatomy:
-    """Of one file, as it was at rest."""
+    """Of one file, as it was at rest. frames_counted_at: where it says how many there are, in 8 bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -52,6 +54,7 @@ class Anatomy:
         self._walk(_root(data, meta + _META), Part.FREE_LIST, Part.FREE_LIST)
         main = list(self._walk_of(_root(data, meta + _META + _TREE.size), Part.SMALL, Part.SMALL))
         roots = {node.key: _root(node.value, 0) for node in main if node.flags & _SUB}
+        (self.frames_counted_at,) = (node.at + _ENTRIES for node in main if node.key == b"frames")
         self._walk(roots[b"frames"], Part.FRAMES_BRANCH, Part.FRAMES_LEAF)
         self._walk(roots[b"pages"], Part.HEADERS_BRANCH, Part.HEADERS_LEAF)
         self._walk(roots[b"spaces"], Part.SMALL, Part.SMALL)
@@ -94,11 +97,12 @@ class Anatomy:
             key = self._data[node + 8 : node + 8 + key_size]
             if flags & _BRANCH:
                 child = low | high << 16 | node_flags << 32
-                yield Node(key, 0, 0, child.to_bytes(8, "little"))
+                yield Node(key, 0, 0, child.to_bytes(8, "little"), node)
             else:
                 size = low | high << 16
-                value = self._data[node + 8 + key_size : node + 8 + key_size + (8 if node_flags & _BIG else size)]
-                yield Node(key, node_flags, size, value)
+                begin = node + 8 + key_size
+                value = self._data[begin : begin + (8 if node_flags & _BIG else size)]
+                yield Node(key, node_flags, size, value, begin)
 
 
 def _root(data: bytes, at: int) -> int:

@@ -14,7 +14,10 @@ _SECTOR: Final = 512
 
 
 class Harm(StrEnum):
-    """What happens to a page. OLDER: it is what it was at an earlier sync; SWAPPED, COPIED: with one of its kind."""
+    """What happens to a page. OLDER: it is what it was at an earlier sync; SWAPPED, COPIED: with one of its kind.
+
+    COUNT: to one page, whichever was chosen, as chance would hardly find that bit.
+    """
 
     BIT = "a bit is flipped"
     HEAD_BIT = "a bit of its header, or of its first nodes, is flipped"
@@ -27,6 +30,7 @@ class Harm(StrEnum):
     SWAPPED = "it changes places with one of its kind"
     COPIED = "it is a copy of one of its kind"
     FOREIGN = "it is a copy of any other page"
+    COUNT = "a bit of the number of frames that LMDB counts is flipped"
 
 
 _OTHERS: Final = (Harm.COPIED, Harm.FOREIGN)
@@ -52,6 +56,9 @@ class Patient:
         """The file after it."""
         page = chance.choice(self.anatomy.of(damage.part))
         file = bytearray(self.data)
+        if damage.harm is Harm.COUNT:
+            file[self.anatomy.frames_counted_at + chance.randrange(8)] ^= 1 << chance.randrange(8)
+            return bytes(file)
         for number, content in self._after(page, damage, chance).items():
             file[number * PAGE : (number + 1) * PAGE] = content
         return bytes(file)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from oracle.checker import Kind, Violation
-from pagetier.tiers.base import Outcome, Outgoing, TierError
+from pagetier.tiers.base import Outcome, Outgoing, TierError, Written
 from pagetier.tiers.store import LmdbTier
 from power.reopening import Looker, after_a_restart, prove_here
 from power.tale import outgoing
@@ -83,8 +83,14 @@ class Use:
         self._write(tier, unread, [])
         held = self._look(looker, {key: size for key, size in sizes.items() if key not in unread})
         self._exact = len(held)
-        self._write(tier, held[:20], [outgoing(number) for number in NEWCOMERS])
-        self._look(looker, looker.listed())
+        newcomers = [outgoing(number) for number in NEWCOMERS]
+        written = self._write(tier, held[:20], newcomers)
+        there = self._look(looker, looker.listed())
+        if not all(written.stored):
+            looker.blame(Kind.CRASH, f"it does not go on: {set(written.reasons)}")
+        for page in newcomers:
+            if page.key not in there:
+                looker.blame(Kind.LOST, "it came after the damage", page.key)
         tier.sync()
         self._damaged = tier.state().damaged
 
@@ -98,10 +104,10 @@ class Use:
             )
         return [key for key, outcome in outcomes.items() if outcome is Outcome.EXACT]
 
-    def _write(self, tier: LmdbTier, drops: list[bytes], pages: list[Outgoing]) -> None:
+    def _write(self, tier: LmdbTier, drops: list[bytes], pages: list[Outgoing]) -> Written:
         """As a worker's thread does: what it does not expect ends the worker, and nobody trusts the tier after."""
         try:
-            tier.write(drops, pages)
+            return tier.write(drops, pages)
         except (TierError, SystemError) as error:
             tier.distrust()
             raise TierError(str(error)) from error

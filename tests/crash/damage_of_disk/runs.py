@@ -32,6 +32,7 @@ from .harms import Damage, Harm, Patient
 from .judging import Moment, Seen, lived
 
 TERMS: Final = Terms(cap=3 << 20, environments=1)
+SMALLER: Final = Terms(cap=2 << 20, environments=1)  # what does not fit any more goes, also what is damaged
 _MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 _LONG_S: Final = 30.0
 _LIVES: Final = 4
@@ -94,6 +95,7 @@ class Runs:
     def _try(self, damage: Damage) -> None:
         chance = Random(f"{self.tally.seed} {damage.number}")
         moment = chance.choice(list(Moment))
+        terms = chance.choice([TERMS, TERMS, SMALLER])
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._whole, self._folder)
         harmed = self._patient.harmed(damage, chance)
@@ -101,14 +103,15 @@ class Runs:
             self._harm(harmed)
         if moment is Moment.DOWN:
             self._change_state(clean=False)
-        self._live_on(damage, moment, harmed)
+        self._live_on(damage, moment, terms, harmed)
 
-    def _live_on(self, damage: Damage, moment: Moment, harmed: bytes) -> None:
+    def _live_on(self, damage: Damage, moment: Moment, terms: Terms, harmed: bytes) -> None:
         """One worker after the other. A death by a signal has the next one prove what it finds."""
-        what = f"{damage.part}: {damage.harm}, {moment}, number {damage.number}"
+        smaller = ", with a smaller cap" if terms is SMALLER else ""
+        what = f"{damage.part}: {damage.harm}, {moment}{smaller}, number {damage.number}"
         for life in range(1, _LIVES + 1):
             ended = in_a_child(
-                partial(lived, self._folder, TERMS, moment, partial(self._harm, harmed), self._room / "boot"), _LONG_S
+                partial(lived, self._folder, terms, moment, partial(self._harm, harmed), self._room / "boot"), _LONG_S
             )
             self._note(what, ended)
             seen = msgspec.json.decode(ended.said, type=Seen) if ended.said else Seen(ended="died")

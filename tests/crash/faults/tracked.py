@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from . import judging
 from .tracing import injected
 
 _OVER_S: Final = 40.0
+_DEAD_S: Final = 10.0  # until the daemon has a new worker; the operation is over by then, and makes no more calls
 
 
 class Injection(msgspec.Struct, frozen=True):
@@ -27,7 +29,7 @@ class Injection(msgspec.Struct, frozen=True):
 
     @property
     def ends(self) -> bool:
-        """Whether the worker does not survive it."""
+        """Whether the worker does not survive it, where it comes by such a call."""
         return "signal=KILL" in self.what
 
 
@@ -40,8 +42,18 @@ class StoreAndSave(WriteBehind):
         self.engine.order("save")
 
 
-def meet(scene: Scene, injection: Injection) -> None:
-    """Raises AssertionError where a promise is broken."""
+def deaths(scene: Scene, call: str) -> int:
+    """At the first such call of a thread, at the second, and so on: at how many, which are all that there are."""
+    return next(at for at in itertools.count() if not meet(scene, death(call, at + 1)))
+
+
+def death(call: str, number: int) -> Injection:
+    """At that one of the operation's calls, counted from 1."""
+    return Injection(call, f"signal=KILL:when={number}")
+
+
+def meet(scene: Scene, injection: Injection) -> bool:
+    """Whether the worker died of it. Raises AssertionError where a promise is broken."""
     scene.begin()
     operation = StoreAndSave(scene)
     operation.prepare()
@@ -51,7 +63,7 @@ def meet(scene: Scene, injection: Injection) -> None:
         judging.goes_on(scene, operation)
         judging.answers_in_time(scene, operation)
         assert eventually(operation.engines_done, _OVER_S), scene.daemon.log.read_text()
-        assert not injection.ends or eventually(lambda: scene.worker() != begun.worker, _OVER_S), "it lives on"
+        died = injection.ends and eventually(lambda: scene.worker() != begun.worker, _DEAD_S)
     if scene.worker() != begun.worker:
         scene.renew()
     scene.until_disk_is_open()
@@ -60,8 +72,4 @@ def meet(scene: Scene, injection: Injection) -> None:
     judging.settle(scene, begun)
     scene.empty()
     judging.comes_to_work(scene)
-
-
-def every(call: str, what: str, up_to: int) -> list[Injection]:
-    """It happens at the first, at the second, and so on."""
-    return [Injection(call, f"{what}:when={number}") for number in range(1, up_to + 1)]
+    return died

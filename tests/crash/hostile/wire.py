@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import signal
 import socket
 import struct
 import sys
@@ -18,11 +19,25 @@ from pathlib import Path
 from typing import Final
 
 from pagetier.shm.link import Link, LinkError
-from pagetier.shm.protocol import BUILD, Attach, Check, Fetch, Flush, Observe, Request, Reserve, Save, Space, pack
+from pagetier.shm.protocol import (
+    BUILD,
+    REQUEST_LIMIT,
+    Attach,
+    Check,
+    Fetch,
+    Flush,
+    Observe,
+    Request,
+    Reserve,
+    Save,
+    Space,
+    pack,
+)
 
 _SEED: Final = 20261121
 _PAUSE_S: Final = 0.001
 _MANY: Final = 4000
+_WALKERS: Final = 100
 
 
 def connected(path: Path) -> socket.socket:
@@ -121,6 +136,22 @@ def hoarding(path: Path) -> None:
             peers.pop(0).close()
 
 
+def stuffing(path: Path) -> None:
+    """Attaches over each of many connections, and says all but the last byte of as long a request as there may be."""
+    links = list[Link]()
+    while True:
+        with suppress(LinkError):
+            links.append(Link(path, 10.0))
+            for descriptor in links[-1].greet(Attach(BUILD, 7, "stuff"), 10.0).descriptors:
+                os.close(descriptor)
+            links[-1]._socket.settimeout(10.0)
+            say(links[-1]._socket, struct.pack("<I", REQUEST_LIMIT) + bytes(REQUEST_LIMIT - 1))
+        if len(links) == 20:
+            begun()
+        if len(links) > 100:
+            links.pop(0).close()
+
+
 def _flood(path: Path, greeting: Attach | Observe, *requests: Request) -> None:
     """Asks without end, and reads no answer."""
     link = Link(path, 10.0)
@@ -157,6 +188,38 @@ def watching(path: Path) -> None:
     _flood(path, Observe(BUILD), *requests * 500)
 
 
+def saving(path: Path) -> None:
+    """Asks over each of many connections how far the disk is, for which all that is there is walked through."""
+    peers = [_watching(path) for _ in range(_WALKERS)]
+    begun()
+    while True:
+        for peer in peers:
+            with suppress(OSError):
+                peer.send(pack(Save(0)) * 50)
+            _drain(peer, 1 << 16)
+        time.sleep(_PAUSE_S)
+
+
+def _watching(path: Path) -> socket.socket:
+    link = Link(path, 10.0)
+    for descriptor in link.greet(Observe(BUILD), 10.0).descriptors:
+        os.close(descriptor)
+    link._socket.setblocking(False)
+    return link._socket
+
+
+def crowding(path: Path) -> None:
+    """Has as many connections as it may, and only looks over each of them."""
+    links = list[Link]()
+    with suppress(LinkError):
+        while True:
+            links.append(Link(path, 10.0))
+            for descriptor in links[-1].greet(Observe(BUILD), 10.0).descriptors:
+                os.close(descriptor)
+    begun()
+    signal.pause()
+
+
 def turned_away(path: Path) -> None:
     """Greets again and again with another build."""
     count = 0
@@ -175,8 +238,11 @@ ACTS: Final[dict[str, Callable[[Path], None]]] = {
     "rights": repeated(rights),
     "silent": silent,
     "hoarding": hoarding,
+    "stuffing": stuffing,
     "asking": asking,
     "watching": watching,
+    "saving": saving,
+    "crowding": crowding,
     "turned_away": turned_away,
 }
 

@@ -104,13 +104,17 @@ class Journal:
             return
         at = time.monotonic_ns()
         record = Record(told, packed, at if since is None else since, at, self._pid, part, parts, serials, note)
-        os.write(self._descriptor(), _encode(record) + b"\n")
+        self._put(_encode(record) + b"\n")
 
     def close(self) -> None:
         """The end of it; may be called again."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _put(self, line: bytes) -> None:
+        """By one write."""
+        os.write(self._descriptor(), line)
 
     def _descriptor(self) -> int:
         """Of the file that the next line goes to."""

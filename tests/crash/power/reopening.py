@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -95,7 +96,7 @@ def prove_here() -> None:
 
 
 def _proof_here(folder: Path) -> str:
-    arguments, sys.argv = sys.argv, ["proof", str(folder / "data.mdb")]
+    arguments, sys.argv = sys.argv, ["proof", str(folder / "data.mdb"), str(os.getppid())]
     try:
         exec(soundness._PROOF, {})
     except SystemExit as end:

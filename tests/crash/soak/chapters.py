@@ -88,6 +88,12 @@ class _Chaptered(Journal):
             self._turn_to(number)
         return self._file
 
+    def _put(self, line: bytes) -> None:
+        """Once more where another chapter was opened meanwhile: who stood still may find his own judged without it."""
+        super()._put(line)
+        if self._chapters.number != self._number:
+            super()._put(line)
+
     def _turn_to(self, number: int) -> None:
         self._number = number
         folder = self._chapters.path(number)

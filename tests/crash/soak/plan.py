@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             chapter=60.0 if is_long else 6.0,
             sample=1.0 if is_long else 0.25,
             point=max(0.5, min(60.0, seconds / 90)),
-            skip=min(60.0, seconds / 12),
+            skip=min(300.0, seconds / 12),
             warm=max(8.0, min(600.0, seconds / 4)),
             growth=(2 if is_long else 8) * MIB,
         )

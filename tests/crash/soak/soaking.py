@@ -37,8 +37,8 @@ Progress: TypeAlias = Callable[[Tally], None]
 _TICK_S: Final = 0.01
 _SAMPLE_S: Final = 0.1
 _GRACE_S: Final = 3.0
+_JUDGES_S: Final = 900.0  # they are as nice as can be
 _JUDGES_NICE: Final = 10
-_PATIENCE_S: Final = 120.0
 _HANG_EVERY_S: Final = 20.0
 _HANG_S: Final = 1.0
 
@@ -233,11 +233,7 @@ class Soak:
 
     def _finish(self) -> None:
         """What is left of the journals is judged as a round of a storm is, with all audits."""
-        ends = time.monotonic() + _PATIENCE_S
-        while self._next_to_judge < self._chapters.number and time.monotonic() < ends:
-            self._all.tend(time.monotonic())
-            self._turn_pages(self._turned + _GRACE_S)
-            time.sleep(_TICK_S)
+        self._judge_all()
         journals = self._chapters.path(self._chapters.number)
         family, daemon = self._all.family, self._all.daemon
         ending = Ending(self.plan.scene, daemon, family, self._leaving, journals, self.plan.seed)
@@ -246,6 +242,16 @@ class Soak:
         self.tally.pages["missed"] += verdict.missed
         self.tally.disk_use.append(self._peak.disk / self.plan.scene.disk)
         self.tally.violations += [*verdict.violations, *ending.stop()]
+
+    def _judge_all(self) -> None:
+        """But the last chapter, which is told by the one before it which pages were begun."""
+        ends = time.monotonic() + _JUDGES_S
+        while self._next_to_judge < self._chapters.number:
+            if time.monotonic() > ends:
+                raise RuntimeError(f"a chapter can not be judged within {_JUDGES_S:.0f} s")
+            self._all.tend(time.monotonic())
+            self._turn_pages(self._turned + _GRACE_S)
+            time.sleep(_TICK_S)
 
     def __enter__(self) -> Self:
         return self

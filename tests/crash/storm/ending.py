@@ -50,9 +50,10 @@ class Ending:
         """
         self._settle()
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
-        header, settled, gone = self._daemon.header(), end_of(self._daemon), self._gone()
+        settled, header, gone = end_of(self._daemon), self._daemon.header(), self._gone()
         tally.pages.update({name: header[name] for name in COUNTED})
         before = self._audit("before", Auditor.look_at_all)
+        pages = sorted(taken["entries"] - taken["free_entries"] for taken in (header, self._daemon.header()))
         later = list(self._after_deaths(tally))
         went, may_go = self._gone() - gone, self._may_go(since, tally)
         if self._scene.disk:
@@ -63,7 +64,7 @@ class Ending:
             before=before,
             later=later,
             went=went,
-            pages=header["entries"] - header["free_entries"],
+            pages=range(pages[0], pages[1] + 1),
             settled=settled,
             end=end_of(self._daemon),
             caps=self._caps(),

@@ -1,0 +1,66 @@
+"""Pages dropped because somebody says so: from the index, and from the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from ..shm._core import Owner
+from ..shm.points import point
+from ..shm.protocol import Flush, Flushed
+from .disk.tier import Disk
+from .labels import means
+from .walks import Walks
+
+_TIERS: Final = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
+_DISK: Final = _TIERS["disk"]
+
+
+class _Dropped(msgspec.Struct, frozen=True):
+    """What a flush found. kept: pages in use."""
+
+    pages: int
+    kept: int
+    names: list[str]
+    digests: list[bytes]
+
+
+class Flushing:
+    """On the loop's thread only."""
+
+    def __init__(self, owner: Owner, disk: Disk, walks: Walks) -> None:
+        self._owner = owner
+        self._disk = disk
+        self._walks = walks
+
+    def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
+        """Drops the pages of the namespaces that are meant; those in use are kept and counted. See Walks.
+
+        reply is called once: when what was dropped has left the disk, too, so that the next daemon does not find it
+        again; or with `trouble`, where the disk is away or hangs. Then this daemon drops it, and what it has not seen
+        there of these namespaces, when the disk is back; one that ends before leaves it to be found.
+        """
+        self._walks.ask(
+            (Flush, request.namespace, request.tier),
+            lambda: self._drop(request),
+            lambda dropped: self._drop_from_disk(request, dropped, reply),
+        )
+
+    def _drop(self, request: Flush) -> _Dropped:
+        tiers = _TIERS.get(request.tier, 0)
+        spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
+        done = [self._owner.flush(space["number"], tiers) for space in spaces]
+        point("service.flushed")
+        names, digests = ([space[what] for space in spaces] for what in ("name", "digest"))
+        return _Dropped(sum(d for d, _ in done), sum(k for _, k in done), names, digests)
+
+    def _drop_from_disk(self, request: Flush, done: _Dropped, reply: Callable[[Flushed], None]) -> None:
+        def answer(trouble: str) -> None:
+            reply(Flushed(request.number, done.pages, done.kept, done.names, trouble))
+
+        if _TIERS.get(request.tier, 0) & _DISK:
+            self._disk.flushed(None if request.namespace is None else done.digests, answer)
+        else:
+            answer("")

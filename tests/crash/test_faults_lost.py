@@ -1,0 +1,112 @@
+"""A sync that failed is not forgotten: the system tells once, and one alone, that what it took is not on the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lmdb.verify import verify
+
+from dying import in_child
+from faults.mounting import ext4, mount_again, tmpfs
+from pagetier.tiers.base import DoubtError, Outcome
+from pagetier.tiers.store import LmdbTier
+from tier_pages import keys_in, outcomes, outgoings, small_tier
+
+KEPT = outgoings(range(60))
+LOST = outgoings(range(1000, 1300))
+
+
+class Device:
+    """Of a file system that takes what the device has no room for."""
+
+    def __init__(self, folder: Path, mount: Path) -> None:
+        self._image = folder / "image"
+        self._filler = folder / "filler"
+        self._mount = mount
+
+    def fill(self) -> None:
+        """To the last block."""
+        with self._filler.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 16)):
+                    pass
+            except OSError:
+                return
+
+    def clear(self) -> None:
+        """There is room again."""
+        self._filler.unlink()
+
+    def restart(self) -> None:
+        """What is on the disk is all that there is."""
+        mount_again(self._image, self._mount)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    with tmpfs(tmp_path / "device", "24m") as folder, ext4(folder / "image", tmp_path / "mount") as mount:
+        yield Device(folder, mount)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "mount" / "tier"
+
+
+def opened(folder: Path) -> LmdbTier:
+    return small_tier(folder, cap=16 << 20, environments=1)
+
+
+def kept(folder: Path) -> LmdbTier:
+    """A tier with pages that are on the disk."""
+    tier = opened(folder)
+    assert all(tier.write([], KEPT).stored)
+    tier.sync()
+    return tier
+
+
+def lose(tier: LmdbTier) -> None:
+    assert all(tier.write([page.key for page in KEPT[:20]], LOST).stored)
+
+
+def judge(device: Device, folder: Path) -> None:
+    """Who opens it next proves it, and calls clean what the disk has."""
+    device.clear()
+    tier = opened(folder)
+    assert tier.state().clean
+    assert "as it was left" not in tier.state().opened
+    held = keys_in(tier)
+    tier.close()
+    device.restart()
+    wrong: list[str] = verify(str(folder / "0" / "data.mdb"), subdir=False)  # type: ignore[no-untyped-call]
+    assert wrong == []
+    tier = opened(folder)
+    assert keys_in(tier) == held
+    assert outcomes(tier, [page for page in (*KEPT, *LOST) if page.key in held]) <= {Outcome.EXACT}
+    tier.close()
+
+
+def test_as_a_tier_is_closed(device: Device, folder: Path) -> None:
+    tier = kept(folder)
+    device.fill()
+    lose(tier)
+    with pytest.raises(DoubtError, match=r"No space left|Input/output error"):
+        tier.close()
+    judge(device, folder)
+
+
+def test_as_a_tier_is_opened_that_a_dead_process_left(device: Device, folder: Path) -> None:
+    kept(folder).close()
+    device.fill()
+
+    def die() -> None:
+        lose(opened(folder))
+        os._exit(0)
+
+    assert in_child(die) == 0
+    with pytest.raises(DoubtError, match=r"No space left|Input/output error"):
+        opened(folder)
+    judge(device, folder)

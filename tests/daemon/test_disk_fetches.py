@@ -1,0 +1,144 @@
+"""What is kept of requests while a disk hangs: nothing of those that are answered, little of those that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import struct
+import tracemalloc
+from collections.abc import Callable, Coroutine, Iterator
+
+import pytest
+
+from memory import DAY_NS, Memory, attach
+from numbered import FRAME, GEOMETRY, key_of
+from pagetier.daemon.disk.fetches import Fetches
+from pagetier.shm._core import Owner
+from pagetier.shm.protocol import Fetch, Fetched
+from pagetier.tiers.messages import HasRead, Order, Read
+
+PAGES = 40
+KEYS = b"".join(map(key_of, range(PAGES)))
+HERE, NOT_YET, ABSENT = 0, 1, 2
+
+
+class Disk:
+    """A disk with pages of a frame each, whose worker does what the test says."""
+
+    def __init__(self, memory: Memory, owner: Owner) -> None:
+        self._orders: list[Order] = []
+        self._owner = owner
+        owner.disk_open(1000, 0)
+        space = owner.space(bytes(32), "test", 16, 0, 0)
+        sizes, ticks = struct.pack(f"<{PAGES}Q", *[FRAME] * PAGES), struct.pack(f"<{PAGES}Q", *range(1, PAGES + 1))
+        owner.disk_report(KEYS, sizes, struct.pack(f"<{PAGES}I", *[space] * PAGES), ticks)
+        self.fetches = Fetches(owner, DAY_NS, self._orders.append, asyncio.get_running_loop())
+        self.fetches.slot = attach(owner, 1)
+        self._worker = memory.session(self.fetches.slot)
+
+    async def ask(self, keys: bytes, deadline: float) -> Fetched:
+        """The answer."""
+        answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+        self.fetches.ask(Fetch(1, keys, deadline), answer.set_result)
+        return await answer
+
+    def read_all(self) -> int:
+        """Everything that was ordered comes; how many pages that was."""
+        pages = 0
+        for order in self._orders:
+            assert isinstance(order, Read)
+            read = self._worker.publish(order.entries, order.serials, 0)
+            self.fetches.has_read(HasRead(order.number, 0, read, b"", ""))
+            pages += read.count(1)
+        self._orders.clear()
+        self._owner.settle()
+        return pages
+
+    def end(self) -> None:
+        """Its worker lets go."""
+        self._worker.retire()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory(GEOMETRY)
+    yield made
+    made.close()
+
+
+def with_disk(memory: Memory, test: Callable[[Disk], Coroutine[None, None, None]]) -> None:
+    owner = memory.adopted()
+
+    async def run() -> None:
+        disk = Disk(memory, owner)
+        await test(disk)
+        disk.end()
+
+    asyncio.run(run())
+    assert owner.check_integrity() == []
+
+
+def kept() -> int:
+    """Bytes that Python has allocated."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("deadline", [0.0, 1e-6])
+def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(memory: Memory, deadline: float) -> None:
+    async def test(disk: Disk) -> None:
+        await disk.ask(KEYS, deadline)
+        before = kept()
+        for _ in range(100):
+            assert set((await disk.ask(KEYS, deadline)).outcomes) == {NOT_YET}
+        assert kept() - before < 100 * 100
+        assert disk.read_all() == PAGES
+        assert set((await disk.ask(KEYS, deadline)).outcomes) == {HERE}
+
+    with_disk(memory, test)
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_key_that_is_repeated_is_waited_for_once(memory: Memory) -> None:
+    async def test(disk: Disk) -> None:
+        asked = key_of(0) * 20_000
+        before = kept()
+        waiting = asyncio.ensure_future(disk.ask(asked, math.inf))
+        await asyncio.sleep(0)
+        assert kept() - before < 20_000 * 10
+        assert disk.read_all() == 1
+        assert (await waiting).outcomes == bytes([HERE]) * 20_000
+
+    with_disk(memory, test)
+
+
+def test_one_that_waits_is_answered_when_another_was_late(memory: Memory) -> None:
+    async def test(disk: Disk) -> None:
+        waiting = asyncio.ensure_future(disk.ask(KEYS + key_of(99), math.inf))
+        await asyncio.sleep(0)
+        assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {NOT_YET}
+        disk.read_all()
+        assert (await waiting).outcomes == bytes([HERE]) * PAGES + bytes([ABSENT])
+
+    with_disk(memory, test)
+
+
+def test_a_worker_that_is_gone_answers_who_still_waits_alone(memory: Memory) -> None:
+    async def test(disk: Disk) -> None:
+        assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {NOT_YET}
+        waiting = asyncio.ensure_future(disk.ask(KEYS, math.inf))
+        await asyncio.sleep(0)
+        disk.fetches.lost()
+        answer = await waiting
+        assert (set(answer.outcomes), answer.reason) == ({ABSENT}, "the disk tier is gone")
+
+    with_disk(memory, test)

@@ -1,0 +1,100 @@
+"""What is flushed while the disk is away, or hangs, is not there when it is back; and the answer says how it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from disk_daemon import ABSENT, HERE, SPACE, WAIT_S, DiskDaemon, Engine
+from pagetier.daemon.exits import Exit
+from pagetier.shm.protocol import Flush, Flushed
+from running import eventually, namespace
+
+FRAMES = 16
+
+
+@pytest.fixture
+def daemon() -> Iterator[DiskDaemon]:
+    with DiskDaemon(FRAMES) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(daemon: DiskDaemon) -> Iterator[Engine]:
+    with Engine(daemon) as attached:
+        yield attached
+        assert daemon.findings() == []
+
+
+def both(daemon: DiskDaemon, engine: Engine) -> range:
+    """Pages in memory and on disk."""
+    engine.store_through(daemon, range(8))
+    return range(8)
+
+
+@contextmanager
+def disk_away(daemon: DiskDaemon) -> Iterator[None]:
+    """There is no disk as long as the block lasts: a file lies where its folder was."""
+    restarts, folder = daemon.report().restarts, daemon.disk
+    away = folder.rename(folder.with_name("away"))
+    folder.write_text("a file")
+    daemon.kill_worker()
+    assert daemon.until(lambda disk: "is a file" in disk.trouble), daemon.told()
+    yield
+    folder.unlink()
+    away.rename(folder)
+    daemon.wait_open(restarts + 1)
+
+
+@pytest.mark.parametrize("which", [["--all"], ["--namespace", SPACE.name]])
+def test_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine, which: list[str]) -> None:
+    numbers = both(daemon, engine)
+    with disk_away(daemon):
+        result = daemon.pagetier("flush", *which, "--yes")
+        assert result.exit_code == Exit.WRONG
+        assert "8 pages dropped" in result.output
+        assert "Error: the disk tier is not open" in result.output
+        engine.store([7])
+    assert engine.places(numbers) == {"nowhere": 7, "memory": 1}
+    assert engine.fetch(numbers[:7]) == [ABSENT] * 7
+    daemon.stop()
+    daemon.open()
+    assert daemon.snapshot().tiers.disk.pages == 1
+
+
+def test_out_of_memory_alone_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = both(daemon, engine)
+    with disk_away(daemon):
+        assert daemon.pagetier("flush", "--all", "--tier", "memory", "--yes").exit_code == 0
+    assert engine.places(numbers) == {"disk": 8}
+
+
+def test_of_another_namespace_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = both(daemon, engine)
+    with daemon.client() as client, disk_away(daemon):
+        client.store(namespace().keys(range(16)), [bytes(1)])
+        assert "1 page dropped" in daemon.pagetier("flush", "--namespace", namespace().name, "--yes").output
+    assert engine.fetch(numbers) == [HERE] * 8
+
+
+def test_a_worker_that_dies_before_it_has_dropped_them(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = both(daemon, engine)
+    restarts = daemon.report().restarts
+    stopped = daemon.kill_worker(signal.SIGSTOP)
+    with daemon._looking() as (first, _), daemon._looking() as (second, _):
+        for link in (first, second):  # there is nothing in the index any more for the second
+            link.send(Flush(1, None), WAIT_S)
+            assert eventually(lambda: daemon.header()["pages"] == 0)
+        os.kill(stopped, signal.SIGKILL)
+        for link, pages in ((first, 8), (second, 0)):
+            (answer,) = link.read(WAIT_S)
+            assert isinstance(answer, Flushed)
+            assert (answer.dropped, answer.kept) == (pages, 0)
+            assert "the disk tier is not open" in answer.trouble
+    daemon.wait_open(restarts + 1)
+    assert engine.places(numbers) == {"nowhere": 8}
+    assert daemon.snapshot().tiers.disk.pages == 0

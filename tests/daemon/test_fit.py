@@ -1,0 +1,71 @@
+"""What is said to fit is enough for the processes, too: nobody is killed for it later."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from limited import limited
+from pagetier.daemon.fit import Processes
+from pagetier.daemon.options import Arena, Config, Disk, Metrics
+from pagetier.daemon.plan import need_of, processes_of
+from running import RunningDaemon, eventually, namespace
+from starting import refused
+from with_disk import is_open, until_written
+
+MIB, GIB = 1 << 20, 1 << 30
+LIMIT = 720 * MIB
+PAGE, PAGES = 8 * MIB, 16
+
+
+def configured(arena: int = GIB, size: int = 0, environments: int = 4) -> Config:
+    disk = Disk(path=Path("/disk"), size=size, environments=environments)
+    return Config(arena=Arena(size=arena, frame_size=MIB), disk=disk)
+
+
+def test_the_disk_s_worker_and_the_metrics_are_counted() -> None:
+    alone = processes_of(configured())
+    assert alone == Processes()
+    assert alone.beside(0) == 48 * MIB
+    listening = Config(metrics=Metrics(listen="/metrics"))  # type: ignore[arg-type]  # any address
+    assert processes_of(listening).beside(0) == 64 * MIB
+    assert processes_of(configured(size=GIB)).beside(0) == (48 + 24 + 4 * 8 + 2) * MIB
+
+
+def test_what_is_written_at_once_is_a_part_of_the_arena_and_bounded() -> None:
+    def batch(arena: int) -> int:
+        with_disk = processes_of(configured(size=GIB))
+        return with_disk.beside(arena) - with_disk.beside(0) - 3 * arena // 512
+
+    assert batch(256 * MIB) == 32 * MIB
+    assert batch(GIB) == batch(64 * GIB) == 128 * MIB
+    many, most = (processes_of(configured(size=GIB, environments=n)).fixed for n in (16, 64))
+    assert many == most, "no more is under way than one batch"
+
+
+def test_the_index_of_the_disk_s_pages_does_not_shrink_with_the_arena() -> None:
+    large, small = need_of(configured(64 * GIB, size=512 * GIB)), need_of(configured(GIB, size=512 * GIB))
+    assert large.index_fixed == pytest.approx(small.index_fixed, rel=0.01)
+    assert large.index_fixed > 100 * (GIB // MIB)
+
+
+def test_what_is_said_to_fit_into_a_control_group_is_not_killed_in_it(name: str, tmp_path: Path) -> None:
+    """With pages as large as a transaction, in many environments: the worker's heap is as large as it can be."""
+    disk = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "2GiB", "--disk-environments", "16")
+    flags = ("--metrics-listen", str(tmp_path / "metrics"), *disk)
+    with limited(LIMIT) as group:
+        where = ("--name", name, "--socket", str(tmp_path / "socket"), "--arena-frame-size", "1MiB")
+        told = refused(*where, "--arena-size", "2GiB", *flags, before=group.before)
+        assert "of which the daemon's processes take" in told
+        (fits,) = re.findall(r'would fit: arena.size = "(\w+)"', told)
+        with RunningDaemon(fits, "1MiB", *flags, before=group.before) as daemon, daemon.client() as client:
+            assert eventually(lambda: is_open(daemon)), daemon.log.read_text()
+            for prompt in range(5):  # more than the arena
+                keys = namespace(salt=str(prompt)).keys(range(16 * PAGES))
+                assert client.store(keys, [bytes(PAGE)] * PAGES).stored == PAGES
+                until_written(daemon)
+            assert daemon.header()["evicted"] > 0
+            assert group.kills == 0, daemon.log.read_text()
+            assert "disk_down" not in daemon.log.read_text()

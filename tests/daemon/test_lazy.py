@@ -1,0 +1,117 @@
+"""An arena whose memory is taken as it is used, on a host whose /dev/shm is full by then: nobody is ended over it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+
+from pagetier.daemon.shortage import TELL_EVERY_S, Shortage
+from running import START_S
+from starting import OWN_SHM, Ended, own_shm, pagetierd
+
+# of 16 MiB of /dev/shm an arena of 10 MiB may have about 4
+CROWDED = """
+import os, sys
+sys.path[:] = PLACES
+import numpy as np
+from running import RunningDaemon, eventually, namespace
+
+PAGE, MIB = 64 << 10, 1 << 20
+
+def prompt(number):
+    return namespace(salt=str(number)).keys(range(16 * 32))
+
+def pages(number):
+    return np.full((32, PAGE), number + 1, np.uint8)
+
+def found(client, number):
+    into = np.zeros((32, PAGE), np.uint8)
+    with client.match(prompt(number)) as match:
+        loaded = client.load(match, into)
+    assert (into[:loaded] == number + 1).all() and not into[loaded:].any()
+    return loaded
+
+def crowd(left):
+    with open("/dev/shm/crowd", "ab") as file:
+        at = os.statvfs("/dev/shm")
+        os.posix_fallocate(file.fileno(), file.tell(), at.f_bavail * at.f_frsize - left)
+"""
+STORES = """
+with RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy") as daemon, daemon.client() as client:
+    crowd(4 * MIB)
+    told = [client.store(prompt(number), pages(number)) for number in range(8)]
+    assert [result.stored for result in told] == [32] * 8, "older pages gave their memory"
+    print("found", [found(client, number) for number in (5, 6, 7)])
+    held = [client.match(prompt(number)) for number in (6, 7)]
+    print("while all of it is pinned:", client.store(prompt(8), pages(8)))
+    assert eventually(lambda: "event=arena_short" in daemon.log.read_text())
+    daemon.kill()
+    daemon.start()
+    assert client.wait_attached(9)
+    print("adopted:", client.store(prompt(8), pages(8)), found(client, 7))
+    os.unlink("/dev/shm/crowd")
+    print("with room again:", client.store(prompt(8), pages(8)).stored, found(client, 8))
+    for match in held:
+        match.release()
+"""
+READS = """
+from with_disk import is_open, until_written
+import tempfile
+DISK = ("--disk-size", "64MiB", "--disk-write", "through")
+with (
+    tempfile.TemporaryDirectory() as folder,
+    RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy", "--disk-path", folder, *DISK) as daemon,
+    daemon.client() as client,
+):
+    assert eventually(lambda: is_open(daemon), 20)
+    assert [client.store(prompt(number), pages(number)).stored for number in range(4)] == [32] * 4
+    until_written(daemon)
+    assert daemon.stop() == 0
+    crowd(12 * MIB)
+    daemon.start()
+    assert client.wait_attached(9) and eventually(lambda: is_open(daemon), 20)
+    crowd(3 * MIB)
+    print("read", [found(client, number) for number in (0, 1, 2, 3)])
+    assert "SIGBUS" not in daemon.log.read_text()
+"""
+
+
+def in_a_crowd(script: str) -> Ended:
+    code = (CROWDED + script).replace("PLACES", repr(sys.path))
+    return pagetierd(code=code, before=OWN_SHM, most_s=8 * START_S)
+
+
+class Arena:
+    """Stands for the index's owner."""
+
+    lacks_memory = False
+
+
+@own_shm
+def test_engines_that_store_where_there_is_no_more_memory_are_refused_and_live() -> None:
+    ended = in_a_crowd(STORES)
+    assert ended.code == 0, (ended.code, ended.text)
+    assert "found [0, 32, 32]" in ended.text
+    assert "pinned: <StoreResult 0 stored, 0 present, 0 pending, 32 refused: there is no memory for" in ended.text
+    assert "adopted: <StoreResult 0 stored" in ended.text and "with room again: 32 32" in ended.text
+
+
+@own_shm
+def test_pages_that_are_read_in_where_there_is_no_more_memory_end_no_worker() -> None:
+    ended = in_a_crowd(READS)
+    assert ended.code == 0, (ended.code, ended.text)
+    assert "read [32, 32, 32, 32]" in ended.text
+
+
+def test_it_is_told_when_it_begins_and_not_more_often_than_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    arena, now = Arena(), [0.0]
+    shortage = Shortage(arena, lambda: now[0])  # type: ignore[arg-type]
+    told = []
+    with caplog.at_level(logging.INFO):
+        for lacks, later in ((False, 0), (True, 0), (True, TELL_EVERY_S), (False, 0), (True, 0), (False, 0), (True, 1)):
+            arena.lacks_memory, now[0] = lacks, now[0] + later
+            shortage.look()
+            told.append(len(caplog.messages))
+    assert told == [0, 1, 1, 1, 2, 2, 2]

@@ -1,0 +1,73 @@
+"""Many who connect to the metrics, or to the daemon: they have no more than their share, and fill no log."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from pagetier.daemon.metrics.guests import MOST
+from pagetier.daemon.ration import SAME
+from running import RunningDaemon, eventually
+from scraped import ask
+
+CROWD = 400
+FEW_FILES = 48
+
+
+@contextmanager
+def crowd(path: Path, count: int, patience: float | None) -> Iterator[list[socket.socket]]:
+    """So many connections that say nothing, as far as the queue takes them in time, to the end of the block."""
+    with ExitStack() as stack:
+        guests = list[socket.socket]()
+        with suppress(BlockingIOError):
+            for _ in range(count):
+                guest = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                guest.settimeout(patience)
+                guest.connect(str(path))
+                guests.append(guest)
+        yield guests
+
+
+def lines(daemon: RunningDaemon, words: str) -> int:
+    return daemon.log.read_text().count(words)
+
+
+def files_of(daemon: RunningDaemon) -> int:
+    assert daemon.process is not None
+    return len(list(Path(f"/proc/{daemon.process.pid}/fd").iterdir()))
+
+
+def is_shut(guest: socket.socket) -> bool:
+    try:
+        return guest.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_who_is_one_too_many_is_hung_up_on_at_once(tmp_path: Path) -> None:
+    place = tmp_path / "metrics"
+    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon:
+        before = files_of(daemon)
+        with crowd(place, CROWD, None) as guests:
+            assert len(guests) == CROWD
+            assert all(is_shut(guest) for guest in guests[MOST:]), "nobody waits for the patience of 5 s"
+            assert files_of(daemon) <= before + MOST
+            with daemon.client() as client:
+                assert client.attached
+        assert eventually(lambda: files_of(daemon) <= before + 1)
+        assert ask(place).status == 200
+        assert lines(daemon, "event=metrics_full") == SAME
+        assert lines(daemon, f"there are {MOST}") == SAME
+
+
+def test_descriptors_that_run_out_are_a_line_and_no_traceback(tmp_path: Path) -> None:
+    few = ["prlimit", f"--nofile={FEW_FILES}:{FEW_FILES}"]
+    with RunningDaemon("1MiB", "64KiB", before=few) as daemon:
+        with crowd(daemon.socket, 2 * FEW_FILES, 0.5):
+            assert eventually(lambda: lines(daemon, "event=descriptors") > 0), daemon.log.read_text()
+        assert lines(daemon, "Traceback") == 0
+        assert lines(daemon, "event=descriptors") <= SAME
+        with daemon.client() as client:
+            assert client.attached

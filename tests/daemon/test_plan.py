@@ -1,0 +1,35 @@
+"""What a configuration asks of the segments, and which ones do for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from pagetier.daemon.options import Arena, Config, Disk, Index
+from pagetier.daemon.plan import geometry_of, serves, short_index
+
+SMALL = Config(arena=Arena(size=16 << 20, frame_size=1 << 16), disk=Disk(path=Path("/d"), size=32 << 20))
+
+
+def with_disk(size: int, config: Config = SMALL) -> Config:
+    return structs.replace(config, disk=structs.replace(config.disk, size=size))
+
+
+@pytest.mark.parametrize("size", [0, 16 << 20, 32 << 20])
+def test_an_index_is_large_enough_for_the_disk_that_it_was_made_for_and_for_smaller_ones(size: int) -> None:
+    assert serves(geometry_of(SMALL), with_disk(size))
+    assert short_index(geometry_of(SMALL), with_disk(size)) == ""
+
+
+def test_an_index_that_serves_may_be_too_small() -> None:
+    assert serves(geometry_of(SMALL), with_disk(512 << 20))
+    told = short_index(geometry_of(SMALL), with_disk(512 << 20))
+    assert told.startswith("the index holds 768 pages, and 8,448 would go with disk.size = 512MiB: ")
+
+
+def test_an_index_of_a_size_that_somebody_chose_is_as_large_as_it_shall_be() -> None:
+    chosen = structs.replace(SMALL, index=Index(entries=500))
+    assert serves(geometry_of(chosen), with_disk(512 << 20, chosen))
+    assert short_index(geometry_of(chosen), with_disk(512 << 20, chosen)) == ""

@@ -1,0 +1,88 @@
+"""What is not known to be on the disk is called so: by the state file, and to who opens the tier next."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from dying import kill, spawn
+from pagetier.shm.process import Process
+from pagetier.tiers.store import files
+from pagetier.tiers.store.soundness import State, prove, read_state
+from running import START_S, eventually
+from tier_pages import outgoings, small_tier
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Nothing can be opened in this process until the end of the block."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def said(folder: Path) -> State:
+    """By the state file."""
+    state = read_state(folder)
+    assert state is not None
+    return state
+
+
+def open_for_nobody(fifo: Path) -> None:
+    """Whoever waits in vain for the other end goes on."""
+    with suppress(OSError):
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_state_file_of_which_it_is_not_known_what_it_says_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took its name, and the folder could not be synced any more."""
+    tier = small_tier(tmp_path)
+    assert all(tier.write([], outgoings(range(10))).stored)
+    with ExitStack() as stack, monkeypatch.context() as patch:
+
+        def fail(name: str) -> None:
+            if name == "state.exchanged":
+                stack.enter_context(no_descriptors())
+
+        patch.setattr(files, "point", fail)
+        tier.sync()
+    assert said(tmp_path).clean
+    assert all(tier.write([], outgoings(range(100, 110))).stored)
+    assert not said(tmp_path).clean
+    tier.close()
+    assert said(tmp_path).clean
+
+
+def test_a_distrust_that_could_not_be_written_is_written_before_the_next_change(tmp_path: Path) -> None:
+    tier = small_tier(tmp_path)
+    with no_descriptors():
+        tier.distrust()
+    assert all(tier.write([], outgoings(range(10))).stored)
+    assert said(tmp_path).doubted
+    tier.close()
+    assert said(tmp_path).doubted
+
+
+def test_a_proof_ends_with_who_wanted_it(tmp_path: Path) -> None:
+    """However long it would take: nobody ends it any more when its time is over."""
+    os.mkfifo(tmp_path / "data.mdb")  # who opens it waits
+    wants = spawn(lambda: prove([tmp_path], 600.0))
+    children = Path(f"/proc/{wants}/task/{wants}/children")
+    assert eventually(lambda: bool(children.read_text()), START_S)
+    proof = Process.of(int(children.read_text()))
+    assert eventually(lambda: b"lmdb.verify" in Path(f"/proc/{proof.pid}/cmdline").read_bytes(), START_S)
+    kill(wants)
+    try:
+        assert eventually(lambda: not proof.lives(), START_S), "it is proven for nobody"
+    finally:
+        open_for_nobody(tmp_path / "data.mdb")

@@ -1,0 +1,84 @@
+"""Whether an environment has as many frames as its headers name.
+
+LMDB counts them, and what is left of the room follows from that count. It lies in the file as everything does: one
+wrong bit in it, and nothing is stored any more, or more than fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final, TypeAlias
+
+import lmdb
+import msgspec
+import numpy as np
+
+from .records import HEADER_BYTES, RUN_BYTES, About
+
+BATCH: Final = 65536  # pages listed at once
+_FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES
+_SIZE_WORD: Final = 1  # behind format, codec and space
+_Reading: TypeAlias = "lmdb.Transaction[bytes]"
+
+
+class Tally:
+    """Of all headers of an environment, as one or several transactions see them."""
+
+    def __init__(self, frame_bytes: int) -> None:
+        self._frame_bytes = frame_bytes
+        self._seen: set[tuple[int, int]] = set()
+        self._named = 0
+        self._clear = True
+
+    def look(self, txn: _Reading, frames: lmdb._Database) -> None:
+        """What LMDB counts, by each transaction from which headers are added."""
+        self._seen.add((txn.id(), txn.stat(frames)["entries"]))
+
+    def add(self, headers: Sequence[bytes]) -> None:
+        """Some of them."""
+        named = _named(headers, self._frame_bytes)
+        self._clear &= named is not None
+        self._named += named or 0
+
+    @property
+    def wrong(self) -> str:
+        """What is, or "": also where it was changed meanwhile, or a damaged header does not say how many it has."""
+        if not self._clear or len(self._seen) != 1:
+            return ""
+        ((_, there),) = self._seen
+        return f"it counts {there} frames, and its headers name {self._named}" if there != self._named else ""
+
+
+def _named(headers: Sequence[bytes], frame_bytes: int) -> int | None:
+    """How many frames these name; None where the runs and the size of one of them say different things."""
+    lengths = np.array(list(map(len, headers)), np.int64)
+    if (lengths < HEADER_BYTES).any() or (lengths % RUN_BYTES).any():
+        return None
+    packed = b"".join(headers)
+    starts = np.cumsum(lengths // RUN_BYTES) - lengths // RUN_BYTES
+    sizes = np.frombuffer(packed, "<u8")[starts + _SIZE_WORD]
+    frames = np.frombuffer(packed, "<u4")[1::2].astype(np.uint64)
+    for word in range(_FIXED_WORDS):
+        frames[starts + word] = 0
+    named = np.add.reduceat(frames, starts)
+    agree = named == sizes // np.uint64(frame_bytes) + (sizes % np.uint64(frame_bytes) > 0)
+    return int(named.sum()) if agree.all() else None
+
+
+def miscounted(data: str) -> str:
+    """Of a file that is at rest, and sound as far as LMDB is concerned, what is wrong, or ""."""
+    with (
+        lmdb.open(data, subdir=False, readonly=True, lock=False, readahead=False, max_dbs=4) as env,
+        env.begin() as txn,
+    ):
+        try:
+            about, frames, pages = (env.open_db(name, txn, create=False) for name in (b"about", b"frames", b"pages"))
+        except lmdb.NotFoundError:  # it was just made
+            return ""
+        tally = Tally(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
+        tally.look(txn, frames)
+        headers = txn.cursor(pages).iternext(keys=False)
+        while batch := list(islice(headers, BATCH)):
+            tally.add(batch)
+    return tally.wrong
