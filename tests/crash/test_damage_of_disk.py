@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,15 +17,18 @@ from chance import chance
 from damage_of_disk.anatomy import PAGE, Anatomy, Part
 from damage_of_disk.harms import Damage, Harm, Patient
 from damage_of_disk.runs import Tally
+from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import Outcome, TierError
 from pagetier.tiers.store import records
+from pagetier.tiers.store.counting import miscounted
 from power.recorded import plain
-from tier_pages import keys_in, outcome_of, outcomes, outgoings, small_tier
+from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoings, small_tier
 
 ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
 DAMAGES = len(Harm) * len(Part) * (50 if ALL else 1)
 LONG_S = 7200 if ALL else 300
 PAGES = outgoings(range(120))
+FLAGS_AT = 16 + 24 + 4  # behind the page's header, the meta's and a size
 LAST_PAGE_AT = 16 + 24 + 2 * 48  # behind the page's header, the meta's and two trees
 
 
@@ -43,6 +47,11 @@ def test_exact_bytes_or_a_miss_and_it_goes_on() -> None:
     assert tally.parts.keys() == set(Part)
     assert {"as it was left", "proven", "rebuilt"} <= tally.found.keys()
     assert tally.damaged > 0
+
+
+def test_a_transaction_that_met_damage_without_a_word_ends_the_worker() -> None:
+    """Found once: a database's record was noise, LMDB said no more than that the transaction is bad, for ever."""
+    assert tried(56, seed=1957511788).violations == []
 
 
 def test_a_tier_that_compares_nothing_is_found() -> None:
@@ -140,6 +149,34 @@ def test_a_file_is_not_made_as_long_as_nonsense_says(tmp_path: Path, last: int) 
     tier = small_tier(tmp_path, environments=1)
     assert tier.state().opened.startswith("rebuilt empty: ")
     assert file.stat().st_size < length
+    tier.close()
+
+
+@pytest.mark.parametrize("tree", range(2))
+@pytest.mark.parametrize("bit", range(16))
+def test_a_tree_of_another_kind_is_not_opened(tmp_path: Path, tree: int, bit: int) -> None:
+    """Flags in the meta page that LMDB goes by: it ended its process over some, and no proof looks at them."""
+    file = left(tmp_path)
+    with file.open("r+b") as opened:
+        for meta in (0, PAGE):
+            opened.seek(meta + FLAGS_AT + 48 * tree)
+            (flags,) = struct.unpack("<H", opened.read(2))
+            opened.seek(-2, os.SEEK_CUR)
+            opened.write(struct.pack("<H", flags ^ 1 << bit))
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened == f"rebuilt empty: {file} has meta pages that are not whole"
+    tier.close()
+
+
+def test_a_note_that_can_not_be_understood_is_told_in_a_line(tmp_path: Path) -> None:
+    file = left(tmp_path)
+    data = file.read_bytes()
+    about = msgspec.msgpack.encode(records.About(records.FORMAT, FRAME, BUILD))
+    assert about in data
+    file.write_bytes(data.replace(about, bytes(len(about))))
+    assert miscounted(str(file)).startswith("what it says of itself can not be understood (")
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened.startswith("rebuilt empty: LMDB refuses it")
     tier.close()
 
 

@@ -100,7 +100,7 @@ def test_an_upgrade_to_another_format_is_cold_where_that_is_asked_for(daemon: Ru
             assert sleeper.load(match, into) in (0, 8), "what it had pinned it may have read, or not any more"
         assert eventually(lambda: found(sleeper, prompt(1)) == 8)
         assert found(sleeper, prompt(0)) == 0
-        assert store(sleeper, prompt(0)).stored == 8
+        assert eventually(lambda: store(sleeper, prompt(0)).stored == 8), "it matches as soon as it has mapped them"
         assert found(client, prompt(0)) == 8
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import pty
 import re
+import select
 import sys
 
 import pytest
@@ -57,6 +58,14 @@ def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch, cap
     assert stream.getvalue() == ""
 
 
+def written_to(controller: int) -> str:
+    """All that a terminal was given: it comes in parts."""
+    text = b""
+    while select.select([controller], [], [], 0.2)[0]:
+        text += os.read(controller, 1 << 16)
+    return text.decode()
+
+
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("TERM", "xterm")
     controller, terminal = pty.openpty()
@@ -64,7 +73,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, caplog: p
         monkeypatch.setattr(sys, "stderr", stream)
         with caplog.at_level(logging.INFO), progress_for_people("the arena", logging.getLogger("test")) as progress:
             prefault(nothing, 8 * MIB, threads=1, chunk=MIB, progress=progress)
-        text = os.read(controller, 1 << 16).decode()
+        text = written_to(controller)
     os.close(controller)
     assert "the arena" in text
     assert "8.4/8.4 MB" in text or "8.0/8.0 MiB" in text

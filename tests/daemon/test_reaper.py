@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from memory import Memory
+from own_time import OwnTimeLoop
 from pagetier.daemon.reaper import Reaper
 from pagetier.shm._core import Owner
 from pagetier.shm.process import Process
@@ -22,7 +23,7 @@ class World:
     """An owner, a loop, and processes that do nothing until they are killed."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = OwnTimeLoop()
         self.owner: Owner = Memory(Geometry(4096, 16, 16, 2)).adopted()
         self.reaper = Reaper(self.owner, self.loop, QUARANTINE_S)
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -127,7 +127,7 @@ def _other_lmdb(folder: Path) -> None:
         (lambda folder: (folder / "state").write_bytes(b"\0nonsense"), "its state file can not be understood"),
         (lambda folder: spoil_text(folder / "state"), "its state file can not be understood"),
         (lambda folder: (folder / "state").unlink(), "its state file is missing"),
-        (_overwrite, "no whole meta page"),
+        (_overwrite, "meta pages that are not whole"),
         (_other_lmdb, "data format v7 is not supported"),
     ],
 )

@@ -76,7 +76,10 @@ def miscounted(data: str) -> str:
             about, frames, pages = (env.open_db(name, txn, create=False) for name in (b"about", b"frames", b"pages"))
         except lmdb.NotFoundError:  # it was just made
             return ""
-        tally = Tally(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
+        try:
+            tally = Tally(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return f"what it says of itself can not be understood ({error})"
         tally.look(txn, frames)
         headers = txn.cursor(pages).iternext(keys=False)
         while batch := list(islice(headers, BATCH)):

@@ -61,6 +61,7 @@ class Environment:
             self.pages = self._env.open_db(b"pages", txn)
             self._names = self._env.open_db(b"spaces", txn)
             self._notes = self._env.open_db(_ABOUT, txn)
+            _insist_on_flags(self.frames, self.pages, self._names, self._notes)
             if txn.get(_ABOUT, db=self._notes) is None:
                 txn.put(_ABOUT, msgspec.msgpack.encode(about), db=self._notes)
             self.about = msgspec.msgpack.decode(txn.get(_ABOUT, b"", db=self._notes), type=About)
@@ -179,6 +180,12 @@ class Environment:
     def close(self) -> None:
         """Twice is fine."""
         self._undo.close()
+
+
+def _insist_on_flags(*databases: lmdb._Database) -> None:
+    """None of ours has any; others would have its keys looked for where they are not. Raises lmdb.CorruptedError."""
+    if any(flag for database in databases for flag in database.flags().values()):
+        raise lmdb.CorruptedError("a database has flags that none was given")
 
 
 def _map_bytes(folder: Path, share: int) -> int:

@@ -27,10 +27,11 @@ _HERE: Final = -100
 _EXCHANGE: Final = 2
 _PADDED: Final = 512  # more than is ever written, and as long as what it is written over
 _MAGIC: Final = 0xBEEFC0DE
-_META: Final = struct.Struct("<II8xQ")  # magic, version, address, map size: 16 bytes into each of the first two pages
+# 16 bytes into each of the first two pages: magic, version, address, map size; then of two trees, the free list and the
+# databases, a size of pages, flags and 42 bytes that are not looked at; then the number of the last page.
+_META: Final = struct.Struct("<I20x4xH42x4xH42xQ")
 _META_AT: Final = 16
-_LAST_PAGE_AT: Final = _META_AT + 24 + 2 * 48
-_U64: Final = struct.Struct("<Q")
+_FLAGS: Final = (8, 0)  # of the trees: numbers as keys, and nothing. LMDB aborts where others are there
 _IO: Final = "/proc/thread-self/io"
 
 
@@ -132,17 +133,17 @@ def bytes_written() -> int:
 
 
 def promised_bytes(data: Path) -> int:
-    """How long the file must be for what its meta pages say; 0 where it has none that are whole."""
+    """How long the file must be for what its two meta pages say; 0 where one of them is not whole."""
     with data.open("rb") as file:
-        metas = [file.read(PAGE), file.read(PAGE)]
-    return max(map(_promise, metas))
+        promises = [_promise(file.read(PAGE)), _promise(file.read(PAGE))]
+    return max(promises) if all(promises) else 0
 
 
 def _promise(meta: bytes) -> int:
-    if len(meta) < PAGE or _META.unpack_from(meta, _META_AT)[0] != _MAGIC:
+    if len(meta) < PAGE:
         return 0
-    last: int = _U64.unpack_from(meta, _LAST_PAGE_AT)[0]
-    return (last + 1) * PAGE
+    magic, *flags, last = _META.unpack_from(meta, _META_AT)
+    return (last + 1) * PAGE if magic == _MAGIC and tuple(flags) == _FLAGS else 0
 
 
 def remove_environment(folder: Path) -> None:

@@ -123,7 +123,7 @@ def shortened(folder: Path) -> str:
     except FileNotFoundError:
         return f"{data} is missing"
     if not promised:
-        return f"{data} has no whole meta page"
+        return f"{data} has meta pages that are not whole"
     return f"{data} has {there} bytes of {promised}" if there < promised else ""
 
 

@@ -19,8 +19,18 @@ from .records import Header
 from .slack import FullError
 from .turns import Patience, Turns
 
-# What LMDB says of trees that are none.
-_DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError, lmdb.CursorFullError)
+# What LMDB says of trees that are none. Where it meets one as it looks up a database's root, it says nothing at first,
+# and of all that follows that the transaction is bad.
+_DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PageFullError,
+    lmdb.CursorFullError,
+    lmdb.BadTxnError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.MapResizedError,
+)
 _DROPS: Final = 8  # transactions' worth of frames dropped in one: little is written for them, and they serve sooner
 
 
