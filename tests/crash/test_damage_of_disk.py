@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -28,6 +30,8 @@ ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
 DAMAGES = len(Harm) * len(Part) * (50 if ALL else 1)
 LONG_S = 7200 if ALL else 300
 PAGES = outgoings(range(120))
+NODE_FLAGS_BEFORE = 4  # a node's key
+F_SUBDATA = 2
 FLAGS_AT = 16 + 24 + 4  # behind the page's header, the meta's and a size
 LAST_PAGE_AT = 16 + 24 + 2 * 48  # behind the page's header, the meta's and two trees
 
@@ -177,6 +181,39 @@ def test_a_note_that_can_not_be_understood_is_told_in_a_line(tmp_path: Path) -> 
     assert miscounted(str(file)).startswith("what it says of itself can not be understood (")
     tier = small_tier(tmp_path, environments=1)
     assert tier.state().opened.startswith("rebuilt empty: LMDB refuses it")
+    tier.close()
+
+
+def life_that_drops(folder: Path, key: bytes) -> str:
+    """Of a worker that is to drop a page: what ended it. The next one is told to prove what it finds."""
+    tier = small_tier(folder, environments=2)
+    try:
+        with pytest.raises(TierError) as ended:
+            tier.write([key], [])
+        tier.distrust()
+        return str(ended.value)
+    finally:
+        with contextlib.suppress(TierError):
+            tier.close()
+
+
+def test_what_no_proof_sees_is_begun_anew(tmp_path: Path) -> None:
+    """A frame that says of itself that it is a database: it is read, and found sound, and can not be dropped."""
+    tier = small_tier(tmp_path, environments=2)
+    assert all(tier.write([], PAGES).stored)
+    tier.close()
+    key = PAGES[7].key
+    file = next(file for file in tmp_path.glob("?/data.mdb") if records.frame_key(key, 0) in file.read_bytes())
+    data = bytearray(file.read_bytes())
+    for node in re.finditer(re.escape(records.frame_key(key, 0)), bytes(data)):  # older versions of it, too
+        data[node.start() - NODE_FLAGS_BEFORE] ^= F_SUBDATA
+    file.write_bytes(data)
+    assert life_that_drops(tmp_path, key).endswith("restart to have it proven")
+    assert life_that_drops(tmp_path, key).endswith("which no proof sees: it is begun anew")
+    tier = small_tier(tmp_path, environments=2)
+    assert tier.state().opened == f"rebuilt empty in 1 of 2 parts: {file} is missing"
+    assert outcomes(tier, PAGES) == {Outcome.EXACT, Outcome.ABSENT}, "the other part is as it was"
+    assert all(tier.write([], [PAGES[7]]).stored)
     tier.close()
 
 

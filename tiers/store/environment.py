@@ -32,13 +32,17 @@ Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 
 
 class Environment:
-    """Of one folder, which it makes. Raises lmdb.Error, OSError, msgspec.MsgspecError, UnicodeDecodeError."""
+    """Of one folder, which it makes. Raises lmdb.Error, OSError, msgspec.MsgspecError, UnicodeDecodeError.
+
+    proven: whether it was found sound just before it was opened; for who opened it to say.
+    """
 
     def __init__(self, folder: Path, shape: Shape, about: About) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.folder = folder
         self.shape = shape
         self.used = 0  # frames
+        self.proven = False
         self._spaces: dict[Space, int] = {}
         self._new_spaces: dict[Space, int] = {}
         self._one_changes = threading.Lock()
@@ -176,6 +180,18 @@ class Environment:
     def sync(self) -> None:
         """Brings all that was committed to the disk. Raises lmdb.Error."""
         self._env.sync(True)  # noqa: FBT003  even though commits do not
+
+    def broke(self, error: lmdb.Error) -> str:
+        """LMDB stumbled over what lies there: what to say of it.
+
+        Proofs do not see all that LMDB stumbles over: what one found sound just now, none finds. Its file goes then, so
+        that whoever opens it next begins it anew.
+        """
+        if not self.proven:
+            return f"{self.folder} is damaged ({error}): restart to have it proven"
+        with contextlib.suppress(OSError):
+            (self.folder / files.DATA).unlink()
+        return f"{self.folder} is damaged ({error}), which no proof sees: it is begun anew"
 
     def close(self) -> None:
         """Twice is fine."""

@@ -79,7 +79,7 @@ class LmdbTier:
                 yield from reading.listed(environment)
             except lmdb.Error as error:
                 self.distrust()
-                raise DoubtError(f"{environment.folder} is damaged ({error}): restart to have it proven") from error
+                raise DoubtError(environment.broke(error)) from error
 
     def read(self, page: Incoming) -> ReadResult:
         """Probes each environment: a look takes microseconds, and no map has to be kept."""

@@ -142,7 +142,10 @@ def _reopen(options: Options, state: State) -> Opened:
         how = f"{why}: proven sound in {time.monotonic() - began:.1f} s"
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
-    return _Opening(options, journal, doubts).run(how)
+    opened = _Opening(options, journal, doubts).run(how)
+    for environment, folder in zip(opened.environments, folders, strict=True):
+        environment.proven = folder in proofs
+    return opened
 
 
 def _forget(folders: Sequence[Path]) -> None:

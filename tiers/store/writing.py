@@ -135,7 +135,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
     except lmdb.PanicError as error:
         raise TierError(f"{environment.folder} can not be written any more ({error}): its disk failed") from error
     except _DAMAGE as error:
-        raise TierError(f"{environment.folder} is damaged ({error})") from error
+        raise TierError(environment.broke(error)) from error
 
 
 def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes]]:

@@ -16,6 +16,7 @@ from power.tale import outgoing
 from power.terms import Terms
 
 NEWCOMERS = range(900_000, 900_006)
+_SPOILT = 2  # newcomers: what a damaged list calls free may be another's, and both are found damaged when they are read
 _SOME = 6  # every so-manieth page is dropped without having been read
 
 
@@ -85,12 +86,14 @@ class Use:
         self._exact = len(held)
         newcomers = [outgoing(number) for number in NEWCOMERS]
         written = self._write(tier, held[:20], newcomers)
-        there = self._look(looker, looker.listed())
+        listed = looker.listed()
+        there = self._look(looker, listed)
         if not all(written.stored):
             looker.blame(Kind.CRASH, f"it does not go on: {set(written.reasons)}")
-        for page in newcomers:
-            if page.key not in there:
-                looker.blame(Kind.LOST, "it came after the damage", page.key)
+        missing = [page.key for page in newcomers if page.key not in there]
+        if len(missing) > _SPOILT or not listed.keys() >= set(missing):
+            for key in missing:
+                looker.blame(Kind.LOST, "it came after the damage", key)
         tier.sync()
         self._damaged = tier.state().damaged
 
