@@ -45,7 +45,7 @@ class VllmEngine:
     def __init__(self, model: Path, socket: Path | None, **settings: Any) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-engine-")
         self.log = Path(self.folder.name) / "log"
-        environment = settings.pop("environment", {})
+        environment = {"PAGETIER_COPY_CONFIG": str(self._patient()), **settings.pop("environment", {})}
         theirs, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         with self.log.open("wb") as log:
@@ -55,6 +55,12 @@ class VllmEngine:
         self._lines = os.fdopen(self._answers)
         self._is_ready = False
         self._send({"model": str(model), "socket": str(socket) if socket else None, **settings})
+
+    def _patient(self) -> Path:
+        """Leaves out no page as a busy machine is slow; what becomes of those has tests of its own."""
+        settings = Path(self.folder.name) / "copy.toml"
+        settings.write_text('patience = "30s"\nbacklog = "30s"\n')
+        return settings
 
     def ready(self) -> Self:
         """Waits until the engine takes commands."""
