@@ -24,18 +24,18 @@ from .alone import Alone, alone, in_memory, tell_lost
 from .backlog import Backlog
 from .behind import RULES, STALLED_S, Behind
 from .budget import Budget
+from .bulletin import Bulletin
 from .contents import Contents
 from .fetches import Fetches
 from .flushes import Flushes
-from .grumble import Grumble
-from .report import DiskReport, Standing, with_state
+from .report import Standing
+from .saving import Saving
 from .supervisor import Supervisor
 from .work import Work
 
 log = logging.getLogger("pagetierd.disk")
 
 _TELL_EVERY_S: Final = 1.0
-_SAVING_S: Final = 2.0
 _PAUSE_S: Final = 0.02
 _TRIES: Final = 1  # more workers than are there, or on their way, that a stop waits for
 
@@ -63,6 +63,7 @@ class Disk:
         self._budget = Budget(config.disk.budget)
         send = self._supervisor.send
         self._behind = Behind(self._owner, config.disk, self._budget, send)
+        self._saving = Saving(self._owner, config.disk, self._behind, loop)
         self._fetches = Fetches(self._owner, int(config.store.expiry * 1e9), send, loop)
         self._flushes = Flushes(loop)
         self._contents = Contents(self._owner)
@@ -70,10 +71,10 @@ class Disk:
         self._refused = False  # the last try ended with why there can be no tier
         self._lost: Alone | None = None
         self._backlog = Backlog(self._owner, config.disk.patience, loop)
-        self._grumble = Grumble("%s", "the disk answers again")
-        self._report = DiskReport()
+        self._bulletin = Bulletin(
+            self._owner, self._behind, self._budget, self._stalled, lambda: self._supervisor.restarts
+        )
         self._told_at = 0.0
-        self._saving_until = 0.0
         self._began = 0.0
         self._telling: asyncio.Task[None] | None = None
 
@@ -96,7 +97,7 @@ class Disk:
         """Starts the worker, where one is wanted."""
         if not self.wanted:
             return
-        self._note(
+        self._bulletin.note(
             standing=Standing.STARTING,
             folder=str(self._options.path),
             write=self._options.write,
@@ -114,19 +115,19 @@ class Disk:
         ends = self._loop.time() + deadline
         await self._save_all(ends)
         point("disk.saved")
-        is_open, left = self._report.standing is Standing.OPEN, ends - self._loop.time()
+        is_open, left = self._bulletin.is_open, ends - self._loop.time()
         over = "" if left > 0 else f"disk.stop = {spell_duration(deadline)} is over"
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
         lost = (self._lost or alone(self._owner)) if is_open else in_memory(self._owner)
-        tell_lost(lost, why or (self._why_not_all() if lost.spared else "they came while it stopped"))
+        tell_lost(lost, why or (self._saving.why_not_all if lost.spared else "they came while it stopped"))
 
     async def _save_all(self, ends: float) -> None:
-        if self._report.standing is Standing.NONE and self._owner.header()["pages"]:
+        if self._bulletin.standing is Standing.NONE and self._owner.header()["pages"]:
             self.start()  # told to go before it was begun
         asked, last_try = 0, self._supervisor.restarts + _TRIES
         while self._expected() and self._supervisor.restarts <= last_try and self._loop.time() < ends:
-            is_open = self._report.standing is Standing.OPEN
+            is_open = self._bulletin.is_open
             if is_open and self.save(asked).synced:
                 return
             asked = asked + 1 if is_open else 0
@@ -135,7 +136,7 @@ class Disk:
 
     def _expected(self) -> bool:
         """Whether the tier is there, or soon will be for pages that wait for it."""
-        if self._report.standing is Standing.OPEN:
+        if self._bulletin.is_open:
             return True
         coming = self._supervisor.has_worker or not self._refused
         return self._supervisor.goes_on and coming and self._owner.header()["pages"] > 0
@@ -163,13 +164,13 @@ class Disk:
         """A few times a second."""
         if not self.wanted:
             return
-        self._end_saving_when_due()
+        self._saving.end_when_due()
         self._behind.tidy()
         now = self._loop.time()
         if now - self._told_at > _TELL_EVERY_S:
             self._told_at = now
             self._supervisor.send(Tell())
-            self._note()
+            self._bulletin.note()
 
     def admit(self, sizes: bytes, go: Callable[[], None]) -> None:
         """Calls go once, now or a moment later: before a reservation of pages of these sizes."""
@@ -199,26 +200,15 @@ class Disk:
 
     def save(self, number: int) -> Saved:
         """How far writing everything is. The daemon goes on with it as long as it is asked again."""
-        if self._report.standing is not Standing.OPEN:
-            why = "there is no disk tier: set disk.path and disk.size" if not self.wanted else self._trouble()
+        if not self._bulletin.is_open:
+            why = "there is no disk tier: set disk.path and disk.size" if not self.wanted else self._bulletin.trouble
             return Saved(number, 0, 0, synced=False, trouble=why)
-        self._saving_until = self._loop.time() + _SAVING_S
-        if not self._behind.all_wanted or number == 0:  # each asker counts from 0
-            self._behind.all_wanted = True
-            self._behind.try_again()
-            self._owner.disk_rule(RULES["through"])
-        self._behind.look()
-        pages, nbytes, spared = self._owner.unwritten()
-        if not pages:
-            self._behind.sync_soon()
-        synced = not pages and not self._behind.busy
-        trouble = self._behind.stalled() or (self._why_spared(spared) if not pages else "") or self._behind.trouble
-        return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
+        return self._saving.ask(number)
 
     def work(self) -> Work:
         """For the metrics."""
         behind = self._behind
-        return Work(self._report, behind.in_flight, behind.at_work.seconds, self._fetches.at_work.seconds)
+        return Work(self._bulletin.report, behind.in_flight, behind.at_work.seconds, self._fetches.at_work.seconds)
 
     # ---- what the supervisor tells
 
@@ -241,7 +231,7 @@ class Disk:
             case Synced():
                 self._behind.synced(report)
             case Tells():
-                self._report = with_state(self._report, report.state)
+                self._bulletin.hear(report.state)
             case _:
                 self._hear_opening(report)
 
@@ -251,7 +241,7 @@ class Disk:
                 self._stage = _Stage.OPENED
                 self._owner.disk_open(report.room, RULES[self._options.write])
                 point("disk.opened")
-                self._report = with_state(self._report, report.state)
+                self._bulletin.hear(report.state)
             case Holds(), _Stage.OPENED:
                 self._contents.add(report)
             case Complete(), _Stage.OPENED:
@@ -278,7 +268,7 @@ class Disk:
         self._look_at_backlog()
         self._fetches.lost()
         point("disk.lost")
-        self._note(standing=Standing.DOWN, trouble=why)
+        self._bulletin.note(standing=Standing.DOWN, trouble=why)
         if self._supervisor.renewing:
             log.info("no disk tier for a moment: %s", why, extra=event("disk_resized"))
         elif not self._supervisor.leaving:
@@ -291,7 +281,7 @@ class Disk:
     def failed(self, why: str) -> None:
         """There is no worker to be had: it is tried again later."""
         self._refused = True
-        self._note(standing=Standing.DOWN, trouble=why)
+        self._bulletin.note(standing=Standing.DOWN, trouble=why)
         log.warning("no disk tier: %s", why, extra=event("disk_down"))
 
     async def _take_up(self) -> None:
@@ -301,7 +291,7 @@ class Disk:
         point("disk.known")
         self._flushes.again(self._behind.begin(drops))
         point("disk.begun")
-        self._note(standing=Standing.OPEN, trouble="")
+        self._bulletin.note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()
         log.info(
             "disk tier in %s: %d pages, %s of %s, %s; ready after %.2f s",
@@ -309,51 +299,21 @@ class Disk:
             header["disk_pages"],
             format_size(header["disk_bytes"]),
             format_size(self._options.size),
-            self._report.opened,
+            self._bulletin.report.opened,
             time.monotonic() - self._began,
             extra=event("disk_open", pages=header["disk_pages"]),
         )
-
         if too_large := self.too_large():
             log.warning("%s", too_large, extra=event("disk_size"))
 
     def too_large(self) -> str:
         """That the tier may grow beyond its file system, or ""."""
-        return beyond_its_disk(self._options, self._report.disk_total)
-
-    def _end_saving_when_due(self) -> None:
-        if self._behind.all_wanted and self._loop.time() > self._saving_until:
-            self._behind.all_wanted = False
-            self._owner.disk_rule(RULES[self._options.write])
-
-    def _why_spared(self, pages: int) -> str:
-        return f"{pages:,} pages stay in memory alone: {self._why_not_all()}" if pages else ""
-
-    def _why_not_all(self) -> str:
-        return self._behind.refusal or "disk.size is too small for all"
+        return beyond_its_disk(self._options, self._bulletin.report.disk_total)
 
     def _why_unsaved(self) -> str:
-        if self._report.standing is not Standing.OPEN:
-            return f"the disk tier is not open ({self._trouble()})"
+        if not self._bulletin.is_open:
+            return f"the disk tier is not open ({self._bulletin.trouble})"
         return self._behind.stalled() or self._behind.trouble
-
-    def _trouble(self) -> str:
-        return self._report.trouble or "the disk tier is being opened"
-
-    def _note(self, **news: object) -> None:
-        stalled = self._stalled()
-        self._grumble.tell(stalled)
-        trouble = news.get("trouble") or stalled or self._behind.trouble or self._report.trouble
-        if self._report.standing is Standing.OPEN or "standing" in news:
-            trouble = news.get("trouble") or stalled or self._behind.trouble
-        news |= {
-            "trouble": trouble,
-            "budget": self._budget.report(),
-            "device_bytes": self._behind.device_bytes,
-            "restarts": self._supervisor.restarts,
-        }
-        self._report = msgspec.structs.replace(self._report, **news)
-        self._owner.tell_disk(self._report.pack())
 
     def _stalled(self) -> str:
         """That the disk has not done for long what it was told, or that its worker is opening it for long; or ""."""

@@ -157,6 +157,24 @@ def test_readers_beside_a_writer_see_whole_pages(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_file_that_grows_as_it_is_looked_at_was_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found once, beside much work: a worker ended over it, and the next one had to prove the tier."""
+    tier = small_tier(tmp_path, environments=1)
+    numbers, fstat, before = iter(range(1000)), os.fstat, tier.state().file_bytes
+
+    def looked_at_before_it_grew(descriptor: int) -> os.stat_result:
+        seen = fstat(descriptor)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", fstat)
+            tier.write([], [outgoing(next(numbers)) for _ in range(10)])
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", looked_at_before_it_grew)
+        assert tier.state().file_bytes > before
+    tier.close()
+
+
 def test_who_writes_gives_way_but_not_for_ever() -> None:
     turns = Turns()
     patience = Patience(turns, 0.05)

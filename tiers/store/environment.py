@@ -151,11 +151,11 @@ class Environment:
 
     def changed(self) -> str:
         """What somebody else did to its file since it was opened, or "". Raises OSError where it is gone."""
-        data = self.folder / files.DATA
+        data, length = self.folder / files.DATA, self._length  # before it is looked at: it may grow meanwhile
         if not files.is_still(self._file, data):
             return f"{data} was replaced while it was open"
         there = os.fstat(self._file).st_size
-        return f"{data} was cut while it was open: {there} bytes of {self._length}" if there < self._length else ""
+        return f"{data} was cut while it was open: {there} bytes of {length}" if there < length else ""
 
     def number_of(self, txn: Transaction, space: Space) -> int:
         """The namespace's number here, given to it if it is new."""

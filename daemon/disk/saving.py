@@ -1,0 +1,51 @@
+"""Writing all that is in memory: as long as somebody goes on to ask how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from ...shm._core import Owner
+from ...shm.protocol import Saved
+from ..options import Disk as DiskOptions
+from .behind import RULES, Behind
+
+_ASKED_AGAIN_S: Final = 2.0
+
+
+class Saving:
+    """Of an open tier. On the loop's thread only."""
+
+    def __init__(self, owner: Owner, options: DiskOptions, behind: Behind, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner, self._behind, self._loop = owner, behind, loop
+        self._rule = RULES[options.write]
+        self._until = 0.0
+
+    def ask(self, number: int) -> Saved:
+        """How far it is. Each asker counts from 0: what could not be written is tried again for it."""
+        self._until = self._loop.time() + _ASKED_AGAIN_S
+        if not self._behind.all_wanted or number == 0:
+            self._behind.all_wanted = True
+            self._behind.try_again()
+            self._owner.disk_rule(RULES["through"])
+        self._behind.look()
+        pages, nbytes, spared = self._owner.unwritten()
+        if not pages:
+            self._behind.sync_soon()
+        synced = not pages and not self._behind.busy
+        trouble = self._behind.stalled() or (self._why_spared(spared) if not pages else "") or self._behind.trouble
+        return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
+
+    def end_when_due(self) -> None:
+        """A few times a second: nobody asks any more."""
+        if self._behind.all_wanted and self._loop.time() > self._until:
+            self._behind.all_wanted = False
+            self._owner.disk_rule(self._rule)
+
+    @property
+    def why_not_all(self) -> str:
+        """Why pages stay in memory alone though all are written."""
+        return self._behind.refusal or "disk.size is too small for all"
+
+    def _why_spared(self, pages: int) -> str:
+        return f"{pages:,} pages stay in memory alone: {self.why_not_all}" if pages else ""
