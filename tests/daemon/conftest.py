@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from disk_daemon import DiskDaemon, Engine
 from running import RunningDaemon
 from starting import fill, shared_memory, still_holds
 
@@ -21,6 +22,14 @@ def name() -> Iterator[str]:
     for file in left:
         (Path("/dev/shm") / file).unlink()
     assert left == []
+
+
+@pytest.fixture
+def engine(daemon: DiskDaemon) -> Iterator[Engine]:
+    """One that is attached to the module's daemon, whose index is sound at the end."""
+    with Engine(daemon) as attached:
+        yield attached
+        assert daemon.findings() == []
 
 
 @pytest.fixture

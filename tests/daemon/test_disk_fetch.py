@@ -20,13 +20,6 @@ def daemon() -> Iterator[DiskDaemon]:
         yield running
 
 
-@pytest.fixture
-def engine(daemon: DiskDaemon) -> Iterator[Engine]:
-    with Engine(daemon) as attached:
-        yield attached
-        assert daemon.findings() == []
-
-
 def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int) -> range:
     """Pages that are on disk and not in memory."""
     numbers = range(first, first + pages)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import HERE, SPACE, DiskDaemon, Engine
+from disk_daemon import HERE, SPACE, DiskDaemon, Engine, in_both
 from pagetier.daemon.exits import Exit
 from running import RunningDaemon, eventually
 from terminal import pagetier_on_terminal
@@ -22,22 +22,13 @@ def daemon() -> Iterator[DiskDaemon]:
         yield running
 
 
-@pytest.fixture
-def engine(daemon: DiskDaemon) -> Iterator[Engine]:
+@pytest.fixture(autouse=True)
+def nothing_there(daemon: DiskDaemon) -> None:
     daemon.pagetier("flush", "--all", "--yes")
-    with Engine(daemon) as attached:
-        yield attached
-        assert daemon.findings() == []
-
-
-def both(daemon: DiskDaemon, engine: Engine) -> range:
-    """Pages in memory and on disk."""
-    engine.store_through(daemon, range(8))
-    return range(8)
 
 
 def test_out_of_memory_alone(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = both(daemon, engine)
+    numbers = in_both(daemon, engine)
     result = daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
     assert (result.exit_code, engine.places(numbers)) == (0, {"disk": 8})
     assert "all namespaces: 8 pages, 468.8 KiB\n8 pages dropped" in result.output
@@ -45,7 +36,7 @@ def test_out_of_memory_alone(daemon: DiskDaemon, engine: Engine) -> None:
 
 
 def test_out_of_the_disk_alone(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = both(daemon, engine)
+    numbers = in_both(daemon, engine)
     time.sleep(2.5)  # a daemon that was told to write everything does so until nobody asks any more
     result = daemon.pagetier("flush", "--namespace", SPACE.name, "--tier", "disk", "--yes")
     assert result.exit_code == 0
@@ -58,7 +49,7 @@ def test_out_of_the_disk_alone(daemon: DiskDaemon, engine: Engine) -> None:
 
 
 def test_out_of_both_and_not_back_after_a_restart(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = both(daemon, engine)
+    numbers = in_both(daemon, engine)
     result = daemon.pagetier("flush", "--namespace", SPACE.digest.hex()[:8], "--yes")
     assert "8 pages, 468.8 KiB; 8 pages on disk, 468.8 KiB" in result.output
     assert "8 pages dropped" in result.output

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from disk_daemon import ABSENT, HERE, SPACE, WAIT_S, DiskDaemon, Engine
+from disk_daemon import ABSENT, HERE, SPACE, WAIT_S, DiskDaemon, Engine, in_both
 from pagetier.daemon.exits import Exit
 from pagetier.shm.protocol import Flush, Flushed
 from running import eventually, namespace
@@ -21,19 +21,6 @@ FRAMES = 16
 def daemon() -> Iterator[DiskDaemon]:
     with DiskDaemon(FRAMES) as running:
         yield running
-
-
-@pytest.fixture
-def engine(daemon: DiskDaemon) -> Iterator[Engine]:
-    with Engine(daemon) as attached:
-        yield attached
-        assert daemon.findings() == []
-
-
-def both(daemon: DiskDaemon, engine: Engine) -> range:
-    """Pages in memory and on disk."""
-    engine.store_through(daemon, range(8))
-    return range(8)
 
 
 @contextmanager
@@ -52,7 +39,7 @@ def disk_away(daemon: DiskDaemon) -> Iterator[None]:
 
 @pytest.mark.parametrize("which", [["--all"], ["--namespace", SPACE.name]])
 def test_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine, which: list[str]) -> None:
-    numbers = both(daemon, engine)
+    numbers = in_both(daemon, engine)
     with disk_away(daemon):
         result = daemon.pagetier("flush", *which, "--yes")
         assert result.exit_code == Exit.WRONG
@@ -67,14 +54,14 @@ def test_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine, which: list[
 
 
 def test_out_of_memory_alone_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = both(daemon, engine)
+    numbers = in_both(daemon, engine)
     with disk_away(daemon):
         assert daemon.pagetier("flush", "--all", "--tier", "memory", "--yes").exit_code == 0
     assert engine.places(numbers) == {"disk": 8}
 
 
 def test_of_another_namespace_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = both(daemon, engine)
+    numbers = in_both(daemon, engine)
     with daemon.client() as client, disk_away(daemon):
         client.store(namespace().keys(range(16)), [bytes(1)])
         assert "1 page dropped" in daemon.pagetier("flush", "--namespace", namespace().name, "--yes").output
@@ -82,7 +69,7 @@ def test_of_another_namespace_while_the_disk_is_away(daemon: DiskDaemon, engine:
 
 
 def test_a_worker_that_dies_before_it_has_dropped_them(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = both(daemon, engine)
+    numbers = in_both(daemon, engine)
     restarts = daemon.report().restarts
     stopped = daemon.kill_worker(signal.SIGSTOP)
     with daemon._looking() as (first, _), daemon._looking() as (second, _):

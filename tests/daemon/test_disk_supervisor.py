@@ -110,14 +110,21 @@ def test_twenty_dead_workers_leave_nothing_behind(
     assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == before
 
 
+SAYS = (  # an impostor
+    "import msgspec, struct",
+    "def say(*fields):",
+    "    body = msgspec.msgpack.encode(fields)",
+    "    there.sendall(struct.pack('<I', len(body)) + body)",
+)
+
+
 def test_what_a_worker_said_last_is_heard(segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     impostor(
         tmp_path,
         monkeypatch,
-        "import msgspec, struct",
-        "body = msgspec.msgpack.encode(['fails', 'the folder is on the moon'])",
+        *SAYS,
         "there.recv(9999)",
-        "there.sendall(struct.pack('<I', len(body)) + body)",
+        "say('fails', 'the folder is on the moon')",
         "os._exit(4)",
     )
 
@@ -135,10 +142,8 @@ def test_what_a_worker_doubted_is_proven_until_another_one_has_opened_it(
     impostor(
         tmp_path,
         monkeypatch,
-        "import msgspec, pathlib, struct",
-        "def say(*fields):",
-        "    body = msgspec.msgpack.encode(fields)",
-        "    there.sendall(struct.pack('<I', len(body)) + body)",
+        *SAYS,
+        "import pathlib",
         f"told = pathlib.Path({str(told)!r})",
         "lives = told.read_bytes() if told.exists() else b''",
         "told.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-1]]))",

@@ -21,13 +21,6 @@ def daemon() -> Iterator[DiskDaemon]:
         yield running
 
 
-@pytest.fixture
-def engine(daemon: DiskDaemon) -> Iterator[Engine]:
-    with Engine(daemon) as attached:
-        yield attached
-        assert daemon.findings() == []
-
-
 def on_disk(daemon: DiskDaemon, engine: Engine, first: int) -> range:
     """Pages that are on disk alone."""
     numbers = range(first, first + 8)

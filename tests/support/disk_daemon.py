@@ -289,3 +289,9 @@ class Engine:
 
 def _u64(number: int) -> bytes:
     return number.to_bytes(8, "little")
+
+
+def in_both(daemon: DiskDaemon, engine: Engine) -> range:
+    """Pages in memory and on disk."""
+    engine.store_through(daemon, range(8))
+    return range(8)
