@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 # All that the loop takes at once have descriptors for two turns, also those who are turned away.
 _AT_ONCE: Final = 128
 _PAUSE_S: Final = 1.0  # as long as asyncio waits
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class Accepting:
@@ -69,5 +71,6 @@ class Accepting:
         """Who waits keeps the socket readable: the loop would turn for nothing else."""
         self._loop.remove_reader(self._listening)
         self._again = self._loop.call_later(_PAUSE_S, self._listen)
-        line = "nobody can connect for a moment: %s: see LimitNOFILE of the unit, or ulimit -n"
-        self._complaints.tell(logging.WARNING, NOBODY, line, error.strerror, extra=event("descriptors"))
+        advice = ": see LimitNOFILE of the unit, or ulimit -n" if error.errno in _NO_DESCRIPTORS else ""
+        line = "nobody can connect for a moment: %s%s"
+        self._complaints.tell(logging.WARNING, NOBODY, line, error.strerror, advice, extra=event("descriptors"))

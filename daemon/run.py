@@ -112,7 +112,10 @@ class _Life:
         self._server.follow(config.access)
 
     async def live(self) -> None:
-        """Who looks is served at once; engines when the arena is populated, an adopted one being warm already."""
+        """Who looks is served at once; engines when the arena is populated, an adopted one being warm already.
+
+        One that is not, as its daemon was killed early or did not populate it, is granted as a lazy one is.
+        """
         service = await self._serve()
         if self._segments.origin is Origin.MADE:
             await self._populate()
@@ -149,7 +152,7 @@ class _Life:
         log.info("stopped: %s", self._way.value, extra=event("stopped", way=self._way.name.lower()))
 
     async def _serve(self) -> Service:
-        if self._config.arena.prefault == "lazy":
+        if self._config.arena.prefault == "lazy" or not self._segments.whole:
             self._segments.take_lazily()
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         point("run.served")

@@ -56,6 +56,8 @@ _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # a process may have a million open, and others are waiting
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
+_FIRST_SAVE = (Save, True)  # what walks are for: those who ask anew, and those who go on asking
+_NEXT_SAVE = (Save, False)
 
 
 class Service:
@@ -182,7 +184,7 @@ class Service:
     def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
         """How far writing everything to disk is; it goes on as long as somebody asks. See Walks for the reply."""
         self._walks.ask(
-            (Save, request.number == 0),
+            _FIRST_SAVE if request.number == 0 else _NEXT_SAVE,
             lambda: self.disk.save(request.number),
             lambda saved: reply(msgspec.structs.replace(saved, number=request.number)),
         )
@@ -233,7 +235,7 @@ class Service:
         if _REFUSED_SIZE in outcomes:
             return f"a page is empty or larger than the arena ({self._owner.header()['arena_bytes']} bytes)"
         if _REFUSED_FULL in outcomes and self._owner.lacks_memory:
-            return "there is no memory for more of the arena: /dev/shm, or a control group, is full"
+            return "there is no memory for more of the arena: /dev/shm is full"
         if _REFUSED_FULL in outcomes:
             return "the arena is full of pages that are pinned, being written or of this very prompt"
         return ""
@@ -244,6 +246,8 @@ class Service:
             self._owner.settle(_TIDY_MOST)
             point("service.settled")
             self._evictor.look()
+        if self._walks.waits(_FIRST_SAVE) or self._walks.waits(_NEXT_SAVE):
+            self.disk.still_asked()
         self.disk.tidy()
         self._bounds.renew()
         self._pinning.look()

@@ -33,7 +33,7 @@ class Shortage:
         if self._lacked and not before and self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + TELL_EVERY_S
             log.warning(
-                "there is no memory for more of the arena: pages leave early and stores are refused until /dev/shm,"
-                ' or a control group, has room again; arena.prefault = "populate" takes all of it at the start',
+                "there is no memory for more of the arena: pages leave early and stores are refused until /dev/shm"
+                ' has room again; arena.prefault = "populate" takes all of it at the start',
                 extra=event("arena_short"),
             )

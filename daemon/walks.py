@@ -37,6 +37,10 @@ class Walks:
         if self._timer is None:
             self._go_on()
 
+    def waits(self, what: Hashable) -> bool:
+        """Whether somebody waits for it."""
+        return what in self._waiting
+
     def close(self) -> None:
         """Nobody who waits is answered."""
         if self._timer is not None:
@@ -44,10 +48,12 @@ class Walks:
 
     def _go_on(self) -> None:
         self._timer = None
-        while self._waiting and self._loop.time() >= self._free_at:
-            self._do(self._waiting.pop(next(iter(self._waiting))))
-        if self._waiting:
-            self._timer = self._loop.call_at(self._free_at, self._go_on)
+        try:
+            if self._waiting and self._loop.time() >= self._free_at:
+                self._do(self._waiting.pop(next(iter(self._waiting))))
+        finally:
+            if self._waiting and self._timer is None:  # one a turn of the loop, however many wait
+                self._timer = self._loop.call_at(max(self._free_at, self._loop.time()), self._go_on)
 
     def _do(self, asked: _Walk) -> None:
         began = self._loop.time()

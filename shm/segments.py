@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
 _U64: Final = 64
+_BLOCK: Final = 512  # what st_blocks counts
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -90,6 +91,15 @@ class Segments:
     def read_only_descriptors(self) -> list[int]:
         """Fresh read-only descriptors of index and lock words, for who only looks. The caller closes them."""
         return open_all(self.name, "index", "locks", read_only=frozenset(KINDS))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of an arena that was adopted has its memory; of one that was made it is yet to be populated."""
+        if self.origin is Origin.MADE:
+            return True
+        with opened(self.name, "arena") as descriptor:
+            there = os.fstat(descriptor)
+        return there.st_blocks * _BLOCK >= there.st_size
 
     def take_lazily(self) -> None:
         """The arena is not populated: its memory is taken as it is granted, and nobody is granted what there is not."""

@@ -39,8 +39,9 @@ class Flushes:
         self._loop.call_later(LETTING_GO_S, self._answer, order, _HANGS)
 
     def done(self, order: int, reason: str) -> None:
-        """The worker has carried out an order; reason: why not all of it, or ""."""
-        self._orders = {digest: its for digest, its in self._orders.items() if its != order}
+        """The worker has carried out an order; reason: why not all of it, or "": what is left the next one drops."""
+        left = {digest: _NO_ORDER for digest, its in self._orders.items() if its == order} if reason else {}
+        self._orders = {digest: its for digest, its in self._orders.items() if its != order} | left
         self._answer(order, f"not all could be dropped from disk: {reason}" if reason else "")
 
     def lost(self) -> None:

@@ -23,7 +23,7 @@ class Saving:
 
     def ask(self, number: int) -> Saved:
         """How far it is. Each asker counts from 0: what could not be written is tried again for it."""
-        self._until = self._loop.time() + _ASKED_AGAIN_S
+        self.go_on()
         if not self._behind.all_wanted or number == 0:
             self._behind.all_wanted = True
             self._behind.try_again()
@@ -35,6 +35,10 @@ class Saving:
         synced = not pages and not self._behind.busy
         trouble = self._behind.stalled() or (self._why_spared(spared) if not pages else "") or self._behind.trouble
         return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
+
+    def go_on(self) -> None:
+        """Somebody asks, or waits for his turn to."""
+        self._until = self._loop.time() + _ASKED_AGAIN_S
 
     def end_when_due(self) -> None:
         """A few times a second: nobody asks any more."""

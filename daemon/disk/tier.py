@@ -16,7 +16,7 @@ from ...shm.logfmt import event
 from ...shm.points import point
 from ...shm.protocol import Fetch, Fetched, ProtocolError, Saved
 from ...shm.segments import Segments
-from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Wrote
+from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Trust, Wrote
 from ..disk_size import beyond_its_disk
 from ..options import Config
 from ..sizes import format_size, spell_duration
@@ -69,6 +69,7 @@ class Disk:
         self._contents = Contents(self._owner)
         self._stage = _Stage.BEGUN
         self._refused = False  # the last try ended with why there can be no tier
+        self._doubted = False  # the last worker ended as it did not know what the disk has
         self._lost: Alone | None = None
         self._backlog = Backlog(self._owner, config.disk.patience, loop)
         self._bulletin = Bulletin(
@@ -205,6 +206,10 @@ class Disk:
             return Saved(number, 0, 0, synced=False, trouble=why)
         return self._saving.ask(number)
 
+    def still_asked(self) -> None:
+        """Somebody waits for his turn to ask that."""
+        self._saving.go_on()
+
     def work(self) -> Work:
         """For the metrics."""
         behind = self._behind
@@ -216,7 +221,7 @@ class Disk:
         """A worker is there; what it holds comes next."""
         self._fetches.slot = slot  # before there is anything to fetch: what is read in is the worker's, never another's
         self._began = time.monotonic()
-        self._stage, self._refused = _Stage.BEGUN, False
+        self._stage, self._refused, self._doubted = _Stage.BEGUN, False, False
         self._contents = Contents(self._owner)
 
     def hear(self, report: Report) -> None:
@@ -248,7 +253,8 @@ class Disk:
                 self._stage = _Stage.COMPLETE
                 self._telling = self._loop.create_task(self._take_up())
             case Fails(), _:  # the supervisor keeps the reason: the end follows
-                self._refused = self._stage is not _Stage.COMPLETE
+                self._doubted = report.trust is not Trust.AS_LEFT  # so that the next worker proves it, and opens it
+                self._refused = self._stage is not _Stage.COMPLETE and not self._doubted
             case _:
                 raise ProtocolError(f"{type(report).__name__} at the wrong time")
 
@@ -258,7 +264,8 @@ class Disk:
             self._telling.cancel()
         if self._supervisor.leaving:
             self._lost = alone(self._owner)
-        self._refused = self._refused or (self._stage is _Stage.BEGUN and not self._supervisor.renewing)
+        comes_again = self._supervisor.renewing or self._doubted
+        self._refused = self._refused or (self._stage is _Stage.BEGUN and not comes_again)
         self._owner.reap(slot)
         point("disk.reaped")
         self._owner.disk_close()

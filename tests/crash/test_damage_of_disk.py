@@ -32,6 +32,7 @@ LONG_S = 7200 if ALL else 300
 PAGES = outgoings(range(120))
 NODE_FLAGS_BEFORE = 4  # a node's key
 F_SUBDATA = 2
+PAGE_FLAGS_AT = 10
 FLAGS_AT = 16 + 24 + 4  # behind the page's header, the meta's and a size
 LAST_PAGE_AT = 16 + 24 + 2 * 48  # behind the page's header, the meta's and two trees
 
@@ -181,6 +182,26 @@ def test_a_note_that_can_not_be_understood_is_told_in_a_line(tmp_path: Path) -> 
     assert miscounted(str(file)).startswith("what it says of itself can not be understood (")
     tier = small_tier(tmp_path, environments=1)
     assert tier.state().opened.startswith("rebuilt empty: LMDB refuses it")
+    tier.close()
+
+
+def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
+    """Else pages of the other parts, too, could not be read until something was written: who reads looks in each."""
+    tier = small_tier(tmp_path, environments=2)
+    assert all(tier.write([], PAGES).stored)
+    file = tmp_path / "0" / "data.mdb"
+    data = file.read_bytes()
+    with file.open("r+b") as opened:
+        for page in Anatomy(data).of(Part.HEADERS_LEAF):
+            opened.seek(page * PAGE + PAGE_FLAGS_AT)
+            opened.write(b"\x04\x00")
+    with pytest.raises(TierError, match="restart to have it proven"):
+        outcomes(tier, PAGES)
+    with contextlib.suppress(TierError):
+        tier.close()
+    tier = small_tier(tmp_path, environments=2)
+    assert tier.state().opened.startswith("rebuilt empty in 1 of 2 parts: ")
+    assert outcomes(tier, PAGES) == {Outcome.EXACT, Outcome.ABSENT}
     tier.close()
 
 

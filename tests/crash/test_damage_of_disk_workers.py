@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 
 import pytest
 
 from damage_of_disk.anatomy import PAGE, Anatomy, Part
-from disk_daemon import ABSENT, HERE, DiskDaemon, Engine
+from disk_daemon import ABSENT, HERE, WAIT_S, DiskDaemon, Engine
 from pagetier.tiers.base import TierError
 from pagetier.tiers.store import LmdbTier, doubt, give_up
+from running import eventually
 from tier_pages import keys_in, outgoings, small_tier
 
 PAGES = 160  # two environments with leaves of headers below a branch
 FRAMES = 32
+F_SUBDATA = 2
+FITTING = 24  # pages that one fetch may bring in, which takes no more than nine tenths of the arena
 CRASHING = """
 import os, signal, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
@@ -76,6 +80,25 @@ def test_what_goes_on_to_kill_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
             engine.goes_on(1000)
 
 
+def test_why_a_part_is_begun_anew_is_told() -> None:
+    """Of a worker that broke the first thing is told, not what it met as it closed what was not there any more."""
+    with DiskDaemon(FRAMES) as daemon:
+        daemon.close_with(8)
+        for file in daemon.data_files():
+            data = bytearray(file.read_bytes())
+            for page in Anatomy(bytes(data)).of(Part.FRAMES_LEAF):
+                (lower,) = struct.unpack_from("<H", data, page * PAGE + 12)
+                for (node,) in struct.iter_unpack("<H", data[page * PAGE + 16 : page * PAGE + lower]):
+                    data[page * PAGE + node + 4] ^= F_SUBDATA
+            file.write_bytes(data)
+        daemon.open()
+        daemon.pagetier("flush", "--all", "--yes")
+        assert eventually(lambda: bool(daemon.lines("which no proof sees: it is begun anew")), WAIT_S), daemon.told()
+        assert daemon.until(lambda disk: "data.mdb is missing" in disk.opened), daemon.told()
+        with Engine(daemon) as engine:
+            engine.goes_on(1000)
+
+
 def test_a_page_whose_frames_are_not_where_they_were_is_answered() -> None:
     """Dropping it makes LMDB stumble; nobody waits for it, and the others are read on."""
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
@@ -83,8 +106,8 @@ def test_a_page_whose_frames_are_not_where_they_were_is_answered() -> None:
         for file in daemon.data_files():
             for page in Anatomy(file.read_bytes()).of(Part.VALUE_HEAD)[::4]:
                 overwrite(file, page, random.Random(page).randbytes(PAGE))
-        on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"]
-        outcomes = [outcome for number in on_disk for outcome in engine.fetch([number], 10)]
+        on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"][:FITTING]
+        outcomes = engine.fetch(on_disk, 10)  # in one, as the first drop ends the worker: then nothing is on disk
         assert set(outcomes) == {HERE, ABSENT}, daemon.told()
         assert outcomes.count(HERE) > len(on_disk) // 2
         assert daemon.findings() == []

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 
+from damage_of_disk.anatomy import Anatomy, Part
 from disk_daemon import DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.report import Standing
 from running import RunningDaemon
@@ -75,6 +76,25 @@ def test_the_disk_could_not_be_opened() -> None:
         assert why.startswith("the disk tier is not open (") and "is a file" in why
         daemon.disk.unlink()
         daemon.open()
+
+
+def test_a_tier_that_is_about_to_be_proven_is_waited_for() -> None:
+    """The first worker finds it damaged: that is no reason why there can be no tier."""
+    with DiskDaemon(FRAMES) as daemon:
+        daemon.close_with(20)
+        for file in daemon.data_files():
+            with file.open("r+b") as opened:
+                for page in Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF):
+                    opened.seek(page * 4096 + 10)
+                    opened.write(b"\x04\x00")
+        daemon.start()
+        with Engine(daemon) as engine:
+            engine.store(PAGES)
+        assert daemon.stop() == 0
+        assert daemon.lines("restart to have it proven"), daemon.told()
+        assert daemon.lines("disk_unwritten") == []
+        daemon.open()
+        assert daemon.snapshot().tiers.disk.pages == len(PAGES)
 
 
 def test_nothing_is_lost() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
 
+from own_time import OwnTimeLoop
 from pagetier.daemon.walks import Walks
 
 LONG_S = 0.03
@@ -18,7 +18,7 @@ class World:
     """A loop with walks that take long, and what they were asked for and answered."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = OwnTimeLoop()
         self.walks = Walks(self.loop)
         self.began: list[float] = []
         self.told: list[tuple[int, int]] = []
@@ -28,7 +28,7 @@ class World:
 
     def _walk(self, seconds: float) -> int:
         self.began.append(self.loop.time())
-        time.sleep(seconds)
+        self.loop.passes(seconds)
         return len(self.began)
 
     def run(self, act: Coroutine[Any, Any, None]) -> None:
@@ -66,6 +66,34 @@ def test_short_ones_are_done_as_they_come(world: World) -> None:
     for who in range(5):
         world.ask(who, seconds=0.0)
     assert world.told == [(who, who + 1) for who in range(5)]
+
+
+def test_of_those_who_waited_one_is_answered_a_turn(world: World) -> None:
+    """However short theirs are: all of a crowd at once would be a long one."""
+    turns: list[int] = []
+
+    async def turning() -> None:
+        while len(world.told) < 21:
+            turns.append(len(world.told))
+            await asyncio.sleep(0)
+
+    world.ask(0)
+    for who in range(20):
+        world.ask(who + 1, str(who), seconds=0.0)
+    world.loop.passes(11 * LONG_S)
+    world.run(turning())
+    assert set(range(1, 21)) <= set(turns)
+
+
+def test_who_waits_behind_one_that_failed_is_answered(world: World) -> None:
+    def failing() -> int:
+        raise MemoryError
+
+    world.ask(0)
+    world.walks.ask("fails", failing, lambda _: None)
+    world.ask(1)
+    world.loop.set_exception_handler(lambda *_: None)
+    world.run(world.answered(2))
 
 
 def test_others_wait_in_the_order_in_which_they_came(world: World) -> None:

@@ -62,6 +62,16 @@ def test_pages_outlive_the_daemon(wish: Wish) -> None:
     segments.remove()
 
 
+def test_an_adopted_arena_is_whole_once_it_is_populated(wish: Wish) -> None:
+    """Who left it may have taken its memory as it was used, or have been killed before it had all of it."""
+    take(wish).release()
+    segments = take(wish)
+    assert not segments.whole
+    segments.owner.populate(0, segments.owner.header()["arena_bytes"])
+    assert segments.whole
+    segments.remove()
+
+
 def test_who_stops_tells_the_others(wish: Wish) -> None:
     segments = take(wish)
     session = session_of(segments.descriptors(), attach(segments.owner, 1))

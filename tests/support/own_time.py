@@ -27,4 +27,9 @@ class OwnTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._patience)
 
     def time(self) -> float:
+        """Seconds of its own."""
         return self._patience.passed
+
+    def passes(self, seconds: float) -> None:
+        """What is done takes so long."""
+        self._patience.passed += seconds

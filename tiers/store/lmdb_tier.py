@@ -82,9 +82,13 @@ class LmdbTier:
                 raise DoubtError(environment.broke(error)) from error
 
     def read(self, page: Incoming) -> ReadResult:
-        """Probes each environment: a look takes microseconds, and no map has to be kept."""
-        with self._turns.reading():
-            look, environment = self._look(page)
+        """Probes each environment: a look takes microseconds, and no map has to be kept. Raises DoubtError."""
+        try:
+            with self._turns.reading():
+                look, environment = self._look(page)
+        except DoubtError:
+            self.distrust()
+            raise
         if look.result.outcome is Outcome.DAMAGED:
             self._drop_damaged(environment, page.key, look)
         return look.result

@@ -11,10 +11,11 @@ import lmdb
 import msgspec
 import numpy as np
 
-from ..base import KEY_BYTES, Held, Incoming, Outcome, ReadResult
+from ..base import KEY_BYTES, DoubtError, Held, Incoming, Outcome, ReadResult
 from ..room import PAGE
 from . import records
 from .counting import BATCH, Tally
+from .damage import DAMAGE
 from .environment import Environment, Transaction
 from .records import HEADER_BYTES, Header, RecordError
 
@@ -36,13 +37,15 @@ _EXACT: Final = Look(ReadResult(Outcome.EXACT))
 
 
 def read(environment: Environment, page: Incoming) -> Look:
-    """Into the page's frames, and verified there."""
+    """Into the page's frames, and verified there. Raises DoubtError where the environment is damaged."""
     try:
         with environment.looking() as txn:
             header = header_in(environment, txn, page.key)
             if header is None or (header.size != page.size and header != NONSENSE):
                 return _ABSENT
             whole = environment.reader.read(header.runs, page.frames)
+    except DAMAGE as error:
+        raise DoubtError(environment.broke(error)) from error
     except (OSError, lmdb.Error) as error:
         return Look(ReadResult(Outcome.FAILED, str(error)))
     wrong = _verify(page, header) if whole else "the file does not have all of it"
@@ -55,9 +58,12 @@ def _verify(page: Incoming, header: Header) -> str:
 
 
 def headers(environment: Environment, keys: Sequence[bytes]) -> list[Header | None]:
-    """Of those that it holds. One that can not be understood is NONSENSE."""
-    with environment.looking() as txn:
-        return [header_in(environment, txn, key) for key in keys]
+    """Of those that it holds. One that can not be understood is NONSENSE. Raises lmdb.Error, DoubtError."""
+    try:
+        with environment.looking() as txn:
+            return [header_in(environment, txn, key) for key in keys]
+    except DAMAGE as error:
+        raise DoubtError(environment.broke(error)) from error
 
 
 def header_in(environment: Environment, txn: Transaction, key: bytes) -> Header | None:

@@ -13,24 +13,13 @@ import msgspec
 
 from ..base import Outgoing, TierError
 from . import files, reading, records, slack
+from .damage import DAMAGE
 from .environment import Environment, Transaction
 from .places import page_after
 from .records import Header
 from .slack import FullError
 from .turns import Patience, Turns
 
-# What LMDB says of trees that are none. Where it meets one as it looks up a database's root, it says nothing at first,
-# and of all that follows that the transaction is bad.
-_DAMAGE: Final = (
-    lmdb.CorruptedError,
-    lmdb.PageNotFoundError,
-    lmdb.PageFullError,
-    lmdb.CursorFullError,
-    lmdb.BadTxnError,
-    lmdb.IncompatibleError,
-    lmdb.InvalidError,
-    lmdb.MapResizedError,
-)
 _DROPS: Final = 8  # transactions' worth of frames dropped in one: little is written for them, and they serve sooner
 
 
@@ -126,7 +115,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
     try:
         try:
             change()
-        except (lmdb.PanicError, FullError, *_DAMAGE):
+        except (lmdb.PanicError, FullError, *DAMAGE):
             raise
         except lmdb.Error:
             with contextlib.suppress(lmdb.MapFullError, lmdb.DiskError):
@@ -134,7 +123,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
             change()
     except lmdb.PanicError as error:
         raise TierError(f"{environment.folder} can not be written any more ({error}): its disk failed") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise TierError(environment.broke(error)) from error
 
 

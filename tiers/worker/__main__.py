@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -55,15 +57,28 @@ def _serve(channel: Channel) -> int:
         threading.Thread(target=memory.populate, name="pagetier-populate", daemon=True).start()
     tier = open_tier(order, memory.frame_bytes)
     point("worker.opened")
-    try:
+    with _closing(tier):
         worker = Worker(tier, memory, channel)
         worker.report()
         point("worker.reported")
         worker.serve()
-    finally:
-        tier.close()
-        point("worker.closed")
+    point("worker.closed")
     return 0
+
+
+@contextlib.contextmanager
+def _closing(tier: Tier) -> Iterator[None]:
+    """Of a tier that is in doubt already it is told why, not what closing it meets then."""
+    try:
+        yield
+    except DoubtError:
+        with contextlib.suppress(TierError):
+            tier.close()
+        raise
+    except BaseException:
+        tier.close()
+        raise
+    tier.close()
 
 
 def open_tier(order: Serve, frame_bytes: int) -> Tier:

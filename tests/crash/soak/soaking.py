@@ -61,7 +61,7 @@ class Soak:
         self._times = Times(1, len(Timed))
         self.shelf = Shelf(self._place, len(Timed))
         self._peak = Sample(at=0, arena=0)
-        self._next_to_judge = 0
+        self._next_to_judge = self._gone_at_turn = 0
         self._judge: Child | None = None
         self._turned = time.monotonic()
         self._hanging: tuple[int, float] = (0, 0.0)
@@ -204,7 +204,7 @@ class Soak:
         """A new chapter now and then; the last one is judged beside, when its last line is written."""
         if now >= self._turned + self.plan.chapter and self._next_to_judge == self._chapters.number:
             self._chapters.turn()
-            self._turned = now
+            self._turned, self._gone_at_turn = now, self._leaving.pages
         self._hear_judge()
         waits = self._next_to_judge < self._chapters.number and now >= self._turned + _GRACE_S
         if waits and self._judge is None:
@@ -236,7 +236,7 @@ class Soak:
         self._judge_all()
         journals = self._chapters.path(self._chapters.number)
         family, daemon = self._all.family, self._all.daemon
-        ending = Ending(self.plan.scene, daemon, family, self._leaving, journals, self.plan.seed)
+        ending = Ending(self.plan.scene, daemon, family, self._leaving, journals, self.plan.seed, self._gone_at_turn)
         verdict = ending.judge(self.tally, [self._peak])
         self.tally.told.update(verdict.told)
         self.tally.pages["missed"] += verdict.missed

@@ -103,12 +103,15 @@ def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went
         yield Violation(Kind.LOST, f"{what} ({len(gone)} are lost, {went} may be)", loss.promise.key)
 
 
-def _in_the_index(records: Iterable[Record], pages: range) -> Iterable[Violation]:
+def _in_the_index(records: Sequence[Record], pages: range) -> Iterable[Violation]:
     """Each page of the index is found under its key."""
-    found = {key for record in records if record.told in _THERE for key in record.each()}
+    found, missed = (
+        {key for record in records if record.told in told for key in record.each()} for told in (_THERE, {Told.MISSED})
+    )
     if len(found) not in pages:
         known = f"{pages[0]} to {pages[-1]}"
-        yield Violation(Kind.FRAMES, f"the index has {known} pages, {len(found)} are found under their keys")
+        told = f"{len(found)} are found under their keys, {len(missed)} others that were begun are not"
+        yield Violation(Kind.FRAMES, f"the index has {known} pages, {told}")
 
 
 def _told(records: Iterable[Record]) -> dict[str, int]:

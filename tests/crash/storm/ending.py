@@ -31,11 +31,19 @@ _TICK_S: Final = 0.003
 
 
 class Ending:
-    """Of one round; its engines are dead, and a daemon serves."""
+    """Of one round; its engines are dead, and a daemon serves. gone_before: of its pages, when its journals began."""
 
     def __init__(
-        self, scene: Scene, daemon: StormDaemon, family: Family, leaving: Leaving, journals: Path, seed: int
+        self,
+        scene: Scene,
+        daemon: StormDaemon,
+        family: Family,
+        leaving: Leaving,
+        journals: Path,
+        seed: int,
+        gone_before: int = 0,
     ) -> None:
+        self._gone_before = gone_before
         self._scene = scene
         self._daemon = daemon
         self._family = family
@@ -134,7 +142,8 @@ class Ending:
 
     def _may_go(self, since: int, tally: Tally) -> Losses:
         """What was counted, and the one page that each daemon had no time to count when it died."""
-        losses = Losses(at_most=0 if self._scene.roomy else self._gone() + tally.daemon_deaths, since=since)
+        gone = self._gone() - self._gone_before + tally.daemon_deaths
+        losses = Losses(at_most=0 if self._scene.roomy else gone, since=since)
         tally.pages["may be missed"] += losses.at_most
         return losses
 
