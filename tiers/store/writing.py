@@ -65,6 +65,8 @@ def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
     try:
         _delete_frames(txn.cursor(environment.frames), key)
     except SystemError as error:  # py-lmdb's word where LMDB stumbles in a cursor
+        if isinstance(error.__cause__, lmdb.MapFullError | lmdb.DiskError):
+            raise error.__cause__ from error
         raise lmdb.CorruptedError(str(error.__cause__ or error)) from error
 
 

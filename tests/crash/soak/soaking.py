@@ -236,7 +236,8 @@ class Soak:
         self._judge_all()
         journals = self._chapters.path(self._chapters.number)
         family, daemon = self._all.family, self._all.daemon
-        ending = Ending(self.plan.scene, daemon, family, self._leaving, journals, self.plan.seed, self._gone_at_turn)
+        scene, seed, gone = self.plan.scene, self.plan.seed, self._gone_at_turn
+        ending = Ending(scene, daemon, family, self._leaving, journals, seed, gone_before=gone)
         verdict = ending.judge(self.tally, [self._peak])
         self.tally.told.update(verdict.told)
         self.tally.pages["missed"] += verdict.missed

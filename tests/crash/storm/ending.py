@@ -41,6 +41,7 @@ class Ending:
         leaving: Leaving,
         journals: Path,
         seed: int,
+        *,
         gone_before: int = 0,
     ) -> None:
         self._gone_before = gone_before
