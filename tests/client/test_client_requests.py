@@ -97,7 +97,7 @@ def test_room_that_is_not_wanted_any_more_comes_back(daemon: RunningDaemon, clie
         del promise
         gc.collect()
     used = 1 if how.startswith("cancelled") else 0
-    assert eventually(lambda: daemon.header()["used_frames"] == used, 1)
+    assert eventually(lambda: daemon.header()["used_frames"] == used)
     assert daemon.header()["doomed"] == 20
 
 
@@ -116,7 +116,7 @@ def test_room_that_is_not_filled_comes_back(daemon: RunningDaemon, client: Clien
         with pytest.raises(ValueError, match="page 0 is not granted"):
             reservation.write(0, bytes(PAGE))
     del reservation
-    assert eventually(lambda: empty(daemon), 1)
+    assert eventually(lambda: empty(daemon))
     assert client.store(some_keys(20), bytes(20 * PAGE)).stored == 20
 
 
@@ -159,9 +159,9 @@ def test_no_patience_is_no_harm(daemon: RunningDaemon, client: Client) -> None:
         began = time.monotonic()
         result = client.store(some_keys(3), bytes(3 * PAGE), deadline=deadline)
         assert (result.refused, result.reason) == (3, "no time was given to ask")
-        assert time.monotonic() - began < 0.2
+        assert time.monotonic() - began < 2
         client.reserve_soon(some_keys(3), PAGE, deadline=deadline).cancel()
-    assert eventually(lambda: empty(daemon), 1)
+    assert eventually(lambda: empty(daemon))
     assert client.store(some_keys(3), bytes(3 * PAGE), deadline=float("inf")).stored == 3
 
 
@@ -174,16 +174,16 @@ def test_a_client_without_patience(daemon: RunningDaemon) -> None:
 
 def test_part_of_a_page_that_nobody_finishes_expires() -> None:
     """The other parts never come; then the page goes, and what was stored of it with it."""
-    with RunningDaemon("16MiB", "64KiB", "--store-expiry", "300ms") as daemon, daemon.client() as client:
+    with RunningDaemon("16MiB", "64KiB", "--store-expiry", "1500ms") as daemon, daemon.client() as client:
         half = client.reserve(some_keys(4), PAGE, Part(0, 2))
         assert half.publish().stored == 4
         forgotten = client.reserve(some_keys(4, 1), PAGE)
         assert len(client.match(some_keys(4))) == 0
-        assert eventually(lambda: daemon.header()["pages"] == 0, 2)
+        assert eventually(lambda: daemon.header()["pages"] == 0)
         assert daemon.header()["used_frames"] == 4, "who still writes keeps the frames"
         result = forgotten.publish()
         assert result.outcomes == [Outcome.REFUSED] * 4 and "given up" in result.reason
-        assert eventually(lambda: empty(daemon), 1)
+        assert eventually(lambda: empty(daemon))
 
 
 # ---- a daemon that answers when the test does
@@ -194,10 +194,10 @@ def test_a_late_answer_is_given_back(pretended: PretendedDaemon, asking: Client)
     began = time.monotonic()
     result = asking.store(some_keys(3, 1), bytes(3 * PAGE), deadline=5)
     assert (result.refused, result.reason) == (3, "the daemon does not answer")
-    assert time.monotonic() - began < 0.5, "one waits for a daemon that hangs, not all"
+    assert time.monotonic() - began < 3, "one waits for a daemon that hangs, not all"
     answer(pretended, pretended.next())
     assert pretended.owner.header()["used_frames"] == 9
-    assert eventually(lambda: pretended.owner.settle() == 0, 1)
+    assert eventually(lambda: pretended.owner.settle() == 0)
     assert pretended.owner.header()["used_frames"] == 0
 
     promise = asking.reserve_soon(some_keys(3, 2), PAGE)
@@ -285,7 +285,7 @@ def test_an_answer_to_a_dropped_promise_is_given_back(pretended: PretendedDaemon
     asking.reserve_soon(some_keys(3), PAGE)
     gc.collect()
     answer(pretended, pretended.next())
-    assert eventually(lambda: pretended.owner.settle() == 0, 2)
+    assert eventually(lambda: pretended.owner.settle() == 0)
     assert pretended.owner.header()["used_frames"] == 0
 
 

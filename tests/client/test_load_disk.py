@@ -185,9 +185,9 @@ def test_what_the_daemon_says_is_not_believed(daemon: DiskDaemon, client: Client
 def test_no_answer_is_a_deadline_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
-        for least, most in ((0.4, 2.0), (0.0, 0.4)):
+        for least, most in ((2.0, 8.0), (0.0, 2.0)):
             began = time.monotonic()
-            assert client.load(match, into, deadline=0.4) == 3
+            assert client.load(match, into, deadline=2.0) == 3
             assert least <= time.monotonic() - began < most
             time.sleep(0.1)  # more than a daemon that is well takes to say that the disk was too slow
         assert client.store(some_keys(2, 1), some_pages(2), deadline=10).stored == 2
@@ -202,7 +202,7 @@ def test_pages_that_came_without_a_word_are_loaded(daemon: DiskDaemon, client: C
 
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match, meanwhile(daemon, answer):
-        assert client.load(match, into, deadline=1) == 10
+        assert client.load(match, into, deadline=5) == 10
     assert np.array_equal(into, PAGES)
 
 

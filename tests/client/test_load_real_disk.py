@@ -124,7 +124,7 @@ def test_a_disk_that_hangs_costs_a_deadline_and_no_store(daemon: RunningDaemon, 
         for _ in range(2):
             began = time.monotonic()
             assert len(loaded(client, keys, deadline=0.5)) == 0
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 8
             result = client.store(some_keys(2, 7), some_pages(2))
             assert result.refused == 0
     assert eventually(lambda: len(loaded(client, keys, deadline=LONG_S)) == 6, LONG_S)
@@ -136,10 +136,10 @@ def test_a_daemon_that_hangs_costs_one_deadline(daemon: RunningDaemon, client: C
     assert client.store(keys, pages).stored == 6
     push_out(daemon, client, keys)
     daemon.signal(signal.SIGSTOP)
-    for most in (3.0, 0.9):
+    for least, most in ((5.0, 15.0), (0.0, 4.0)):
         began = time.monotonic()
-        assert len(loaded(client, keys, deadline=1.0)) == 0
-        assert time.monotonic() - began < most
+        assert len(loaded(client, keys, deadline=5.0)) == 0
+        assert least <= time.monotonic() - began < most
     daemon.signal(signal.SIGCONT)
     assert eventually(lambda: len(loaded(client, keys)) == 6, LONG_S)
     assert client.store(some_keys(2, 7), some_pages(2)).refused == 0

@@ -144,7 +144,7 @@ def test_waiting_ends_at_the_deadline_and_may_begin_again(daemon: DiskDaemon, cl
     for deadline in (0, -1, float("nan"), 0.2):
         began = time.monotonic()
         assert prefetch.wait(deadline) == 0 and not prefetch.ready
-        assert time.monotonic() - began < 1.2
+        assert time.monotonic() - began < 5
     peer, request = daemon.next_fetch()
     timer = threading.Timer(0.2, lambda: peer.send(Fetched(request.number, bytes(3))))
     timer.start()

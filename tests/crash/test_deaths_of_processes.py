@@ -23,9 +23,9 @@ from mortal import attached
 from paged import PAGE, assert_exact, found, page_of, prompt, store
 from pagetier.client import Client
 from running import RunningDaemon, eventually
+from soon import Second
 
 FRAMES = 64
-SOON_S = 1.0
 
 
 @pytest.fixture
@@ -91,8 +91,9 @@ def test_processes_with_equal_process_and_thread_ids_die_their_own_deaths(daemon
         assert len({slot["pid"] for slot in slots}) == 3, "the daemon knows them apart"
         os.kill(pid_of(engines[1]), signal.SIGKILL)
         engines[1].wait(10)
-        assert eventually(lambda: sum(slot["pins"] for slot in daemon.slots()) == 16, SOON_S)
-        assert eventually(lambda: store(other, prompt(1001)).stored == 8, SOON_S), "what the dead one was granted"
+        second = Second(daemon)
+        assert second.sees(lambda: sum(slot["pins"] for slot in daemon.slots()) == 16)
+        assert second.sees(lambda: store(other, prompt(1001)).stored == 8), "what the dead one was granted"
         fill(other, 2000)
         assert found(other, prompt(1)) == 0, "and what it had pinned can leave"
         for number in (0, 2):
@@ -130,9 +131,9 @@ def test_after_exec_a_process_holds_what_it_held_until_it_ends(daemon: RunningDa
             time.sleep(0.6)  # longer than the quarantine
             assert {slot["pid"]: slot["pins"] for slot in daemon.slots()}[child.pid] == 8, "its GPU may still write"
             assert store(client, prompt(1)).pending == 8
-            died = child.kill()
-        assert eventually(lambda: store(client, prompt(1)).stored == 8)
-        assert time.monotonic() - died < SOON_S
+            child.kill()
+            second = Second(daemon)
+        assert second.sees(lambda: store(client, prompt(1)).stored == 8)
         assert not any(slot["pins"] for slot in daemon.slots())
 
 
@@ -149,9 +150,9 @@ def test_the_death_of_who_never_met_this_daemon_is_heard(daemon: RunningDaemon) 
         daemon.start()
         assert {slot["pid"] for slot in daemon.slots() if slot["pins"]} == {sleeper.pid, other.pid}
         for child in (other, sleeper):
-            died = child.kill()
-            assert eventually(lambda pid=child.pid: pid not in {slot["pid"] for slot in daemon.slots()})  # type: ignore[misc]
-            assert time.monotonic() - died < SOON_S
+            child.kill()
+            second = Second(daemon)
+            assert second.sees(lambda pid=child.pid: pid not in {slot["pid"] for slot in daemon.slots()})  # type: ignore[misc]
         assert not any(slot["pins"] for slot in daemon.slots())
         assert client.wait_attached(10) and eventually(lambda: store(client, prompt(1)).stored == 8)
 
@@ -188,8 +189,9 @@ def test_who_never_detaches_leaves_nothing_however_it_ends(daemon: RunningDaemon
             assert child.told() == 8
             child.tell(None)
             child.wait()
-            assert eventually(lambda: len(daemon.slots()) == 1, SOON_S)
-        assert eventually(lambda: daemon.header()["used_frames"] == 8, SOON_S)
+            second = Second(daemon)
+            assert second.sees(lambda: len(daemon.slots()) == 1)
+        assert second.sees(lambda: daemon.header()["used_frames"] == 8)
         assert not any(slot["pins"] for slot in daemon.slots())
 
 

@@ -35,10 +35,10 @@ from pagetier.shm.protocol import (
 )
 from running import RunningDaemon, eventually
 from serving import Peer
+from soon import Second
 
 FRAMES = 64
-NOTICED_S = 1.0
-SOON_S = 1.0
+NOTICED_S = 6.0  # what is not noticed by then never is
 
 
 @pytest.fixture
@@ -68,10 +68,11 @@ def test_a_writer_that_dies_before_its_commit_is_never_served(daemon: RunningDae
             with attached(daemon.socket, _write_and_tell) as writer:
                 assert writer.ask(number) == len(keys)
                 assert found(reader, keys) == 0 and store(reader, keys).pending == len(keys)
-                died = writer.kill()
+                writer.kill()
+                second = Second(daemon)
             assert found(reader, keys) == 0, "what was never committed is not there, also when its writer is dead"
-            assert eventually(lambda keys=keys: store(reader, keys).stored == len(keys))  # type: ignore[misc]
-            assert time.monotonic() - died < SOON_S, "and keeps nobody else from storing it"
+            stored = second.sees(lambda keys=keys: store(reader, keys).stored == len(keys))  # type: ignore[misc]
+            assert stored, "and keeps nobody else from storing it"
             assert found(reader, keys) == len(keys)
 
 
@@ -110,9 +111,9 @@ def test_a_fetch_whose_disk_dies_is_answered() -> None:
         engine.ask_fetch(range(4))
         time.sleep(0.1)
         daemon.kill_worker(signal.SIGKILL)
-        began = time.monotonic()
+        second = Second(daemon)
         assert set(engine.answer().outcomes) <= {HERE, ABSENT}
-        assert time.monotonic() - began < NOTICED_S
+        assert not second.is_over
 
 
 # --- 3: a fast restart of the daemon is never noticed ----------------------------------------------------------------
@@ -130,7 +131,7 @@ def test_a_restart_is_noticed_however_fast_it_is(daemon: RunningDaemon) -> None:
             with daemon.client() as other:
                 assert store(other, newer).stored == len(newer)
             assert eventually(lambda newer=newer: found(client, newer) == len(newer))  # type: ignore[misc]
-            assert time.monotonic() - served < NOTICED_S + 1
+            assert time.monotonic() - served < NOTICED_S
             assert found(client, keys) == 0
             assert client.wait_attached(NOTICED_S) and store(client, keys).stored == len(keys)
 
@@ -146,7 +147,7 @@ def test_after_a_crash_and_a_fast_restart_nothing_is_lost(daemon: RunningDaemon)
             assert found(client, keys) == len(keys)
             fresh = prompt(10 + life)
             assert eventually(lambda fresh=fresh: store(client, fresh).stored == len(fresh))  # type: ignore[misc]
-            assert time.monotonic() - served < NOTICED_S + 1
+            assert time.monotonic() - served < NOTICED_S
             assert found(client, fresh) == len(fresh)
 
 
@@ -156,21 +157,21 @@ def test_after_a_crash_and_a_fast_restart_nothing_is_lost(daemon: RunningDaemon)
 def test_a_killed_daemon_is_noticed_at_once_also_by_who_waits_for_it(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         daemon.signal(signal.SIGSTOP)
-        ended: list[float] = []
+        ended = threading.Event()
 
         def wait_long() -> None:
             assert store(client, prompt(1), deadline=15.0).refused == 8
-            ended.append(time.monotonic())
+            ended.set()
 
         waiting = threading.Thread(target=wait_long)
         waiting.start()
         time.sleep(0.3)
-        assert not ended
-        killed = time.monotonic()
+        assert not ended.is_set()
         daemon.kill()
-        assert eventually(lambda: not client.attached, NOTICED_S)
-        waiting.join(10)
-        assert ended and ended[0] - killed < NOTICED_S, "not at his deadline, 15 s later"
+        second = Second(daemon)
+        assert second.sees(lambda: not client.attached)
+        assert second.sees(ended.is_set), "not at his deadline, 15 s later"
+        waiting.join()
     daemon.start()
 
 
@@ -194,9 +195,9 @@ def test_what_a_dead_process_had_locked_can_leave_within_a_second(daemon: Runnin
             owners = {slot["pid"]: slot["pins"] for slot in daemon.slots() if slot["pins"]}
             assert owners == {reader.pid: FRAMES}, "each lock says whose it is"
             assert store(client, prompt(50)).refused == 8
-            died = reader.kill()
-        assert eventually(lambda: store(client, prompt(51)).stored == 8)
-        assert time.monotonic() - died < SOON_S
+            reader.kill()
+            second = Second(daemon)
+        assert second.sees(lambda: store(client, prompt(51)).stored == 8)
         assert not any(slot["pins"] for slot in daemon.slots())
 
 

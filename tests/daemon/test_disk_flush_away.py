@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
+from disk_away import disk_away
 from disk_daemon import ABSENT, HERE, SPACE, WAIT_S, DiskDaemon, Engine, in_both
 from pagetier.daemon.exits import Exit
 from pagetier.shm.protocol import Flush, Flushed
@@ -21,20 +21,6 @@ FRAMES = 16
 def daemon() -> Iterator[DiskDaemon]:
     with DiskDaemon(FRAMES) as running:
         yield running
-
-
-@contextmanager
-def disk_away(daemon: DiskDaemon) -> Iterator[None]:
-    """There is no disk as long as the block lasts: a file lies where its folder was."""
-    restarts, folder = daemon.report().restarts, daemon.disk
-    away = folder.rename(folder.with_name("away"))
-    folder.write_text("a file")
-    daemon.kill_worker()
-    assert daemon.until(lambda disk: "is a file" in disk.trouble), daemon.told()
-    yield
-    folder.unlink()
-    away.rename(folder)
-    daemon.wait_open(restarts + 1)
 
 
 @pytest.mark.parametrize("which", [["--all"], ["--namespace", SPACE.name]])

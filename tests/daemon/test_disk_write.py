@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import pytest
 
-from disk_daemon import HERE, DiskDaemon, Engine
+from disk_daemon import HERE, REFUSED, WAIT_S, DiskDaemon, Engine
 from running import eventually
 
 FRAMES = 32
+AHEAD = 8  # a quarter of the frames
+
+
+def unwritten(daemon: DiskDaemon) -> int:
+    """Pages that engines stored and that are still to be written; what is read from disk was granted room, too."""
+    header = daemon.header()
+    return header["granted"] - sum(header[f"disk_{deed}"] for deed in ("read", "written", "spared", "lost"))
+
+
+def wait_behind(daemon: DiskDaemon, room: int) -> None:
+    """Until writing is at most so many pages behind."""
+    assert eventually(lambda: unwritten(daemon) <= room, WAIT_S), f"{daemon.header()} {daemon.told()}"
+
+
+def store_behind(daemon: DiskDaemon, engine: Engine, numbers: Iterable[int], room: int) -> None:
+    """Stores one by one, no faster than the disk writes."""
+    for number in numbers:
+        assert REFUSED not in engine.store([number])
+        wait_behind(daemon, room)
+
+
+def store_each(engine: Engine, numbers: Iterable[int]) -> None:
+    """Stores one by one."""
+    for number in numbers:
+        assert REFUSED not in engine.store([number])
 
 
 def test_evict_writes_the_coldest_ahead_of_need() -> None:
@@ -17,13 +43,13 @@ def test_evict_writes_the_coldest_ahead_of_need() -> None:
         engine.store(range(16))
         time.sleep(0.3)
         assert daemon.snapshot().disk_work.written == 0, "there is room: nothing has to leave soon"
-        engine.store_slowly(range(16, FRAMES))
-        assert eventually(lambda: daemon.snapshot().tiers.disk.pages >= 8)
+        store_behind(daemon, engine, range(16, FRAMES), FRAMES - AHEAD)
+        assert eventually(lambda: daemon.snapshot().tiers.disk.pages >= AHEAD)
         time.sleep(0.3)
         assert daemon.snapshot().tiers.disk.pages < 20
         assert engine.reach([0])[0] in (0, 1)
         assert engine.fetch([0]) == [HERE]
-        engine.store_slowly(range(100, 200))
+        store_behind(daemon, engine, range(100, 200), FRAMES - AHEAD)
         assert engine.places([*range(FRAMES), *range(100, 200)])["nowhere"] <= 4
         work = daemon.snapshot().disk_work
         assert work.lost <= 4
@@ -43,11 +69,13 @@ def test_through_writes_everything_soon() -> None:
 def test_second_writes_what_was_used_again() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "second") as daemon, Engine(daemon) as engine:
         engine.store(range(4))
-        engine.store_slowly(range(100, 104))
+        store_each(engine, range(100, 104))
         assert engine.places(range(4)) == {"memory": 4}  # used again
         time.sleep(0.1)
-        engine.store_slowly(range(200, 300))
-        assert eventually(lambda: engine.places(range(4)) == {"disk": 4}), engine.places(range(4))
+        store_each(engine, range(200, 200 + FRAMES))
+        assert eventually(lambda: daemon.snapshot().disk_work.written == 4), daemon.told()
+        store_each(engine, range(300, 300 + FRAMES))
+        assert engine.places(range(4)) == {"disk": 4}
         assert engine.places(range(100, 104)) == {"nowhere": 4}
         assert daemon.snapshot().disk_work.written < 20
         assert engine.fetch(range(4)) == [HERE] * 4
@@ -84,20 +112,21 @@ def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]
     chains = [range(first, first + 8) for first in range(0, 400, 8)]
     for chain in chains:
         engine.store(chain)
-        time.sleep(0.05)
-    engine.store_slowly(range(10_000, 10_000 + FRAMES))
+        wait_behind(daemon, FRAMES - AHEAD)
+    store_behind(daemon, engine, range(10_000, 10_000 + FRAMES), FRAMES - AHEAD)
     return chains, [engine.reach(chain)[1] for chain in chains]
 
 
 def test_a_budget_is_spent_on_whole_prefixes() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-budget", str(100 * 60_000)) as daemon, Engine(daemon) as engine:
+    flags = ("--disk-ahead", "0.25", "--disk-budget", str(100 * 60_000))
+    with DiskDaemon(FRAMES, "64MiB", *flags) as daemon, Engine(daemon) as engine:
         chains, reached = budgeted(daemon, engine)
+        assert daemon.until(lambda disk: disk.budget and disk.budget.left < 8 * 60_000), daemon.told()
         snapshot = daemon.snapshot()
         assert snapshot.disk.budget is not None
         assert snapshot.tiers.disk.pages <= 100
         assert snapshot.tiers.disk.pages >= 40
         assert snapshot.disk.budget.per_day == 6_000_000
-        assert snapshot.disk.budget.left < 8 * 60_000
         assert snapshot.disk.budget.spared_bytes > 0
         assert snapshot.disk_work.spared > 0
         for chain, length in zip(chains, reached, strict=True):

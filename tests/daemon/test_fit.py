@@ -11,7 +11,7 @@ from limited import limited
 from pagetier.daemon.fit import Processes
 from pagetier.daemon.options import Arena, Config, Disk, Metrics
 from pagetier.daemon.plan import need_of, processes_of
-from running import RunningDaemon, eventually, namespace
+from running import START_S, RunningDaemon, eventually, namespace
 from starting import refused
 from with_disk import is_open, until_written
 
@@ -61,7 +61,7 @@ def test_what_is_said_to_fit_into_a_control_group_is_not_killed_in_it(name: str,
         assert "of which the daemon's processes take" in told
         (fits,) = re.findall(r'would fit: arena.size = "(\w+)"', told)
         with RunningDaemon(fits, "1MiB", *flags, before=group.before) as daemon, daemon.client() as client:
-            assert eventually(lambda: is_open(daemon)), daemon.log.read_text()
+            assert eventually(lambda: is_open(daemon), START_S), daemon.log.read_text()
             for prompt in range(5):  # more than the arena
                 keys = namespace(salt=str(prompt)).keys(range(16 * PAGES))
                 assert client.store(keys, [bytes(PAGE)] * PAGES).stored == PAGES

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from pagetier.daemon.exits import Exit
-from running import RunningDaemon, eventually, namespace
+from running import START_S, RunningDaemon, eventually, namespace
 from scraped import ask, sample_names, scrape, value
 from starting import arguments, pagetierd, refused
 from with_disk import push_out, running_with_disk, until_written
@@ -137,7 +137,7 @@ def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
     code = f"import os; from pagetier.client import Client; c = Client({str(daemon.socket)!r}); c.wait_attached(9)"
     code += "; os._exit(0)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1)
+    assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1, START_S)
 
 
 def test_a_scrape_is_fast(daemon: RunningDaemon, place: Path) -> None:

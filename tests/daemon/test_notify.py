@@ -46,7 +46,8 @@ def notifier(systemd: Systemd, **more: str) -> Notifier:
     return Notifier({"NOTIFY_SOCKET": systemd.address, **more})
 
 
-def test_all_that_is_said(systemd: Systemd) -> None:
+def test_all_that_is_said(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagetier.daemon.notify._PAUSE_S", 60.0)  # too soon is too soon also on a slow machine
     told = notifier(systemd)
     before = time.monotonic_ns() // 1000
     told.progress("half", 2)
@@ -75,16 +76,24 @@ def test_a_path_that_is_no_text_is_told_as_well_as_it_can_be(systemd: Systemd) -
     told.close()
 
 
-def test_signs_of_life_in_time_and_no_more(systemd: Systemd) -> None:
+class Clock:
+    """Stands still unless it is told to go on."""
+
+    now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_signs_of_life_in_time_and_no_more(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("pagetier.daemon.notify.time", clock)
     told = notifier(systemd, WATCHDOG_USEC="300000", WATCHDOG_PID=str(os.getpid()))
     assert told.watchdog == 0.3
-    ends = time.monotonic() + 0.5
-    while time.monotonic() < ends:
+    for step in range(64):
+        clock.now = 1 + step / 128  # half a second in all
         told.alive()
-        time.sleep(0.005)
-    pings = systemd.heard()
-    assert set(pings) == {"WATCHDOG=1"}
-    assert 2 <= len(pings) <= 5
+    assert systemd.heard() == ["WATCHDOG=1"] * 4
     told.close()
 
 
@@ -114,6 +123,6 @@ def test_a_systemd_that_is_gone_or_does_not_listen_is_not_waited_for(tmp_path: P
     began = time.monotonic()
     for _ in range(2000):
         told.ready("x" * 100)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     told.close()
     deaf.socket.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from linked import HELLO, SOON_S, hang_up, linked, open_descriptors, wait_for_end
+from linked import HELLO, SLACK_S, SOON_S, hang_up, linked, open_descriptors, wait_for_end
 from pagetier.shm.link import Link, LinkError, RefusedError
 from pagetier.shm.protocol import BUILD, Findings, Observe
 from pretending import Peer, refuse
@@ -82,7 +82,7 @@ def test_no_welcome(behave: Callable[[Peer], None], says: str, kind: type[LinkEr
         before, began = open_descriptors(), time.monotonic()
         with pytest.raises(kind, match=says):
             link.greet(HELLO, SOON_S)
-        assert time.monotonic() - began < SOON_S + 0.3
+        assert time.monotonic() - began < SOON_S + SLACK_S
         assert open_descriptors() <= before
 
 
@@ -115,5 +115,5 @@ def test_a_greeting_can_be_stopped() -> None:
         threading.Timer(0.05, link.stop).start()
         began = time.monotonic()
         with pytest.raises(LinkError):
-            link.greet(HELLO, 5)
-        assert time.monotonic() - began < 1
+            link.greet(HELLO, 10)
+        assert time.monotonic() - began < SLACK_S

@@ -263,12 +263,6 @@ class Engine:
             assert REFUSED not in self.store(numbers[first : first + at_once])
             assert not daemon.save().trouble, daemon.told()
 
-    def store_slowly(self, numbers: Sequence[int], pause: float = 0.05) -> None:
-        """Stores one by one: on a machine that is not too busy, writing behind keeps up."""
-        for number in numbers:
-            assert REFUSED not in self.store([number])
-            time.sleep(pause)
-
     def goes_on(self, first: int) -> None:
         """Notices nothing of what is the matter with the disk."""
         for start in range(first, first + 60, 6):

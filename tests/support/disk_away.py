@@ -1,0 +1,22 @@
+"""A disk that is not there for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from disk_daemon import DiskDaemon
+
+
+@contextmanager
+def disk_away(daemon: DiskDaemon) -> Iterator[None]:
+    """There is no disk as long as the block lasts: a file lies where its folder was."""
+    restarts, folder = daemon.report().restarts, daemon.disk
+    away = folder.rename(folder.with_name("away"))
+    folder.write_text("a file")
+    daemon.kill_worker()
+    assert daemon.until(lambda disk: "is a file" in disk.trouble), daemon.told()
+    yield
+    folder.unlink()
+    away.rename(folder)
+    daemon.wait_open(restarts + 1)
