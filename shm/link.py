@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from array import array
@@ -31,6 +32,9 @@ from .protocol import (
 
 _CHUNK = 256 << 10
 _DESCRIPTORS = 3
+_CROWDED = "the daemon lets nobody in, too many are waiting"
+_TIMEVAL = struct.Struct("@ll")
+_SHORTEST_S = 1e-3  # 0 would be for ever
 
 
 class LinkError(Exception):
@@ -67,11 +71,11 @@ class Link:
         self._broken = ""
         self._watched = select.POLLRDHUP
         try:
-            self._socket.settimeout(deadline)
-            self._socket.connect(os.fspath(path))
+            _connect(self._socket, path, deadline)
         except OSError as error:
             self.close()
-            raise LinkError(f"{path}: {error.strerror or error}") from error
+            why = _CROWDED if isinstance(error, BlockingIOError) else error.strerror or error
+            raise LinkError(f"{path}: {why}") from error
         self._socket.settimeout(0)
 
     def greet(self, request: Attach | Observe, deadline: float) -> Greeting:
@@ -231,6 +235,13 @@ class Link:
                 yield read_answer(body)
         except ProtocolError as error:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
+
+
+def _connect(connecting: socket.socket, path: Path, deadline: float) -> None:
+    """Waits for room in the daemon's queue: a socket with a timeout of Python's never does, but fails at once."""
+    microseconds = int(max(deadline, _SHORTEST_S) * 1e6)
+    connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
+    connecting.connect(os.fspath(path))
 
 
 def _receive_descriptors(connection: socket.socket) -> tuple[bytes, tuple[int, ...]]:

@@ -6,6 +6,8 @@ import os
 import socket
 import threading
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,28 @@ def test_a_message_that_could_not_begin_leaves_the_link_alone() -> None:
         assert half == 0 and watched == [], "it was stopped"
         link.stop()
         watcher.join()
+
+
+def test_a_crowd_is_waited_for(tmp_path: Path) -> None:
+    """A daemon that is busy for a moment has a full queue: nobody is sent away for that, and nobody waits for ever."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as crowd:
+        listener.bind(str(path))
+        listener.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                one = crowd.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect(str(path))
+        for deadline in (-1.0, 0.0, SOON_S):
+            began = time.monotonic()
+            with pytest.raises(LinkError, match="lets nobody in, too many are waiting"):
+                Link(path, deadline)
+            assert deadline * 0.9 < time.monotonic() - began < max(0.0, deadline) + SLACK_S
+        letting_in = threading.Timer(SOON_S, lambda: crowd.enter_context(listener.accept()[0]))
+        letting_in.start()
+        Link(path, 30.0).close()
+        letting_in.join()
 
 
 def send_big(link: Link) -> None:
