@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .digests import HASH_BYTES, all_bytes, digests_of, hashes_of, is_sequence, mixed_into
+from .digests import HASH_BYTES, all_bytes, digests_of, is_sequence, mixed_into
 from .tokens import TOKEN_BYTES, Tokens, token_ids
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             TypeError: anything else.
             ValueError: a hash of another length.
         """
-        return Keys(self, mixed_into(hashes_of(hashes), self.digest))
+        return Keys(self, mixed_into(hashes, self.digest))
 
     def _begun(self, after: Keys | None) -> bytes:
         if after is None:

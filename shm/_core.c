@@ -1,4 +1,5 @@
 /* _core.c - the one binding of the C core, on CPython's stable ABI. Contracts are in core/ and in _core.pyi. */
+#include "binding/hashes.h"
 #include "binding/owner_type.h"
 #include "binding/session_parts.h"
 
@@ -18,6 +19,7 @@ static PyObject *plan(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"plan", plan, METH_VARARGS, NULL},
+    {"keys_of_hashes", keys_of_hashes, METH_VARARGS, NULL},
     {"miss", pins_miss, METH_VARARGS, NULL},
     {"gather", strided_gather, METH_VARARGS, NULL},
     {"scatter", strided_scatter, METH_VARARGS, NULL},

@@ -19,6 +19,9 @@ class ShmError(Exception):
 def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> tuple[int, int, int]:
     """Bytes of index, lock words and arena."""
 
+def keys_of_hashes(hashes: list[bytes] | tuple[bytes, ...], digest: bytes, /) -> bytes:
+    """Each hash XOR the digest, end to end; all of them have 32 bytes. Raises TypeError and ValueError."""
+
 def miss(kind: type[_P], context: object, asked: int, /) -> _P:
     """A match of nothing, for whoever has no session."""
 

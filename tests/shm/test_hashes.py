@@ -1,0 +1,33 @@
+"""Keys made of an engine's own hashes, in C: what is refused. For what they are see the client's tests of keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagetier.shm._core import keys_of_hashes
+
+DIGEST = bytes(range(32))
+
+
+@pytest.mark.parametrize("digest", [b"", DIGEST[:31], DIGEST + b"x"])
+def test_a_digest_has_32_bytes(digest: bytes) -> None:
+    with pytest.raises(ValueError, match=rf"a namespace's digest has 32 bytes, not {len(digest)}"):
+        keys_of_hashes([bytes(32)], digest)
+
+
+@pytest.mark.parametrize("hashes", [{bytes(32)}, bytes(32), iter([bytes(32)]), None])
+def test_hashes_are_a_list_or_a_tuple(hashes: Any) -> None:
+    with pytest.raises(TypeError, match="a list or a tuple of bytes"):
+        keys_of_hashes(hashes, DIGEST)
+
+
+def test_what_is_no_hash_is_named() -> None:
+    class Odd:
+        pass
+
+    with pytest.raises(TypeError, match="hash 20 must be bytes, not Odd"):
+        keys_of_hashes([bytes(32)] * 20 + [Odd()], DIGEST)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"hash 1 has 0 bytes, not 32: such digests are for keys_of\(\)"):
+        keys_of_hashes((bytes(32), b""), DIGEST)
