@@ -179,8 +179,21 @@ def _round(halves: tuple[Half, Half], request: Any, *, turned: bool) -> list[tup
         ask = partial(_asked, connector, request)
         first = time_of(ask)
         taken[which] = first, statistics.median(time_of(ask) for _ in range(AGAIN))
-        connector.request_finished_all_groups(request, ([],))
+    for half in halves:
+        _aborted(half.connector, request)
     return taken
+
+
+def _aborted(connector: Any, request: Any) -> None:
+    """As the scheduler tells it; native offloading lets go of the request in the next step."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import RequestStatus
+
+    request.status = RequestStatus.FINISHED_ABORTED
+    connector.request_finished_all_groups(request, ([],))
+    step = SchedulerOutput.make_empty()
+    step.finished_req_ids.add(request.request_id)
+    connector.build_connector_meta(step)
 
 
 def _asked(connector: Any, request: Any) -> None:
