@@ -90,10 +90,13 @@ class Engine:
 
     @property
     def answered(self) -> bool:
-        """Whether it has carried out all of its orders."""
-        while self._owed and self._pipe.poll():
-            self._last = self._pipe.recv()
-            self._owed -= 1
+        """Whether it has carried out all of its orders; who died on the way has not."""
+        try:
+            while self._owed and self._pipe.poll():
+                self._last = self._pipe.recv()
+                self._owed -= 1
+        except (EOFError, ConnectionResetError):
+            return False
         return not self._owed
 
     def answer(self) -> Any:
