@@ -102,7 +102,6 @@ class VllmEngine:
         hangs = _is_alive(self.pid)
         self.kill()
         told = self.told()
-        self._lines.close()
         self.folder.cleanup()
         assert not hangs, f"the engine does not end: {told}"
 
@@ -111,6 +110,7 @@ class VllmEngine:
         if self in _leaving:
             return
         self._close_commands()
+        self._lines.close()  # it could not end with an answer that nobody fetches
         _leaving.append(self)
         while len(_leaving) > 2:
             _leaving[0].stop()
