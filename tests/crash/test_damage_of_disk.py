@@ -24,7 +24,7 @@ from pagetier.tiers.base import Outcome, TierError
 from pagetier.tiers.store import records
 from pagetier.tiers.store.counting import miscounted
 from power.recorded import plain
-from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoings, small_tier
+from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
 DAMAGES = len(Harm) * len(Part) * (50 if ALL else 1)
@@ -33,6 +33,7 @@ PAGES = outgoings(range(120))
 NODE_FLAGS_BEFORE = 4  # a node's key
 F_SUBDATA = 2
 PAGE_FLAGS_AT = 10
+P_OVERFLOW = 4
 FLAGS_AT = 16 + 24 + 4  # behind the page's header, the meta's and a size
 LAST_PAGE_AT = 16 + 24 + 2 * 48  # behind the page's header, the meta's and two trees
 
@@ -202,6 +203,27 @@ def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
     tier = small_tier(tmp_path, environments=2)
     assert tier.state().opened.startswith("rebuilt empty in 1 of 2 parts: ")
     assert outcomes(tier, PAGES) == {Outcome.EXACT, Outcome.ABSENT}
+    tier.close()
+
+
+@pytest.mark.parametrize("part", [Part.FREE_LIST, Part.SMALL])
+def test_a_page_that_says_that_it_is_longer_is_proven(tmp_path: Path, part: Part) -> None:
+    """Found once: LMDB wrote what lay behind it in memory, said that it was an input/output error, and so for ever."""
+    file = left(tmp_path)
+    data = bytearray(file.read_bytes())
+    for page in Anatomy(bytes(data)).of(part):
+        data[page * PAGE + PAGE_FLAGS_AT] ^= P_OVERFLOW
+    file.write_bytes(data)
+    tier = small_tier(tmp_path, environments=1)
+    with pytest.raises(TierError, match="restart to have it proven"):
+        for number in range(200, 240):
+            tier.write([], [outgoing(number)])
+    tier.distrust()
+    with contextlib.suppress(TierError):
+        tier.close()
+    tier = small_tier(tmp_path, environments=1)
+    assert tier.state().opened.startswith("rebuilt empty: ")
+    assert all(tier.write([], PAGES).stored)
     tier.close()
 
 

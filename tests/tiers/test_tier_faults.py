@@ -14,7 +14,7 @@ import lmdb
 import pytest
 
 from pagetier.tiers.base import Outcome, TierError
-from pagetier.tiers.store import LmdbTier, writing
+from pagetier.tiers.store import LmdbTier, doubt, writing
 from pagetier.tiers.store.turns import Patience, Turns
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
@@ -53,27 +53,102 @@ def test_a_read_only_file_system(tmpfs: Callable[..., Path]) -> None:
         small_tier(folder)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def failing(number: int) -> Callable[..., None]:
+    """What LMDB raises where the system refused something."""
+
+    def fail(*_: Any) -> None:
+        error = lmdb.Error("mdb_txn_commit: it failed")
+        error.code = number  # type: ignore[misc]  # py-lmdb sets it in C
+        raise error
+
+    return fail
+
+
+def proven_tier(folder: Path) -> LmdbTier:
+    """It holds what it held, and was found sound."""
+    doubt(folder)
+    tier = small_tier(folder)
+    assert "proven sound" in tier.state().opened
+    return tier
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
 def test_a_failing_transaction_is_told_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     tier = small_tier(tmp_path)
     old = outgoings(range(10))
     tier.write([], old)
-
-    def fail(*_: Any) -> None:
-        raise lmdb.Error("mdb_txn_commit: it failed", number)
-
+    tier.close()
+    tier = proven_tier(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "put", fail)
+        patch.setattr(writing, "put", failing(number))
         written = tier.write([], outgoings(range(100, 110)))
     assert set(written.stored) == {False}
     assert all("it failed" in reason for reason in written.reasons)
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "delete", fail)
+        patch.setattr(writing, "delete", failing(number))
         assert "it failed" in tier.write([old[0].key], []).undropped
     assert keys_in(tier) == {page.key for page in old}
     assert all(tier.write([], outgoings(range(100, 110))).stored)
+    tier.close()
+
+
+def test_what_could_not_be_dropped_is_as_soon_as_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take room until the next worker, and the tier hold less each time that its disk is in trouble."""
+    tier = small_tier(tmp_path)
+    pages = outgoings(range(10))
+    tier.write([], pages)
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "delete", failing(errno.EROFS))
+        assert tier.write([pages[0].key], []).undropped
+        assert tier.write([pages[1].key], []).undropped
+        patch.undo()
+        patch.setattr(tier._journal, "mark_dirty", fail_to_mark)
+        assert tier.write([pages[2].key], []).undropped
+    assert keys_in(tier) == {page.key for page in pages}
+    assert tier.write([], [outgoing(100)]).undropped == ""
+    assert keys_in(tier) == {page.key for page in [*pages[3:], outgoing(100)]}
+    tier.close()
+
+
+def fail_to_mark() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_is_stored_again_was_not_to_be_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = small_tier(tmp_path)
+    pages = outgoings(range(10))
+    tier.write([], pages)
+    delete = writing.delete
+
+    def but_not(environment: Any, txn: Any, key: bytes) -> None:
+        if key == pages[1].key:
+            failing(errno.EROFS)()
+        delete(environment, txn, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "delete", failing(errno.EROFS))
+        assert tier.write([pages[0].key, pages[1].key], []).undropped
+        patch.setattr(writing, "delete", but_not)
+        written = tier.write([], [pages[0]])
+        assert written.stored == (True,)
+        assert written.undropped
+    assert tier.write([], []).undropped == ""
+    assert keys_in(tier) == {page.key for page in pages} - {pages[1].key}
+    tier.close()
+
+
+@pytest.mark.parametrize("call", ["put", "delete"])
+def test_an_input_output_error_may_be_damage_where_nothing_was_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    tier = small_tier(tmp_path)
+    tier.write([], outgoings(range(10)))
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, call, failing(errno.EIO))
+        with pytest.raises(TierError, match=r"can not be written \(mdb_txn_commit: it failed\): restart"):
+            tier.write([outgoing(1).key], outgoings(range(100, 110)))
     tier.close()
 
 

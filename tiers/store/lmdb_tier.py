@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import lmdb
 
@@ -25,6 +26,7 @@ from .turns import Turns
 from .writing import Applied
 
 _T = TypeVar("_T")
+_AGAIN: Final = 256  # pages that could not be dropped, tried beside a batch: few enough where none can be still
 
 
 class LmdbTier:
@@ -48,6 +50,7 @@ class LmdbTier:
         self._one_writes = threading.Lock()
         self._count = threading.Lock()
         self._begun = self._done = self._damaged = 0
+        self._undropped: set[bytes] = set()
         with contextlib.ExitStack() as undo:
             self._owner = prepare(options)
             undo.callback(os.close, self._owner)
@@ -110,14 +113,27 @@ class LmdbTier:
             writing.drop_if(environment, key, look.header)
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
-        """One batch at a time; the environments' shares of it at once."""
+        """One batch at a time; the environments' shares of it at once. What could not be dropped goes when it can."""
         with self._one_writes:
-            try:
-                with self._changing():
-                    return self._write(drops, pages)
-            except OSError as error:
-                why = f"{self._options.folder} can not be written: {error.strerror or error}"
-                return Written((False,) * len(pages), (why,) * len(pages), why)
+            tried = [*islice(self._undropped, _AGAIN), *drops]
+            written = self._try_to_write(tried, pages)
+            self._undropped.difference_update(tried)
+            if written.undropped:
+                self._undropped |= self._there(tried)
+            self._undropped -= {page.key for page, stored in zip(pages, written.stored, strict=True) if stored}
+            return written
+
+    def _there(self, keys: Sequence[bytes]) -> set[bytes]:
+        headers = (reading.headers(environment, keys) for environment in self._environments)
+        return {key for its in headers for key, header in zip(keys, its, strict=True) if header is not None}
+
+    def _try_to_write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
+        try:
+            with self._changing():
+                return self._write(drops, pages)
+        except OSError as error:
+            why = f"{self._options.folder} can not be written: {error.strerror or error}"
+            return Written((False,) * len(pages), (why,) * len(pages), why)
 
     def _write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         shares = placing.share(self._environments, drops, pages, self._options.frame_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -127,6 +128,18 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
         raise TierError(f"{environment.folder} can not be written any more ({error}): its disk failed") from error
     except DAMAGE as error:
         raise TierError(environment.broke(error)) from error
+    except lmdb.Error as error:
+        if _may_be_damage(environment, error):
+            raise TierError(f"{environment.folder} can not be written ({error}): restart to have it proven") from error
+        raise
+
+
+def _may_be_damage(environment: Environment, error: lmdb.Error) -> bool:
+    """LMDB writes as much as a page says that it is long, and says that of what could not be written whole.
+
+    Where the pages were found sound just now it is the disk.
+    """
+    return getattr(error, "code", 0) == errno.EIO and not environment.proven and not _is_full(environment)
 
 
 def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes]]:
@@ -181,8 +194,11 @@ def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) ->
 
 def _reason(environment: Environment, error: lmdb.Error) -> str:
     """LMDB speaks of an input/output error, too, where the file system had room for a part of a transaction alone."""
-    full = shutil.disk_usage(environment.folder).free < environment.shape.transaction_bytes
-    return f"{error}: the file system of {environment.folder} is full" if full else str(error)
+    return f"{error}: the file system of {environment.folder} is full" if _is_full(environment) else str(error)
+
+
+def _is_full(environment: Environment) -> bool:
+    return shutil.disk_usage(environment.folder).free < environment.shape.transaction_bytes
 
 
 def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> None:

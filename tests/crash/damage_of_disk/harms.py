@@ -16,7 +16,7 @@ _SECTOR: Final = 512
 class Harm(StrEnum):
     """What happens to a page. OLDER: it is what it was at an earlier sync; SWAPPED, COPIED: with one of its kind.
 
-    COUNT: to one page, whichever was chosen, as chance would hardly find that bit.
+    COUNT: to one page, whichever was chosen, as chance would hardly find that bit. FLAG: those that say what a page is.
     """
 
     BIT = "a bit is flipped"
@@ -31,9 +31,11 @@ class Harm(StrEnum):
     COPIED = "it is a copy of one of its kind"
     FOREIGN = "it is a copy of any other page"
     COUNT = "a bit of the number of frames that LMDB counts is flipped"
+    FLAG = "a bit of its flags is flipped"
 
 
 _OTHERS: Final = (Harm.COPIED, Harm.FOREIGN)
+_WHERE: Final = {Harm.HEAD_BIT: range(200), Harm.FLAG: range(10, 12)}
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -99,6 +101,7 @@ def _with_sector(content: bytes, other: bytes, chance: Random) -> bytes:
 
 def _flipped(content: bytes, harm: Harm, chance: Random) -> bytes:
     flipped = bytearray(content)
+    where = _WHERE.get(harm, range(PAGE))
     for _ in range(20 if harm is Harm.BITS else 1):
-        flipped[chance.randrange(200 if harm is Harm.HEAD_BIT else PAGE)] ^= 1 << chance.randrange(8)
+        flipped[chance.choice(where)] ^= 1 << chance.randrange(8)
     return bytes(flipped)

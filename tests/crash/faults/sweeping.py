@@ -28,6 +28,13 @@ EVERYTHING: Final = os.environ.get("SWEEP") == "all"
 _READS: Final = frozenset({Call.PREAD})
 _ROOM: Final = WRITES | {Call.FALLOCATE, Call.MKDIR, Call.OPEN}
 """What needs blocks, or a name."""
+_TROUBLE: Final = (
+    Fault(Action.FAIL, _ROOM, 1, errno.ENOSPC),
+    Fault(Action.FAIL, ALL, 1, errno.EIO),
+    Fault(Action.FAIL, WRITES, 1, errno.EIO, file="data.mdb"),
+    Fault(Action.HOLD, ALL),
+)
+"""What lasts."""
 
 log = logging.getLogger("faults")
 
@@ -90,8 +97,7 @@ def faults_at(calls: Sequence[Noted]) -> list[Fault]:
     found += [Fault(Action.FAIL, frozenset({call}), at, errno.EIO) for call, at in _each(number, ALL)]
     found += [Fault(Action.FAIL, frozenset({call}), at, errno.ENOSPC) for call, at in _each(number, _ROOM)]
     found += [Fault(Action.SHORTEN, frozenset({call}), at) for call, at in _each(number, WRITES | _READS)]
-    full, broken = Fault(Action.FAIL, _ROOM, 1, errno.ENOSPC), Fault(Action.FAIL, ALL, 1, errno.EIO)
-    return found + [one for fault in (full, broken, Fault(Action.HOLD, ALL)) for one in _lasting(number, fault)]
+    return found + [one for fault in _TROUBLE for one in _lasting(number, fault)]
 
 
 def _each(number: Counter[Call], of: frozenset[Call]) -> Iterator[tuple[Call, int]]:
