@@ -12,8 +12,9 @@ from unittest import mock
 import pytest
 
 from harness import harness
-from harnessed import BLOCK, BY_REQUEST, HarnessedEngine
+from harnessed import BLOCK, BY_REQUEST, PAGE, HarnessedEngine
 from pagetier.client import Client
+from pagetier.client.engines.vllm.metadata import ShapesMetadata
 from running import RunningDaemon, eventually
 from with_disk import push_out, running_with_disk, stopped_worker
 
@@ -206,6 +207,19 @@ def test_who_skips_the_prefix_cache_loads_nothing(daemon: RunningDaemon, client:
     engine.scheduler.add_request(request)
     assert engine.run() == 0
     assert_nothing_is_left(engine, daemon)
+
+
+def test_nothing_is_cached_where_a_rank_can_not(daemon: RunningDaemon, client: Client) -> None:
+    """A load is over when all ranks have ended it: a request would wait for ever for the one that never does."""
+    connector = HarnessedEngine(daemon, client, None, salt="ranks").connector
+    connector._scheduler.close()
+    connector._scheduler, shapes = None, ShapesMetadata((PAGE,))
+    connector._config.parallel_config.tensor_parallel_size = 2
+    connector.set_xfer_handshake_metadata({(0, 0): shapes})
+    assert connector._scheduler is None
+    connector.set_xfer_handshake_metadata({(0, 0): shapes, (0, 1): shapes})
+    assert connector._scheduler is not None
+    connector._scheduler.close()
 
 
 def test_without_a_daemon_nothing_is_missed(tmp_path: Path, client: Client) -> None:

@@ -69,7 +69,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception as error:  # noqa: BLE001 - an unforeseen model must not keep vLLM from starting
             _say_nothing_is_cached(error)
             return
-        self._shapes = shapes_of(self._worker)
+        self._shapes = shapes_of(self._config, self._groups, self._worker)
 
     def get_handshake_metadata(self) -> ShapesMetadata | None:
         """For the scheduler."""
@@ -145,9 +145,12 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._hash_tokens = gpu_block_pool.hash_block_size
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """What the workers said of their pages; they have to agree."""
-        shapes = {told.shapes for told in metadata.values() if isinstance(told, ShapesMetadata)}
-        if len(shapes) > 1:
+        """What the workers said of their pages; they have to agree, and a load is over when all have ended it."""
+        told = [its.shapes for its in metadata.values() if isinstance(its, ShapesMetadata)]
+        shapes, ranks = set(told), self._config.parallel_config.tensor_parallel_size
+        if len(told) < ranks:
+            log.warning("pagetier caches nothing: %d of %d ranks can not", ranks - len(told), ranks)
+        elif len(shapes) > 1:
             log.warning("pagetier caches nothing: the ranks have pages of different layouts")
         elif shapes and (agreed := shapes.pop()):
             self._open_scheduler(agreed)

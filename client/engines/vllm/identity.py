@@ -24,14 +24,19 @@ _COMMIT: Final = re.compile("[0-9a-f]{40,64}")
 _SAMPLES: Final = 16
 _SAMPLE_BYTES: Final = 1 << 14
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
+_SHUFFLED: Final = "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 class PageShape(msgspec.Struct, frozen=True):
-    """What a page of one group is, as all workers have to agree on: the layout of its PageOrder, and its bytes."""
+    """What a page of one group is, as all workers have to agree on.
+
+    layout, nbytes: of its PageOrder. backends: whose kernels read and write its layers.
+    """
 
     layout: str
     nbytes: int
+    backends: tuple[str, ...] = ()
 
 
 def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namespace:
@@ -47,6 +52,7 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
                 "layers": list(group.layer_names),
                 "hashes": _hashes(config.cache_config),
                 "state": _state(group),
+                "backends": [list(shape.backends), os.environ.get(_SHUFFLED, "")],
                 "processor": _processor(config),
                 "multimodal": _multimodal(model),
             }
@@ -66,6 +72,13 @@ def with_adapter(namespace: Namespace, adapter: Any, engine: str) -> Namespace:
     """
     told = [engine, adapter.lora_int_id, adapter.lora_name, str(getattr(adapter, "lora_path", ""))]
     return msgspec.structs.replace(namespace, lora=_spelt(told))
+
+
+def backends_of(config: Any, group: Any) -> tuple[str, ...]:
+    """Of a group's layers, once these are made: two backends may give caches of one shape different meanings."""
+    layers = getattr(config.compilation_config, "static_forward_context", {})
+    backends = (layers[name].get_attn_backend() for name in group.layer_names if name in layers)
+    return tuple(sorted({f"{backend.__module__}.{backend.__qualname__}" for backend in backends}))
 
 
 def is_known(model: Any) -> bool:

@@ -14,7 +14,7 @@ from ....kernels.transfer import PagedCache
 from ...client import Client
 from ...copying.opening import open_copier
 from .announcing import Announcer
-from .identity import PageShape, is_known, namespace_of
+from .identity import PageShape, backends_of, is_known, namespace_of
 from .kinds import UnsupportedError, kind_of
 from .requests import PagedGroup
 from .scheduler import SchedulerHalf
@@ -58,14 +58,16 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
         spec, names = group.kv_cache_spec, group.layer_names
         kind_of(spec)
         cache = paged_cache([tensors[name] for name in names], spec, shard, heads)
-        namespace = namespace_of(config, group, _shape(cache), settings.salt)
+        namespace = namespace_of(config, group, _shape(config, group, cache), settings.salt)
         lanes.append(Lane(cache, namespace, open_copier(client, cache)))
     return WorkerHalf(client, lanes, _events(lanes), _zeroing(lanes, groups))
 
 
-def shapes_of(worker: WorkerHalf) -> tuple[PageShape, ...]:
+def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, ...]:
     """What the scheduler has to know of this worker's pages."""
-    return tuple(_shape(lane.cache) for lane in worker.lanes)
+    return tuple(
+        _shape(config, group, lane.cache) for group, lane in zip(groups.kv_cache_groups, worker.lanes, strict=True)
+    )
 
 
 def open_scheduler(
@@ -99,8 +101,8 @@ def _announcer(config: Any) -> Announcer | None:
     return Announcer() if wanted else None
 
 
-def _shape(cache: PagedCache) -> PageShape:
-    return PageShape(cache.page.layout, cache.page.nbytes)
+def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
+    return PageShape(cache.page.layout, cache.page.nbytes, backends_of(config, group))
 
 
 def _client(settings: ConnectorSettings) -> Client:

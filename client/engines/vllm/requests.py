@@ -11,7 +11,7 @@ import numpy as np
 from ...groups import Group, GroupKeys, GroupMatch
 from ...keys import Keys, Namespace
 from ...match import Handover, Match
-from ...prefetch import Prefetch
+from .prefetching import Asked
 
 _NEVER: Final = 2**62
 
@@ -53,7 +53,7 @@ class Tracked:
         self.request = request
         self.groups = groups
         self.found: Found | None = None
-        self.prefetch: Prefetch | None = None
+        self.prefetch: Asked | None = None
         self.gives_up = 0.0
         self.from_memory = -1
         self.loading = False

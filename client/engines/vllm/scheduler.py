@@ -14,6 +14,7 @@ from ...groups import GroupMatch
 from .announcing import Announcer
 from .identity import with_adapter
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
+from .prefetching import Asker
 from .requests import Found, PagedGroup, Tracked, some_of
 from .stores import late_orders, store_orders, take_blocks
 from .tally import Tally
@@ -37,6 +38,7 @@ class SchedulerHalf:
         self, client: Client, groups: Sequence[PagedGroup], disk_deadline: float, announcer: Announcer | None = None
     ) -> None:
         self._client, self._groups, self._disk_deadline = client, tuple(groups), disk_deadline
+        self._asker = Asker(client)
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._written: set[int] = set()
@@ -47,7 +49,7 @@ class SchedulerHalf:
 
     def matched(self, request: Any, computed: int) -> int | None:
         """How many tokens can be loaded beyond the `computed` that the engine has; None: to be asked again."""
-        tracked = self._track(request)
+        tracked = self._track_anew(request)
         if tracked.loading:
             return None
         if tracked.failures >= _TRIES:
@@ -92,7 +94,7 @@ class SchedulerHalf:
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
                 tracked.loaded()
-                if tracked.is_stale or tracked.request.is_finished():
+                if tracked.request.is_finished():
                     del self._tracked[request]
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> bool:
@@ -117,12 +119,12 @@ class SchedulerHalf:
     def renew(self) -> None:
         """From now on nothing that was stored before is found, and nobody else finds what is stored.
 
-        Of requests that go on nothing is stored any more: some of it was computed before, and some is after.
+        Of requests that go on nothing is stored any more, unless they begin anew: some of it was computed or loaded
+        before, and some is computed after.
         """
         for tracked in self._tracked.values():
             tracked.let_go()
             tracked.grow_stale()
-        self._tracked = {name: tracked for name, tracked in self._tracked.items() if tracked.loading}
         salt = token_hex(16)
         self._groups = tuple(
             msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))
@@ -131,6 +133,7 @@ class SchedulerHalf:
 
     def close(self) -> None:
         """Lets go of everything."""
+        self._asker.close()
         for tracked in self._tracked.values():
             tracked.loaded()
         self._tracked.clear()
@@ -144,6 +147,13 @@ class SchedulerHalf:
         if tracked is None:
             tracked = self._tracked[request.request_id] = Tracked(request, self._groups_of(request))
         return tracked
+
+    def _track_anew(self, request: Any) -> Tracked:
+        """Of who asks what there is: nothing of it is computed beyond what vLLM has itself."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is not None and tracked.is_stale and not tracked.loading:
+            del self._tracked[request.request_id]
+        return self._track(request)
 
     def _groups_of(self, request: Any) -> tuple[PagedGroup, ...]:
         adapter = getattr(request, "lora_request", None)
@@ -175,7 +185,7 @@ class SchedulerHalf:
 
     def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
         """Also where nobody waits for it: the next request finds it in memory."""
-        tracked.prefetch = self._client.prefetch_groups(match, max(self._disk_deadline, _DISK_S))
+        tracked.prefetch = self._asker.ask(match, max(self._disk_deadline, _DISK_S))
         tracked.gives_up = time.monotonic() + self._disk_deadline
 
     def _order(self, tracked: Tracked, found: Found, blocks: Sequence[Sequence[Any]], external: int) -> LoadOrder:

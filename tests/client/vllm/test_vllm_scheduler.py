@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.requests import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
-from running import RunningDaemon, namespace
+from running import RunningDaemon, eventually, namespace
 
 PAGE = 4
 
@@ -34,6 +35,8 @@ class Directory:
         self.here = self.reach = 0
         self.matches = self.prefetches = self.pinned = 0
         self.answered = False
+        self.takes = threading.Event()
+        self.takes.set()
         self.limits: list[int | None] = []
 
     def match_groups(self, groups: list[GroupKeys], limit: int | None = None) -> Any:
@@ -44,8 +47,9 @@ class Directory:
         return Found(self, min(self.here, most), min(self.reach, most))
 
     def prefetch_groups(self, match: Any, deadline: float) -> Any:
-        self.prefetches += 1
+        assert self.takes.wait(30)
         self.deadline = deadline
+        self.prefetches += 1
         directory = self
 
         class Asked:
@@ -138,9 +142,10 @@ def test_what_is_on_disk_is_waited_for(clock: Clock) -> None:
     half, one = half_of(directory), request()
     for _ in range(1000):
         assert half.matched(one, 0) is None
-    assert (directory.matches, directory.prefetches, directory.pinned) == (1, 1, 0)
+    assert eventually(lambda: directory.prefetches == 1)
+    assert (directory.matches, directory.pinned) == (1, 0)
     directory.here, directory.answered = 24, True
-    assert half.matched(one, 0) == 24
+    assert eventually(lambda: half.matched(one, 0) == 24)
     assert half.from_memory(one, 24) == 8
     assert half.from_memory(one, 20) == 4
 
@@ -154,7 +159,23 @@ def test_the_disk_is_not_waited_for_for_ever(clock: Clock) -> None:
     assert half.matched(one, 0) is None
     clock.now += 0.2
     assert half.matched(one, 0) == 8
-    assert directory.prefetches == 1
+    assert eventually(lambda: directory.prefetches == 1)
+
+
+def test_who_asks_the_disk_may_have_to_wait_and_the_scheduler_not(clock: Clock) -> None:
+    """Found once: a daemon that hung took no more requests, and each look-up was a second of the scheduler's."""
+    directory = Directory()
+    directory.here, directory.reach = 8, 24
+    directory.takes.clear()
+    half, one = half_of(directory), request()
+    assert half.matched(one, 0) is None
+    clock.now += 2.1
+    assert half.matched(one, 0) == 8
+    assert half.matched(request(name="two"), 0) is None
+    assert not directory.prefetches
+    half._asker.close()
+    directory.takes.set()
+    assert eventually(lambda: directory.prefetches == 1), "of who is waiting already"
 
 
 def test_a_deadline_of_zero_waits_for_nothing(clock: Clock) -> None:
@@ -163,7 +184,8 @@ def test_a_deadline_of_zero_waits_for_nothing(clock: Clock) -> None:
     directory.here, directory.reach = 8, 24
     half = half_of(directory, 0.0)
     assert half.matched(request(), 0) == 8
-    assert directory.prefetches == 1 and directory.deadline > 0
+    assert eventually(lambda: directory.prefetches == 1)
+    assert directory.deadline > 0
 
 
 def test_what_the_engine_has_itself_is_not_fetched(clock: Clock) -> None:
@@ -241,9 +263,43 @@ def test_nothing_more_is_stored_of_a_request_that_is_loading_while_the_weights_c
         half.allocated(one, [[]], half.matched(one, 0) or 0)
         half.renew()
         half.loaded([one.request_id])
+        half.allocated(one, [[]], 0)
         one.num_computed_tokens = 40
         assert not half.finished(one, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
         assert not half.build(nothing_scheduled()).stores
+        half.close()
+
+
+def test_nothing_more_is_stored_of_what_was_loaded_before_the_weights_changed() -> None:
+    """Found once: a request that was scheduled after that was taken for a new one."""
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+        half, one = SchedulerHalf(client, groups, 0.0), request()
+        keys = groups[0].keys(one.block_hashes[:2])
+        client.store(keys, [b"x"] * len(keys))
+        half.allocated(one, [[]], half.matched(one, 0) or 0)
+        half.loaded([one.request_id])
+        half.renew()
+        half.allocated(one, [[]], 0)
+        one.num_computed_tokens = 40
+        assert not half.finished(one, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+        assert not half.build(nothing_scheduled()).stores
+        half.close()
+
+
+def test_who_begins_anew_after_the_weights_changed_is_stored() -> None:
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+        half, one = SchedulerHalf(client, groups, 0.0), request()
+        half.allocated(one, [[]], half.matched(one, 0) or 0)
+        half.renew()
+        assert half.matched(one, 0) == 0
+        half.allocated(one, [[]], 0)
+        one.num_computed_tokens = 40
+        assert half.finished(one, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+        (order,) = half.build(nothing_scheduled()).stores
+        new, old = (group.keys(one.block_hashes[:1]).data for group in (*half._groups, *groups))
+        assert order.keys[:32] == new != old
         half.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.vllm.identity import PageShape, is_known, namespace_of, with_adapter
+from pagetier.client.engines.vllm.identity import PageShape, backends_of, is_known, namespace_of, with_adapter
 from pagetier.client.engines.vllm.kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.opening import require_failures_told, require_recompute, warn_of_seed
 from pagetier.client.engines.vllm.settings import ConnectorSettings, read_settings
@@ -177,9 +177,21 @@ def test_groups_layouts_and_salts_are_apart() -> None:
         digest(config, group(32)),
         digest(config, group(layers=("layers.0", "layers.2"))),
         digest(config, shape=PageShape("another", 4096)),
+        digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("flash",))),
+        digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("another",))),
         digest(config, salt="mine"),
     ]
     assert len(set(told)) == len(told)
+
+
+def test_backends_are_told_by_their_classes() -> None:
+    """Of layers that are there; one shape may be heads of keys and values to one, and keys and values to another."""
+    config = vllm_config()
+    layer = SimpleNamespace(get_attn_backend=lambda: Config)
+    config.compilation_config = SimpleNamespace(static_forward_context={"layers.0": layer, "layers.1": layer})
+    assert backends_of(config, group()) == (f"{Config.__module__}.Config",)
+    config.compilation_config = SimpleNamespace(static_forward_context={})
+    assert backends_of(config, group()) == ()
 
 
 def test_the_seed_of_hashes_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
