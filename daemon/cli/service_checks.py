@@ -35,7 +35,7 @@ def _texts(units: Path, kinds: set[str]) -> Iterator[str]:
     for kind in sorted(kinds):
         for file in (units / kind, *sorted((units / f"{kind}.d").glob("*.conf"))):
             with contextlib.suppress(OSError):
-                yield file.read_text()
+                yield file.read_text(errors="replace")
 
 
 def _allows(text: str, path: Path) -> bool:

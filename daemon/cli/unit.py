@@ -12,6 +12,7 @@ import msgspec
 
 from .sealed import is_as_sealed, sealed
 from .tenants import tenant_name
+from .whole_file import write_whole
 
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _PROGRAM = "/usr/bin/pagetierd"
@@ -68,12 +69,12 @@ def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  cli
 )
 @click.option("--tenant", callback=tenant_name, metavar="NAME", help="Those of a daemon for one tenant.")
 @_with_metrics
-@click.option("--force", "replace", is_flag=True, help="Replace units that were changed.")
+@click.option("--force", "replace", is_flag=True, help="Replace units that were changed, and links in their places.")
 def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> None:  # noqa: FBT001  click calls it so
     """Install the units; starts nothing, and never touches a configuration that is there.
 
     Units that nobody changed are replaced by newer ones, and so is the drop-in of --metrics where it is there; what is
-    your own belongs into a drop-in (systemctl edit).
+    your own belongs into a drop-in (systemctl edit). A link, as a masked unit is one, counts as changed.
 
     Exit codes: 0; 1 something could not be written, or was changed by hand.
     """
@@ -83,7 +84,7 @@ def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> Non
     for warning in _warnings(program):
         click.echo(f"warning: {warning}", err=True)
     if changed:
-        names = ", ".join(str(file.place) for file in changed)
+        names = ", ".join(_told(root, file) for file in changed)
         raise click.ClickException(f"changed by hand, and left so: {names}; --force replaces them")
     name = f"pagetierd@{tenant}" if tenant else "pagetierd"
     click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {name}")
@@ -131,19 +132,33 @@ def _put(root: Path, file: Installed, *, replace: bool) -> bool:
     """False if something else is there that shall stay."""
     path = root / file.place
     try:
-        there = path.read_text() if path.exists() else None
         text = file.text if file.keep else sealed(file.text)
-        if there == text or (file.keep and there is not None):
+        there = path.read_bytes() if path.is_file() else b""
+        if there == text.encode() or (file.keep and _is_there(path)):
             return True
-        if there is not None and not (replace or there == file.text or is_as_sealed(there)):
+        if _is_there(path) and not (replace or _is_of_ours(path, there, file.text)):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o644)
+        write_whole(path, text.encode(), 0o644)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error
     click.echo(f"installed {path}")
     return True
+
+
+def _is_there(path: Path) -> bool:
+    """Also a link to what is not."""
+    return path.is_symlink() or path.exists()
+
+
+def _is_of_ours(path: Path, there: bytes, text: str) -> bool:
+    """A file that nobody changed. A link is somebody's: it masks a unit, or its file belongs to something else."""
+    return not path.is_symlink() and (there == text.encode() or is_as_sealed(there.decode(errors="replace")))
+
+
+def _told(root: Path, file: Installed) -> str:
+    path = root / file.place
+    return f"{file.place} (a link to {path.readlink()})" if path.is_symlink() else str(file.place)
 
 
 def _warnings(program: str) -> Iterator[str]:

@@ -119,7 +119,7 @@ def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path)
         (told,) = check_service_may_write(config, Host(tmp_path))
         assert f"`systemctl edit {unit}`" in told.text
         (units / f"{unit}.service.d").mkdir()
-        (units / f"{unit}.service.d/override.conf").write_text("[Service]\nReadWritePaths=/var/x -/srv\n")
+        (units / f"{unit}.service.d/override.conf").write_bytes(b"# caf\xe9\n[Service]\nReadWritePaths=/var/x -/srv\n")
         assert not list(check_service_may_write(config, Host(tmp_path)))
     own = Config(disk=Disk(path=Path("/var/lib/pagetier/tier"), size=1 << 30))
     assert not list(check_service_may_write(own, Host(tmp_path)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from pagetier.daemon.cli import unit as unit_command
 from pagetier.daemon.cli.sealed import is_as_sealed, sealed
 
 UNIT = "etc/systemd/system/pagetierd.service"
+RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'
 
 
 def install(root: Path, *words: str) -> Result:
@@ -47,6 +50,57 @@ def test_one_that_was_changed_stays(newer: Path) -> None:
     assert (newer / UNIT).read_text() == mine
     assert install(newer, "--force").exit_code == 0
     assert "# newer\n" in (newer / UNIT).read_text()
+
+
+@pytest.mark.parametrize("there", [b"# caf\xe9\n", b"\x7fELF\x00\xff"])
+def test_files_that_are_not_utf_8(there: bytes, newer: Path) -> None:
+    config = newer / "etc/pagetier/pagetierd.toml"
+    for file in (newer / UNIT, config):
+        file.write_bytes(there)
+    told = install(newer)
+    assert (told.exit_code, f"changed by hand, and left so: {UNIT};" in told.output) == (1, True), told.output
+    assert (newer / UNIT).read_bytes() == there
+    assert install(newer, "--force").exit_code == 0
+    assert "# newer\n" in (newer / UNIT).read_text()
+    assert config.read_bytes() == there
+
+
+@pytest.mark.parametrize("target", ["/dev/null", "nothing-there.service", "mine.service"])
+def test_a_link_is_told_and_never_written_through(target: str, newer: Path) -> None:
+    unit = newer / UNIT
+    mine = unit.with_name("mine.service")
+    unit.rename(mine)  # as it was installed: it would be replaced, were it no link
+    before = mine.read_bytes()
+    unit.symlink_to(target)
+    told = install(newer)
+    assert (told.exit_code, f"{UNIT} (a link to {target});" in told.output) == (1, True), told.output
+    assert unit.is_symlink()
+    told = install(newer, "--force")
+    assert (told.exit_code, f"installed {unit}" in told.output) == (0, True), told.output
+    assert not unit.is_symlink() and "# newer\n" in unit.read_text()
+    assert mine.read_bytes() == before
+    assert not unit.with_name("nothing-there.service").exists()
+
+
+def test_a_configuration_that_is_a_link_stays_one(newer: Path) -> None:
+    config = newer / "etc/pagetier/pagetierd.toml"
+    config.unlink()
+    config.symlink_to("mounted-later.toml")
+    assert install(newer, "--force").exit_code == 0
+    assert config.is_symlink() and not config.exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_full_disk_leaves_what_was_there(there: bool, newer: Path) -> None:
+    unit = newer / UNIT
+    unit.unlink()
+    if there:
+        unit.write_text(sealed("an older one\n"))
+    command = f"ulimit -f 0; exec {sys.executable} -c '{RUN}' unit install --root {newer}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, f"{unit}: File too large" in done.stderr) == (1, True), done.stderr
+    assert (unit.read_text() if unit.exists() else None) == (sealed("an older one\n") if there else None)
+    assert not [path for path in unit.parent.iterdir() if path.name.startswith(".")]
 
 
 def test_any_change_breaks_the_seal() -> None:
