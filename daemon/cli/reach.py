@@ -32,6 +32,14 @@ class Unreachable(click.ClickException):
     exit_code = Exit.UNREACHABLE
 
 
+class Refused(click.ClickException):
+    """The daemon does not do it, for this user or just now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the daemon refuses: {reason}")
+        self.reason = reason
+
+
 class Daemon:
     """A daemon that answered. `observer` looks into its index."""
 
@@ -49,13 +57,13 @@ class Daemon:
         return True
 
     def ask(self, request: Request, kind: type[_Answer]) -> _Answer:
-        """Its answer. Raises Unreachable if none of this kind comes."""
+        """Its answer. Raises Unreachable if none of this kind comes, and Refused."""
         try:
             answer = self._link.ask(request, _ANSWER_S)
         except LinkError as error:
             raise _unreachable(self.path, str(error)) from error
         if isinstance(answer, Refusal):
-            raise click.ClickException(f"the daemon refuses: {answer.reason}")
+            raise Refused(answer.reason)
         if not isinstance(answer, kind):
             raise _unreachable(self.path, "it does not answer")
         return answer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,23 @@ def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path)
         assert not list(check_service_may_write(config, Host(tmp_path)))
     own = Config(disk=Disk(path=Path("/var/lib/pagetier/tier"), size=1 << 30))
     assert not list(check_service_may_write(own, Host(tmp_path)))
+
+
+@pytest.mark.skipif(NOT_ROOT, reason="only root can become another user")
+def test_who_may_only_watch_is_told_all_but_what_a_walk_would_find() -> None:
+    become = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
+    modules = "pagetier.daemon.cli.doctor, pagetier.daemon.cli.tables"
+    code = f"import {modules}; {become}; from pagetier.daemon.cli import main; main()"
+    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
+        Path(daemon.folder.name).chmod(0o755)
+        command = [sys.executable, "-c", code, "doctor", "--socket", str(daemon.socket)]
+        environ = {**os.environ, "PAGETIER_NAME": daemon.name}
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    assert done.stderr == ""
+    assert re.search(r"^warning +integrity +not looked at, .* may look and change", done.stdout, re.MULTILINE)
+    assert re.search(r"^ok +disk ", done.stdout, re.MULTILINE), done.stdout
+    assert " leftovers " in done.stdout
+    assert re.search(r"^\w+ problems?, \d+ warnings?$", done.stdout.splitlines()[-1])
 
 
 def test_segments_of_another_format_are_told() -> None:
