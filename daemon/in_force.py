@@ -10,6 +10,7 @@ import msgspec
 from .config import ConfigError, with_changes
 from .disk_size import wrong_disk_size
 from .options import Config, fields, replaced, value_of
+from .sizes import parse_size
 
 AT_ONCE: Final = frozenset(
     {
@@ -26,6 +27,7 @@ AT_ONCE: Final = frozenset(
     }
 )
 RESIZABLE: Final = ("disk.size", "evict.low", "evict.high")
+_WITH_A_RESTART: Final = "a disk tier comes and goes with a restart of the daemon only"
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -75,10 +77,19 @@ class InForce:
         wrong = [path for path in texts if path not in RESIZABLE]
         if wrong:
             raise ConfigError(f"{', '.join(wrong)}: can not be resized; {', '.join(RESIZABLE)} can")
+        if self.config.disk.size and _is_nothing(texts.get("disk.size", "")):
+            raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
         wanted = with_changes(self.config, texts, "resize")
         if wanted.disk.size != self.config.disk.size and not _at_once("disk.size", self.config, wanted):
-            raise ConfigError("disk.size: a disk tier comes and goes with a restart of the daemon only")
+            raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
         return self.take(wanted)
+
+
+def _is_nothing(size: str) -> bool:
+    try:
+        return parse_size(size) == 0
+    except ValueError:
+        return False
 
 
 def _going_together(config: Config) -> Config:

@@ -7,14 +7,28 @@ from pathlib import Path
 import click
 
 from ...shm.protocol import Resize, Resized
+from ..options import fields
 from .reach import daemon_at, socket_option
+
+
+def _readable(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """The text itself. What is no size at all is told before anybody is asked."""
+    setting = next(field.setting for field in fields() if field.parameter == param.name)
+    try:
+        if text is not None:
+            setting.read(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    return text
 
 
 @click.command()
 @socket_option
-@click.option("--disk-size", metavar="SIZE", help="Bytes that the disk tier's files may take.")
-@click.option("--evict-low", metavar="SHARE", help="Evict when less than this share of the arena is free.")
-@click.option("--evict-high", metavar="SHARE", help="Evict until this share of the arena is free.")
+@click.option("--disk-size", metavar="SIZE", callback=_readable, help="Bytes that the disk tier's files may take.")
+@click.option(
+    "--evict-low", metavar="SHARE", callback=_readable, help="Evict when less than this share of the arena is free."
+)
+@click.option("--evict-high", metavar="SHARE", callback=_readable, help="Evict until this share of the arena is free.")
 def resize(socket: Path, **sizes: str | None) -> None:
     """Change sizes while engines run, until the configuration is read again.
 

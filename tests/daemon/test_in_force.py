@@ -59,7 +59,8 @@ def test_sizes_by_an_administrators_word() -> None:
         ({"arena.size": "1GiB"}, "arena.size: can not be resized; disk.size, evict.low, evict.high can"),
         ({"disk.size": "lots"}, 'resize: disk.size: "lots" is not a size'),
         ({"evict.low": "0.5"}, "evict.low = 0.5 (resize: evict.low) is more than evict.high = 0.01 (in force)"),
-        ({"disk.size": "0"}, "disk.path = /d (in force) needs a size: set disk.size"),
+        ({"disk.size": "0"}, "disk.size: a disk tier comes and goes with a restart of the daemon only"),
+        ({"disk.size": "0 KiB", "evict.high": "0.5"}, "disk.size: a disk tier comes and goes with a restart"),
         (
             {"disk.size": "1MiB"},
             "disk.size = 1MiB (resize: disk.size) has no room for a page in each part: at least",
