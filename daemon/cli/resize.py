@@ -34,7 +34,7 @@ def resize(socket: Path, **sizes: str | None) -> None:
 
     A smaller disk drops its coldest pages; while it is being opened anew nothing is found on it. Only root and the
     daemon's own user may. The arena itself has one size until the daemon's next cold start. Exit codes: 0; 1 refused,
-    and all is as it was; 2 used wrongly; 3 no daemon.
+    and all is as it was, or done, and the output could not be written: it says which; 2 used wrongly; 3 no daemon.
     """
     wanted = {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None}
     if not wanted:

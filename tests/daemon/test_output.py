@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pagetier.daemon.cli.resize import resize
 from running import RunningDaemon
 
 RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'
@@ -35,6 +36,16 @@ def test_a_full_disk_behind_the_output(words: list[str], daemon: RunningDaemon) 
     assert done.stderr == "Error: the output could not be written: No space left on device\n"
     assert done.returncode == 1
     assert pagetier(*words, *where).returncode == 0
+
+
+def test_what_was_resized_and_not_told_is_told_from_what_was_refused(daemon: RunningDaemon) -> None:
+    refused = pagetier("resize", "--evict-low", "0.9", "--socket", str(daemon.socket))
+    assert (refused.returncode, "is more than evict.high" in refused.stderr) == (1, True)
+    done = pagetier("resize", "--evict-low", "0.001", "--socket", str(daemon.socket), to="/dev/full")
+    assert done.stderr == "Error: the output could not be written: No space left on device\n"
+    assert done.returncode == 1
+    promised = " ".join(resize.help.split()) if resize.help else ""
+    assert "1 refused, and all is as it was, or done, and the output could not be written: it says which" in promised
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])
