@@ -11,7 +11,8 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final
+from pathlib import Path
+from typing import Final, NoReturn
 
 from .exits import Exit
 
@@ -22,9 +23,9 @@ _OF_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.E
 @contextlib.contextmanager
 def told_if_not_written() -> Iterator[None]:
     """Ends the process where stdout can not be written to; without a word where that is a pipe whose reader left."""
-    if sys.stdout is None:  # the shell's >&-
-        sys.stderr.write("Error: there is no standard output\n")
-        sys.exit(Exit.WRONG)
+    have_stderr()
+    if sys.stdout is None:
+        end_without_stdout()
     _replace_what_it_lacks()
     try:
         try:
@@ -38,6 +39,18 @@ def told_if_not_written() -> Iterator[None]:
         if error.errno != errno.EPIPE:
             sys.stderr.write(f"Error: the output could not be written: {error.strerror}\n")
         sys.exit(Exit.WRONG)
+
+
+def have_stderr() -> None:
+    """Where there is none, the shell's 2>&-, errors go nowhere: click would write them to stdout."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  to the end of the process
+
+
+def end_without_stdout() -> NoReturn:
+    """Where somebody wants to be told something, and there is none: the shell's >&-."""
+    sys.stderr.write("Error: there is no standard output\n")
+    sys.exit(Exit.WRONG)
 
 
 def _replace_what_it_lacks() -> None:

@@ -12,7 +12,7 @@ import click
 from ..shm.logfmt import event, formatter
 from .exits import Exit
 from .flags import ConfigCommand
-from .output import told_if_not_written
+from .output import end_without_stdout, have_stderr, told_if_not_written
 
 
 def give_up(code: Exit, error: object) -> NoReturn:
@@ -29,6 +29,7 @@ class Refusing(ConfigCommand):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Reads the command line, and answers --help and --version."""
+        have_stderr()
         try:
             # a daemon needs no output: without one there is nothing to tell
             with told_if_not_written() if sys.stdout else nullcontext():
@@ -37,6 +38,10 @@ class Refusing(ConfigCommand):
             if sys.stderr.isatty():
                 raise
             give_up(Exit.USAGE, error.format_message())
+        except click.exceptions.Exit:  # it was asked for one of them
+            if sys.stdout is None:
+                end_without_stdout()
+            raise
 
 
 def _line(code: Exit, error: object) -> str:

@@ -77,6 +77,21 @@ def test_no_output_at_all(daemon: RunningDaemon) -> None:
     assert (done.stderr, done.returncode) == ("Error: there is no standard output\n", 1)
 
 
+@pytest.mark.parametrize("program", ["cli", "main"])
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_no_output_for_what_was_asked_for(program: str, word: str) -> None:
+    shell = f"exec {sys.executable} -c '{RUN.replace('daemon.cli', f'daemon.{program}')}' {word} >&-"
+    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.stderr, done.returncode) == ("Error: there is no standard output\n", 1)
+
+
+def test_errors_that_nobody_takes_are_not_output() -> None:
+    for program, words, code in (("cli", "stats --socket /nope", 3), ("main", "--arena-size lots", 2)):
+        shell = f"exec {sys.executable} -c '{RUN.replace('daemon.cli', f'daemon.{program}')}' {words} 2>&-"
+        done = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert (done.stdout, done.returncode) == ("", code)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_socket_that_is_shut(daemon: RunningDaemon) -> None:
     Path(daemon.folder.name).chmod(0o755)
