@@ -14,18 +14,38 @@ from rich.text import Text
 from ..disk.report import Standing
 from ..sizes import format_size
 from ..stats import ClientStats, Snapshot, Tier
+from .console import console_for_people
 from .disk_lines import disk_lines
 
+_COLUMNS = 80
+_NAME = 12  # as wide as the longest label
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def show_snapshot(snapshot: Snapshot, socket: Path) -> None:
     """Prints it on stdout."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = console_for_people()
     console.print(Text(_headline(snapshot, socket)), soft_wrap=True)
     for table in _tables(snapshot):
         console.print()
-        console.print(table)
+        _console_for(table, console).print(table)
+
+
+def _console_for(table: RenderableType, console: Console) -> Console:
+    """This one, or one of 80 columns: a narrow terminal breaks the lines of what leaves its names no room."""
+    if not isinstance(table, Table) or _least_width(table, console) <= console.width:
+        return console
+    return console_for_people(max(_COLUMNS, console.width))
+
+
+def _least_width(table: Table, console: Console) -> int:
+    """With its numbers as they are, and its names folded."""
+    name = table.columns[0]
+    name.width = _NAME
+    try:
+        return console.measure(table, options=console.options.update(width=10 * _COLUMNS)).maximum
+    finally:
+        name.width = None
 
 
 def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:

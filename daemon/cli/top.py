@@ -46,9 +46,9 @@ def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  cli
     that it found in memory, where they can be loaded from at once. Only looks. q or Ctrl-C ends it. Exit codes: 0; 3
     no daemon at the start.
     """
-    from rich.console import Console
+    from .console import console_for_people
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = console_for_people()
     if once or not console.is_terminal or console.is_dumb_terminal:
         _show_once(console, socket, interval)
     else:

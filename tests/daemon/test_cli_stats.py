@@ -158,6 +158,26 @@ def test_on_a_terminal_nothing_is_wider_than_it(daemon: RunningDaemon) -> None:
     assert "hit ratio" in "\n".join(lines)
 
 
+@pytest.mark.parametrize("columns", [20, 40, 60, 80])
+def test_names_and_numbers_are_whole_where_there_is_little_room(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    small = msgspec.structs.replace(largest().clients[0], name="vllm-0", uid=0, loaded_bytes=0, stored_bytes=0)
+    show_snapshot(msgspec.structs.replace(largest(), clients=(small,)), Path("/run/pagetier/pagetier.sock"))
+    output = capsys.readouterr().out
+    for label in ("frames taken", "hit ratio", "evictions", "vllm-0", "4194304", "1023.9 GiB"):
+        assert label in output, output
+
+
+@pytest.mark.parametrize("words", [["stats"], ["top", "--once", "--interval", "0.1"]])
+def test_no_columns_at_all_are_a_width_that_is_not_known(words: list[str], daemon: RunningDaemon) -> None:
+    runner = CliRunner(env={"COLUMNS": "0", "LINES": "0"})
+    told = runner.invoke(main, [*words, "--socket", str(daemon.socket)])
+    assert (told.exit_code, "memory" in told.output) == (0, True), told.output
+    assert max(map(len, told.output.splitlines())) > 40
+
+
 def test_large_numbers_fit_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     show_snapshot(largest(), Path("/run/pagetier/pagetier.sock"))
