@@ -15,6 +15,7 @@ from .options import MOST_FRAMES, PREFIX, Config, Field, fields, replaced
 from .places import line_of
 from .settings import hint, shown
 from .sizes import spell_size
+from .textfile import NoTextFileError, text_of
 
 __all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
 
@@ -142,7 +143,9 @@ def _parse(file: _File) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode()
+        return text_of(path)
+    except NoTextFileError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path}: can not be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

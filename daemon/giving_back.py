@@ -15,6 +15,7 @@ from ..shm.logfmt import event
 from ..shm.segments import give_back
 from .config import FILE_VARIABLE, ConfigError, load
 from .options import fields
+from .textfile import NoTextFileError, text_of
 
 log = logging.getLogger("pagetierd")
 
@@ -46,8 +47,8 @@ def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, st
 def _name_in(file: Path | None) -> str | None:
     """What the lines before the first table say."""
     try:
-        lines = file.read_text().splitlines() if file is not None else []
-    except (OSError, UnicodeDecodeError):
+        lines = text_of(file).splitlines() if file is not None else []
+    except (NoTextFileError, OSError, UnicodeDecodeError):
         return None
     for line in lines:
         if line.lstrip().startswith("["):

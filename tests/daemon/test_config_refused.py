@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.daemon.config import ConfigError, fields, load
+from pagetier.daemon.giving_back import name_meant
+from pagetier.daemon.textfile import MOST_BYTES
 
 
 def refused(path: Path | None = None, env: dict[str, str] | None = None, **flags: str) -> str:
@@ -147,6 +150,20 @@ def test_a_file_that_is_not_text_or_not_there(file: Path, tmp_path: Path) -> Non
     assert refused(tmp_path / "none.toml") == f"{tmp_path}/none.toml: can not be read: No such file or directory"
     assert "Is a directory" in refused(tmp_path)
     assert "none.toml" in refused(env={"PAGETIER_CONFIG": str(tmp_path / "none.toml")})
+
+
+def test_what_is_no_file_with_an_end_is_refused_at_once(file: Path) -> None:
+    os.mkfifo(file)
+    for path in (file, Path("/dev/zero")):
+        assert refused(path) == f"{path}: no regular file"
+        assert name_meant(path, {}, {}) == "pagetier"
+
+
+def test_a_file_is_as_large_as_a_configuration_may_be(file: Path) -> None:
+    file.write_text('name = "x"\n#'.ljust(MOST_BYTES, "#"))
+    assert load(file, {}, {}).name == "x"
+    file.write_text('name = "x"\n#'.ljust(MOST_BYTES + 1, "#"))
+    assert refused(file) == f"{file}: too large: at most 1 MiB"
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,9 @@ def test_a_file_that_is_wrong_changes_nothing_and_its_line_is_named(daemon: Runn
     file_of(daemon).unlink()
     daemon.signal(signal.SIGHUP)
     assert eventually(lambda: "can not be read" in daemon.log.read_text())
+    os.mkfifo(file_of(daemon))
+    daemon.signal(signal.SIGHUP)
+    assert eventually(lambda: "no regular file" in daemon.log.read_text())
     fill(daemon)
     with daemon.client() as client:
         assert still_holds(client)
