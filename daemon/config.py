@@ -10,12 +10,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ..shm.paths import default_socket
-from .disk_size import wrong_disk_size
-from .options import MOST_FRAMES, PREFIX, Config, Field, fields, replaced
+from .options import PREFIX, Config, Field, fields, replaced
 from .places import line_of
 from .settings import hint, shown
-from .sizes import spell_size
 from .textfile import NoTextFileError, text_of
+from .together import wrong_together
 
 __all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
 
@@ -214,20 +213,5 @@ def _check(config: Config, given: _Givens, otherwise: str = "default") -> None:
     def told(path: str, value: str) -> str:
         return f"{path} = {value} ({given[path].where if path in given else otherwise})"
 
-    arena, evict = config.arena, config.evict
-    size = told("arena.size", spell_size(arena.size))
-    frame = told("arena.frame_size", spell_size(arena.frame_size))
-    if not arena.frames:
-        raise ConfigError(f"{size} has no room for one frame: {frame}")
-    if arena.frames > MOST_FRAMES:
-        raise ConfigError(f"{size} has more than {MOST_FRAMES} frames: {frame}")
-    disk = config.disk
-    if disk.size and not disk.path:
-        raise ConfigError(f"{told('disk.size', spell_size(disk.size))} needs a folder: set disk.path")
-    if disk.path and not disk.size:
-        raise ConfigError(f"{told('disk.path', str(disk.path))} needs a size: set disk.size")
-    if why := wrong_disk_size(config):
-        raise ConfigError(f"{told('disk.size', spell_size(disk.size))} {why}")
-    if evict.low > evict.high:
-        low, high = told("evict.low", str(evict.low)), told("evict.high", str(evict.high))
-        raise ConfigError(f"{low} is more than {high}")
+    if wrong := wrong_together(config, told):
+        raise ConfigError(wrong)

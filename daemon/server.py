@@ -71,13 +71,13 @@ class Server:
         (self._accepting or self._listener).close()
 
 
-def open_socket(path: Path, mode: int, group: tuple[int, ...] = ()) -> socket.socket:
+def open_socket(path: Path, mode: int, group: tuple[int, ...] = (), setting: str = "socket") -> socket.socket:
     """A listening socket in place of one that nobody listens on, if there is one. Raises SocketError.
 
-    group: whose it shall be; none: the first of this process.
+    group: whose it shall be; none: the first of this process. setting: what names the path, for messages.
     """
-    _make_folder(path.parent)
-    _clear(path)
+    _make_folder(path.parent, setting)
+    _clear(path, setting)
     point("server.cleared")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -88,7 +88,7 @@ def open_socket(path: Path, mode: int, group: tuple[int, ...] = ()) -> socket.so
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise SocketError(f"{path}: {error.strerror}") from error
+        raise SocketError(f"{setting} = {path}: {error.strerror}") from error
     return listener
 
 
@@ -128,32 +128,32 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, setting: str) -> None:
     """The folder of the socket, which may be in /tmp: there anybody could have made it first."""
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         owner = folder.stat().st_uid
     except FileExistsError as error:
-        raise SocketError(f"{folder} is no folder: set another socket") from error
+        raise SocketError(f"{folder} is no folder: set another {setting}") from error
     except OSError as error:
-        raise SocketError(f"{folder}: {error.strerror}") from error
+        raise SocketError(f"{folder}, the folder of {setting}: {error.strerror}") from error
     if folder.name == f"pagetier-{os.geteuid()}" and owner != os.geteuid():
-        raise SocketError(f"{folder} belongs to user {owner}: remove it, or set another socket")
+        raise SocketError(f"{folder} belongs to user {owner}: remove it, or set another {setting}")
 
 
-def _clear(path: Path) -> None:
+def _clear(path: Path, setting: str) -> None:
     """Removes the socket of a dead daemon, and nothing else."""
     try:
         found = path.lstat()
         if not stat.S_ISSOCK(found.st_mode):
-            raise SocketError(f"{path} exists and is no socket: remove it, or set another socket")
+            raise SocketError(f"{path} exists and is no socket: remove it, or set another {setting}")
         if _answers(path):
-            raise SocketError(f"another daemon listens on {path}: stop it, or set another socket")
+            raise SocketError(f"another daemon listens on {path}: stop it, or set another {setting}")
         path.unlink(missing_ok=True)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise SocketError(f"{path}: {error.strerror}") from error
+        raise SocketError(f"{setting} = {path}: {error.strerror}") from error
 
 
 def _answers(path: Path) -> bool:

@@ -26,10 +26,12 @@ from .look import Looker
 
 _BACKLOG = 128
 _AT_ONCE = 16
-_ELSE = "stop who has it, or set another port"
+_ELSE = "set another port, or a path"
 _REMEDIES = {
+    errno.EADDRINUSE: "stop who has it, or set another port",
+    errno.EACCES: "ports below net.ipv4.ip_unprivileged_port_start (1024) are root's: set another port, or a path",
     errno.EAFNOSUPPORT: "the service has no network: `pagetier unit install --metrics` installs"
-    " metrics-on-localhost.conf, which gives it this host's; a path, such as /run/pagetier/metrics.sock, needs none"
+    " metrics-on-localhost.conf, which gives it this host's; a path, such as /run/pagetier/metrics.sock, needs none",
 }
 
 
@@ -80,7 +82,7 @@ class Listener:
 
 def _open(address: Address, mode: int) -> socket.socket:
     if address.path is not None:
-        return open_socket(Path(address.path), mode)
+        return open_socket(Path(address.path), mode, setting="metrics.listen")
     try:
         family, kind, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         return _listen(socket.socket(family, kind), place)

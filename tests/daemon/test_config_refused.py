@@ -209,6 +209,16 @@ def test_keys_that_do_not_go_together_name_both_and_where_they_came_from(file: P
     assert "frames" in refused(arena_size="16TiB", arena_frame_size="4096")
 
 
+def test_metrics_are_not_served_where_engines_attach(file: Path) -> None:
+    (file.parent / "link").symlink_to(file.parent)
+    socket, same = file.parent / "p.sock", file.parent / "link/p.sock"
+    file.write_text(f'socket = "{socket}"\n')
+    for path in (socket, same):
+        told = refused(file, metrics_listen=str(path))
+        assert f"metrics.listen = {path} (flag --metrics-listen) is where engines attach: socket = {socket} (" in told
+    assert load(file, {}, {"metrics_listen": str(file.parent / "m.sock")}).socket == socket
+
+
 def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
     file.write_text('disk.path = "/var/cache/x"\n')
     assert f"disk.path = /var/cache/x ({file}: line 1: disk.path) needs a size: set disk.size" in refused(file)

@@ -48,10 +48,29 @@ def test_what_others_could_reach_is_refused(raw: str) -> None:
         SETTING.read(raw)
 
 
-def test_a_service_without_a_network_is_told_how_it_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EAFNOSUPPORT, "Address family .*`pagetier unit install --metrics`"),
+        (errno.EACCES, r"Permission denied: ports below .* \(1024\) are root's: set another port, or a path"),
+        (errno.EADDRNOTAVAIL, "assign requested address: set another port, or a path"),
+    ],
+)
+def test_a_port_that_can_not_be_had_is_told_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
     def none(*_: object) -> None:
-        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(socket, "socket", none)
-    with pytest.raises(SocketError, match=r"Address family .*`pagetier unit install --metrics`"):
+    with pytest.raises(SocketError, match=words):
         listener._open(Address(host="127.0.0.1", port=9464), 0o660)
+
+
+def test_a_path_that_can_not_be_had_is_told_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, words in (("file", "remove it, or set another metrics.listen"), ("file/s", "set another metrics.listen")):
+        with pytest.raises(SocketError, match=words):
+            listener._open(Address(path=tmp_path / path), 0o660)
+    with pytest.raises(SocketError, match=r"metrics.listen = .*: File name too long"):
+        listener._open(Address(path=tmp_path / ("x" * 300)), 0o660)
