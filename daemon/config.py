@@ -11,7 +11,7 @@ import msgspec
 
 from ..shm.paths import default_socket
 from .options import PREFIX, Config, Field, fields, replaced
-from .places import line_of
+from .places import Places, line_of_deepest, line_of_long_number
 from .settings import hint, shown
 from .textfile import NoTextFileError, text_of
 from .together import wrong_together
@@ -80,22 +80,23 @@ class _File(msgspec.Struct, frozen=True):
     """A configuration file that was read."""
 
     path: Path
-    text: str
+    places: Places
 
-    def at(self, name: str) -> str:
-        """The place of a key, for messages."""
-        line = line_of(self.text, name)
+    def at(self, *names: str) -> str:
+        """The place of a table or key, for messages."""
+        line = self.places.line_of(*filter(None, names))
         return f"{self.path}: line {line}" if line else f"{self.path}"
 
 
 def _from_file(path: Path) -> _Givens:
-    file = _File(path, _text(path))
+    text = _text(path)
+    document = _parse(path, text)
+    file = _File(path, Places(text))
     given: _Givens = {}
-    for section, table in _tables(file, _parse(file)):
+    for section, table in _tables(file, document):
         for key, raw in table.items():
-            name = f"{section}.{key}" if section else key
             field = _field_in_file(file, section, key, raw)
-            given[field.path] = _read(field, raw, f"{file.at(name)}: {name}")
+            given[field.path] = _read(field, raw, f"{file.at(section, key)}: {field.path}")
     return given
 
 
@@ -115,9 +116,9 @@ def _field_in_file(file: _File, section: str, key: str, raw: object) -> Field:
             return field
     inside = f" in [{section}]" if section else ""
     is_table = isinstance(raw, dict)
-    what = f"unknown table [{key}]" if is_table else f'unknown key "{key}"{inside} (= {shown(raw)})'
     name = f"{section}.{key}" if section else key
-    raise ConfigError(f"{file.at(name)}: {what}{_nearest_key(section, key)}")
+    what = f"unknown table [{name}]" if is_table else f'unknown key "{key}"{inside} (= {shown(raw)})'
+    raise ConfigError(f"{file.at(section, key)}: {what}{_nearest_key(section, key)}")
 
 
 def _nearest_key(section: str, key: str) -> str:
@@ -128,16 +129,16 @@ def _nearest_key(section: str, key: str) -> str:
     return hint(key, [*same, *tables]) or hint(key, paths, told=paths)
 
 
-def _parse(file: _File) -> dict[str, Any]:
+def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        message = str(error).replace("at end of document", f"at {_place(file.text)}, the end")
-        raise ConfigError(f"{file.path}: {message}") from error
+        message = str(error).replace("at end of document", f"at {_place(text)}, the end")
+        raise ConfigError(f"{path}: {message}") from error
     except ValueError as error:
-        raise ConfigError(f"{file.path}: a number is too long") from error
+        raise ConfigError(f"{path}: line {line_of_long_number(text)}: a number is too long") from error
     except RecursionError as error:
-        raise ConfigError(f"{file.path}: brackets are nested too deeply") from error
+        raise ConfigError(f"{path}: line {line_of_deepest(text)}: brackets are nested too deeply") from error
 
 
 def _text(path: Path) -> str:

@@ -1,42 +1,86 @@
-"""Where in a TOML file a key is: Python's reader does not tell."""
+"""Where in a TOML file a key is, or what Python's reader gives up on: it does not tell."""
 
 from __future__ import annotations
 
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-_NAME: Final = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_NAME: Final = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _PATH: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
 _TABLE: Final = re.compile(rf"\s*\[\[?\s*({_PATH})\s*\]")
 _KEY: Final = re.compile(rf"\s*({_PATH})\s*=")
+_DIGITS: Final = re.compile("[0-9][0-9_]*")
+# comments and strings are passed over whole
+_BRACKETS: Final = re.compile(
+    r'''#[^\n]*|"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|([\[{])|([\]}])''', re.DOTALL
+)
+
+_Names: TypeAlias = tuple[str, ...]
 
 
-def line_of(text: str, wanted: str) -> int | None:
-    """The line, counted from 1, in which a valid file says `wanted` ("arena.size"), or the table or value it is in.
+class Places:
+    """The lines, counted from 1, in which a valid file names its tables and keys.
 
-    None where that can not be seen. Text within strings of several lines may be taken for a key.
+    Text within strings of several lines may be taken for a key.
     """
-    found = None
-    for line, path in _paths(text):
-        if path == wanted or path.startswith(wanted + "."):
-            return line
-        if found is None and wanted.startswith(path + "."):
-            found = line
-    return found
+
+    def __init__(self, text: str) -> None:
+        self._paths = list(_paths(text))
+
+    def line_of(self, *wanted: str) -> int | None:
+        """Where `wanted` is ("arena", "size"), or the table or value it is in; None where that can not be seen."""
+        found = None
+        for line, path in self._paths:
+            if path[: len(wanted)] == wanted:
+                return line
+            if found is None and path and wanted[: len(path)] == path:
+                found = line
+        return found
 
 
-def _paths(text: str) -> Iterator[tuple[int, str]]:
+def line_of_long_number(text: str) -> int:
+    """The line of the first number with more digits than Python reads."""
+    most = sys.get_int_max_str_digits()
+    runs = (run for run in _DIGITS.finditer(text) if len(run[0].replace("_", "")) > most)
+    return _line(text, next((run.start() for run in runs), 0))
+
+
+def line_of_deepest(text: str) -> int:
+    """The line in which brackets are nested the deepest."""
+    depth = deepest = at = 0
+    for found in _BRACKETS.finditer(text):
+        depth += bool(found[1]) - bool(found[2])
+        if depth > deepest:
+            deepest, at = depth, found.start()
+    return _line(text, at)
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _paths(text: str) -> Iterator[tuple[int, _Names]]:
     """Each line that names a table or a key, and its whole name."""
-    table = ""
-    for line, words in enumerate(text.splitlines(), start=1):
+    table: _Names = ()
+    for line, words in enumerate(text.split("\n"), start=1):  # TOML knows no other end of a line
         if header := _TABLE.match(words):
-            table = _plain(header[1])
+            table = _parts(header[1])
             yield line, table
         elif key := _KEY.match(words):
-            yield line, f"{table}.{_plain(key[1])}" if table else _plain(key[1])
+            yield line, (*table, *_parts(key[1]))
 
 
-def _plain(path: str) -> str:
-    """Without quotes and blanks."""
-    return re.sub(r"""[\s"']""", "", path)
+def _parts(path: str) -> _Names:
+    """The names of a dotted one, as the reader reads them; none of what only looked like one, in a string."""
+    try:
+        document: Any = tomllib.loads(f"{path} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    parts = []
+    while isinstance(document, dict):
+        ((part, document),) = document.items()
+        parts.append(part)
+    return tuple(parts)

@@ -37,6 +37,7 @@ def file(tmp_path: Path) -> Path:
         ("[aerna]\nsize = 1", ["unknown table [aerna]", 'did you mean "arena"']),
         ("[arena.size]\nx = 1", ["arena.size", "not a size"]),
         ("[zzz]", ["unknown table [zzz]"]),
+        ("[arena.sub]", ["unknown table [arena.sub]"]),
         ("arena = 3", ["arena = 3", "must be a table, [arena]"]),
         ("[[arena]]\nsize = 1", ["arena = ", "must be a table"]),
         ('[arena]\nsize = "8545*4096"', ["arena.size", '"8545*4096"']),
@@ -117,6 +118,14 @@ def test_a_syntax_error_names_line_and_column(text: str, place: str, file: Path)
         ('name = "x"\narena = 3\n', 2),
         ('name = "x"\n[zzz]\n', 2),
         ('name = "x"\n[ arena . size ]\nx = 1\n', 2),
+        ('[arena]\nsize = 4096\n"size x" = 1\n', 3),
+        ('[arena]\nsize = 4096\n"si\\"ze\\u0020x" = 1\n', 3),
+        ('[arena]\nframe_size = 4096\n"s\\u0069ze" = "lots"\n', 3),
+        ("[arena]\nsize = 4096\n'si\\ze' = 1\n", 3),
+        ('"arena.size" = 1\n[arena]\nsize = 4096\n', 1),
+        ('# a\u2028b\x85\r\n[arena]\r\nsize = "lots"\r\n', 3),
+        ("name = 'x'\n[arena]\n# 7\nsize = " + "9" * 5000 + "\n", 4),
+        ("# it's [\nname = ']'\nx = " + "[" * 3000 + "]" * 3000 + "\ny = [1]", 3),
     ],
 )
 def test_a_value_that_is_refused_is_named_with_its_line(text: str, line: int, file: Path) -> None:
