@@ -32,6 +32,7 @@ from .prefault import PrefaultError
 from .refusal import Refusing, give_up
 from .run import Keeper, run
 from .server import Server, SocketError
+from .some_path import SomePath
 from .version import version_option
 
 log = logging.getLogger("pagetierd")
@@ -50,9 +51,7 @@ class Instead(Enum):
     epilog=exit_code_help(Exit.OK, Exit.USAGE, Exit.REFUSED, Exit.UNFIT),
 )
 @version_option
-@click.option(
-    "--config", type=click.Path(path_type=Path, readable=False), help="TOML file. [default: $PAGETIER_CONFIG, or none]"
-)
+@click.option("--config", type=SomePath(readable=False), help="TOML file. [default: $PAGETIER_CONFIG, or none]")
 @click.option(
     "--fresh",
     "leftovers",
@@ -63,7 +62,7 @@ class Instead(Enum):
 )
 @click.option(
     "--keep-while",
-    type=click.Path(path_type=Path),
+    type=SomePath(),
     help="While this file or folder is there, SIGTERM leaves the pages for the next daemon.",
 )
 @click.option(

@@ -15,6 +15,7 @@ from ...shm.link import Link, LinkError
 from ...shm.paths import default_socket
 from ...shm.protocol import BUILD, Answer, Observe, Refusal, Request
 from ..exits import Exit
+from ..some_path import SomePath
 
 _GREETING_S = 5.0
 _ANSWER_S = 60.0
@@ -111,7 +112,7 @@ def socket_option(command: _Command) -> _Command:
     """Adds --socket, as the parameter `socket`: a Path."""
     return click.option(
         "--socket",
-        type=click.Path(readable=False, path_type=Path),  # connecting says better what is wrong
+        type=SomePath(readable=False),  # connecting says better what is wrong
         default=default_socket,
         help="The daemon's control socket. [default: where it is for this user, see $PAGETIER_SOCKET]",
     )(command)

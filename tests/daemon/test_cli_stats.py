@@ -67,6 +67,11 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
+def test_a_socket_that_is_empty_is_a_wrong_use() -> None:
+    result = CliRunner().invoke(main, ["stats", "--socket", ""])
+    assert (result.exit_code, "an empty value names no file" in result.output) == (2, True)
+
+
 def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.store(namespace(lora="keys").keys(range(16)), [bytes(PAGE)])

@@ -70,6 +70,12 @@ def test_a_command_line_that_makes_no_sense_is_a_line_of_the_log(words: tuple[st
     assert len(ended.text.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--config", "--keep-while"])
+def test_a_path_that_is_empty_is_a_wrong_use(option: str) -> None:
+    ended = pagetierd(option, "", "--check")
+    assert (ended.code, f"Invalid value for '{option}': an empty value names no file" in ended.told) == (2, True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_configuration_that_the_daemon_may_not_read() -> None:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
