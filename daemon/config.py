@@ -12,7 +12,8 @@ import msgspec
 from ..shm.paths import default_socket
 from .options import PREFIX, Config, Field, fields, replaced
 from .places import Places, line_of_deepest, line_of_long_number
-from .settings import hint, shown
+from .settings import hint
+from .spelling import shown
 from .textfile import NoTextFileError, text_of
 from .together import wrong_together
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import grp
-import json
 import os
 import pwd
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from .sizes import parse_duration, parse_size, spell_duration, spell_size
+from .spelling import shown
 
 # struct sockaddr_un has 108 bytes for the path and its closing zero
 _SOCKET_PATH_LIMIT = 107
@@ -234,15 +234,6 @@ def _id(item: object, noun: str, look_up: Callable[[str], int]) -> int:
         return look_up(str(item))
     except (KeyError, ValueError):
         raise ValueError(f"there is no {noun} {shown(item)} on this host") from None
-
-
-def shown(raw: object) -> str:
-    """A raw value as a message shows it: strings quoted, long ones cut."""
-    try:
-        text = json.dumps(raw, default=str, ensure_ascii=False)
-    except (ValueError, RecursionError):  # thousands of digits, or of tables in each other
-        return "what is too long to be shown"
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def hint(name: str, known: Iterable[str], told: Mapping[str, str] | None = None) -> str:

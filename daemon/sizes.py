@@ -11,8 +11,11 @@ import math
 import re
 from fractions import Fraction
 
+from .spelling import shown
+
 _LIMIT = 2**63 - 1
-_NUMBER = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)\s*", re.ASCII)
+# what is longer than Python reads is no number
+_NUMBER = re.compile(r"\s*([0-9]{1,4000}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)\s*", re.ASCII)
 _LETTERS = "KMGTP"
 _SECONDS = {
     "us": Fraction(1, 1_000_000),
@@ -54,14 +57,20 @@ def parse_size(text: str | int) -> int:
     Raises ValueError, naming the text, if it is no size, is negative, or does not fit 63 bits.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
-        raise ValueError(f"{text!r} is not a size")
-    number, unit = _split(str(text), "size", '"512MiB" or "1.5G"')
+        raise ValueError(f"{shown(text)} is not a size")
+    nbytes = _spelled_bytes(text) if isinstance(text, str) else text
+    if nbytes < 0:
+        raise ValueError(f"{shown(text)} is not a size")
+    if nbytes > _LIMIT:
+        raise ValueError(f"{_quoted(text)} is too large: a size is at most {format_size(_LIMIT)}")
+    return nbytes
+
+
+def _spelled_bytes(text: str) -> int:
+    number, unit = _split(text, "size", '"512MiB" or "1.5G"')
     if unit not in _BYTES:
         raise ValueError(f'"{text}" is not a size: {_why_no_size_unit(unit)}')
-    nbytes = int(number * _BYTES[unit])
-    if nbytes > _LIMIT:
-        raise ValueError(f'"{text}" is too large: a size is at most {format_size(_LIMIT)}')
-    return nbytes
+    return int(number * _BYTES[unit])
 
 
 def parse_duration(text: str | int | float) -> float:
@@ -70,7 +79,7 @@ def parse_duration(text: str | int | float) -> float:
     Raises ValueError, naming the text, if it is no duration, negative or longer than 36,500 days.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-        raise ValueError(f"{text!r} is not a duration")
+        raise ValueError(f"{shown(text)} is not a duration")
     seconds = _spelled_seconds(text) if isinstance(text, str) else _plain_seconds(text)
     if seconds > _MOST_DAYS * _SECONDS["d"]:
         raise ValueError(f"{_quoted(text)} is too long: at most {_MOST_DAYS}d")
@@ -78,7 +87,7 @@ def parse_duration(text: str | int | float) -> float:
 
 
 def _quoted(text: str | float) -> str:
-    return f'"{text}"' if isinstance(text, str) else str(text)
+    return f'"{text}"' if isinstance(text, str) else shown(text)
 
 
 def _spelled_seconds(text: str) -> Fraction:

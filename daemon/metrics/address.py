@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..settings import Setting, shown, socket_setting
+from ..settings import Setting, socket_setting
+from ..spelling import shown
 
 _EXAMPLES = '"127.0.0.1:9464", "[::1]:9464" or "/run/pagetier/metrics.sock"'
 _LOCAL = "127.0.0.1"

@@ -54,10 +54,16 @@ def test_refuses_what_is_no_size_and_names_it(text: str) -> None:
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [True, 1.5, None, [1], {"a": 1}])
+@pytest.mark.parametrize("value", [True, 1.5, None, [1], {"a": 1}, -1])
 def test_refuses_other_types(value: object) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_size(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["9" * 26, int("9" * 26), "9" * 26 + "k", 1 << 63, "9" * 4000])
+def test_a_size_beyond_all_bounds_is_too_large(value: str | int) -> None:
+    with pytest.raises(ValueError, match="is too large: a size is at most"):
+        parse_size(value)
 
 
 def test_bits_are_told_apart_from_bytes() -> None:
@@ -121,7 +127,7 @@ def test_refuses_what_is_no_duration_and_names_it(text: str | float) -> None:
     assert str(text) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["99999999999d", "36501d", 3_153_600_001, 1e300, 10**400])
+@pytest.mark.parametrize("text", ["99999999999d", "36501d", "9" * 26, 3_153_600_001, 1e300, 10**40])
 def test_refuses_durations_that_no_clock_counts(text: str | float) -> None:
     with pytest.raises(ValueError, match=r"is too long: at most 36500d") as caught:
         parse_duration(text)
