@@ -64,7 +64,7 @@ class InForce:
             self.config = _going_together(self.beside(wanted))
             for follower in self._followers:
                 follower(self.config)
-        told = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field))}" for field in done)
+        told = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field)) or '(none)'}" for field in done)
         return Changes(told, tuple(field.path for field in different if field not in done))
 
     def beside(self, wanted: Config) -> Config:

@@ -62,6 +62,7 @@ async def run(config: Config, segments: Segments, server: Server, told: Told, ke
 class _Life:
     def __init__(self, config: Config, segments: Segments, server: Server, keeper: Keeper) -> None:
         self._config = config
+        self._asked = config  # what was read last; some of it may wait for a restart
         self._keeper = keeper
         self._notifier = keeper.notifier
         self._segments = segments
@@ -98,7 +99,8 @@ class _Life:
     def _read_again(self, service: Service) -> str:
         """What is wrong with it, which changes nothing; "" if it is in force."""
         try:
-            changes = service.in_force.take(self._keeper.read(service.in_force.beside))
+            self._asked = self._keeper.read(service.in_force.beside)
+            changes = service.in_force.take(self._asked)
         except ConfigError as error:
             log.error("not reloaded, all stays as it was: %s", error, extra=event("reload_refused"))
             return f"; not reloaded, all stays as it was: {error}"
@@ -109,7 +111,7 @@ class _Life:
 
     def _follow(self, config: Config) -> None:
         logging.getLogger().setLevel(config.log.level.upper())
-        self._server.follow(config.access)
+        self._server.follow(config.access, self._asked.access)
 
     async def live(self) -> None:
         """Who looks is served at once; engines when the arena is populated, an adopted one being warm already.

@@ -42,7 +42,7 @@ class Server:
         self._complaints = Ration(log)
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = _identity(path)
-        self._tell_locked_out()
+        self._tell_locked_out(access)
         self._accepting: Accepting | None = None
 
     async def start(self, service: Service) -> None:
@@ -52,15 +52,15 @@ class Server:
     def _house(self, service: Service) -> House:
         return House(service, self._access, self._gate, self._complaints, self._patience)
 
-    def follow(self, access: Access) -> None:
-        """Who comes from now on is let in by these rules; who is there stays."""
+    def follow(self, access: Access, asked: Access) -> None:
+        """Who comes from now on is let in by these rules; who is there stays. asked: with what waits for a restart."""
         if access != self._access:
             self._access = access
-            self._tell_locked_out()
+            self._tell_locked_out(asked)
 
-    def _tell_locked_out(self) -> None:
+    def _tell_locked_out(self, asked: Access) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody removed it
-            if trouble := locked_out(self._path.stat(), self._access):
+            if trouble := locked_out(self._path.stat(), asked):
                 log.warning("%s", trouble, extra=event("socket_shut"))
 
     def stop(self) -> None:
@@ -105,18 +105,29 @@ def _give(path: Path, group: tuple[int, ...]) -> None:
 
 
 def locked_out(found: os.stat_result, access: Access) -> str:
-    """Who may attach but can not open the socket that `found` is about, and what to do; "" if nobody."""
-    users, groups = access.users + access.watch_users, access.groups + access.watch_groups
-    if found.st_mode & stat.S_IWOTH or not (users or groups):
+    """Who may attach but can not open the socket that `found` is about, and what to do; "" if nobody.
+
+    access: as configured; the socket may be of an earlier configuration.
+    """
+    mode = stat.S_IMODE(found.st_mode)
+    if not _keeps_out(mode, found.st_gid, access):
         return ""
-    if found.st_mode & stat.S_IWGRP and not users and set(groups) == {found.st_gid}:
-        return ""
-    mode = f"{stat.S_IMODE(found.st_mode):04o}"
-    return (
-        f"the socket's mode {mode} keeps out some whom access.users, access.groups, access.watch_users or"
-        ' access.watch_groups name: set access.socket_mode = "0666" and restart'
-        " (everybody else is refused all the same)"
+    told = (
+        f"the socket's mode {mode:04o} keeps out some whom access.users, access.groups, access.watch_users or"
+        " access.watch_groups name: "
     )
+    if not _keeps_out(access.socket_mode, next(iter(access.socket_group), found.st_gid), access):
+        setting = f'socket_mode = "{access.socket_mode:04o}"' if access.socket_mode != mode else "socket_group"
+        return f"{told}access.{setting} waits for a restart"
+    return f'{told}set access.socket_mode = "0666" and restart (everybody else is refused all the same)'
+
+
+def _keeps_out(mode: int, group: int, access: Access) -> bool:
+    """Whether a socket of this mode and group does so."""
+    users, groups = access.users + access.watch_users, access.groups + access.watch_groups
+    if mode & stat.S_IWOTH or not (users or groups):
+        return False
+    return bool(users) or not mode & stat.S_IWGRP or set(groups) != {group}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

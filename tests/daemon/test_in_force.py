@@ -24,6 +24,10 @@ def test_what_can_change_changes_and_the_rest_is_named() -> None:
     assert told == [in_force.config]
 
 
+def test_what_is_emptied_is_told_to_be() -> None:
+    assert InForce(Config(access=Access(users=(7,)))).take(Config()).done == ("access.users = (none)",)
+
+
 def test_nothing_new_is_told_to_nobody() -> None:
     in_force = InForce(Config())
     in_force.follow(lambda config: pytest.fail("told"))

@@ -102,6 +102,9 @@ def test_a_file_that_is_wrong_beside_what_only_a_restart_changes_is_named_with_i
 def test_who_may_look_but_can_not_open_the_socket_is_told(daemon: RunningDaemon) -> None:
     reloaded(daemon, "[access]\nwatch_groups = [4711]\n", "event=socket_shut")
     assert "access.watch_groups name: set access.socket_mode" in daemon.log.read_text()
+    text = '[access]\nwatch_groups = [4712]\nsocket_mode = "0666"\n'
+    told = reloaded(daemon, text, "event=socket_shut")
+    assert 'access.watch_groups name: access.socket_mode = \\"0666\\" waits for a restart' in told
 
 
 def as_nobody(daemon: RunningDaemon) -> str:
