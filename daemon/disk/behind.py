@@ -27,6 +27,7 @@ SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, h
 _MOST_DROPS: Final = 1 << 20  # in one order: a message has its bounds
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
+_LOOK_S: Final = 10.0  # it is a walk over the whole index
 # enum pt_write_result in core/behind.h
 _FAILED, _DONE, _SPARED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
@@ -80,8 +81,10 @@ class Behind:
         self._wrote_at = self._synced_at = self._moved_at = time.monotonic()
         self._paid: dict[int, int] = {}
         self.all_wanted = False
-        self._grumble = Grumble("the disk tier can not write: %s", "the disk tier writes again")
-        self.trouble = ""
+        self._writes = Grumble("the disk tier can not write: %s", "the disk tier writes again")
+        self._syncs = Grumble("the disk tier can not sync: %s", "the disk tier syncs again")
+        self._pages_failed = False
+        self._looked_at = 0.0
         self.refusal = ""
         self.device_bytes = 0
         self.at_work = Busy()
@@ -90,6 +93,11 @@ class Behind:
     def in_flight(self) -> int:
         """Pages that are being written now."""
         return sum(map(len, self._in_flight.values())) // 4
+
+    @property
+    def trouble(self) -> str:
+        """Why the last write that tried to change the disk, or the last sync, failed; "" if neither did."""
+        return self._writes.reason or self._syncs.reason
 
     @property
     def ready(self) -> bool:
@@ -109,7 +117,12 @@ class Behind:
 
     def try_again(self) -> None:
         """What went wrong before is forgotten."""
-        self.trouble = self.refusal = ""
+        self._forget_trouble()
+        self.refusal = ""
+
+    def _forget_trouble(self) -> None:
+        self._writes.forget()
+        self._syncs.forget()
 
     def lost(self) -> None:
         """The worker is gone, with all its orders; the index has put them back already."""
@@ -119,6 +132,7 @@ class Behind:
         self._paid.clear()
         self._lost_drops += b"".join(self._dropping.values())
         self._dropping.clear()
+        self._forget_trouble()  # why there is no worker is more than what it could not write
 
     def drop_now(self) -> int:
         """What is to leave the disk is ordered to: the order after which all of it has left; 0: it has already."""
@@ -149,6 +163,7 @@ class Behind:
         if drops:
             self._drop(drops)
         self._sync_if_due()
+        self._forget_if_done()
 
     def sync_soon(self) -> None:
         """Syncs as soon as nothing is being written."""
@@ -161,7 +176,7 @@ class Behind:
         if entries is None or len(entries) != 4 * len(report.stored):
             raise ProtocolError("pages that were not to be written")
         self.at_work.note(len(self._in_flight))
-        self._dropping.pop(report.number, None)
+        dropped = self._dropping.pop(report.number, None)
         point("behind.heard")
         self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
         point("behind.ended")
@@ -170,14 +185,18 @@ class Behind:
         self.device_bytes += report.disk_bytes
         self._budget.spend(report.disk_bytes - self._paid.pop(report.number, 0))
         self._wrote_at = self._moved_at = time.monotonic()
-        self._tell(report.reason)
+        if report.reason or dropped or Stored.DONE in report.stored:  # others tried nothing
+            self._writes.tell(report.reason)
+            self._pages_failed = Stored.FAILED in report.stored
+        self.refusal = report.reason or self.refusal
         self.look()
 
     def synced(self, report: Synced) -> None:
         """The worker has synced; what was ordered meanwhile may not be among it."""
         self._syncing = False
         self._synced_at = self._moved_at = time.monotonic()
-        self._tell(report.reason)
+        self._syncs.tell(report.reason)  # says nothing about writes: those before it may all have failed
+        self.refusal = report.reason or self.refusal
 
     def _shrink(self, entries: bytes, page: int) -> None:
         """Room lies in pieces, none of which holds such a page: as much again has to come free."""
@@ -274,10 +293,16 @@ class Behind:
         self._syncing, self._unsynced = True, False
         self._send(Sync(next(self._numbers)))
 
-    def _tell(self, reason: str) -> None:
-        self._grumble.tell(reason)
-        self.trouble = reason
-        self.refusal = reason or self.refusal
+    def _forget_if_done(self) -> None:
+        """That pages were not written is no trouble once none is in memory alone: no write would come that ends it."""
+        now = time.monotonic()
+        waits = self._writes.reason and self._pages_failed and not self._in_flight
+        if not waits or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        pages, _, spared = self._owner.unwritten()
+        if not pages and not spared:
+            self._writes.forget()
 
 
 def _space(told: dict[str, object]) -> Space:

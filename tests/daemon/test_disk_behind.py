@@ -1,0 +1,123 @@
+"""Trouble with writing ends when a write succeeds, not when a sync does, and is told for as long as it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from memory import Memory, attach
+from numbered import GEOMETRY, store
+from pagetier.daemon.disk import behind as module
+from pagetier.daemon.disk.behind import RULES, Behind
+from pagetier.daemon.disk.budget import Budget
+from pagetier.daemon.options import Disk
+from pagetier.shm._core import Owner, Session
+from pagetier.tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
+
+FULL = "the file system is full"
+
+
+class Scene:
+    """Writing behind, whose worker is the test."""
+
+    def __init__(self, owner: Owner, session: Session) -> None:
+        self.owner, self._session = owner, session
+        self._orders: list[Order] = []
+        self.behind = Behind(owner, Disk(size=1 << 30, write="through"), Budget(0), self._orders.append)
+        owner.disk_open(1000, RULES["through"])
+        self.behind.begin(b"")
+
+    def store(self, *numbers: int) -> None:
+        store(self.owner, self._session, list(numbers))
+        self.owner.settle()
+
+    def write(self, result: Stored, reason: str = "") -> None:
+        """All that is ordered ends so."""
+        self.behind.tidy()
+        orders = [order for order in self._orders if isinstance(order, Write)]
+        self._orders.clear()
+        assert orders
+        for order in orders:
+            self.behind.wrote(Wrote(order.number, bytes([result]) * (len(order.entries) // 4), reason, 0))
+
+    def sync(self, reason: str = "") -> None:
+        self.behind.sync_soon()
+        (order,) = [order for order in self._orders if isinstance(order, Sync)]
+        self._orders.clear()
+        self.behind.synced(Synced(order.number, reason))
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    memory = Memory(GEOMETRY)
+    owner = memory.adopted()
+    slot = attach(owner, 1)
+    session = memory.session(slot)
+    yield Scene(owner, session)
+    session.retire()
+    owner.reap(slot)
+    assert owner.check_integrity() == []
+    memory.close()
+
+
+def test_a_sync_does_not_end_what_a_write_complained_of(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        scene.store(1, 2)
+        scene.write(Stored.FAILED, FULL)
+        scene.sync()
+        assert scene.behind.trouble == FULL
+        assert caplog.messages == [f"the disk tier can not write: {FULL}"]
+        scene.store(3)
+        scene.write(Stored.DONE)
+        assert scene.behind.trouble == ""
+    assert caplog.messages[1:] == ["the disk tier writes again"]
+
+
+def test_a_write_does_not_end_what_a_sync_complained_of(scene: Scene) -> None:
+    for number, (reason, told) in enumerate([("no sync", "no sync"), ("", "")]):
+        scene.store(number)
+        scene.write(Stored.DONE)
+        scene.sync(reason)
+        assert scene.behind.trouble == told
+
+
+@pytest.mark.parametrize("result", [Stored.GONE, Stored.NO_ROOM])
+def test_a_write_that_tried_nothing_proves_nothing(scene: Scene, result: Stored) -> None:
+    scene.store(1)
+    scene.write(Stored.FAILED, FULL)
+    scene.store(2)
+    scene.write(result)
+    assert scene.behind.trouble == FULL
+
+
+def test_what_is_tried_again_is_forgotten_but_not_called_well(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        scene.store(1)
+        scene.write(Stored.FAILED, FULL)
+        scene.behind.try_again()
+        assert scene.behind.trouble == ""
+        scene.sync()
+    assert caplog.messages == [f"the disk tier can not write: {FULL}"]
+
+
+def test_trouble_ends_when_no_page_is_left_that_could_not_be_written(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    scene.store(1)
+    scene.write(Stored.FAILED, FULL)
+    scene.behind.tidy()
+    assert scene.behind.trouble == FULL, "the page is in memory alone"
+    for space in scene.owner.spaces():
+        scene.owner.flush(space["number"], 3)
+    scene.behind.tidy()
+    assert scene.behind.trouble == ""
+
+
+def test_a_worker_that_is_gone_has_another_trouble(scene: Scene) -> None:
+    scene.store(1)
+    scene.write(Stored.FAILED, FULL)
+    scene.owner.disk_close()
+    scene.behind.lost()
+    assert (scene.behind.trouble, scene.behind.refusal) == ("", FULL)
