@@ -136,9 +136,9 @@ def take(wish: Wish) -> Segments:
     """Adopts the segments that an earlier daemon left under this name, or makes new ones.
 
     Returned segments are ready for use; in adopted ones the pins and reservations of processes that died meanwhile
-    are taken back already. Raises ShmError if another daemon lives on them or if they are another user's, UnfitError if
-    they are damaged, of another format or of another size than asked for, and then leaves them as they are; OSError if
-    memory is short.
+    are taken back already. Those of another size than asked for are dropped where they hold no page. Raises ShmError if
+    another daemon lives on them or if they are another user's, UnfitError if they are damaged, of another format, or
+    warm and of another size, and then leaves them as they are; OSError if memory is short.
     """
     for _ in range(_TRIES):
         index = open_segment(wish.name, "index", flags=posix_ipc.O_CREAT)
@@ -270,12 +270,20 @@ def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     before = owner.header()
     if before["closed"]:
         return None
-    _check_geometry(wish, owner)
+    other = _other_geometry(wish, owner)
+    if other and before["pages"]:
+        raise _no_use(wish.name, f"are still warm, with {other}")
     point("segments.sound")
     owner.adopt(_taken(owner))
     point("segments.adopted")
-    _tell_of_damage(owner.header()["dropped"] - before["dropped"])
-    return owner
+    after = owner.header()
+    _tell_of_damage(after["dropped"] - before["dropped"])
+    if not other:
+        return owner
+    if after["pages"]:  # who died while adopting them had counted none yet
+        raise _no_use(wish.name, f"are still warm, with {other}")
+    log.info("segments %r hold no page, with %s: dropped", wish.name, other, extra=event("leftovers_dropped"))
+    return None
 
 
 def _tell_of_damage(pages: int) -> None:
@@ -293,11 +301,12 @@ def _map(name: str) -> Owner:
         return Owner(*(stack.enter_context(opened(name, kind)) for kind in KINDS))
 
 
-def _check_geometry(wish: Wish, owner: Owner) -> None:
+def _other_geometry(wish: Wish, owner: Owner) -> str:
+    """What they have and what is asked for; "" where they will do."""
     have = Geometry.of(owner.header())
-    if have != wish.geometry and not (wish.will_do is not None and wish.will_do(have)):
-        told = f"are still warm, with {have}; the configuration asks for {wish.geometry}"
-        raise _no_use(wish.name, told)
+    if have == wish.geometry or (wish.will_do is not None and wish.will_do(have)):
+        return ""
+    return f"{have}; the configuration asks for {wish.geometry}"
 
 
 def _taken(owner: Owner) -> int:

@@ -63,6 +63,8 @@ def check_socket(path: Path, access: Access) -> Iterator[Result]:
         yield ok("socket", whose)
 
 
+_REFUSED = "a restart with it is refused while pages are warm"
+_MADE_ANEW = "a restart with it makes the memory anew, as no page is in it now, and is refused once there is one"
 _DROPS = "a stop and a start (systemctl stop, systemctl start) drop what is in memory"
 
 
@@ -75,7 +77,7 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     have = Geometry.of(daemon.observer.header())
     if not serves(have, config):
         differ = f"has {_told(have)}, this configuration {_told(geometry_of(config))}"
-        yield warning("restart", f"the daemon {differ}: a restart with it is refused while pages are warm; {_DROPS}")
+        yield warning("restart", f"the daemon {differ}: {_REFUSED if memory.pages else _MADE_ANEW}; {_DROPS}")
     elif short := short_index(have, _with_disk_of(snapshot, config)):
         yield warning("index", short)
     yield from _integrity(daemon)

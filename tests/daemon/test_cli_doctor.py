@@ -24,6 +24,7 @@ from pagetier.daemon.exits import Exit
 from pagetier.daemon.host import Host
 from pagetier.daemon.options import Access, Arena, Disk, Index
 from running import RunningDaemon, namespace
+from starting import fill
 from terminal import pagetier_on_terminal
 
 NOT_ROOT = os.geteuid() != 0
@@ -108,6 +109,10 @@ def test_what_a_restart_would_refuse_is_told_before() -> None:
             other = structs.replace(as_it_is, index=Index(entries=header["entries"], namespaces=99))
             (told,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
             assert "this configuration" in told and "99 namespaces" in told
+            assert "a restart with it makes the memory anew" in told
+            fill(daemon)
+            (told,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
+            assert "a restart with it is refused while pages are warm" in told
 
 
 def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from pagetier.daemon.exits import Exit
 from pagetier.shm.protocol import BUILD
-from running import RunningDaemon
-from starting import AS_NOBODY, arguments, fill, pagetierd, refused, shared_memory, still_holds
+from running import RunningDaemon, eventually
+from starting import AS_NOBODY, PAGES, arguments, fill, keys, pages, pagetierd, refused, shared_memory, still_holds
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FORMAT_AT = 8
@@ -47,6 +47,16 @@ def test_a_restart_with_other_sizes(left: RunningDaemon, setting: str, value: st
     assert "still warm, with 256 frames of 65536 bytes, an index of 256 pages and 1024 namespaces" in text
     assert told in text
     assert "--fresh" in text
+
+
+def test_a_restart_with_other_sizes_where_nothing_is_warm() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        daemon.kill()
+        daemon.start("--arena-size", "32MiB")
+        assert daemon.log.read_text().count("event=leftovers_dropped") == 1
+        assert daemon.header()["arena_bytes"] == 32 << 20
+        assert eventually(lambda: client.store(keys(), pages()).stored == PAGES), "an engine attaches to the new ones"
+        assert still_holds(client)
 
 
 def test_fresh_drops_what_is_there() -> None:

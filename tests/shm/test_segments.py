@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import resource
@@ -161,6 +162,54 @@ def test_another_geometry_is_refused_and_nothing_is_lost(wish: Wish, field: str)
     segments = take(fresh(asked))
     assert segments.origin is Origin.MADE
     assert segments.owner.header()[field] == getattr(other, field)
+    segments.remove()
+
+
+def count_none(wish: Wish) -> None:
+    """Has the header say that there is no page."""
+    index, locks = (path_of(wish, kind).open("r+b") for kind in ("index", "locks"))
+    with index, locks, mmap.mmap(index.fileno(), 4096) as head:
+        pages = Observer(index.fileno(), locks.fileno()).header()["pages"]
+        for at in range(64, 4096, 8):
+            (before,) = struct.unpack_from("<Q", head, at)
+            if before == pages:
+                struct.pack_into("<Q", head, at, 0)
+                if Observer(index.fileno(), locks.fileno()).header()["pages"] == 0:
+                    return
+                struct.pack_into("<Q", head, at, before)
+    raise AssertionError("the header does not count pages")
+
+
+@pytest.mark.parametrize("field", GEOMETRY.__struct_fields__)
+def test_another_geometry_is_made_anew_where_there_is_no_page(
+    wish: Wish, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_pages(wish, 3)
+    segments = take(wish)
+    before = segments.owner.header()["segments_id"]
+    assert segments.owner.flush(0, 3)[0] == 3
+    segments.release()
+    asked = msgspec.structs.replace(
+        wish, geometry=msgspec.structs.replace(GEOMETRY, **{field: 2 * getattr(GEOMETRY, field)})
+    )
+    with caplog.at_level("INFO"):
+        segments = take(asked)
+    assert [message for message in caplog.messages if "hold no page, with" in message] == caplog.messages
+    assert segments.origin is Origin.MADE and sound(segments)
+    assert segments.owner.header()[field] == getattr(asked.geometry, field)
+    assert segments.owner.header()["segments_id"] != before
+    segments.remove()
+
+
+def test_another_geometry_is_refused_where_adoption_was_cut_short(wish: Wish) -> None:
+    """It counts from nothing: who died over it has left pages that no header knows of."""
+    leave_pages(wish, 3)
+    count_none(wish)
+    asked = msgspec.structs.replace(wish, geometry=msgspec.structs.replace(GEOMETRY, spaces=9))
+    with pytest.raises(UnfitError, match="still warm"):
+        take(asked)
+    segments = take(wish)
+    assert held(segments, range(3)) == [0, 1, 2]
     segments.remove()
 
 
