@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
 import click
 
 from ..shm.logfmt import event, formatter
+from ..shm.stderr import settle_stderr
 from .exits import Exit
 from .flags import ConfigCommand
-from .output import end_without_stdout, have_stderr, told_if_not_written
+from .output import end_without_stdout, told_if_not_written
 
 
 def give_up(code: Exit, error: object) -> NoReturn:
-    """Ends the process, after one line on stderr."""
+    """Ends the process, after one line on stderr; nobody is told where that can not be written to."""
     told = f"pagetierd: {error}" if sys.stderr.isatty() else _line(code, error)
-    click.echo(told, err=True)
+    with suppress(OSError):
+        click.echo(told, err=True)
     raise SystemExit(code)
 
 
@@ -29,7 +31,7 @@ class Refusing(ConfigCommand):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Reads the command line, and answers --help and --version."""
-        have_stderr()
+        settle_stderr()
         try:
             # a daemon needs no output: without one there is nothing to tell
             with told_if_not_written() if sys.stdout else nullcontext():

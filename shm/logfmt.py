@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from .stderr import settle_stderr
+
 _PLAIN: Final = re.compile(r"[!-~]+")
 _PRIORITIES: Final = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG: Final = 7
@@ -42,7 +44,8 @@ class Journald(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Sends what this process logs to stderr, from `level` on."""
+    """Sends what this process logs to stderr, from `level` on; to nobody where that is closed."""
+    settle_stderr()
     handler = logging.StreamHandler()
     handler.setFormatter(formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from disk_daemon import DiskDaemon, Engine
 from pagetier.daemon.cli.resize import resize
-from running import RunningDaemon
+from pagetier.daemon.disk.report import Standing
+from pagetier.daemon.exits import Exit
+from running import RunningDaemon, eventually
 
 RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'
 
@@ -116,3 +119,43 @@ def test_a_reader_that_left(daemon: RunningDaemon) -> None:
 def test_an_interval_that_is_none(seconds: str) -> None:
     done = pagetier("top", "--once", "--interval", seconds)
     assert (done.returncode, "Traceback" in done.stderr, "--interval" in done.stderr) == (2, False, True)
+
+
+NO_STDERR = ["2>&-", "2>/dev/full", "2>&- >&-", "2>&- >&- <&-"]
+
+
+@pytest.mark.parametrize("without", NO_STDERR)
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--check --config /does/not/exist", Exit.USAGE),
+        ("--config /does/not/exist", Exit.USAGE),
+        ("--no-such-flag", Exit.USAGE),
+        ("--name pagetier-test-none --socket /dev/null/s --arena-size 1MiB", Exit.REFUSED),
+        ("--name pagetier-test-none --give-back", Exit.OK),
+    ],
+)
+def test_a_daemon_without_stderr_ends_as_it_would_with_one(words: str, code: Exit, without: str) -> None:
+    run = RUN.replace("daemon.cli", "daemon.main").replace('prog_name="pagetier"', "")
+    shell = f"exec {sys.executable} -c '{run}' {words} {without}"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, timeout=60, check=False)
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize("without", NO_STDERR)
+def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
+    with DiskDaemon() as daemon:
+        daemon.stop()
+        run = RUN.replace("daemon.cli", "daemon.main").replace('prog_name="pagetier"', "")
+        words = f"--name {daemon.name} --socket {daemon.socket} --arena-size 1MiB --arena-frame-size 64KiB"
+        words += f" --disk-path {daemon.disk} --disk-size 64MiB --disk-environments 2"
+        command = ["sh", "-c", f"exec {sys.executable} -c '{run}' {words} {without}"]
+        with subprocess.Popen(command) as process:
+            assert eventually(daemon.socket.is_socket)
+            assert daemon.until(lambda disk: disk.standing is Standing.OPEN)
+            with Engine(daemon) as engine:
+                engine.store_through(daemon, range(8))
+                assert engine.places(range(8)) == {"memory": 8}
+            process.terminate()
+        assert process.returncode == 0
+        assert daemon.leftovers() == []
