@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import posix_ipc
@@ -16,15 +18,39 @@ from ._core import ShmError
 from .points import point
 
 KINDS: Final = ("index", "locks", "arena")
+_FOLDER: Final = Path("/dev/shm")
 _LOCK_PATIENCE_S: Final = 0.1  # somebody may look for a moment whether the lock is held
 
 
 def open_segment(name: str, kind: str, flags: int = 0, *, read_only: bool = False) -> int:
-    """A descriptor. Raises posix_ipc.ExistentialError if there is none, ShmError if it is another user's."""
+    """A descriptor.
+
+    Raises posix_ipc.ExistentialError if there is none, ShmError if it is another user's or can not be made, OSError.
+    """
     try:
         return int(posix_ipc.SharedMemory(_path(name, kind), flags=flags, mode=0o600, read_only=read_only).fd)
     except posix_ipc.PermissionsError as error:
+        if flags & posix_ipc.O_CREAT and not _file(name, kind).exists():
+            raise _can_not_be_made(name, kind, "this user may not write there") from error
         raise _not_ours(name, kind) from error
+    except posix_ipc.ExistentialError as error:
+        if flags & posix_ipc.O_CREAT and not _FOLDER.is_dir():
+            raise _can_not_be_made(name, kind, f"there is no {_FOLDER}") from error
+        raise
+    except OSError as error:
+        if flags & posix_ipc.O_CREAT:
+            raise _can_not_be_made(name, kind, str(error.strerror)) from error
+        raise
+
+
+def resize(name: str, kind: str, size: int) -> None:
+    """Gives a segment its length. Raises ShmError, OSError."""
+    with opened(name, kind) as descriptor:
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError as error:
+            limit = " (ulimit -f)" if error.errno == errno.EFBIG else ""
+            raise _can_not_be_made(name, kind, f"{size} bytes: {error.strerror}{limit}") from error
 
 
 def open_new(name: str, kind: str) -> int:
@@ -127,6 +153,14 @@ def user_name(number: int) -> str:
 
 def _path(name: str, kind: str) -> str:
     return f"/{name}.{kind}"
+
+
+def _file(name: str, kind: str) -> Path:
+    return _FOLDER / f"{name}.{kind}"
+
+
+def _can_not_be_made(name: str, kind: str, why: str) -> ShmError:
+    return ShmError(f"{_file(name, kind)} can not be made: {why}")
 
 
 def _not_ours(name: str, kind: str) -> ShmError:

@@ -19,7 +19,19 @@ import msgspec
 import posix_ipc
 
 from ._core import Owner, ShmError, plan
-from .files import KINDS, check_user, is_current, is_locked, lock, open_all, open_new, open_segment, opened, unlink
+from .files import (
+    KINDS,
+    check_user,
+    is_current,
+    is_locked,
+    lock,
+    open_all,
+    open_new,
+    open_segment,
+    opened,
+    resize,
+    unlink,
+)
 from .head import head_of
 from .logfmt import event
 from .points import point
@@ -226,8 +238,7 @@ def _make(wish: Wish) -> Owner:
         os.close(open_new(name, kind))
     point("segments.named")
     for kind, size in zip(KINDS, g.sizes, strict=True):
-        with opened(name, kind) as descriptor:
-            os.ftruncate(descriptor, size)
+        resize(name, kind, size)
     point("segments.sized")
     owner = _map(name)
     point("segments.mapped")

@@ -17,7 +17,7 @@ from pagetier.daemon import main as daemon_main
 from pagetier.daemon.exits import Exit
 from pagetier.daemon.host import Host
 from running import START_S, RunningDaemon
-from starting import AS_NOBODY, OWN_SHM, arguments, fill, own_shm, pagetierd, refused
+from starting import AS_NOBODY, MAIN, OWN_SHM, arguments, fill, own_shm, pagetierd, refused, shared_memory
 
 FITS = "import pagetier.daemon.main as m; m.fit = lambda host, need: type('Fit', (), {'fits': True}); m.main()"
 
@@ -156,6 +156,31 @@ def test_memory_that_does_not_even_hold_the_index(name: str, tmp_path: Path) -> 
     ended = pagetierd(*given, code=FITS, before=OWN_SHM)
     assert ended.code == Exit.REFUSED
     assert "the memory of the index can not be had" in ended.text
+
+
+IN_OTHER_SHM = ["unshare", "--mount", "sh", "-c"]
+
+
+@own_shm
+@pytest.mark.parametrize(
+    ("mount", "code", "why"),
+    [
+        ("mount -t tmpfs tmpfs /dev", MAIN, "there is no /dev/shm"),
+        ("mount -t tmpfs -o ro tmpfs /dev/shm", MAIN, "Read-only file system"),
+        ("mount -t tmpfs -o mode=755 tmpfs /dev/shm", AS_NOBODY, "this user may not write there"),
+    ],
+)
+def test_a_dev_shm_that_can_not_be_used(mount: str, code: str, why: str, name: str) -> None:
+    given = ["--name", name, "--socket", "/tmp/pagetier-test.none", "--arena-size", "1MiB"]
+    text = refused(*given, code=code, before=[*IN_OTHER_SHM, f'{mount} && exec "$0" "$@"'])
+    assert text == f"/dev/shm/{name}.index can not be made: {why}"
+
+
+def test_a_limit_on_the_size_of_files(name: str, tmp_path: Path) -> None:
+    given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB"]
+    text = refused(*given, before=["sh", "-c", 'ulimit -f 10000 && exec "$0" "$@"'])
+    assert text == f"/dev/shm/{name}.arena can not be made: {64 << 20} bytes: File too large (ulimit -f)"
+    assert shared_memory(name) == []
 
 
 @own_shm
