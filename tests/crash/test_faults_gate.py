@@ -106,7 +106,7 @@ def test_every_call_goes_wrong_in_every_way() -> None:
     faults = faults_at([Noted(Call.PWRITE, "0/data.mdb"), Noted(Call.FDATASYNC, "0/data.mdb")])
     single = {(fault.action, fault.calls, fault.number, fault.error) for fault in faults if not fault.lasting}
     assert len(single) == 2 * 2 + 2 + 2 + 1 + 1
-    assert sum(fault.lasting for fault in faults) == 1 + 1 + 1
+    assert sum(fault.lasting for fault in faults) == 1 + 1 + 1 + 1
 
 
 @pytest.fixture(scope="module")

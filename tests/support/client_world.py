@@ -72,9 +72,10 @@ class World:
         self.daemon.__exit__(None, None, None)
 
     def wait_ready(self) -> None:
-        """Until the daemon serves, its disk has told what it holds, and all are attached."""
+        """Until the daemon serves, its disk has told what it holds, all are attached, and the dead hold nothing."""
         assert eventually(lambda: is_open(self.daemon), START_S), self.daemon.log.read_text()
         assert all(client.wait_attached(_WAIT_S) for client in self.clients)
+        assert eventually(lambda: len(self.daemon.slots()) == len(self.clients) + 1, _WAIT_S), "one is the disk's"
 
     def let_go_of_all(self) -> None:
         """Pins and rooms, of all clients."""

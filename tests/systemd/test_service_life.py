@@ -124,15 +124,25 @@ def test_a_service_that_ended_keeps_the_memory_until_it_is_stopped(world: World,
 
 def test_another_arena_needs_a_stop_and_a_start_and_no_more(world: World) -> None:
     world.start()
-    world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
-    assert world.machine.run("systemctl", "restart", "pagetierd").returncode != 0
-    assert (world.show("ActiveState"), world.show("ExecMainStatus")) == ("failed", "5")
-    assert "`systemctl stop` and then `systemctl start`" in world.log()
-    assert len(world.segments()) == 3
+    with world.engine() as engine:
+        world.with_pages(engine)
+        world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
+        assert world.machine.run("systemctl", "restart", "pagetierd").returncode != 0
+        assert (world.show("ActiveState"), world.show("ExecMainStatus")) == ("failed", "5")
+        assert "`systemctl stop` and then `systemctl start`" in world.log()
+        assert len(world.segments()) == 3
     world.memory_is_kept()
     world.systemctl("stop")
     assert world.segments() == []
     world.start()
+    assert world.stats()["tiers"]["memory"]["cap"] == 32 << 20
+
+
+def test_another_arena_needs_no_stop_where_no_page_is_in_it(world: World) -> None:
+    world.start()
+    world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
+    world.systemctl("restart")
+    assert "event=leftovers_dropped" in world.log()
     assert world.stats()["tiers"]["memory"]["cap"] == 32 << 20
 
 
