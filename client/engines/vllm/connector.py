@@ -148,7 +148,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """What the workers said of their pages; they have to agree, and a load is over when all have ended it."""
         told = [its.shapes for its in metadata.values() if isinstance(its, ShapesMetadata)]
         shapes, ranks = set(told), self._config.parallel_config.tensor_parallel_size
-        if len(told) < ranks:
+        if 0 < len(told) < ranks:
             log.warning("pagetier caches nothing: %d of %d ranks can not", ranks - len(told), ranks)
         elif len(shapes) > 1:
             log.warning("pagetier caches nothing: the ranks have pages of different layouts")

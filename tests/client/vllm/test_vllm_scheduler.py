@@ -254,32 +254,20 @@ def test_weights_that_change_hide_what_was_stored() -> None:
         half.close()
 
 
-def test_nothing_more_is_stored_of_a_request_that_is_loading_while_the_weights_change() -> None:
+@pytest.mark.parametrize("loads", ["before", "meanwhile"])
+def test_nothing_more_is_stored_of_what_was_loaded_from_other_weights(loads: str) -> None:
+    """Found once: a request that was scheduled after the change was taken for a new one."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
         half, one = SchedulerHalf(client, groups, 0.0), request()
         keys = groups[0].keys(one.block_hashes[:2])
         client.store(keys, [b"x"] * len(keys))
         half.allocated(one, [[]], half.matched(one, 0) or 0)
+        if loads == "before":
+            half.loaded([one.request_id])
         half.renew()
-        half.loaded([one.request_id])
-        half.allocated(one, [[]], 0)
-        one.num_computed_tokens = 40
-        assert not half.finished(one, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
-        assert not half.build(nothing_scheduled()).stores
-        half.close()
-
-
-def test_nothing_more_is_stored_of_what_was_loaded_before_the_weights_changed() -> None:
-    """Found once: a request that was scheduled after that was taken for a new one."""
-    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
-    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
-        half, one = SchedulerHalf(client, groups, 0.0), request()
-        keys = groups[0].keys(one.block_hashes[:2])
-        client.store(keys, [b"x"] * len(keys))
-        half.allocated(one, [[]], half.matched(one, 0) or 0)
-        half.loaded([one.request_id])
-        half.renew()
+        if loads == "meanwhile":
+            half.loaded([one.request_id])
         half.allocated(one, [[]], 0)
         one.num_computed_tokens = 40
         assert not half.finished(one, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
