@@ -8,7 +8,7 @@ INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
 JOBS ?= 2
-TYPED := .typing/pagetier $(wildcard tests bench)
+TYPED := .typing/pagetier $(wildcard tests bench examples)
 STRESS := $(wildcard tests/shm/stress/Makefile)
 # Chance breaks a promise once, and keeps it the next time.
 NO_SECOND_CHANCE := ! grep -qs 'test_nothing_is_lost_when_anything_dies' .cache/pytest/v/cache/lastfailed

@@ -1,0 +1,52 @@
+"""Every example runs against a real daemon, loads exact bytes and leaves its pages in the cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from running import RunningDaemon
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+MOST_LINES = 40
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("64MiB") as running:
+        yield running
+
+
+def run(example: Path, socket: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PAGETIER_SOCKET": str(socket)}
+    command = [sys.executable, "-W", "error", str(example)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def test_there_are_examples() -> None:
+    assert {"store_and_load", "paged_engine", "async_copies", "hybrid_model"} <= {path.stem for path in EXAMPLES}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_loads_what_it_stored(example: Path, daemon: RunningDaemon) -> None:
+    first, second = (run(example, daemon.socket) for _ in range(2))
+    assert (first.returncode, first.stderr) == (0, ""), first.stdout
+    assert "equal" in first.stdout and " 0 stored" not in first.stdout
+    assert second.returncode == 0 and " 0 stored" in second.stdout, "the pages are found in the second run"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_fails_without_a_daemon(example: Path, tmp_path: Path) -> None:
+    done = run(example, tmp_path / "no.sock")
+    assert done.returncode == 1 and "different" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short(example: Path) -> None:
+    assert len(example.read_text().splitlines()) < MOST_LINES
