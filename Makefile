@@ -31,8 +31,8 @@ help:
 	@echo "make load    56 engines on the cores that there are: who is refused, who starves"
 	@echo "make faults  each call of the disk worker fails in each way; segments and disks damaged; power lost (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
-	@echo "make bench   the numbers that the README claims"
-	@echo "make man     the manual pages in docs/man, out of the code"
+	@echo "make bench   the numbers in docs/benchmarks.md"
+	@echo "make man     the manual pages and docs/configuration.md, generated from the code"
 	@echo "make venv    only the virtual environment, in $(VENV)"
 	@echo "make clean   removes what was made, but for $(VENV)"
 
@@ -152,7 +152,7 @@ test-engines: core $(VLLM:%=.engines/%/.ready)
 	done
 
 man: venv
-	@$(BIN)/python -m pagetier.daemon.manual docs/man
+	@$(BIN)/python -m pagetier.daemon.manual docs
 
 bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py

@@ -24,7 +24,7 @@ def manual() -> list[tuple[str, list[str]]]:
 
 def documents() -> list[tuple[str, list[str]]]:
     """Where the pages for administrators go, and the files that they speak of."""
-    folders = [Path("docs"), Path("docs/kubernetes"), Path("docs/monitoring")]
+    folders = [Path("docs"), *(Path("docs", name) for name in ("design", "kubernetes", "monitoring"))]
     pages = [(f"share/doc/pagetier{str(folder)[4:]}", _files_in(folder)) for folder in folders]
     return [*pages, ("share/doc/pagetier", ["CHANGELOG.md"])]
 

@@ -1,5 +1,5 @@
-"""Where pages live beyond the arena: one small interface, and each store behind it in a worker process.
+"""Keeps pages beyond the arena: an interface, the LMDB tier behind it, and the worker process that serves a tier.
 
-A tier attaches like an engine: it pins pages to write them out and fills frames to read them in. This room
-knows only ``shm``. Nothing is built yet: pages live in memory alone.
+A worker attaches like an engine: it pins pages to write them to disk and fills granted frames to read them back. This
+package imports ``shm`` only.
 """

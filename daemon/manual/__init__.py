@@ -1,4 +1,4 @@
-"""The manual pages, made of the commands, the settings and the exit codes: they say what the code says.
+"""The manual pages and docs/configuration.md, generated from the commands, the settings and the exit codes.
 
-`python -m pagetier.daemon.manual docs/man` writes them; a test finds those in the repository to be these.
+`python -m pagetier.daemon.manual docs` writes them; a test compares them with the files in the repository.
 """

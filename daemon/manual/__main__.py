@@ -1,13 +1,13 @@
-"""`python -m pagetier.daemon.manual FOLDER` writes the manual pages there."""
+"""`python -m pagetier.daemon.manual FOLDER` writes the manual pages and configuration.md there."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from .pages import manual
+from .pages import documents
 
 folder = Path(sys.argv[1])
-folder.mkdir(parents=True, exist_ok=True)
-for name, text in manual().items():
+(folder / "man").mkdir(parents=True, exist_ok=True)
+for name, text in documents().items():
     (folder / name).write_text(text)

@@ -1,18 +1,24 @@
-"""All pages of the manual."""
+"""All pages that are generated."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
 from .commands import pagetier_page, pagetierd_page
+from .configuration_page import configuration_page
 from .settings_page import settings_page
 
 
 def manual() -> dict[str, str]:
-    """The text of each page by the name of its file; the same on every host."""
+    """Returns the text of each manual page by its file name; the same on every host."""
     release = f"pagetier {version('pagetier')}"
     return {
         "pagetier.1": pagetier_page(release),
         "pagetierd.8": pagetierd_page(release),
         "pagetierd.toml.5": settings_page(release),
     }
+
+
+def documents() -> dict[str, str]:
+    """Returns the text of each generated file by its path below docs."""
+    return {f"man/{name}": text for name, text in manual().items()} | {"configuration.md": configuration_page()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from running import RunningDaemon
 
+README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 MOST_LINES = 40
 LIMIT_S = 60
@@ -27,6 +29,14 @@ def run(example: Path, socket: Path) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PAGETIER_SOCKET": str(socket)}
     command = [sys.executable, "-W", "error", str(example)]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def test_the_code_in_the_readme_loads_what_it_stores(daemon: RunningDaemon, tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    program = tmp_path / "readme.py"
+    program.write_text(f"{code}\nassert loaded == len(keys) and np.array_equal(pages, out)\n")
+    done = run(program, daemon.socket)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_there_are_examples() -> None:

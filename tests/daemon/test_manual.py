@@ -10,11 +10,12 @@ import pytest
 
 from pagetier.daemon.cli.commands import others, own
 from pagetier.daemon.exits import Exit
-from pagetier.daemon.manual.pages import manual
+from pagetier.daemon.in_force import AT_ONCE
+from pagetier.daemon.manual.pages import documents, manual
 from pagetier.daemon.manual.roff import Roff
 from pagetier.daemon.options import fields
 
-FOLDER = Path(__file__).parents[2] / "docs/man"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def plain(name: str) -> str:
@@ -22,8 +23,17 @@ def plain(name: str) -> str:
 
 
 def test_the_pages_in_the_repository_are_current() -> None:
-    written = {path.name: path.read_text() for path in FOLDER.iterdir()}
-    assert written == manual(), "run `make man`"
+    assert {path.name for path in (DOCS / "man").iterdir()} == set(manual())
+    for name, text in documents().items():
+        assert (DOCS / name).read_text() == text, "run `make man`"
+
+
+def test_every_setting_is_in_the_configuration_page_once() -> None:
+    text = documents()["configuration.md"]
+    for field in fields():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{field.path}` |")]
+        assert row.endswith(f"| {field.setting.help} |") or "|" in field.setting.help
+        assert ("| reload |" in row) == (field.path in AT_ONCE)
 
 
 def test_every_command_and_exit_code_is_there() -> None:

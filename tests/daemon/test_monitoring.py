@@ -60,7 +60,7 @@ def test_a_name_that_is_not_there_would_be_found(there: set[str]) -> None:
 
 
 def test_every_metric_is_explained(there: set[str]) -> None:
-    page = (DOCS / "watch.md").read_text()
+    page = (DOCS / "monitoring.md").read_text()
     named = {re.sub("_(bucket|sum|count)$", "", name) for name in there if name.startswith("pagetier_")}
     explained = set(re.findall(r"^\| `(pagetier_\w+)` \|", page, re.MULTILINE))
     assert named == explained
@@ -69,7 +69,7 @@ def test_every_metric_is_explained(there: set[str]) -> None:
 def test_every_event_of_the_log_is_explained() -> None:
     rooms = [DOCS.parent / room for room in ("shm", "tiers", "daemon")]
     logged = {name for room in rooms for path in room.rglob("*.py") for name in EVENT.findall(path.read_text())}
-    rows = [line.split("|")[1] for line in (DOCS / "watch.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [line.split("|")[1] for line in (DOCS / "monitoring.md").read_text().splitlines() if line.startswith("| `")]
     assert len(logged) > 20
     assert {name for name in logged if not any(f"`{name}`" in row for row in rows)} == set()
 

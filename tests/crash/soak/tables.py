@@ -12,22 +12,26 @@ from .report import Report
 
 def markdown(report: Report, chart: str) -> str:
     """For people. chart: the file name of the picture beside it."""
-    verdict = "Something broke, grew or slowed." if report.failed else "Nothing broke, nothing grew, nothing slowed."
+    verdict = (
+        "A promise was broken, or a series grew or slowed down."
+        if report.failed
+        else "No promise was broken, and no series grew or slowed down."
+    )
     parts = [
         f"# A soak of {report.seconds / 60:.1f} minutes\n\n{verdict}\n",
         f"Seed {report.seed}; {report.machine}. {report.beside}\n",
-        f"![what was measured]({chart})\n",
-        "## What happened\n",
+        f"![the measured series]({chart})\n",
+        "## Events\n",
         _counts("killed", report.deaths),
-        _counts("stood still for a while", report.stops),
+        _counts("stopped for a while", report.stops),
         _counts("started", report.lives),
-        _counts("told, in pages", report.told),
-        f"{report.bytes_verified / 1e9:.1f} GB were compared byte by byte; caps were held in {report.samples} samples.",
+        _counts("reported, in pages", report.told),
+        f"{report.bytes_verified / 1e9:.1f} GB were compared byte by byte; the caps held in {report.samples} samples.",
         f"A daemon served after: {report.adoptions}. A dead process's slot was free after: {report.slots_returned}.\n",
-        f"## Whether anything grew\n\n{_GROWTH}\n",
+        f"## Growth\n\n{_GROWTH}\n",
         *_growths(report.growths),
-        "" if report.warm else "\nThe disk was not full when measuring began: its growth is not judged, its cap is.",
-        f"\n## Whether anything slowed\n\n{_compared(report)}{_DRIFT}\n",
+        "" if report.warm else "\nThe disk was not full when measuring began: its cap is judged, its growth is not.",
+        f"\n## Slowdown\n\n{_compared(report)}{_DRIFT}\n",
         *_drifts(report.drifts),
         "\nThe longest calls, in ms: " + ", ".join(f"{call} {ms}" for call, ms in report.longest_ms.items()) + ".\n",
         f"## Violations: {len(report.violations)}\n",
@@ -36,19 +40,19 @@ def markdown(report: Report, chart: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-_GROWTH = """Slopes within lives of processes (Theil and Sen, over medians of pieces of time, without the beginning of
-each life), with the interval in which they are with 99 %. What is proven is the lower end of that times the longest
-life; a leak is what is proven beyond the limit. "All lives" looks at them as if they were one."""
+_GROWTH = """The slope is computed within the lives of processes (Theil and Sen, over medians of time slices, without the start of
+each life), with its 99 % interval. The proven growth is the lower end of the interval times the longest life. A proven
+growth beyond the limit is a leak. "All lives" treats them as one."""
 
 _DRIFT = f"""Intervals have 99 % (bootstrap over windows). The machine's ratio is that of a fixed piece of work that the
-same process times before each call (memory read here and there beside a match; a message to another process and back
-beside a reserve), and "beside it" is the ratio of the calls in units of that work. Slower is what is so by the clock
-and beside the fixed work, in both by more than {100 * (MARGIN - 1):.0f} % at the lower end of the interval."""
+same process times before each call (scattered memory reads before a match; a message to another process and back before
+a reserve), and "relative" is the ratio of the calls in units of that work. A call is slower if it is slower by the clock
+and relative to the fixed work, in both by more than {100 * (MARGIN - 1):.0f} % at the lower end of the interval."""
 
 
 def _compared(report: Report) -> str:
     parts = f"the first and the last {report.part:.0f} s of the run"
-    return f"Compared are {parts}, each in {WINDOWS} windows, by the medians of the windows' quantiles. "
+    return f"The table compares {parts}, each in {WINDOWS} windows, by the medians of the windows' quantiles. "
 
 
 def _counts(head: str, counts: Mapping[str, int]) -> str:
@@ -69,7 +73,7 @@ def _growths(growths: Iterable[Growth]) -> Iterable[str]:
 
 
 def _drifts(drifts: Iterable[Drift]) -> Iterable[str]:
-    yield "| call | quantile | first | last | ratio | of the machine | beside it | |"
+    yield "| call | quantile | first | last | ratio | of the machine | relative | |"
     yield "|---|---:|---:|---:|---|---|---|---|"
     for one in drifts:
         said = "equal" if one.equal else "**SLOWER**"

@@ -1,0 +1,65 @@
+"""Every relative link of the Markdown files leads to a file and a heading, and every runbook of the alerts to a heading."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def documents() -> list[Path]:
+    found = subprocess.run(["git", "-C", str(ROOT), "ls-files", "*.md"], capture_output=True, text=True, check=False)
+    return [ROOT / name for name in found.stdout.split()] or sorted(ROOT.glob("docs/**/*.md"))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = HEADING.findall(CODE.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path) -> list[str]:
+    return [link for link in LINK.findall(CODE.sub("", page.read_text())) if not leads_somewhere(page, link)]
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    if link.startswith(("http:", "https:")):
+        return True
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A heading\n[a](#a-heading) [b](#other) [c](missing.md) [d](https://example.com)\n")
+    assert broken(page) == ["#other", "missing.md"]
+
+
+def test_every_page_of_the_documentation_is_in_its_index() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
+    assert [name for name in pages if f"({name})" not in index] == []
+
+
+def test_every_alert_has_a_runbook() -> None:
+    groups = yaml.safe_load((ROOT / "docs/monitoring/alerts.yml").read_text())["groups"]
+    runbooks = [rule["annotations"]["runbook"] for group in groups for rule in group["rules"]]
+    assert [link for link in runbooks if not leads_somewhere(ROOT / "x", link)] == []
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150 and len(text.split()) <= 1200
