@@ -1,4 +1,4 @@
-"""Every relative link of the Markdown files leads to a file and a heading, and every runbook of the alerts to a heading."""
+"""Relative links of Markdown files, and runbooks of alerts, lead to a file and a heading."""
 
 from __future__ import annotations
 

@@ -111,14 +111,8 @@ def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
     with ZipFile(built.wheel) as wheel:
         names = wheel.namelist()
     assert [name for name in names if name.endswith(".so")] == ["pagetier/shm/_core.abi3.so"]
-    pages = (
-        "man/man1/pagetier.1",
-        "doc/pagetier/installation.md",
-        "doc/pagetier/configuration.md",
-        "doc/pagetier/design/disk.md",
-        "doc/pagetier/CHANGELOG.md",
-    )
-    for page in (*pages, "doc/pagetier/monitoring/alerts.yml"):
+    documents = ("CHANGELOG.md", "installation.md", "configuration.md", "design/disk.md", "monitoring/alerts.yml")
+    for page in ("man/man1/pagetier.1", *(f"doc/pagetier/{name}" for name in documents)):
         assert any(name.endswith(f"share/{page}") for name in names)
     assert any(name.endswith("share/doc/pagetier/kubernetes/daemonset.yaml") for name in names)
     assert not any(name.startswith(("tests", "bench")) for name in names)

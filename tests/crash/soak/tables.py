@@ -40,14 +40,15 @@ def markdown(report: Report, chart: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-_GROWTH = """The slope is computed within the lives of processes (Theil and Sen, over medians of time slices, without the start of
-each life), with its 99 % interval. The proven growth is the lower end of the interval times the longest life. A proven
-growth beyond the limit is a leak. "All lives" treats them as one."""
+_GROWTH = """The slope is computed within the lives of processes (Theil and Sen, over medians of time slices, without
+the start of each life), with its 99 % interval. The proven growth is the lower end of the interval times the longest
+life. A proven growth beyond the limit is a leak. "All lives" treats them as one."""
 
 _DRIFT = f"""Intervals have 99 % (bootstrap over windows). The machine's ratio is that of a fixed piece of work that the
 same process times before each call (scattered memory reads before a match; a message to another process and back before
-a reserve), and "relative" is the ratio of the calls in units of that work. A call is slower if it is slower by the clock
-and relative to the fixed work, in both by more than {100 * (MARGIN - 1):.0f} % at the lower end of the interval."""
+a reserve), and "relative" is the ratio of the calls in units of that work. A call is slower if it is slower by the
+clock and relative to the fixed work, in both by more than {100 * (MARGIN - 1):.0f} % at the lower end of the
+interval."""
 
 
 def _compared(report: Report) -> str:
