@@ -177,13 +177,13 @@ class Log(Section, frozen=True, kw_only=True):
 
 
 class Metrics(Section, frozen=True, kw_only=True):
-    """What Prometheus is told: counters, read when it asks."""
+    """Metrics for Prometheus: counters, read at each scrape."""
 
     listen: Annotated[
         Address | None, address_setting("Where /metrics is served: a port of this host, or a path; empty: not.")
     ] = None
     namespaces: Annotated[
-        int, count_setting("Namespaces that are told of one by one, the largest; the rest together.", 0, 10_000)
+        int, count_setting("Namespaces with metrics of their own: the largest; the others are added up.", 0, 10_000)
     ] = 50
 
 

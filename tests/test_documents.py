@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FILE = re.compile(r"`((?:shm|kernels|tiers|client|daemon|systemd|examples|tests|bench|docs)/[\w./-]+)`")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -35,6 +37,24 @@ def leads_somewhere(page: Path, link: str) -> bool:
     name, _, anchor = link.partition("#")
     target = page.parent / name if name else page
     return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def missing(page: Path) -> Iterator[str]:
+    """Yields the files of the repository that a page names and that do not exist."""
+    return (name for name in FILE.findall(page.read_text()) if not (ROOT / name).exists() and "NAME" not in name)
+
+
+# The pages name the files of the tree with src/pagetier.
+@pytest.mark.skipif(not (ROOT / "src/pagetier").exists(), reason="the packages are not linked in src/pagetier")
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    assert sorted(set(missing(page))) == []
+
+
+def test_a_missing_file_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`shm/protocol.py`, `shm/no_such_file.py`, `tests/crash`, `/etc/shm/x`, `client/NAME/`\n")
+    assert list(missing(page)) == ["shm/no_such_file.py"]
 
 
 @pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
