@@ -31,7 +31,7 @@ or an invalid value is an error that names its place.
 | type | values |
 | -- | -- |
 | SIZE | bytes, or a number with a unit: K, M, G, T, P and KiB to PiB count in 1024, KB to PB in 1000 |
-| DURATION | seconds, or a number with us, ms, s, m, h or d |
+| DURATION | seconds, or a number with us, ms, s, m, h or d; at most 36500d |
 | SHARE | a number from 0 to below 1 |
 | MODE | an octal string |
 
