@@ -1,6 +1,5 @@
-"""Copying pages between an engine's cache and the frames of the arena.
+"""Copies pages between an engine's cache and the frames of the arena.
 
-Layouts are strides, and there are several ways to move the same bytes behind one interface. This room knows
-only ``shm``; what needs a GPU imports torch and triton where it is used, so that a host without them can
-still copy.
+A layout is a set of strides, and several copy paths move the same bytes behind one interface. This package imports only
+``pagetier.shm``; torch and triton are imported where a GPU is used, so that a host without them can still copy.
 """

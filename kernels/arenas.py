@@ -1,4 +1,4 @@
-"""Arenas pinned for GPUs: that of the session in use, for as long as a copier wants it and copies are in flight."""
+"""The arenas that are pinned for GPUs: the current session's, while a copier leases it or copies are in flight."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .device import Copy, Device, DeviceError, Direction, Event, Stream
 from .frames import Frames
 from .pinning import Pinning, Registering, Unregistering
 
-_LOOK_S: Final = 1.0  # how often it is looked whether the session is still the current one
-_LANDING_S: Final = 0.02  # how often, whether the copies have ended of an arena that is to be let go of
+_LOOK_S: Final = 1.0  # seconds between two checks whether the session is still the current one
+_LANDING_S: Final = 0.02  # seconds between two checks whether the copies of an arena that is to be unpinned have ended
 
 
 class _Pinned:
-    """An arena that is pinned; its session is held, which end() ends. All but end() with the arenas' lock held.
+    """A pinned arena; its session stays mapped until end(). All methods but end() need the arenas' lock.
 
-    last: of each stream, the last event behind its copies; None: some were enqueued, and nothing was recorded yet.
+    `last` has for each stream the last event behind its copies; None means that copies were enqueued and no event was
+    recorded yet.
     """
 
     def __init__(self, session: Session, register: Registering, unregister: Unregistering) -> None:
@@ -30,26 +31,38 @@ class _Pinned:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a copy may touch it. A stream is in order, so that its last event stands for all before."""
+        """Whether a copy may still access the arena.
+
+        A stream is in order, so its last event covers all earlier copies.
+        """
         self.last = {stream: event for stream, event in self.last.items() if event is None or not _came(event)}
         return bool(self.last)
 
     def end(self) -> None:
-        """Takes as long as the driver does. What it can not let go of stays mapped until the process ends."""
+        """Unpins the arena, which can take long.
+
+        Memory that the driver cannot unpin stays mapped until the process ends.
+        """
         if self.pinning.close():
             self.session.unhold()
 
 
 class PinnedArenas:
-    """The arenas that the copiers of one client pin together, as memory is pinned once a process. From any thread.
+    """The arenas that the copiers of one client pin together, since memory is pinned once a process. Thread-safe.
 
-    Only the current session's arena is ever begun, and only while a copier has a lease. One that is not current any
-    more, or that nobody leases, is unpinned in the background as soon as no copy of it is in flight; if the device
-    failed under one, never. Of no use in a forked child.
+    Only the current session's arena is pinned, and only while a copier has a lease. An arena that is no longer current,
+    or
+    that no copier leases, is unpinned in the background once no copy of it is in flight; after a device error it is
+    never
+    unpinned. Unusable in a forked child.
     """
 
     def __init__(self, current: Callable[[], Session | None]) -> None:
-        """current: the session that new copies are about; one that was replaced never comes again."""
+        """Starts without pinning anything.
+
+        Args:
+            current: Returns the session that new copies use. A session that was replaced never becomes current again.
+        """
         self._current = current
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -58,39 +71,39 @@ class PinnedArenas:
         self._watching = False
 
     def lease(self, register: Registering, unregister: Unregistering) -> Lease:
-        """A copier's share. The functions are used for what is begun to be pinned for it, and unpin that again."""
+        """Returns a copier's lease. The two functions pin and unpin the memory that is first pinned for it."""
         lease = Lease(self, register, unregister)
         with self._changed:
             self._leases.add(lease)
         return lease
 
     def look(self) -> None:
-        """The current session may be another one: looks now, not only some time within the next second."""
+        """Checks at once whether the current session has changed, instead of within the next second."""
         if self._pid == os.getpid():
             with self._changed:
                 self._changed.notify_all()
 
     @property
     def state(self) -> str:
-        """How far the current session's arena is, in words for people."""
+        """The progress of pinning the current session's arena, as text for people."""
         pinned = self._of(self._current())
         return pinned.pinning.state if pinned is not None else "nothing is pinned"
 
     @property
     def progress(self) -> float:
-        """Which share of the current session's arena is pinned, from 0 to 1."""
+        """The pinned share of the current session's arena, from 0 to 1."""
         pinned = self._of(self._current())
         return pinned.pinning.progress if pinned is not None else 0.0
 
     # --- for leases -----------------------------------------------------------------------------------------------
 
     def ready(self, frames: Frames) -> bool:
-        """See Lease."""
+        """Implements Lease.ready()."""
         pinned = self._of(frames.arena.owner)
         return pinned is not None and pinned.pinning.ready_frames(frames)
 
     def begin(self, session: object, lease: Lease) -> _Pinned | None:
-        """The arena of a session, pinned from now on if it may be; None: it may not."""
+        """Returns a session's pinned arena, starting to pin it if that is allowed; None if it is not."""
         with self._changed:
             pinned = self._of(session)
             if pinned is None and isinstance(session, Session) and lease in self._leases and self._wanted(session):
@@ -98,10 +111,10 @@ class PinnedArenas:
             return pinned
 
     def enqueuing(self, copy: Copy, stream: object, lease: Lease) -> _Pinned | None:
-        """A copy is about to be enqueued: from now on its arena is in use. None: it is not pinned.
+        """Marks the arena of a copy as in use before the copy is enqueued. Returns None if it is not pinned.
 
-        Raises ValueError while it is being unpinned: even a copy the pageable way could then be at work on pinned
-        memory that is about not to be.
+        Raises:
+            ValueError: The arena is being unpinned. Even a pageable copy could then access memory while it is unpinned.
         """
         with self._changed:
             pinned = self.begin(copy.frames.arena.owner, lease)
@@ -112,12 +125,12 @@ class PinnedArenas:
             return pinned
 
     def recorded(self, pinned: _Pinned, stream: object, event: Event) -> None:
-        """The event comes when all that was enqueued in a stream has ended."""
+        """Records the event that completes when everything enqueued in a stream has ended."""
         with self._changed:
             pinned.last[stream] = event
 
     def end(self, lease: Lease, deadline: float) -> bool:
-        """See Lease."""
+        """Implements Lease.end()."""
         with self._changed:
             self._leases.discard(lease)
             self._changed.notify_all()
@@ -125,7 +138,7 @@ class PinnedArenas:
 
     def _pin(self, session: Session, lease: Lease) -> _Pinned | None:
         session.hold()
-        if not session.usable:  # it was retired a moment before
+        if not session.usable:  # it was retired a moment ago
             session.unhold()
             return None
         pinned = self._pinned[session] = _Pinned(session, lease.register, lease.unregister)
@@ -146,7 +159,7 @@ class PinnedArenas:
             threading.Thread(target=self._run, name="pagetier-arenas", daemon=True).start()
 
     def _run(self) -> None:
-        """Keeps no session over a wait, as that would keep it mapped."""
+        """Runs the unpinning thread. It keeps no reference to a session while it waits, which would keep it mapped."""
         while self._let_go_of_next():
             pass
 
@@ -161,7 +174,7 @@ class PinnedArenas:
         return True
 
     def _next(self) -> _Pinned | None:
-        """The next arena to be let go of; None when nothing is pinned any more."""
+        """Waits for the next arena to unpin and returns it; None when nothing is pinned any more."""
         with self._changed:
             while self._pinned:
                 unwanted = self._unwanted()
@@ -178,38 +191,39 @@ class PinnedArenas:
 
 
 class Lease:
-    """A copier's share in pinned arenas: until end(), or until nobody has it any more, its streams among them."""
+    """A copier's lease on pinned arenas, until end() or until it is dropped (its streams refer to it)."""
 
     def __init__(self, arenas: PinnedArenas, register: Registering, unregister: Unregistering) -> None:
-        """Made by PinnedArenas.lease."""
+        """Created by PinnedArenas.lease()."""
         self.register, self.unregister = register, unregister
         self._arenas = arenas
 
     def ready(self, frames: Frames) -> bool:
-        """Whether all of these frames are pinned by now; their arena's owner is a session. Never waits."""
+        """Returns whether all of these frames are pinned now, without waiting. Their arena's owner is a session."""
         return self._arenas.ready(frames)
 
     def begin(self, session: Session) -> None:
-        """Begins to pin a session's arena ahead of the first copy, if it is the current one."""
+        """Starts to pin a session's arena before the first copy, if it is the current session."""
         self._arenas.begin(session, self)
 
     def watched(self, device: Device) -> Device:
-        """The device, on whose streams each copy begins to pin its arena and keeps it pinned until it has ended.
+        """Returns a device whose streams pin the arena of each copy and keep it pinned until the copy has ended.
 
-        A copy of an arena that is just being unpinned is a ValueError.
+        Enqueuing a copy of an arena that is being unpinned raises ValueError.
         """
         return _WatchedDevice(device, self._arenas, self)
 
     def end(self, deadline: float) -> bool:
-        """No copy is begun any more. False if this was the last lease and something is pinned after so many seconds.
+        """Ends the lease: no more copies are enqueued. Unpinning continues in the background. May be called again.
 
-        That goes on in the background. May be called again.
+        Returns:
+            False if this was the last lease and something is still pinned after the timeout.
         """
         return self._arenas.end(self, deadline)
 
 
 class _WatchedDevice:
-    """See Lease.watched."""
+    """The device that Lease.watched() returns."""
 
     def __init__(self, device: Device, arenas: PinnedArenas, lease: Lease) -> None:
         self._device, self._arenas, self._lease = device, arenas, lease
@@ -226,11 +240,11 @@ class _WatchedDevice:
 
 
 class _WatchedStream:
-    """See Lease.watched. For one thread at a time, as every stream."""
+    """A stream of the device that Lease.watched() returns. Not thread-safe, like every stream."""
 
     def __init__(self, stream: Stream, arenas: PinnedArenas, lease: Lease) -> None:
         self._stream, self._arenas, self._lease = stream, arenas, lease
-        self._name = object()  # the arenas remember this and not the stream, which has to end when its lane does
+        self._name = object()  # the arenas keep this and not the stream, which must end with its queue
         self._used: set[_Pinned] = set()
 
     def after(self, event: object) -> None:
@@ -250,7 +264,7 @@ class _WatchedStream:
 
 
 def _came(event: Event) -> bool:
-    """Never, where the device failed: what was in flight may still happen."""
+    """Returns whether the event has completed. After a device error it never has: copies in flight may still happen."""
     try:
         return event.done()
     except DeviceError:

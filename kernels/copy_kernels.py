@@ -1,32 +1,32 @@
-"""The kernel pair: tokens of pages between a paged cache and the frames of the arena.
+"""The Triton kernel pair that copies tokens of pages between a paged cache and the frames of the arena.
 
 The tables are those of every copy path. planes is int64[n, 8], a row for each run of equal heads in a layer of the
 cache: base, block, token and head (an address and three strides in the cache), at and page_head (an offset and a
 stride in the page), heads, width. pages is int64[m, 3]: position, first, end. blocks is int32[b], skip uint8[m],
 frames int32[m, page_frames].
 
-Bytes move in units of UNIT (16, 8, 4, 2 or 1), which divides all that the planes say. A work item is a tile of TILE
-units of one plane of one page; `items` of them are shared out among however few programs there are. Units are
-numbered in the page's order (head, token, column), so that what crosses the bus is one run of bytes.
+Bytes move in units of UNIT (16, 8, 4, 2 or 1), which divides every number of the planes. A work item is a tile of TILE
+units of one plane of one page; the programs share `items` of them. Units are numbered in the page's order (head, token,
+column), so that one run of bytes crosses the bus.
 
-Every byte is used once, and the model runs meanwhile: so loads and stores pass the first cache by, or leave it first,
-and are the first to leave the second.
+Every byte is used once while the model runs: loads and stores therefore bypass the L1 cache or leave it first, and are
+evicted from the L2 cache first.
 """
 
-# Triton's functions have no Python types; those that are annotated here are what the compiler is told.
+# Triton functions have no Python types; the annotations here are for the compiler.
 # ruff: noqa: ANN001, ANN202, N803, N806, PLR0913, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl
 
-# These change from launch to launch: no value of theirs is a reason to compile while an engine waits.
+# These arguments change with every launch: their values must not cause a compilation while an engine waits.
 SCALARS = ["arena", "frame_bytes", "page_frames", "block_tokens", "plane_first", "planes_moved", "tiles", "items"]
 
 
 @triton.jit
 def _item(item, planes, pages, skip, plane_first, planes_moved, tiles, UNIT: tl.constexpr):
-    """An item's page, its rows of planes and pages, and how many units the page moves of the plane: 0 if skipped."""
+    """Returns an item's page, its rows of planes and pages, and the page's units of the plane (0 if it is skipped)."""
     which = item // tiles
     number = which // planes_moved
     plane, page = planes + (plane_first + which % planes_moved) * 8, pages + number * 3
@@ -36,7 +36,7 @@ def _item(item, planes, pages, skip, plane_first, planes_moved, tiles, UNIT: tl.
 
 @triton.jit
 def _sides(unit, units, plane, page, blocks, frames, arena, frame_bytes, block_tokens, UNIT: tl.constexpr):
-    """Where units begin in the cache and in the arena. Within a block and a page 32 bits hold every number."""
+    """Returns the first words of units in the cache and in the arena. 32 bits hold all offsets in a block or page."""
     first, width = tl.load(page + 1), tl.load(plane + 7).to(tl.uint32)
     columns, count = width // UNIT, (tl.load(page + 2) - first).to(tl.uint32)
     row, byte = unit // columns, unit % columns * UNIT
@@ -54,10 +54,10 @@ def _sides(unit, units, plane, page, blocks, frames, arena, frame_bytes, block_t
 
 @triton.jit
 def _words(address, UNIT: tl.constexpr):
-    """The words of each unit as pointers [TILE, words]: two for 16 bytes, else one of its own size."""
+    """Returns the words of each unit as pointers [TILE, words]: two words for 16 bytes, else one of the unit's size."""
     WORD: tl.constexpr = tl.int64 if UNIT >= 8 else (tl.int32 if UNIT == 4 else (tl.int16 if UNIT == 2 else tl.int8))
     WORDS: tl.constexpr = 2 if UNIT == 16 else 1
-    # The hint makes one access of 128 bits of the two words.
+    # The hint turns the two words into one access of 128 bits.
     begin = tl.multiple_of(address.to(tl.pointer_type(WORD)), UNIT)
     return begin[:, None] + tl.arange(0, WORDS)[None, :]
 
@@ -80,7 +80,7 @@ def gather(
     UNIT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Cache to arena: a store."""
+    """Copies from the cache to the arena: a store."""
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         number, plane, page, units = _item(item, planes, pages, skip, plane_first, planes_moved, tiles, UNIT)
         begin = (item % tiles).to(tl.uint32) * TILE
@@ -111,7 +111,7 @@ def scatter(
     UNIT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Arena to cache: a load."""
+    """Copies from the arena to the cache: a load."""
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         number, plane, page, units = _item(item, planes, pages, skip, plane_first, planes_moved, tiles, UNIT)
         begin = (item % tiles).to(tl.uint32) * TILE

@@ -1,4 +1,4 @@
-"""A CUDA device for asynchronous copies, on torch: streams of our own, events, and the ways over the bus."""
+"""A CUDA device for asynchronous copies, based on torch: streams, events, and the copy paths over the bus."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .thresholds import CopySettings, WayName
 from .transfer import Transfer
 from .ways import DmaWay, KernelWay, Memcpy, Memory, StagedWay, Way, chosen
 
-_SHORTEST_NAP: Final = 20e-6  # seconds between two looks at an event; each is half as long again
+_SHORTEST_NAP: Final = 20e-6  # seconds between two polls of an event; each pause is 1.5 times the one before
 _LONGEST_NAP: Final = 1e-3
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Errors of CUDA, which torch and Triton raise as RuntimeErrors, become DeviceErrors."""
+    """Turns errors of CUDA, which torch and Triton raise as RuntimeError, into DeviceError."""
     try:
         yield
     except DeviceError:
@@ -38,26 +38,26 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def _of_torch(what: str, given: object) -> Iterator[None]:
-    """What torch finds no such thing becomes a ValueError: torch calls it, and looks at no type."""
+    """Turns the errors of a torch call that was given an object of another type into ValueError."""
     try:
         yield
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"{type(given).__name__} is no {what}") from error
+        raise ValueError(f"{type(given).__name__} is not a {what}") from error
 
 
 class CudaEvent:
-    """See Event. May be used from any thread, the engine's too: none is left in another capture mode than it had."""
+    """Implements Event. Thread-safe, also for the engine's threads: their stream capture mode is restored."""
 
     def __init__(self, event: Any, driver: Driver) -> None:
         self._event, self._driver = event, driver
 
     def done(self) -> bool:
-        """See Event."""
+        """Implements Event.done()."""
         with translated(), self._driver.relaxed():
             return bool(self._event.query())
 
     def wait(self, seconds: float) -> bool:
-        """See Event. Looks again and again: CUDA's own waiting knows no deadline."""
+        """Implements Event.wait() by polling, since CUDA's own wait has no timeout."""
         end, nap = time.monotonic() + seconds, _SHORTEST_NAP
         while not self.done():
             left = end - time.monotonic()
@@ -68,35 +68,35 @@ class CudaEvent:
         return True
 
     def hold(self, stream: object) -> None:
-        """See Event. stream: a torch.cuda.Stream that is not being captured: a graph has no place for our events."""
+        """Implements Event.hold() for a torch.cuda.Stream that is not being captured: see driver.enter."""
         with translated(), _of_torch("torch.cuda.Stream", stream):
             cast("Any", stream).wait_event(self._event)
 
 
 class CudaQueue:
-    """A stream of the driver's as the ways use it, see ways.Queue. Marks are torch's events."""
+    """A stream of the driver as the copy paths use it; implements Queue. Marks are torch events."""
 
     def __init__(self, handle: int, device: int) -> None:
         self._stream = torch.cuda.ExternalStream(handle, device=device)
         self.handle = handle
 
     def mark(self) -> Any:
-        """See Queue."""
+        """Implements Queue.mark()."""
         event = torch.cuda.Event()
         event.record(self._stream)
         return event
 
     def after(self, mark: object) -> None:
-        """See Queue."""
+        """Implements Queue.after()."""
         self._stream.wait_event(mark)
 
     def current(self) -> AbstractContextManager[object]:
-        """See Queue."""
+        """Implements Queue.current()."""
         return cast("AbstractContextManager[object]", torch.cuda.stream(self._stream))
 
 
 class _Choice(msgspec.Struct, frozen=True, eq=False):
-    """Which way a transfer goes while its frames are this to the device."""
+    """The copy path of a transfer, while its frames have this kind of memory."""
 
     transfer: Transfer
     memory: Memory
@@ -104,7 +104,7 @@ class _Choice(msgspec.Struct, frozen=True, eq=False):
 
 
 class CudaStream:
-    """See Stream. The thread that uses it is put into relaxed capture mode, see Driver.enter: so not the engine's."""
+    """Implements Stream. Puts its thread into relaxed capture mode, so it must not be the engine's thread."""
 
     def __init__(self, direction: Direction, device: CudaDevice) -> None:
         self._device, self._driver = device, device.driver
@@ -119,7 +119,7 @@ class CudaStream:
         self._last: _Choice | None = None
 
     def after(self, event: object) -> None:
-        """See Stream. event: a torch.cuda.Event that was recorded outside of a capture."""
+        """Implements Stream.after() for a torch.cuda.Event that was recorded outside of a capture."""
         its = event_of(event)
         with translated(), _of_torch("torch.cuda.Event", its):
             self._driver.enter()
@@ -127,26 +127,27 @@ class CudaStream:
                 queue.after(its)
 
     def enqueue(self, copy: Copy) -> None:
-        """See Stream. Returns when the copy has ended where the frames are pageable."""
+        """Implements Stream.enqueue(). If the frames are pageable it returns when the copy has ended."""
         if copy.transfer.device != self._device.name:
-            raise ValueError(f"a cache on {copy.transfer.device}, but the stream is one of {self._device.name}")
+            raise ValueError(f"the cache is on {copy.transfer.device}, but the stream is on {self._device.name}")
         with translated():
             self._driver.enter()
             try:
                 self._way(copy).enqueue(copy, self._queue)
             except torch.OutOfMemoryError as error:
-                # For its tables: the next copy may find room. What was begun of this one ends before the next event.
+                # There was no memory for the copy's tables: the next copy may find some. The started part ends before
+                # the next event.
                 self._queue.after(self._side.mark())
-                raise ValueError(f"the device has no room for the tables of a copy: {error}") from error
+                raise ValueError(f"the device has no memory for the tables of a copy: {error}") from error
 
     def record(self) -> CudaEvent:
-        """See Stream."""
+        """Implements Stream.record()."""
         with translated():
             self._driver.enter()
             return CudaEvent(self._queue.mark(), self._driver)
 
     def _way(self, copy: Copy) -> Way:
-        """A layer's is that of the layer before it, if its frames are to the device what they were."""
+        """Returns the copy path. A layer reuses the previous layer's unless the kind of its frames' memory changed."""
         memory, last = self._device.memory_of(copy.frames), self._last
         if last is None or last.transfer is not copy.transfer or last.memory is not memory:
             name = chosen(copy, self._device.settings, memory)
@@ -155,7 +156,7 @@ class CudaStream:
         return last.way
 
     def _made(self, name: WayName, memory: Memory) -> Way:
-        """Without a ring all that would go through it goes by the copy engines alone."""
+        """Creates a copy path. Without a staging ring, copies that would use it are done by the copy engines alone."""
         if name == "kernel":
             return self._kernel
         memcpy = self._memcpies[memory]
@@ -165,10 +166,10 @@ class CudaStream:
 
     @cached_property
     def _ring(self) -> Ring | None:
-        """Half of the setting, as there is one each way; None if the model has left too little memory."""
+        """The staging ring, half of the setting for each direction; None if the model has left too little memory."""
         nbytes = self._device.settings.staging // 2
         try:
-            # In this stream's name: what another one gives back may still be in use there.
+            # Allocate on this stream: memory that another stream freed may still be in use there.
             with self._queue.current():
                 memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device.name)
         except torch.OutOfMemoryError:
@@ -177,11 +178,11 @@ class CudaStream:
 
 
 _URGENT: Final = {Direction.STORE: 0, Direction.LOAD: 1_000}
-"""The engine waits for loads; stores wait for everybody."""
+"""Stream priorities: the engine waits for loads, while stores may wait for everything else."""
 
 
 class CudaDevice:
-    """See Device. May be used from any thread."""
+    """Implements Device. Thread-safe."""
 
     def __init__(
         self,
@@ -190,14 +191,18 @@ class CudaDevice:
         pinned: Callable[[Frames], bool],
         driver: Driver | None = None,
     ) -> None:
-        """Raises DeviceError where there is no such device.
+        """Opens the device.
 
         Args:
-            index: as torch counts.
-            settings: which way to take, and how much of the device.
-            pinned: whether all frames of these pages are registered with CUDA, none of them only in part. It is asked
-                for each copy, as the answer may change while memory is being registered.
-            driver: of this device.
+            index: The device's index in torch.
+            settings: Which copy path to use, and how much of the device.
+            pinned: Returns whether all frames of these pages are registered with CUDA as a whole. It is called for each
+                copy,
+                since the answer changes while memory is being registered.
+            driver: The driver of this device; by default a new one.
+
+        Raises:
+            DeviceError: There is no such device.
         """
         self.index, self.settings, self._pinned = index, settings, pinned
         if not torch.cuda.is_available():
@@ -209,32 +214,33 @@ class CudaDevice:
 
     @property
     def name(self) -> str:
-        """See Device."""
+        """The torch name of the device."""
         return f"cuda:{self.index}"
 
     def stream(self, direction: Direction) -> CudaStream:
-        """See Device."""
+        """Implements Device.stream()."""
         with translated():
             return CudaStream(direction, self)
 
     def require_event(self, event: object) -> None:
-        """See Device. event: a torch.cuda.Event."""
+        """Implements Device.require_event() for torch.cuda.Event."""
         if not isinstance(event, torch.cuda.Event):
-            raise ValueError(f"{type(event).__name__} is no torch.cuda.Event")
+            raise ValueError(f"{type(event).__name__} is not a torch.cuda.Event")
 
     def memory_of(self, frames: Frames) -> Memory:
-        """What these frames are to this device.
+        """Returns how this device can access these frames.
 
-        With unified addressing registered host memory has the host's address on the device, too. Where it has not, it
-        is treated as if it were not registered: kernels would have to be told another address.
+        With unified addressing, registered host memory has the same address on the device. Without it the memory counts
+        as
+        unregistered, since kernels would need another address.
         """
         return Memory.REACHED if self._same_addresses and self._pinned(frames) else Memory.PAGEABLE
 
 
 def cuda_device(name: str, settings: CopySettings, pinned: Callable[[Frames], bool]) -> CudaDevice:
-    """By torch's name, such as "cuda:0"; otherwise as CudaDevice. Raises DeviceError where that is no CUDA device."""
+    """Opens a device by its torch name, such as "cuda:0"; see CudaDevice. Raises DeviceError for any other device."""
     with translated():
         device = torch.device(name)
     if device.type != "cuda" or device.index is None:
-        raise DeviceError(f"{name} is no CUDA device with a number")
+        raise DeviceError(f"{name} is not a CUDA device with an index")
     return CudaDevice(device.index, settings, pinned)

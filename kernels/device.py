@@ -1,4 +1,4 @@
-"""What asynchronous copies need of a device: streams, events, and an order between them. The host is one, too."""
+"""The interface of a device for asynchronous copies: streams, events and their order. The host implements it too."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .transfer import Transfer
 
 
 class DeviceError(RuntimeError):
-    """Work on the device failed, or the device is gone. What was in flight may or may not have happened."""
+    """An operation on the device failed, or the device is gone. Copies in flight may or may not have completed."""
 
 
 class Direction(Enum):
-    """Which way bytes go."""
+    """The direction of a copy."""
 
     STORE = "store"  # from the cache into pages
     LOAD = "load"
 
 
 class Copy(msgspec.Struct, frozen=True, eq=False):
-    """Some planes of a transfer. planes: rows of its table, see Transfer.planes_of."""
+    """A copy of some planes of a transfer. `planes` are rows of its table, see `Transfer.planes_of`."""
 
     direction: Direction
     transfer: Transfer
@@ -33,10 +33,13 @@ class Copy(msgspec.Struct, frozen=True, eq=False):
 
 
 class Gate:
-    """An engine's event, and whom to tell should it fail: Stream.after takes it in place of the event.
+    """Wraps an engine's event for `Stream.after`, to learn whether the event failed.
 
-    reason: why the event failed; empty if it did not. lost: called then, by any thread. Both before any event behind it
-    comes: the stream goes on, but copies of `transfer` that were enqueued behind it are left out. Others are done.
+    After a failure `reason` says why (it is empty otherwise) and `lost` is called from any thread, both before any
+    later
+    event completes. The stream then continues, but skips copies of `transfer` that were enqueued behind the event;
+    other
+    copies are done.
     """
 
     def __init__(self, event: object, transfer: Transfer | None = None) -> None:
@@ -45,62 +48,73 @@ class Gate:
         self.lost: Callable[[], object] = lambda: None
 
     def lose(self, reason: str) -> None:
-        """For the stream: the event failed."""
+        """Records that the event failed; called by the stream."""
         self.reason = reason
         self.lost()
 
 
 def event_of(after: object) -> object:
-    """What a gate is for; anything else is an event itself."""
+    """Returns the event inside a gate; anything else is returned unchanged."""
     return after.event if isinstance(after, Gate) else after
 
 
 class Event(Protocol):
-    """A point in a stream: it has come when all work that was enqueued before it has ended."""
+    """A point in a stream. It completes when all work that was enqueued before it has ended."""
 
     def done(self) -> bool:
-        """Whether it has come; never waits. Raises DeviceError if work before it failed."""
+        """Returns whether the event has completed, without waiting. Raises DeviceError if work before it failed."""
 
     def wait(self, seconds: float) -> bool:
-        """Waits for it; False after so many seconds. Raises as done()."""
+        """Waits until the event has completed; returns False after `seconds`. Raises DeviceError as done() does."""
 
     def hold(self, stream: object) -> None:
-        """Work that is given to an engine's own stream from now on begins after it; nobody waits on the host.
+        """Orders later work of an engine's own stream behind this event, without blocking the host.
 
-        It begins also where the copies failed after all: who has to know asks done() behind it.
-        stream: as the engine's library has it; what that is, the device says. Raises DeviceError, and ValueError for
-        what is no stream.
+        That work also runs if the copies failed: callers that need to know check done() afterwards.
+
+        Args:
+            stream: A stream of the engine's library; the device defines its type.
+
+        Raises:
+            DeviceError: The device failed.
+            ValueError: `stream` is not a stream of this device.
         """
 
 
 class Stream(Protocol):
-    """Work in order; that of two streams is in no order. For one thread at a time."""
+    """A queue of work that runs in order. Two streams are not ordered. Not thread-safe: one thread at a time."""
 
     def after(self, event: object) -> None:
-        """What is enqueued from now on begins after an event of the engine's, or a Gate of one; see the device.
+        """Orders later copies of this stream behind an engine's event, or a Gate around one.
 
-        Raises DeviceError, and ValueError for what is no event.
+        Raises:
+            DeviceError: The device failed.
+            ValueError: `event` is not an event of this device.
         """
 
     def enqueue(self, copy: Copy) -> None:
-        """Begins a copy and does not wait for it. Both memories stay, and what is read is not written, until it ended.
+        """Starts a copy and returns at once.
 
-        Raises DeviceError, and ValueError for what the device can not address.
+        Both memories must stay valid, and the source unchanged, until the copy has ended.
+
+        Raises:
+            DeviceError: The device failed.
+            ValueError: The device cannot address the memory.
         """
 
     def record(self) -> Event:
-        """The point after all that was enqueued so far. Raises DeviceError."""
+        """Returns the point after everything that was enqueued so far. Raises DeviceError."""
 
 
 class Device(Protocol):
-    """Where a cache is, as far as copies are concerned."""
+    """The device of a cache, as far as copies are concerned."""
 
     @property
     def name(self) -> str:
-        """By torch's name, such as "cpu" or "cuda:0"; the same as that of the layouts of its caches."""
+        """Returns torch's name of the device, such as "cpu" or "cuda:0"; cache layouts use the same name."""
 
     def stream(self, direction: Direction) -> Stream:
-        """A stream of its own for copies one way. Raises DeviceError."""
+        """Returns a new stream for copies in one direction. Raises DeviceError."""
 
     def require_event(self, event: object) -> None:
-        """Raises ValueError for what Stream.after can not take, as far as that can be told by its type; never waits."""
+        """Raises ValueError if Stream.after cannot take the event, as far as its type tells. Never waits."""

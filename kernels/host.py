@@ -1,6 +1,6 @@
-"""Host memory in whatever form a caller has it, as plain addresses for the copy path.
+"""Converts host memory in any form that a caller has into plain addresses for the copy path.
 
-Torch tensors are recognised by what they can do; torch itself is never imported.
+Torch tensors are recognised by their methods; this module never imports torch.
 """
 
 import re
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Access(Enum):
-    """What the caller is going to do with the memory."""
+    """Whether the caller reads or writes the memory."""
 
     READ = "read"
     WRITE = "write"
 
 
 class _Tensor(Protocol):
-    """What is used of a torch tensor."""
+    """The subset of a torch tensor's interface that is used here."""
 
     @property
     def device(self) -> Any: ...
@@ -36,11 +36,12 @@ class _Tensor(Protocol):
 
 
 HostBuffer: TypeAlias = "Buffer | npt.NDArray[Any] | _Tensor"
-"""One piece of host memory in C order: bytes, bytearray, memoryview, mmap, array.array, a numpy array of
-any dtype without Python objects, a torch CPU tensor of any dtype."""
+"""One piece of host memory in C order: bytes, bytearray, memoryview, mmap, array.array, a numpy array of any dtype
+without Python objects, or a torch CPU tensor of any dtype.
+"""
 
 HostBuffers: TypeAlias = "HostBuffer | Sequence[HostBuffer]"
-"""All pages in one buffer, one behind the other, or a sequence of buffers, one for each page."""
+"""All pages in one buffer, one after the other, or a sequence of buffers, one for each page."""
 
 
 class Span(msgspec.Struct, frozen=True, eq=False):
@@ -52,10 +53,12 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
 
 class HostPages(msgspec.Struct, frozen=True, eq=False):
-    """Where each page lies in host memory, valid while this object lives.
+    """The location of each page in host memory, valid while this object lives.
 
-    addresses, sizes: arrays of u64, one item a page; sizes in bytes, each 1 or more. Both are usable
-    as buffers of native u64. owners keep the memory alive: while they do, a bytearray can not be resized.
+    Attributes:
+        addresses: u64 array, one address a page.
+        sizes: u64 array, the size of each page in bytes, 1 or more.
+        owners: Objects that keep the memory alive. Meanwhile a bytearray among them cannot be resized.
     """
 
     addresses: npt.NDArray[np.uint64]
@@ -67,7 +70,7 @@ class HostPages(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages together."""
+        """The total size of the pages in bytes."""
         return int(self.sizes.sum())
 
     def __repr__(self) -> str:
@@ -76,20 +79,24 @@ class HostPages(msgspec.Struct, frozen=True, eq=False):
 
 
 def pages_of(buffers: HostBuffers, count: int, access: Access) -> HostPages:
-    """The memory of `count` pages.
+    """Returns the memory of `count` pages.
 
-    The caller guarantees that nobody resizes or frees the memory under a tensor while the result lives.
+    The caller guarantees that the memory under a tensor is not resized or freed while the result lives.
 
     Args:
-        buffers: one buffer, which the pages share evenly, or a sequence of `count` buffers of any sizes.
-        count: pages.
+        buffers: One buffer, which the pages share evenly, or a sequence of `count` buffers of any sizes.
+        count: The number of pages.
         access: WRITE if the pages are to be filled.
 
+    Returns:
+        The address and size of each page.
+
     Raises:
-        TypeError: what is no host memory (a tensor on a device, an array of Python objects), and read-only
-            memory that is to be written.
-        ValueError: memory that is not contiguous, an empty page, a size that `count` does not divide,
-            another number of buffers.
+        TypeError: The argument is not host memory (a tensor on a device, an array of Python objects), or it is
+            read-only
+            and must be writable.
+        ValueError: The memory is not contiguous, a page is empty, `count` does not divide the size, or the number of
+            buffers differs.
     """
     if _is_one(buffers):
         return _shared(span_of(buffers, access), count)
@@ -97,9 +104,10 @@ def pages_of(buffers: HostBuffers, count: int, access: Access) -> HostPages:
 
 
 def page_count(buffers: HostBuffers, page_bytes: int) -> int:
-    """How many pages `buffers` hold: one in each of a sequence, `page_bytes` (1 or more) each in one buffer.
+    """Returns the number of pages in `buffers`: one in each buffer of a sequence, `page_bytes` each in one buffer.
 
-    Raises as `pages_of` does, and ValueError for one buffer whose size is no multiple of `page_bytes`.
+    Raises:
+        ValueError: The size of the one buffer is not a multiple of `page_bytes`. Also raises as pages_of() does.
     """
     if not _is_one(buffers):
         return len(cast("Sequence[HostBuffer]", buffers))
@@ -110,7 +118,7 @@ def page_count(buffers: HostBuffers, page_bytes: int) -> int:
 
 
 def span_of(buffer: HostBuffer, access: Access) -> Span:
-    """The memory of one buffer; raises as `pages_of` does. It may be empty."""
+    """Returns the memory of one buffer, which may be empty. Raises as pages_of() does."""
     if isinstance(buffer, np.ndarray):
         return _span_of_array(buffer, access)
     if _is_tensor(buffer):
@@ -119,7 +127,7 @@ def span_of(buffer: HostBuffer, access: Access) -> Span:
 
 
 def _is_one(buffers: object) -> TypeGuard[HostBuffer]:
-    """False for a sequence of buffers; texts, bytes and array.array are sequences too, but of their items."""
+    """Returns False for a sequence of buffers. Strings, bytes and array.array are sequences too, but of their items."""
     if isinstance(buffers, (list, tuple)):
         return False
     return not isinstance(buffers, Sequence) or isinstance(buffers, str) or _has_memory(buffers)
@@ -179,12 +187,12 @@ def _span_of_array(array: npt.NDArray[Any], access: Access) -> Span:
 
 def _span_of_tensor(tensor: _Tensor) -> Span:
     if tensor.device.type != "cpu":
-        raise TypeError(f"the tensor is on device {tensor.device}: only host memory is copied here")
+        raise TypeError(f"the tensor is on device {tensor.device}, but this function copies host memory only")
     try:
         if not tensor.is_contiguous():
             raise _scattered(tensor)
         return Span(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
-    except RuntimeError as error:  # sparse tensors and those without storage
+    except RuntimeError as error:  # sparse tensors and tensors without storage
         raise TypeError(f"the tensor has no plain memory: {error}") from error
 
 
@@ -192,7 +200,7 @@ def _view_of(buffer: Any) -> memoryview:
     try:
         return memoryview(buffer)
     except (TypeError, BufferError):
-        raise TypeError(f"{type(buffer).__name__} is no buffer in host memory") from None
+        raise TypeError(f"{type(buffer).__name__} is not a buffer in host memory") from None
 
 
 def _span_of_view(view: memoryview, access: Access) -> Span:
@@ -204,18 +212,18 @@ def _span_of_view(view: memoryview, access: Access) -> Span:
         raise TypeError(f"the {type(view.obj).__name__} holds references to Python objects, not bytes")
     if view.readonly or not view.nbytes:
         return _span_of_array(np.frombuffer(view, dtype=np.uint8), access)
-    owner = c_char.from_buffer(view)  # half of what numpy takes, but not for read-only memory
+    owner = c_char.from_buffer(view)  # half the cost of numpy, but not available for read-only memory
     return Span(addressof(owner), view.nbytes, owner)
 
 
 def _has_objects(layout: str) -> bool:
-    """True if a buffer's format, its fields' names taken out, has an O."""
+    """Returns whether a buffer's format has an O outside of its fields' names."""
     return "O" in layout and "O" in re.sub(":[^:]*:", "", layout)
 
 
 def _scattered(buffer: object) -> ValueError:
-    return ValueError(f"the {type(buffer).__name__} is not contiguous in C order: make it so first")
+    return ValueError(f"the {type(buffer).__name__} is not contiguous in C order: copy it to a contiguous one first")
 
 
 def _read_only(buffer: object) -> TypeError:
-    return TypeError(f"the {type(buffer).__name__} is read-only and can not be written to")
+    return TypeError(f"the {type(buffer).__name__} is read-only")

@@ -1,6 +1,6 @@
-"""The host path: the copies of the kernels, in C, between a CPU engine's cache and frames in mapped memory.
+"""The host path: the kernels' copies, in C, between a CPU engine's cache and frames in mapped memory.
 
-Who is attached copies by way of the session, which takes the frames from the pages that it holds; see client.
+Attached clients copy through their session instead, which takes the frames from the pages that it has pinned.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ from .transfer import Transfer
 
 
 def gather(transfer: Transfer, frames: Frames, threads: int = 1) -> None:
-    """From the cache into the pages. The GIL is let go; both memories stay as they are for the call.
+    """Copies from the cache into the pages, without the GIL. Neither memory may be freed during the call.
 
-    Raises ValueError, before anything is copied, if the cache is not in host memory, the table of frames is not one
-    row a page or its rows do not hold a page.
+    Args:
+        transfer: The tokens to copy.
+        frames: The frames of the pages.
+        threads: The number of threads to copy on.
+
+    Raises:
+        ValueError: The cache is not in host memory, the table of frames does not have one row a page, or a row does not
+            hold a page. Nothing was copied then.
     """
     _core.gather(*_arguments(transfer, frames, threads))
 
 
 def scatter(transfer: Transfer, frames: Frames, threads: int = 1) -> None:
-    """From the pages into the cache; otherwise as gather()."""
+    """Copies from the pages into the cache; otherwise like gather()."""
     _core.scatter(*_arguments(transfer, frames, threads))
 
 
@@ -37,4 +43,4 @@ def _arguments(transfer: Transfer, frames: Frames, threads: int) -> Any:
 def require_host(transfer: Transfer) -> None:
     """Raises ValueError if the cache is not in host memory."""
     if transfer.device != "cpu":
-        raise ValueError(f"the cache is on {transfer.device}: the host path copies host memory alone")
+        raise ValueError(f"the cache is on {transfer.device}, but the host path copies host memory only")

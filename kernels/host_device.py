@@ -18,40 +18,46 @@ import msgspec
 from .device import Copy, DeviceError, Direction, Gate, event_of
 from .host_copy import gather, require_host, scatter
 
-_LOOK_S = 0.1  # how often who waits for an engine's event looks whether he still has to
+_LOOK_S = 0.1  # seconds between two checks whether a wait for an engine's event is still needed
 
 _Task: TypeAlias = "Callable[[], object]"
 
 
 class HostEvent:
-    """A point in a HostStream; see Event."""
+    """A point in a HostStream; implements Event."""
 
     def __init__(self) -> None:
         self._came = threading.Event()
         self._error = ""
 
     def done(self) -> bool:
-        """Whether it has come. Raises DeviceError if work before it failed."""
+        """Returns whether the event has completed. Raises DeviceError if work before it failed."""
         return self._came.is_set() and self._sound()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for it; False after so many seconds. Raises as done()."""
+        """Waits until the event has completed; returns False after `seconds`. Raises DeviceError as done() does."""
         return self._came.wait(seconds) and self._sound()
 
     def hold(self, stream: object) -> None:
-        """What is given to the stream from now on begins after it; on an Executor also if work before it failed.
+        """Orders later work of a stream behind this event; on an Executor also if work before the event failed.
 
-        stream: a HostStream, or an Executor of one thread, which waits. Raises ValueError for anything else.
+        Args:
+            stream: A HostStream, or an Executor with one thread, which then blocks.
+
+        Raises:
+            ValueError: `stream` is neither.
         """
         if isinstance(stream, HostStream):
             stream.after(self)
         elif isinstance(stream, Executor):
             stream.submit(self._came.wait)
         else:
-            raise ValueError(f"{type(stream).__name__}: the host's streams are HostStream and Executor")
+            raise ValueError(
+                f"{type(stream).__name__} is not a stream of the host: expected a HostStream or an Executor"
+            )
 
     def come(self, error: str) -> None:
-        """For its stream's thread: it has come, or what was before it failed."""
+        """Completes the event, with the error of the work before it if there was one. For the stream's thread."""
         self._error = error
         self._came.set()
 
@@ -62,7 +68,7 @@ class HostEvent:
 
 
 class _Worker:
-    """What a stream's thread does. It does not know its stream, so that one that is dropped ends it."""
+    """The thread of a stream. It has no reference to the stream, so that dropping the stream ends the thread."""
 
     def __init__(self) -> None:
         self.tasks: SimpleQueue[_Task | HostEvent | None] = SimpleQueue()
@@ -89,14 +95,17 @@ class _Worker:
         self.tasks.put(None)
 
     def wait_for(self, after: object) -> None:
-        """Raises, or tells the gate, if the engine's work failed: what it left must not be read."""
+        """Waits for the engine's event.
+
+        Raises, or fails the gate, if the engine's work failed: its output must not be read.
+        """
         while not (_is_over(after) if isinstance(after, Gate) else _has_come(after)):
             if self.leaving.is_set():
                 raise DeviceError("the stream was closed before the engine's event came")
 
 
 class HostStream:
-    """Copies one way, in order, on a thread of its own; see Stream. Made by HostDevice.stream."""
+    """Copies in one direction, in order, on a thread of its own; implements Stream. Created by HostDevice.stream()."""
 
     def __init__(self, direction: Direction, threads: int) -> None:
         self._threads = threads
@@ -107,30 +116,34 @@ class HostStream:
         weakref.finalize(self, worker.leave).atexit = False
 
     def after(self, event: object) -> None:
-        """Waits on the stream's thread for a threading.Event, a Future, a HostEvent, or what else has a wait().
+        """Makes the stream's thread wait for a threading.Event, a Future, a HostEvent or any object with wait().
 
-        A Future that failed or was cancelled, and a wait() that raises, fail the Gate, or where there is none the
-        stream. Raises DeviceError, ValueError for what can not be waited for.
+        A Future that failed or was cancelled, and a wait() that raises, fail the Gate or, where there is none, the
+        stream.
+        Raises DeviceError if the stream failed, and ValueError for an object without wait().
         """
         _require_event(event_of(event))
         self._gate = event if isinstance(event, Gate) else None
         self._put(partial(self._worker.wait_for, event))
 
     def enqueue(self, copy: Copy) -> None:
-        """Begins a copy and does not wait for it. Raises DeviceError, and ValueError for a cache that is elsewhere."""
+        """Starts a copy and returns at once.
+
+        Raises DeviceError, and ValueError for a cache that is not in host memory.
+        """
         require_host(copy.transfer)
         gate = self._gate
         run = partial(_run, copy, self._threads)
         self._put(partial(_run_behind, gate, run) if gate is not None and gate.transfer is copy.transfer else run)
 
     def record(self) -> HostEvent:
-        """The point after all that was enqueued so far. Raises DeviceError."""
+        """Returns the point after everything that was enqueued so far. Raises DeviceError."""
         event = HostEvent()
         self._put(event)
         return event
 
     def close(self, deadline: float) -> bool:
-        """Takes no more work. Whether the thread ended in so many seconds, having done all that it was given."""
+        """Stops taking work. Returns whether the thread has finished its work and ended within the timeout."""
         self._worker.leave()
         return self._worker.ended.wait(deadline)
 
@@ -143,7 +156,10 @@ class HostStream:
 
 
 class HostDevice:
-    """Copies by the C host path, on a thread a stream; see Device. threads: on which a large copy may run."""
+    """Copies by the C host path, one thread a stream; implements Device.
+
+    A large copy runs on up to `threads` threads.
+    """
 
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
@@ -151,21 +167,21 @@ class HostDevice:
 
     @property
     def name(self) -> str:
-        """By torch's name."""
+        """The torch name of the device."""
         return "cpu"
 
     def stream(self, direction: Direction) -> HostStream:
-        """A stream of its own for copies one way."""
+        """Returns a new stream for copies in one direction."""
         stream = HostStream(direction, self._threads)
         self._streams.add(stream)
         return stream
 
     def require_event(self, event: object) -> None:
-        """See Device. event: as HostStream.after takes it."""
+        """Implements Device.require_event(); HostStream.after() lists the types."""
         _require_event(event)
 
     def close(self, deadline: float = 0.0) -> bool:
-        """No stream takes more work. Whether all ended in so many seconds, having done what they were given."""
+        """Stops all streams. Returns whether all of them finished their work and ended within the timeout."""
         ends = time.monotonic() + deadline
         ended = [stream.close(max(0.0, ends - time.monotonic())) for stream in list(self._streams)]
         return all(ended)
@@ -187,9 +203,9 @@ def _run_behind(gate: Gate, run: _Task) -> None:
 def _require_event(event: object) -> None:
     wait = getattr(event, "wait", None)
     if not isinstance(event, Future) and not callable(wait):
-        raise ValueError(f"{type(event).__name__} has no wait()")
+        raise ValueError(f"{type(event).__name__} has no wait() method")
     if inspect.iscoroutinefunction(wait):
-        raise ValueError(f"the wait() of {type(event).__name__} is to be awaited: no thread can wait for it")
+        raise ValueError(f"the wait() method of {type(event).__name__} is a coroutine: a thread cannot wait for it")
 
 
 def _words(error: BaseException) -> str:
@@ -197,16 +213,19 @@ def _words(error: BaseException) -> str:
 
 
 def _is_over(gate: Gate) -> bool:
-    """Waits a little. Tells the gate if the work before its event failed."""
+    """Waits a little and returns whether the gate's event is over.
+
+    Fails the gate if the work before its event failed.
+    """
     try:
         return _has_come(gate.event)
     except Exception as error:  # noqa: BLE001 - whatever an engine's wait() raises
-        gate.lose(f"the event to come after failed: {_words(error)}")
+        gate.lose(f"the engine's event failed: {_words(error)}")
         return True
 
 
 def _has_come(event: object) -> bool:
-    """Waits a little. Raises DeviceError, or what the event raises, if the work before it failed."""
+    """Waits a little and returns whether the event has completed. Raises if the work before it failed."""
     if isinstance(event, Future):
         wait_for([event], _LOOK_S)
         if event.done() and (event.cancelled() or event.exception() is not None):
@@ -215,5 +234,5 @@ def _has_come(event: object) -> bool:
     if isinstance(event, (threading.Event, HostEvent)):
         return event.wait(_LOOK_S)
     if inspect.isawaitable(event.wait()):  # type: ignore[attr-defined]
-        raise DeviceError(f"the wait() of {type(event).__name__} is to be awaited: it waited for nothing")
+        raise DeviceError(f"the wait() method of {type(event).__name__} returned an awaitable instead of waiting")
     return True

@@ -18,17 +18,22 @@ from .slots import SlotMap
 from .transfer import Transfer
 
 _MOST: Final = 1 << 31
-_WIDEST: Final = 16  # bytes of an access; tables begin at multiples of it, so that no place of theirs is compiled for
+_WIDEST: Final = 16  # bytes of an access; tables begin at multiples of it, so that alignment never causes a compilation
 
 Table = npt.NDArray[Any]
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """How a launch is cut.
+    """The shape of a launch.
 
-    programs: at most so many at once. Each has a tile in flight, 16 KiB of 16-byte units, so 16 have 256 KiB: twice
-    what fills a PCIe 5 link of 16 lanes (60 GB/s for two microseconds), and the model keeps the other processors.
-    tile: units of a work item, a power of two. warps: of a program.
+    Attributes:
+        programs: The largest number of programs at once. Each has a tile in flight, 16 KiB of 16-byte units, so 16
+            programs
+            have 256 KiB: twice what fills a PCIe 5 link of 16 lanes (60 GB/s for two microseconds), and the model keeps
+                the
+            other SMs.
+        tile: The units of a work item, a power of two.
+        warps: The warps of a program.
     """
 
     programs: int = 16
@@ -40,10 +45,13 @@ GRID: Final = Grid()
 
 
 class Group(msgspec.Struct, frozen=True, eq=False):
-    """Planes that move in units of `unit` bytes, one launch.
+    """Planes that move in units of `unit` bytes, in one launch.
 
-    rows: their rows in the transfer's table, ascending. begin: of the first of them in the device's table.
-    units: how many each has a token.
+    Attributes:
+        unit: Bytes of a unit.
+        rows: The planes' rows in the transfer's table, ascending.
+        begin: The first of them in the device's table.
+        units: The units of each plane a token.
     """
 
     unit: int
@@ -53,19 +61,24 @@ class Group(msgspec.Struct, frozen=True, eq=False):
 
 
 class Tables:
-    """What the kernels read, on the cache's device, there while this object lives. For any number of launches.
+    """The tables that the kernels read, on the cache's device, for any number of launches while this object lives.
 
-    groups: planes by the widest access that they allow, the widest first, in which order they are on the device.
-    planes, pages, blocks, skip, frames: one-dimensional tensors. skip has an item a page; a kernel of the caller's may
-    set more of them on the launch's stream, and clear none: what was skipped was not checked.
+    Attributes:
+        groups: The planes by the widest access that they allow, widest first, which is their order on the device.
+        planes, pages, blocks, skip, frames: One-dimensional tensors. `skip` has an item a page; a kernel of the caller
+            may
+            set more of them on the launch's stream but clear none, since skipped pages were not validated.
     """
 
     def __init__(self, transfer: Transfer, frames: Frames) -> None:
-        """Copies the tables in one go, on the device's current stream, and does not wait for it.
+        """Copies the tables at once on the device's current stream, without waiting for it.
 
-        A launch on another stream has to wait for this one. The arena's address is the one that the device knows it by.
-        Raises ValueError if the arena is not aligned to 16 bytes, or the table of frames is not one row a page or its
-        rows do not hold a page.
+        A launch on another stream must wait for this one. The arena's address is that of the device.
+
+        Raises:
+            ValueError: The arena is not aligned to 16 bytes, the table of frames does not have one row a page, or a row
+                does
+                not hold a page.
         """
         frames.require_room(len(transfer.slots), transfer.page_bytes)
         _require_aligned(frames.arena)
@@ -84,28 +97,35 @@ class Tables:
 
 
 def gather(tables: Tables, planes: range | None = None, grid: Grid = GRID) -> None:
-    """Copies from the cache into the pages, as launch() does."""
+    """Copies from the cache into the pages; see launch()."""
     launch(copy_kernels.gather, tables, planes, grid)
 
 
 def scatter(tables: Tables, planes: range | None = None, grid: Grid = GRID) -> None:
-    """Copies from the pages into the cache, as launch() does."""
+    """Copies from the pages into the cache; see launch()."""
     launch(copy_kernels.scatter, tables, planes, grid)
 
 
 def launch(kernel: Any, tables: Tables, planes: range | None = None, grid: Grid = GRID) -> None:
-    """Runs one of the pair on the device's current stream and returns before it is done.
+    """Launches one of the kernels on the device's current stream and returns before it has ended.
 
-    planes: which rows of the transfer's planes to move, see Transfer.planes_of; None: all of them. Until the stream is
-    done the cache and the arena stay, and what is moved is not written to. Raises ValueError if there are no such rows,
-    and for a cache in host memory: see host_copy.
+    Until then both memories must stay valid and the source unchanged.
+
+    Args:
+        kernel: One of the pair.
+        tables: The tables of the copy.
+        planes: The rows of the transfer's planes to move, see Transfer.planes_of; all of them by default.
+        grid: The shape of the launch.
+
+    Raises:
+        ValueError: There are no such rows, or the cache is in host memory (see host_copy).
     """
     if tables.device.type == "cpu" and isinstance(kernel, triton.JITFunction):
-        raise ValueError("the cache is in host memory, where no kernel runs")
+        raise ValueError("the cache is in host memory, which kernels cannot access")
     count = sum(len(group.rows) for group in tables.groups)
     wanted = range(count) if planes is None else planes
     if wanted.step != 1 or not 0 <= wanted.start <= wanted.stop <= count:
-        raise ValueError(f"{wanted} of {count} planes")
+        raise ValueError(f"{wanted} is not within the {count} planes")
     with _current(tables):
         for group in tables.groups:
             _launch_group(kernel, tables, group, wanted, grid)
@@ -131,15 +151,17 @@ def _launch_group(kernel: Any, tables: Tables, group: Group, planes: range, grid
 
 def _require_aligned(arena: Arena) -> None:
     if arena.address % _WIDEST or arena.frame_bytes % _WIDEST:
-        raise ValueError(f"an arena at {arena.address:#x} with frames of {arena.frame_bytes} bytes is not aligned")
+        raise ValueError(f"the arena at {arena.address:#x} with frames of {arena.frame_bytes} bytes is unaligned")
     if arena.frame_bytes >= _MOST:
-        raise ValueError(f"frames of {arena.frame_bytes} bytes: the kernels count the bytes of a frame in 31 bits")
+        raise ValueError(
+            f"frames of {arena.frame_bytes} bytes are too large: the kernels use 31 bits for offsets in a frame"
+        )
 
 
 def _units(transfer: Transfer) -> Table:
-    """Of each plane the largest unit that divides its address and all strides that are taken."""
+    """Returns for each plane the largest unit that divides its address and all strides in use."""
     steps = transfer.planes.copy()
-    steps[steps[:, 6] == 1, 3] = 0  # an axis of one may have any stride
+    steps[steps[:, 6] == 1, 3] = 0  # an axis of length one may have any stride
     if transfer.slots.block_tokens == 1:
         steps[:, 2] = 0
     steps[:, 6] = _WIDEST
@@ -161,7 +183,7 @@ def _skip(slots: SlotMap) -> Table:
 
 
 def _uploaded(tables: Sequence[Table], device: Any) -> tuple[Any, Any, list[Any]]:
-    """The tables one behind the other on the host, the same on the device, and there each by itself."""
+    """Returns the tables in one host buffer, its copy on the device, and a view of each table in that copy."""
     sizes = [-(-table.nbytes // _WIDEST) * _WIDEST for table in tables]
     begins = np.cumsum([0, *sizes]).tolist()
     host = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -176,7 +198,7 @@ def _part(packed: Any, table: Table, begin: int) -> Any:
 
 
 def _current(tables: Tables) -> AbstractContextManager[Any]:
-    """Makes their device the current one, and keeps the tables in its memory until its stream is done with them."""
+    """Makes the tables' device current, and keeps the tables allocated until its stream has used them."""
     if tables.device.type != "cuda":
         return nullcontext()
     tables.packed.record_stream(torch.cuda.current_stream(tables.device))

@@ -1,7 +1,7 @@
-"""An engine's cache as base pointers and strides, and a check that refuses what the copies can not address.
+"""Describes an engine's cache by base pointers and strides, and rejects layouts that the copies cannot address.
 
 A cache is a set of *planes*. A plane is K or V of one layer (or a latent, scales, a recurrent state): rows of `width`
-bytes, one for each block, token and head. Whatever an engine's order of axes is, it is in the strides alone.
+bytes, one for each block, token and head. The engine's order of axes is expressed by the strides alone.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ _MOST: Final = 1 << 62
 
 
 class LayoutError(ValueError):
-    """A cache, a page or a share of a model that can not be copied; the message names what is in the way."""
+    """A cache, a page or a shard of a model that cannot be copied; the message names what is wrong."""
 
 
 class Plane(msgspec.Struct, frozen=True):
-    """Rows of one kind in one layer of a cache. All strides in bytes.
+    """Rows of one kind in one layer of a cache. All strides are in bytes.
 
-    kind: "k", "v", "latent", whatever tells the planes of a layer apart. address: of block 0, token 0, head 0.
-    blocks, tokens, heads: how many of each, tokens in a block. width: bytes of a row.
+    Attributes:
+        layer: The layer, counted from 0.
+        kind: "k", "v", "latent" or any other name that is unique in the layer.
+        dtype: The element type by torch's name.
+        address: The address of block 0, token 0, head 0.
+        blocks: The number of blocks.
+        tokens: The number of tokens in a block.
+        heads: The number of heads.
+        width: The bytes of a row.
+        block_stride, token_stride, head_stride: The strides from one block, token or head to the next.
     """
 
     layer: int
@@ -45,23 +53,23 @@ class Plane(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if min(self.blocks, self.tokens, self.heads, self.width) < 1:
-            raise LayoutError(f"{self}: a plane has at least one block, token, head and byte")
+            raise LayoutError(f"{self}: a plane needs at least one block, token, head and byte")
         if not all(-_MOST <= stride < _MOST for stride, _, _ in self._axes()):
-            raise LayoutError(f"{self}: strides of 62 bits at most")
+            raise LayoutError(f"{self}: strides have at most 62 bits")
         reach = self.width
         for stride, count, axis in sorted(self._axes()):
             if count > 1 and stride < reach:
-                raise LayoutError(f"{self}: {axis} stride of {stride} bytes, but what it steps over takes {reach}")
+                raise LayoutError(f"{self}: {axis} stride of {stride} bytes, but each step covers {reach} bytes")
             reach += (count - 1) * stride
 
     @property
     def end(self) -> int:
-        """The address behind its last byte."""
+        """The address after the plane's last byte."""
         return self.address + sum(stride * (count - 1) for stride, count, _ in self._axes()) + self.width
 
     @property
     def pattern(self) -> Pattern:
-        """Which bytes it has, counted from its address."""
+        """The bytes that the plane covers, relative to its address."""
         return tuple((stride, count) for stride, count, _ in self._axes() if count > 1), self.width
 
     def _axes(self) -> Iterator[tuple[int, int, str]]:
@@ -74,12 +82,12 @@ class Plane(msgspec.Struct, frozen=True):
 
 
 Pattern: TypeAlias = tuple[tuple[tuple[int, int], ...], int]
-"""Strides, how many places each of them leads to, and the bytes at each place."""
+"""Pairs of a stride and the number of places along it, and the bytes at each place."""
 
 
-@lru_cache(maxsize=1 << 16)  # the layers of one allocation ask the same again and again
+@lru_cache(maxsize=1 << 16)  # the layers of one allocation repeat the same questions
 def _meet(gap: int, one: Pattern, other: Pattern) -> bool:
-    """Whether two planes have a byte in common, the other of which begins `gap` bytes further on."""
+    """Returns whether two planes share a byte; the other plane begins `gap` bytes later."""
     reach: dict[int, tuple[int, int]] = {}
     for stride, count in one[0]:
         reach[stride] = (1 - count, 0)
@@ -89,7 +97,7 @@ def _meet(gap: int, one: Pattern, other: Pattern) -> bool:
 
 
 def _hits(gap: int, reach: list[tuple[int, tuple[int, int]]], low: int, high: int) -> bool:
-    """Whether some choice of steps brings gap between low and high. The longest come first: few of them come close."""
+    """Returns whether some choice of steps brings `gap` between low and high. Tries the longest strides first."""
     if not reach:
         return low < gap < high
     (stride, (least, most)), rest = reach[0], reach[1:]
@@ -99,13 +107,14 @@ def _hits(gap: int, reach: list[tuple[int, tuple[int, int]]], low: int, high: in
 
 
 def plane_of(view: View, layer: int, kind: str) -> Plane:
-    """A plane of a view with the axes (blocks, tokens, heads, elements).
+    """Returns a plane of a view with the axes (blocks, tokens, heads, elements).
 
-    Raises LayoutError where the elements of a row do not lie side by side, or rows overlap.
+    Raises:
+        LayoutError: The view has other axes or is empty, the elements of a row are not contiguous, or rows overlap.
     """
     if len(view.shape) != 4:
         raise LayoutError(
-            f"layer {layer}, {kind}: {len(view.shape)} axes where blocks, tokens, heads, elements are wanted"
+            f"layer {layer}, {kind}: expected the axes blocks, tokens, heads, elements, got {len(view.shape)} axes"
         )
     blocks, tokens, heads, elements = view.shape
     if 0 in view.shape:
@@ -113,7 +122,7 @@ def plane_of(view: View, layer: int, kind: str) -> Plane:
         raise LayoutError(f"layer {layer}, {kind} is empty: {sizes}")
     if elements > 1 and view.strides[3] != view.itemsize:
         raise LayoutError(
-            f"layer {layer}, {kind}: element stride of {view.strides[3]} bytes: the last axis has to be contiguous"
+            f"layer {layer}, {kind}: element stride of {view.strides[3]} bytes: the last axis must be contiguous"
             f" ({view.dtype} has {view.itemsize} bytes)"
         )
     width = elements * view.itemsize
@@ -121,10 +130,17 @@ def plane_of(view: View, layer: int, kind: str) -> Plane:
 
 
 class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """All planes of one rank's cache, ordered by layer; layers are counted from 0, each has at least one plane.
+    """All planes of one rank's cache, ordered by layer. Layers are counted from 0 and have at least one plane each.
 
-    owners: keep the memory alive. device: where it is, by torch's name. Raises LayoutError where two planes of a layer
-    are of one kind, have other blocks than the rest, or overlap: a load of one would overwrite the other.
+    Attributes:
+        planes: The planes.
+        device: The device of the memory, by torch's name.
+        owners: Objects that keep the memory alive.
+
+    Raises:
+        LayoutError: Two planes of a layer have the same kind, planes differ in their blocks, or two planes overlap, so
+            that
+            loading one would overwrite the other.
     """
 
     planes: tuple[Plane, ...]
@@ -133,7 +149,7 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def __post_init__(self) -> None:
         if [layer for layer, _ in groupby(self.planes, lambda plane: plane.layer)] != list(range(self.layers)):
-            raise LayoutError("the planes of a cache are ordered by layer, from layer 0 on, without a gap")
+            raise LayoutError("the planes of a cache must be ordered by layer, from layer 0 on, without a gap")
         self._check_alike()
         self._check_kinds()
         self._check_apart()
@@ -162,17 +178,17 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """The number of layers."""
         return self.planes[-1].layer + 1 if self.planes else 1
 
     @property
     def blocks(self) -> int:
-        """How many there are: ids are below it."""
+        """The number of blocks; block IDs are below it."""
         return self.planes[0].blocks
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in a block; 1 where every token has a slot of its own."""
+        """The number of tokens in a block; 1 where every token has its own slot."""
         return self.planes[0].tokens
 
     @cached_property
@@ -187,13 +203,14 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
-    """A cache of views with the axes (blocks, tokens, heads, elements), a kind for each, layer by layer.
+    """Returns the layout of views with the axes (blocks, tokens, heads, elements), each with its kind, layer by layer.
 
-    Raises LayoutError: see plane_of and CacheLayout; also for views on several devices.
+    Raises:
+        LayoutError: There is no view, the views are on several devices, or plane_of() or CacheLayout reject them.
     """
     views = [(layer, kind, view) for layer, kinds in enumerate(layers) for kind, view in kinds]
     if not views or not all(layers):
-        raise LayoutError("a cache without a tensor, or a layer of one")
+        raise LayoutError("a cache needs at least one tensor in each layer")
     device = views[0][2].device
     for layer, kind, view in views:
         if view.device != device:
@@ -203,13 +220,15 @@ def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
 
 
 def joined(*caches: CacheLayout) -> CacheLayout:
-    """Several tensors a layer in one page: the planes of the first cache, then those of the next, layer by layer.
+    """Joins caches layer by layer: in each layer the planes of the first cache, then those of the next.
 
-    Raises LayoutError where they have other layers, blocks or devices, a kind is there twice in a layer, or they
-    overlap.
+    Raises:
+        LayoutError: The caches differ in layers, blocks or device, have the same kind twice in a layer, or overlap.
     """
     if len({(cache.layers, cache.device) for cache in caches}) != 1:
-        raise LayoutError(f"can not be joined: {', '.join(map(repr, caches)) or 'nothing'}")
+        raise LayoutError(
+            f"cannot join caches with different layers or devices: {', '.join(map(repr, caches)) or 'none given'}"
+        )
     layers = zip(*(cache.by_layer for cache in caches), strict=True)
     planes = tuple(plane for layer in layers for planes in layer for plane in planes)
     return CacheLayout(planes, caches[0].device, tuple(owner for cache in caches for owner in cache.owners))

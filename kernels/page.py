@@ -1,8 +1,8 @@
-"""The canonical order of a page's bytes, the same at every parallel degree, and which share of it a rank has.
+"""The canonical byte order of a page, which is the same at every parallel degree, and each rank's share of it.
 
 A page holds all layers and heads of the model (of one group of its layers): layer by layer, in a layer plane by plane
 (K, then V), in a plane head by head, in a head token by token. Each plane begins at a multiple of 16 bytes; the bytes
-between two planes are never written and mean nothing.
+between two planes are never written and have no meaning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIVISION: Final = b"pagetier division 1"
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """A plane of a page: `heads` heads of the model, rows of `width` bytes for each of them and each token."""
+    """A plane of a page: `heads` heads of the model, with a row of `width` bytes for each head and token."""
 
     kind: str
     dtype: str
@@ -32,12 +32,15 @@ class Rows(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, plane: Plane) -> Rows:
-        """What a plane of a cache looks like if its heads are all there are."""
+        """Returns the rows of a plane whose cache holds all heads of the model."""
         return cls(plane.kind, plane.dtype, plane.heads, plane.width)
 
 
 class PageOrder(msgspec.Struct, frozen=True, dict=True):
-    """What is in a page of `tokens` tokens, and where. Raises LayoutError for 2 GiB or more, or nothing."""
+    """The content of a page of `tokens` tokens and its order.
+
+    Raises LayoutError for 2 GiB or more, or an empty page.
+    """
 
     tokens: int
     layers: tuple[tuple[Rows, ...], ...]
@@ -45,43 +48,49 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
     def __post_init__(self) -> None:
         rows = [rows for layer in self.layers for rows in layer]
         if self.tokens < 1 or not rows or min(min(row.heads, row.width) for row in rows) < 1:
-            raise LayoutError("a page has at least one token, and a plane of at least one head and byte")
+            raise LayoutError("a page needs at least one token, and a plane with at least one head and byte")
         if self.nbytes >= _MOST_BYTES:
-            raise LayoutError(f"a page of {self.nbytes} bytes: it has to be below {_MOST_BYTES}")
+            raise LayoutError(f"a page of {self.nbytes} bytes is too large: the limit is {_MOST_BYTES - 1}")
 
     @classmethod
     def of(cls, cache: CacheLayout, tokens: int) -> PageOrder:
-        """Of a cache that holds the whole model."""
+        """Returns the page of a cache that holds the whole model."""
         return cls(tokens, tuple(tuple(map(Rows.of, planes)) for planes in cache.by_layer))
 
     @classmethod
     def of_model(cls, cache: CacheLayout, tokens: int, heads: int | Mapping[str, int], layers: int) -> PageOrder:
-        """Of a model, from one rank's cache.
+        """Returns the page of a whole model, derived from one rank's cache.
 
         Args:
-            cache: of any rank; all of them get the same order out of theirs.
-            tokens: of a page.
-            heads: of the whole model, of every plane or by kind; a kind that is not named has all of its own here.
-            layers: of all stages together. If they are more than the cache's, all layers are alike.
+            cache: The cache of any rank; all ranks derive the same page.
+            tokens: Tokens of a page.
+            heads: The heads of the whole model, for all planes or by kind. A kind that is not named has all of its
+                heads in
+                this cache.
+            layers: The layers of all pipeline stages together. If there are more than in the cache, all layers must be
+                alike.
+
+        Returns:
+            The page.
 
         Raises:
-            LayoutError: heads of a kind that the cache does not have, layers of which the cache has not enough to tell.
+            LayoutError: The cache has no plane of a named kind, or its layers differ and are not all of the model's.
         """
         own = cls.of(cache, tokens).layers
         _check_kinds(heads, own)
         if layers != len(own) and len(set(own)) > 1:
-            raise LayoutError("layers that differ: a page of the whole model can not be told from one stage's")
+            raise LayoutError("the layers differ, so one pipeline stage does not determine the page of the whole model")
         planes = [own[at if layers == len(own) else 0] for at in range(layers)]
         return cls(tokens, tuple(tuple(_with_heads(row, heads) for row in layer) for layer in planes))
 
     @cached_property
     def offsets(self) -> tuple[tuple[int, ...], ...]:
-        """Where each plane begins, layer by layer."""
+        """The offset of each plane in the page, layer by layer."""
         return self._laid_out[0]
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of a page."""
+        """The size of a page in bytes."""
         return self._laid_out[1]
 
     @cached_property
@@ -97,7 +106,7 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def layout(self) -> str:
-        """A text for Namespace.layout: two orders have the same one only if their bytes mean the same."""
+        """The text for Namespace.layout: equal only for pages whose bytes have the same meaning."""
         return f"page-1-{sha256(_VERSION + msgspec.msgpack.encode(self)).hexdigest()[:32]}"
 
     def __repr__(self) -> str:
@@ -107,7 +116,7 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
 def _check_kinds(heads: int | Mapping[str, int], layers: tuple[tuple[Rows, ...], ...]) -> None:
     named = set() if isinstance(heads, int) else set(heads)
     if unknown := named - {rows.kind for layer in layers for rows in layer}:
-        raise LayoutError(f"heads of {', '.join(sorted(unknown))}, but no plane of the cache is of that kind")
+        raise LayoutError(f"heads are given for {', '.join(sorted(unknown))}, but the cache has no plane of that kind")
 
 
 def _with_heads(rows: Rows, heads: int | Mapping[str, int]) -> Rows:
@@ -116,7 +125,10 @@ def _with_heads(rows: Rows, heads: int | Mapping[str, int]) -> Rows:
 
 
 class Heads(msgspec.Struct, frozen=True):
-    """Heads of a plane that one rank has: `count` from `first` on; `replicas` ranks have them, this is `replica`."""
+    """The heads of a plane on one rank: `count` from `first` on.
+
+    This rank is `replica` of the `replicas` that have them.
+    """
 
     first: int
     count: int
@@ -124,15 +136,18 @@ class Heads(msgspec.Struct, frozen=True):
     replicas: int
 
     def tokens(self, tokens: int) -> range:
-        """Those of a page that this one of the replicas stores."""
+        """Returns the tokens of a page that this replica stores."""
         return range(tokens * self.replica // self.replicas, tokens * (self.replica + 1) // self.replicas)
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """Which share of a model a process has: tensor-parallel rank, and pipeline stage.
+    """The share of a model in one process: its tensor-parallel rank and pipeline stage.
 
-    rank, ranks: of how many tensor-parallel ones. stage: which pipeline stage. stages: layers of each stage, the same
-    for all processes of an engine; empty: there is one, which has them all.
+    Attributes:
+        rank: The tensor-parallel rank.
+        ranks: The number of tensor-parallel ranks.
+        stage: The pipeline stage.
+        stages: The number of layers of each stage, the same in all processes of an engine; empty for a single stage.
     """
 
     rank: int = 0
@@ -143,36 +158,39 @@ class Shard(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         stages = self.stages or (1,)
         if not 0 <= self.rank < self.ranks or not 0 <= self.stage < len(stages) or min(stages) < 1:
-            raise LayoutError(f"{self}: ranks and stages are counted from 0, and a stage has at least one layer")
+            raise LayoutError(f"{self} is invalid: ranks and stages count from 0, and a stage has at least one layer")
 
     @property
     def part(self) -> int:
-        """Which part of a page it stores, of `parts`."""
+        """The part of a page that this process stores, from 0 to `parts` - 1."""
         return self.stage * self.ranks + self.rank
 
     @property
     def parts(self) -> int:
-        """Of how many parts a page is made."""
+        """The number of parts of a page."""
         return max(1, len(self.stages)) * self.ranks
 
     @property
     def division(self) -> int:
-        """A u32 that stands for how pages are divided among all processes; 0: there is one process."""
+        """A u32 that identifies how pages are divided among the processes; 0 for a single process."""
         text = _DIVISION + msgspec.msgpack.encode([self.ranks, self.stages if len(self.stages) > 1 else ()])
         return int.from_bytes(sha256(text).digest()[:4], "little") if self.parts > 1 else 0
 
     def layers(self, of_page: int) -> range:
-        """Those of its stage, counted over the page. Raises LayoutError if the stages have another number of them."""
+        """Returns the layers of this stage, counted over the page. Raises LayoutError if the stages do not add up."""
         stages = self.stages or (of_page,)
         if sum(stages) != of_page:
-            raise LayoutError(f"stages of {sum(stages)} layers, but the page has {of_page}")
+            raise LayoutError(f"the stages have {sum(stages)} layers, but the page has {of_page}")
         first = sum(stages[: self.stage])
         return range(first, first + stages[self.stage])
 
     def heads(self, of_model: int) -> Heads:
-        """Its share of a plane's heads. Where there are fewer heads than ranks, several ranks have each.
+        """Returns this rank's share of a plane's heads.
 
-        Raises LayoutError if neither number divides the other.
+        Where there are fewer heads than ranks, several ranks share a head.
+
+        Raises:
+            LayoutError: Neither number divides the other.
         """
         if of_model % self.ranks == 0:
             count = of_model // self.ranks
@@ -180,7 +198,7 @@ class Shard(msgspec.Struct, frozen=True):
         if self.ranks % of_model == 0:
             replicas = self.ranks // of_model
             return Heads(self.rank // replicas, 1, self.rank % replicas, replicas)
-        raise LayoutError(f"{of_model} heads can not be divided among {self.ranks} ranks")
+        raise LayoutError(f"{of_model} heads cannot be divided among {self.ranks} ranks")
 
 
 ALONE: Final = Shard()

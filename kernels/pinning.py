@@ -1,4 +1,4 @@
-"""Pinning the arena for a GPU: chunk by chunk, several at once, in the background, while copies already use what is."""
+"""Pins the arena for a GPU in the background, several chunks at once, while copies already use the pinned chunks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,31 @@ from .frames import Frames
 
 LARGEST_CHUNK: Final = 64 << 30
 CHUNK: Final = 1 << 30
-"""At some gigabytes a second that a thread pins, which is to be measured, a chunk takes a fraction of a second: so soon
-do first copies begin, so fine is the progress, and so long may close() wait. A call's own cost is small beside that,
-and a terabyte has a thousand chunks."""
+"""A thread pins some gigabytes a second (to be measured), so a chunk takes a fraction of a second. That is how soon the
+first copies can begin, how fine the progress is, and how long close() may wait. The cost of a call is small beside it,
+and a terabyte has a thousand chunks.
+"""
 _PAGE: Final = 4096
 _LOG: Final = logging.getLogger(__name__)
 
 Registering = Callable[[int, int], None]
-"""Pins memory: address and bytes. Raises RuntimeError (DeviceError is one), OSError or MemoryError if it can not be."""
+"""Pins memory, given its address and size. Raises RuntimeError (such as DeviceError), OSError or MemoryError on
+failure.
+"""
 
 Unregistering = Callable[[int], None]
-"""Undoes it for the memory that begins at an address. Raises as Registering does."""
+"""Unpins the memory that begins at an address. Raises as Registering does."""
 
 
 class Pinning:
-    """Memory that is being pinned from now on, and is pinned until close(). May be used from any thread.
+    """Memory that is pinned in the background from construction to close(). Thread-safe.
 
-    If a chunk can not be pinned, one line is logged, the chunks that are pinned stay so, and no more are tried; that is
-    no error, the other chunks are just never ready. A frame is in one chunk, as both are powers of two; what spans two
-    chunks is two pieces of memory for a GPU's driver, even if both are ready, and a single DMA of it is refused.
+    If a chunk cannot be pinned, one line is logged, the pinned chunks stay pinned, and no more are tried; the other
+    chunks
+    are then never ready, which is no error. A frame lies within one chunk, since the sizes of both are powers of two.
+    Bytes
+    that span two chunks are two registrations for a GPU's driver, which rejects a single DMA of them even if both are
+    ready.
     """
 
     def __init__(
@@ -47,25 +53,25 @@ class Pinning:
         chunk: int = CHUNK,
         threads: int = 4,
     ) -> None:
-        """Begins at once, with the chunks at the front.
+        """Starts pinning from the first chunk on.
 
         Args:
-            address: of the memory, where a page begins; it stays mapped until close() has returned.
-            nbytes: how much.
-            register: called from several threads at once.
-            unregister: with the addresses that `register` was called with, from several threads at once, too.
-            chunk: bytes, a power of two from 4 KiB to 64 GiB; see CHUNK.
-            threads: that pin at once.
+            address: The address of the memory, page-aligned. The memory stays mapped until close() has returned.
+            nbytes: The size of the memory.
+            register: Pins a chunk; called from several threads at once.
+            unregister: Unpins a chunk by its address; called from several threads at once.
+            chunk: The size of a chunk in bytes, a power of two from 4 KiB to 64 GiB; see CHUNK.
+            threads: The number of threads that pin.
 
         Raises:
-            ValueError: if the numbers are none of these.
+            ValueError: An argument is out of range.
         """
         if not _PAGE <= chunk <= LARGEST_CHUNK or chunk & (chunk - 1):
-            raise ValueError(f"chunks of {chunk} bytes: a power of two from {_PAGE} to {LARGEST_CHUNK}")
+            raise ValueError(f"chunk = {chunk} is not a power of two from {_PAGE} to {LARGEST_CHUNK}")
         if min(address, nbytes) < 0 or threads < 1:
-            raise ValueError(f"{nbytes} bytes at {address:#x}, pinned by {threads} threads")
+            raise ValueError(f"cannot pin {nbytes} bytes at {address:#x} with {threads} threads")
         if address % _PAGE:
-            raise ValueError(f"memory at {address:#x}: two chunks would share a page of {_PAGE} bytes")
+            raise ValueError(f"the address {address:#x} is not aligned to a page of {_PAGE} bytes")
         self.address, self.nbytes, self.chunk = address, nbytes, chunk
         self._register, self._unregister = register, unregister
         self._sizes = [min(chunk, nbytes - at) for at in range(0, nbytes, chunk)]
@@ -84,14 +90,19 @@ class Pinning:
             thread.start()
 
     def ready(self, offset: int, nbytes: int) -> bool:
-        """Whether all these bytes, counted from `address`, are pinned. Raises ValueError for bytes beyond the end."""
+        """Returns whether these bytes, counted from `address`, are pinned.
+
+        Raises ValueError for bytes beyond the end.
+        """
         if min(offset, nbytes) < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(f"bytes {offset} to {offset + nbytes} of {self.nbytes}")
+            raise ValueError(
+                f"bytes {offset} to {offset + nbytes} are not within the {self.nbytes} bytes of the memory"
+            )
         missing = self._missing
         return not nbytes or bool(missing[-(-(offset + nbytes) // self.chunk)] == missing[offset // self.chunk])
 
     def ready_frames(self, frames: Frames) -> bool:
-        """Whether all of these frames are pinned, where the memory is their arena. Never waits."""
+        """Returns whether all of these frames are pinned, where the memory is their arena. Never waits."""
         missing = self._missing
         if not missing[-1]:
             return True
@@ -101,13 +112,13 @@ class Pinning:
 
     @property
     def progress(self) -> float:
-        """Which share of the bytes is pinned, from 0 to 1."""
+        """The pinned share of the bytes, from 0 to 1."""
         with self._changed:
             return self._pinned_bytes() / self.nbytes if self.nbytes else 1.0
 
     @property
     def state(self) -> str:
-        """How far it is, in words for people."""
+        """The progress as text for people."""
         with self._changed:
             done = f"{_gib(self._pinned_bytes())} of {_gib(self.nbytes)}"
             if self._closing:
@@ -117,15 +128,17 @@ class Pinning:
             return f"pinned {done}" if self._settled() else f"pinning: {done}"
 
     def wait(self, seconds: float) -> bool:
-        """Until all is pinned, or nothing more is tried; False after so many seconds."""
+        """Waits until everything is pinned or pinning has failed; returns False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(self._settled, seconds)
 
     def close(self) -> bool:
-        """Stops pinning, waits for the calls that are under way, and unpins all. For when no copy is in flight.
+        """Stops pinning, waits for calls in progress and unpins everything. No copy may be in flight.
 
-        False if the driver could not unpin everything: that memory has to stay mapped until the process ends. May be
-        called several times, at once, too; each call returns after the end.
+        May be called several times, also at once; each call returns after the end.
+
+        Returns:
+            False if the driver could not unpin everything: that memory must stay mapped until the process ends.
         """
         with self._changed:
             self._closing = True
@@ -146,7 +159,7 @@ class Pinning:
     # --- in the threads -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """The same threads unpin: none can be started any more when an interpreter ends."""
+        """Pins, then unpins: the same threads do both, since none can be started while an interpreter exits."""
         while (chunk := self._next()) is not None:
             self._pin(chunk)
         with self._changed:
@@ -180,7 +193,7 @@ class Pinning:
         self._waiting.clear()
         if first and not self._closing:
             _LOG.warning(
-                "the arena can not be pinned whole, copies go a slower way where it is not: %s (%s)", failure, _limit()
+                "cannot pin all of the arena, copies of the rest use a slower path: %s (%s)", failure, _limit()
             )
 
     def _last(self) -> int | None:
@@ -192,7 +205,7 @@ class Pinning:
             self._unregister(self.address + chunk * self.chunk)
         except (RuntimeError, OSError) as error:
             self._stuck = True
-            _LOG.warning("a chunk of the arena can not be unpinned: %s", error)
+            _LOG.warning("cannot unpin a chunk of the arena, it stays mapped: %s", error)
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
@@ -201,7 +214,10 @@ class Pinning:
         self._changed.notify_all()
 
     def _count_missing(self) -> npt.NDArray[np.int64]:
-        """Chunks before each that are not to be used; a new table, as the old one is read without the lock."""
+        """Counts for each chunk the unusable ones before it.
+
+        Returns a new table: the old one is read without the lock.
+        """
         missing = np.ones(len(self._sizes), np.int64)
         missing[[] if self._closing else list(self._pinned)] = 0
         return np.concatenate([np.zeros(1, np.int64), missing.cumsum()])
@@ -216,8 +232,8 @@ class Pinning:
 def _limit() -> str:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
-        return "RLIMIT_MEMLOCK is not the reason: it is unlimited"
-    return f"RLIMIT_MEMLOCK is {_gib(limit)}: raise it, by ulimit -l or LimitMEMLOCK= of a systemd unit"
+        return "RLIMIT_MEMLOCK is unlimited, so it is not the reason"
+    return f"RLIMIT_MEMLOCK is {_gib(limit)}: raise it with ulimit -l or LimitMEMLOCK= in the systemd unit"
 
 
 def _gib(nbytes: int) -> str:

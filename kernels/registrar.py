@@ -1,4 +1,4 @@
-"""Pinning host memory for CUDA, as Pinning wants it; a driver's error becomes a DeviceError."""
+"""Pins host memory for CUDA in the form that Pinning needs; a driver's error becomes a DeviceError."""
 
 from __future__ import annotations
 
@@ -10,21 +10,31 @@ from .device import DeviceError
 from .driver import Driver
 from .pinning import Registering, Unregistering
 
-_PORTABLE_AND_MAPPED: Final = 1 | 2  # for every context of the process, and for kernels
+_PORTABLE_AND_MAPPED: Final = 1 | 2  # for every context of the process, and mapped for kernels
 
 
 class Registrar(NamedTuple):
-    """The two functions that a Pinning is made of."""
+    """The two functions that a Pinning needs."""
 
     register: Registering
     unregister: Unregistering
 
 
 def cuda_registrar(device: str = "cuda", driver: Driver | None = None) -> Registrar:
-    """For one GPU of this process, by torch's name; "cuda": the calling thread's current one.
+    """Returns the functions that pin and unpin memory for one GPU.
 
-    The functions may be called from any thread, also while an engine captures a graph. They raise DeviceError with the
-    driver's words. Raises DeviceError if there is no such GPU. driver: of this GPU.
+    They may be called from any thread, also while an engine captures a graph, and raise DeviceError with the driver's
+    message.
+
+    Args:
+        device: The GPU's torch name; "cuda" is the calling thread's current one.
+        driver: The driver of this GPU; by default a new one.
+
+    Returns:
+        The two functions.
+
+    Raises:
+        DeviceError: There is no such GPU.
     """
     index = _index(device)
     its = Driver(index) if driver is None else driver
@@ -50,7 +60,7 @@ def _index(device: str) -> int:
 
 
 def _call(driver: Driver, index: int, doing: str, name: str, *arguments: int) -> None:
-    """A new thread's device is the first, where a call would make a context of some hundred megabytes."""
+    """Calls CUDA on this device: on a new thread's default device the call would create a context of some 100 MB."""
     with torch.cuda.device(index), driver.relaxed():
         cudart: Any = torch.cuda.cudart()
         code = getattr(cudart, name)(*arguments)

@@ -1,4 +1,4 @@
-"""A copy as runs of bytes that lie side by side on both sides: what DMA engines take.
+"""Splits a copy into runs of bytes that are contiguous on both sides, the form that DMA engines take.
 
 Nothing here loops over tokens, blocks, pages or planes: a copy becomes a few arrays.
 """
@@ -21,10 +21,13 @@ Addresses: TypeAlias = npt.NDArray[np.uint64]
 
 
 class Runs(msgspec.Struct, frozen=True, eq=False):
-    """Arrays of one length, C-contiguous, in the order of the pages and of their bytes.
+    """C-contiguous arrays of one length, ordered by page and by offset in the page. No two runs share a byte of a page.
 
-    cache: where each run begins in the cache, or in the buffer that stands for it. arena: where it begins in a frame,
-    which it does not leave. nbytes: 1 or more. page: of which page. No two runs have a byte of a page in common.
+    Attributes:
+        cache: The address of each run in the cache, or in the buffer that replaces it.
+        arena: The address of each run in a frame; a run never crosses frames.
+        nbytes: The size of each run, 1 or more.
+        page: The page of each run.
     """
 
     cache: Addresses
@@ -36,16 +39,16 @@ class Runs(msgspec.Struct, frozen=True, eq=False):
         return len(self.nbytes)
 
     def of_pages(self, pages: range) -> Runs:
-        """Those of some pages that follow each other."""
+        """Returns the runs of consecutive pages."""
         first, end = np.searchsorted(self.page, [pages.start, pages.stop])
         return Runs(*(getattr(self, name)[first:end] for name in self.__struct_fields__))
 
 
 class Cutting:
-    """How a transfer is cut into runs between the cache and the frames; for any number of copies of it."""
+    """The split of a transfer into runs between the cache and the frames, for any number of copies of it."""
 
     def __init__(self, transfer: Transfer, frames: Frames) -> None:
-        """Raises ValueError if the table of frames is not one row a page or its rows do not hold a page."""
+        """Raises ValueError if the table of frames does not have one row a page or a row does not hold a page."""
         frames.require_room(len(transfer.slots), transfer.page_bytes)
         self.transfer, self.frames = transfer, frames
         self._dense = _dense(transfer)
@@ -53,7 +56,7 @@ class Cutting:
         self._tokens = self._blocks if self._dense.all() else _token_spans(self._blocks)
 
     def runs(self, planes: range) -> Runs:
-        """As few as there can be without leaving a frame. Raises ValueError if there are no such planes."""
+        """Returns as few runs as possible without crossing frames. Raises ValueError if there are no such planes."""
         some = _planes(self.transfer, planes)
         dense = self._dense[planes.start : planes.stop]
         parts = [(dense, self._blocks), (~dense, self._tokens)]
@@ -63,20 +66,23 @@ class Cutting:
 
 
 def runs_of(copy: Copy) -> Runs:
-    """Those of one copy; see Cutting, also for what is raised."""
+    """Returns the runs of one copy; see Cutting, also for the errors raised."""
     return Cutting(copy.transfer, copy.frames).runs(copy.planes)
 
 
 def buffer_runs(copy: Copy, begins: Numbers, begin: int) -> Runs:
-    """Between pages in the canonical order, each in one piece, and the frames; only what the copy covers.
+    """Returns the runs between pages in canonical order, each contiguous, and the frames; only what the copy covers.
 
     Args:
-        copy: which bytes of which pages.
-        begins: where each page begins, one address a page.
-        begin: the byte of a page that lies there.
+        copy: The bytes and pages to copy.
+        begins: The address of each page.
+        begin: The offset in a page of the byte at that address.
+
+    Returns:
+        The runs.
 
     Raises:
-        ValueError: see Cutting.
+        ValueError: As for Cutting.
     """
     transfer, frames = copy.transfer, copy.frames
     frames.require_room(len(transfer.slots), transfer.page_bytes)
@@ -86,12 +92,15 @@ def buffer_runs(copy: Copy, begins: Numbers, begin: int) -> Runs:
 
 
 def run_bytes(transfer: Transfer, frame_bytes: int) -> int:
-    """How long a run of a transfer is on average: bytes over runs, as a run costs the same whatever its length.
+    """Returns the mean length of a transfer's runs: bytes over runs, since a run costs the same whatever its length.
 
-    It is counted, not expanded: each head of each plane has as many runs as tokens; or as pieces of blocks, if the
-    tokens of a block lie side by side; or as rows of neighbouring blocks, if those do, too. The heads of a page are one
-    run if they lie side by side and the page is in one block. At most a frame; 0 if nothing is moved. It may be more
-    where planes lie side by side: they are not looked for.
+    The runs are counted, not expanded: each head of each plane has as many runs as tokens; or as pieces of blocks, if
+    the
+    tokens of a block are contiguous; or as rows of neighbouring blocks, if those are contiguous too. The heads of a
+    page
+    are one run if they are contiguous and the page lies in one block. The result is at most a frame, and 0 if nothing
+    is
+    moved. It is too low where planes are contiguous, which is not examined.
     """
     planes, slots = transfer.planes, transfer.slots
     blocks = _block_spans(slots)
@@ -110,18 +119,21 @@ def run_bytes(transfer: Transfer, frame_bytes: int) -> int:
 def _planes(transfer: Transfer, planes: range) -> Numbers:
     count = len(transfer.planes)
     if planes.step != 1 or not 0 <= planes.start <= planes.stop <= count:
-        raise ValueError(f"{planes} of {count} planes")
+        raise ValueError(f"{planes} is not within the {count} planes")
     return transfer.planes[planes.start : planes.stop]
 
 
 def _dense(transfer: Transfer) -> npt.NDArray[np.bool_]:
-    """Of each plane, whether the tokens of a block lie side by side; an axis of one may have any stride."""
+    """Returns for each plane whether the tokens of a block are contiguous.
+
+    An axis of length one may have any stride.
+    """
     side_by_side: npt.NDArray[np.bool_] = transfer.planes[:, 2] == transfer.planes[:, 7]
     return side_by_side | (transfer.slots.block_tokens == 1)
 
 
 class _Spread(msgspec.Struct, frozen=True, eq=False):
-    """counts[i] items for each i: which[j] is the i of item j, step[j] its number among those."""
+    """counts[i] items for each i: which[j] is the i of item j, and step[j] its index among the items of i."""
 
     which: Numbers
     step: Numbers
@@ -133,7 +145,7 @@ def _spread(counts: Numbers) -> _Spread:
 
 
 class _Spans(msgspec.Struct, frozen=True, eq=False):
-    """Tokens side by side: `count` of a page, from `token` on, that are `slot` and behind of one block."""
+    """Contiguous tokens: `count` tokens of a page from `token` on, at `slot` and after in one block."""
 
     page: Numbers
     token: Numbers
@@ -143,14 +155,14 @@ class _Spans(msgspec.Struct, frozen=True, eq=False):
 
 
 def _page_spans(slots: SlotMap) -> _Spans:
-    """What is copied of each page, as if it were one block."""
+    """Returns the copied tokens of each page, as if it were one block."""
     page = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
     _, first, end = slots.pages[page].T
     return _Spans(page, first, end - first, np.zeros_like(first), first)
 
 
 def _block_spans(slots: SlotMap) -> _Spans:
-    """The same, cut at the borders of blocks."""
+    """Returns the copied tokens of each page, split at the borders of blocks."""
     pages, size = _page_spans(slots), slots.block_tokens
     position = slots.pages[pages.page, 0]
     first = position + pages.token
@@ -164,20 +176,20 @@ def _block_spans(slots: SlotMap) -> _Spans:
 
 
 def _token_spans(spans: _Spans) -> _Spans:
-    """The same, token by token."""
+    """Returns the spans split into single tokens."""
     each = _spread(spans.count)
     token, slot = (first[each.which] + each.step for first in (spans.token, spans.slot))
     return _Spans(spans.page[each.which], token, np.ones_like(token), spans.block[each.which], slot)
 
 
 def _rows_of_blocks(spans: _Spans) -> int:
-    """How many spans there are if those of a page whose blocks are neighbours count as one."""
+    """Counts the spans, where spans of a page in neighbouring blocks count as one."""
     follows = (np.diff(spans.page) == 0) & (np.diff(spans.block) == 1)
     return len(spans.page) - int(follows.sum())
 
 
 class _Pieces(msgspec.Struct, frozen=True, eq=False):
-    """Bytes of pages: `nbytes` of `page` from byte `offset` on; cache: their address there."""
+    """Bytes of pages: `nbytes` of `page` from byte `offset` on, and their address in the cache."""
 
     page: Numbers
     offset: Numbers
@@ -186,7 +198,7 @@ class _Pieces(msgspec.Struct, frozen=True, eq=False):
 
 
 def _cached(planes: Numbers, spans: _Spans) -> _Pieces:
-    """Every head of every plane, span by span."""
+    """Returns the pieces of every head of every plane, span by span."""
     each = _spread(planes[:, 6])
     heads = planes[each.which]
     base = heads[:, 0] + each.step * heads[:, 3]
@@ -195,7 +207,7 @@ def _cached(planes: Numbers, spans: _Spans) -> _Pieces:
 
 
 def _paged(planes: Numbers, spans: _Spans) -> _Pieces:
-    """The same, and where it is in the cache is left open."""
+    """Returns the same pieces without their addresses in the cache."""
     each = _spread(planes[:, 6])
     heads = planes[each.which]
     at, width = heads[:, 4] + each.step * heads[:, 5], heads[:, 7]
@@ -212,7 +224,7 @@ def _joined(pieces: list[_Pieces]) -> _Pieces:
 
 
 def _merged(pieces: _Pieces, transfer: Transfer) -> _Pieces:
-    """Neighbours on both sides become one."""
+    """Merges pieces that are neighbours on both sides."""
     its = _taken(pieces, np.argsort(pieces.page * transfer.page_bytes + pieces.offset, kind="stable"))
     follows = np.diff(its.page) == 0
     for begin in (its.offset, its.cache):
@@ -227,7 +239,7 @@ def _taken(pieces: _Pieces, places: npt.NDArray[Any]) -> _Pieces:
 
 
 def _framed(pieces: _Pieces, frames: Frames) -> Runs:
-    """Cut at the borders of frames, and where the frames are."""
+    """Splits pieces at the borders of frames and adds the frames' addresses."""
     size = frames.arena.frame_bytes
     first = pieces.offset // size
     each = _spread((pieces.offset + pieces.nbytes - 1) // size + 1 - first)

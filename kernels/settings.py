@@ -1,7 +1,7 @@
-"""The copies' own configuration: a small TOML file, which `pagetier calibrate` writes thresholds to.
+"""The configuration of the copies: a small TOML file, to which `pagetier calibrate` writes thresholds.
 
-It is not the daemon's: copies run in the engine's process, and what is fast is a matter of its GPU. All keys are those
-of CopySettings, with the tables [stores] and [loads] of Thresholds::
+It is separate from the daemon's: copies run in the engine's process, and their speed depends on its GPU. The keys are
+those of CopySettings, with the tables [stores] and [loads] of Thresholds::
 
     store_bandwidth = "20GB/s"
     backlog = "2s"
@@ -36,15 +36,22 @@ _HEADER: Final = re.compile(r"\s*\[+\s*\"?(\w+)")
 
 
 class SettingsError(Exception):
-    """The copies' configuration can not be used; the message is for people and names the file and the key."""
+    """The copy settings cannot be used. The message names the file and the key."""
 
 
 def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = None) -> CopySettings:
-    """What the file says, and the defaults for what it does not say.
+    """Reads the settings file; keys that it does not have keep their defaults.
 
-    path: of the file; None: the one that `$PAGETIER_COPY_CONFIG` names, else the first there is of
-    `$XDG_CONFIG_HOME/pagetier/copy.toml` (`~/.config`) and `/etc/pagetier/copy.toml`, else no file. A file that is
-    named has to be there. environ: None: this process's. Raises SettingsError.
+    Args:
+        path: The file. By default the one that `$PAGETIER_COPY_CONFIG` names, else the first that exists of
+            `$XDG_CONFIG_HOME/pagetier/copy.toml` (`~/.config`) and `/etc/pagetier/copy.toml`, else none.
+        environ: The environment; by default this process's.
+
+    Returns:
+        The settings.
+
+    Raises:
+        SettingsError: The file is invalid, or a file that is named does not exist.
     """
     env = os.environ if environ is None else environ
     named = path or _named(env)
@@ -59,25 +66,26 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
 
 
 def default_place(environ: Mapping[str, str] | None = None) -> Path:
-    """Where this user's settings are written: the first place of load_settings(), whether there is a file or not.
+    """Returns the path where this user's settings are written: the first of load_settings(), whether it exists or not.
 
-    Raises SettingsError if the environment names no place, not even a home.
+    Raises:
+        SettingsError: The environment names no path, not even a home directory.
     """
     env = os.environ if environ is None else environ
     places = [*filter(None, [_named(env)]), *_own_place(env)]
     if not places:
-        raise SettingsError(f"no place for the file: set {COPY_VARIABLE} or HOME")
+        raise SettingsError(f"cannot choose a path for the file: set {COPY_VARIABLE} or HOME")
     return places[0]
 
 
 def read_settings(text: str, where: str) -> CopySettings:
-    """The settings in the text of a file; `where` is how messages name it. Raises SettingsError."""
+    """Parses the text of a settings file; messages call it `where`. Raises SettingsError."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{where}: {error}") from error
     except ValueError as error:
-        raise SettingsError(f"{where}: a number is too long") from error
+        raise SettingsError(f"{where}: a number has too many digits") from error
     except RecursionError as error:
         raise SettingsError(f"{where}: brackets are nested too deeply") from error
     tables = {name: document.pop(name) for name in _TABLES if name in document}
@@ -86,10 +94,18 @@ def read_settings(text: str, where: str) -> CopySettings:
 
 
 def write_settings(path: Path, settings: CopySettings, measured: str) -> None:
-    """Puts settings into a file, all at once: whoever reads it meanwhile gets the old ones or the new ones.
+    """Writes settings to a file atomically: a concurrent reader sees either the old or the new ones.
 
-    The lines of a file that is there stay, comments too, if they say what is to be said; the two tables are always
-    written anew. measured: a line of comment in both, that says what the thresholds come from. Raises SettingsError.
+    The lines of an existing file stay, comments included, if they agree with the settings; the two tables are always
+    replaced.
+
+    Args:
+        path: The file.
+        settings: The settings.
+        measured: A comment for both tables that says what the thresholds were measured on.
+
+    Raises:
+        SettingsError: The file cannot be written.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -97,14 +113,14 @@ def write_settings(path: Path, settings: CopySettings, measured: str) -> None:
         before = target.read_text() if target.exists() else ""
         _replace(target, _merged(before, settings, measured))
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: can not be written: {error}") from error
+        raise SettingsError(f"{path}: cannot be written: {error}") from error
 
 
 # --- reading --------------------------------------------------------------------------------------------------
 
 
 class _MissingError(SettingsError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 def _named(env: Mapping[str, str]) -> Path | None:
@@ -113,7 +129,7 @@ def _named(env: Mapping[str, str]) -> Path | None:
 
 
 def _own_place(env: Mapping[str, str]) -> list[Path]:
-    """None where the environment has no absolute path for it: a relative one is to be ignored, says XDG."""
+    """Returns this user's path; empty if the environment has no absolute one (XDG says to ignore relative paths)."""
     config, home = Path(env.get("XDG_CONFIG_HOME", "")), Path(env.get("HOME", ""))
     folder = config if config.is_absolute() else home / ".config"
     return [folder / _NAME] if folder.is_absolute() else []
@@ -123,9 +139,9 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise _MissingError(f"{path}: can not be read: {error.strerror}") from error
+        raise _MissingError(f"{path}: cannot be read: {error.strerror}") from error
     except OSError as error:
-        raise SettingsError(f"{path}: can not be read: {error.strerror}") from error
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text") from error
 
@@ -170,7 +186,7 @@ def _read_key(name: str, raw: object, where: str) -> Any:
 
 
 def _nearest(name: str) -> str:
-    """The key that may have been meant, with its table, also if it stands in another one."""
+    """Suggests the key that was probably meant, with its table, also if it stands in the wrong one."""
     last = {known.rpartition(".")[2]: known for known in reversed(_READERS)}
     full = difflib.get_close_matches(name, [*_READERS, *_TABLES], n=1, cutoff=0.8)
     loose = difflib.get_close_matches(name.rpartition(".")[2], last, n=1)
@@ -197,11 +213,11 @@ def _merged(before: str, settings: CopySettings, measured: str) -> str:
                 return text
         except SettingsError:
             continue
-    raise AssertionError(f"settings that can not be read back: {settings}")
+    raise AssertionError(f"settings that cannot be read back: {settings}")
 
 
 def _without_tables(text: str) -> str:
-    """The lines that stand in none of the two tables."""
+    """Returns the lines outside of the two tables."""
     lines, kept = [], True
     for line in text.splitlines():
         header = _HEADER.match(line)
@@ -212,7 +228,7 @@ def _without_tables(text: str) -> str:
 
 
 def _keys(settings: CopySettings) -> str:
-    """Those that are not the default: a default may change with a version."""
+    """Formats the settings that differ from the defaults, since a default may change with a version."""
     lines = []
     for field in msgspec.structs.fields(CopySettings):
         value = getattr(settings, field.name)
@@ -234,7 +250,7 @@ def _quoted(value: object) -> str:
 
 
 def _replace(target: Path, text: str) -> None:
-    """The file gets the mode that it had, or is readable by all: engines of any user go by it."""
+    """Replaces the file, keeping its mode; a new file is readable by all, since engines of any user read it."""
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:

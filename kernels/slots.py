@@ -1,4 +1,4 @@
-"""Which tokens of which pages lie in which blocks of a cache: a request's block table, seen page by page."""
+"""Maps the tokens of pages to the blocks of a cache: a request's block table, seen page by page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .tables import frozen
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
-"""Block ids on the host: a sequence, an array, a CPU tensor."""
+"""Block IDs on the host: a sequence, an array or a CPU tensor."""
 
 _NO_SKIP: Final = np.zeros(0, np.uint8)
 _MOST: Final = 2**31
@@ -20,12 +20,22 @@ _FARTHEST: Final = 2**62
 
 
 class SlotMap(msgspec.Struct, frozen=True, eq=False):
-    """Pages, their tokens and their blocks, as the copies take them.
+    """Pages, their tokens and their blocks, in the form that the copies take.
 
-    blocks: i32, block ids. pages: i64 [pages, 3]: where in the table of blocks, in tokens, the page's token 0 lies;
-    the first token of the page that is copied; one behind the last one. skip: u8, 1 for each page that is left alone,
-    or empty. All are read-only, copies if need be. Raises TypeError or ValueError for other tables, and ValueError for
-    tokens that a page or the table of blocks does not have.
+    Attributes:
+        page_tokens: Tokens of a page.
+        block_tokens: Tokens of a block.
+        blocks: i32, the block IDs.
+        pages: i64 [pages, 3]: the position of the page's token 0 in the block table, in tokens; the first token of the
+            page
+            to copy; the end of the tokens to copy (exclusive).
+        skip: u8, 1 for each page that is not copied; or empty.
+
+    All arrays are read-only and copied if needed.
+
+    Raises:
+        TypeError: A table has another dtype.
+        ValueError: A table has another shape, or tokens lie outside of a page or of the block table.
     """
 
     page_tokens: int
@@ -40,53 +50,56 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         msgspec.structs.force_setattr(self, "skip", frozen(self.skip, np.uint8, len(self) if len(self.skip) else 0))
         position, first, end = self.pages.T
         if ((first < 0) | (end < first) | (end > self.page_tokens)).any():
-            raise ValueError(f"tokens that pages of {self.page_tokens} do not have")
+            raise ValueError(f"tokens outside of pages of {self.page_tokens} tokens")
         position, first, end = self.copied.T
         if ((position < -first) | (position > len(self.blocks) * self.block_tokens - end)).any():
-            raise ValueError(f"tokens that {len(self.blocks)} blocks of {self.block_tokens} do not have")
+            raise ValueError(f"tokens outside of {len(self.blocks)} blocks of {self.block_tokens} tokens")
 
     def __len__(self) -> int:
         return len(self.pages)
 
     @property
     def copied(self) -> npt.NDArray[np.int64]:
-        """The rows of pages of which something is copied."""
+        """The rows of the pages of which anything is copied."""
         return self.pages[~self.skips & (self.pages[:, 2] > self.pages[:, 1])]
 
     def without(self, skip: Sequence[bool] | npt.NDArray[np.bool_]) -> SlotMap:
-        """The same, also without the pages for which `skip` is true. Raises ValueError if it is not one for each."""
+        """Returns the same map with the pages marked true in `skip` skipped too.
+
+        Raises ValueError for a wrong length.
+        """
         mask = np.asarray(skip, np.bool_)
         if mask.shape != (len(self),):
             raise ValueError(f"a mask of shape {mask.shape} for {len(self)} pages")
         return msgspec.structs.replace(self, skip=(self.skips | mask).astype(np.uint8))
 
     def some(self, first: int, end: int) -> SlotMap:
-        """Pages from `first` to `end`."""
+        """Returns the pages from `first` to `end` (exclusive)."""
         if (first, end) == (0, len(self)):
             return self
         return msgspec.structs.replace(self, pages=self.pages[first:end], skip=self.skip[first:end])
 
     @property
     def skips(self) -> npt.NDArray[np.bool_]:
-        """True for each page that is left alone."""
+        """True for each page that is not copied."""
         return self.skip.astype(np.bool_) if len(self.skip) else np.zeros(len(self), np.bool_)
 
     def require_whole(self, count: int) -> None:
-        """Raises ValueError unless these are `count` pages, and all that are not skipped have all their tokens."""
+        """Raises ValueError unless there are `count` pages and each one that is not skipped has all of its tokens."""
         if len(self) != count:
             raise ValueError(f"blocks of {len(self)} pages for {count} keys")
         partial = ((self.pages[:, 1] > 0) | (self.pages[:, 2] < self.page_tokens)) & ~self.skips
         if partial.any():
-            raise ValueError(f"page {partial.argmax()} has only some of its tokens: it can not be stored alone")
+            raise ValueError(f"page {partial.argmax()} has only some of its tokens: only whole pages can be stored")
 
     def narrowed(self, tokens: range) -> SlotMap:
-        """The same, of each page only what lies in `tokens`, which count from its token 0."""
+        """Returns the same map, with each page restricted to `tokens`, counted from its token 0."""
         pages = self.pages.copy()
         pages[:, 1:] = pages[:, 1:].clip(*np.clip((tokens.start, tokens.stop), 0, self.page_tokens))
         return msgspec.structs.replace(self, pages=pages)
 
     def used(self) -> npt.NDArray[np.int64]:
-        """Which places of the table of blocks are copied from or to, ascending; a place may come once a page."""
+        """Returns the positions of the block table that are copied, ascending; a position occurs once for each page."""
         pages = self.copied
         first = (pages[:, 0] + pages[:, 1]) // self.block_tokens
         counts = (pages[:, 0] + pages[:, 2] - 1) // self.block_tokens + 1 - first
@@ -94,7 +107,7 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         return np.sort(starts + np.arange(len(starts)))
 
     def overlap(self) -> bool:
-        """Whether two pages are about the same tokens."""
+        """Returns whether two pages cover the same tokens."""
         pages = self.copied
         ends = pages[:, :1] + pages[:, 1:]
         ends = ends[np.argsort(ends[:, 0])]
@@ -104,21 +117,22 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
 def slot_map(
     blocks: Ids, count: int, page_tokens: int, block_tokens: int, position: int = 0, tokens: range | None = None
 ) -> SlotMap:
-    """Of one request.
+    """Returns the slot map of one request.
 
     Args:
-        blocks: its block table, or a piece of it; with token-slot caches its slots.
-        count: pages.
-        page_tokens: tokens of a page.
-        block_tokens: tokens of a block.
-        position: of the first page's token 0, counted from the table's first token; below 0 if the page begins
-            before the table does.
-        tokens: which tokens are copied, counted from the table's first one; by default all of these pages. They may
-            begin and end inside a page.
+        blocks: The request's block table or a piece of it; the slots for token-slot caches.
+        count: The number of pages.
+        page_tokens: Tokens of a page.
+        block_tokens: Tokens of a block.
+        position: The position of the first page's token 0, counted from the table's first token; negative if the page
+            begins before the table does.
+        tokens: The tokens to copy, counted from the table's first one; by default all of these pages. The range may
+            begin
+            and end inside a page.
 
     Raises:
-        TypeError: block ids that are not integers on the host.
-        ValueError: ids below 0 or of more than 31 bits, tokens that the table does not have.
+        TypeError: Block IDs are not integers on the host.
+        ValueError: IDs are negative or have more than 31 bits, or tokens lie outside of the table.
     """
     table = _ids(blocks)
     ends = position + count * page_tokens
@@ -130,8 +144,8 @@ def slot_map(
     tokens = tokens or range(position, position)
     if len(tokens) and not (max(0, position) <= tokens.start and tokens.stop <= min(ends, len(table) * block_tokens)):
         raise ValueError(
-            f"tokens {tokens.start} to {tokens.stop}, but the {count} pages are tokens {position} to {ends}"
-            f" of {len(table)} blocks of {block_tokens}"
+            f"tokens {tokens.start} to {tokens.stop} exceed the {count} pages (tokens {position} to {ends})"
+            f" or the {len(table)} blocks of {block_tokens} tokens"
         )
     positions = position + page_tokens * np.arange(count, dtype=np.int64)
     pages = np.stack([positions, *((edge - positions).clip(0, page_tokens) for edge in (tokens.start, tokens.stop))], 1)
@@ -139,9 +153,9 @@ def slot_map(
 
 
 def joined_slots(*maps: SlotMap) -> SlotMap:
-    """Of several requests in one copy. Raises ValueError if their pages or blocks differ in tokens."""
+    """Returns the slots of several requests for one copy. Raises ValueError if their page or block sizes differ."""
     if len({(one.page_tokens, one.block_tokens) for one in maps}) != 1:
-        raise ValueError("requests with pages or blocks of different sizes, or none")
+        raise ValueError("the requests have pages or blocks of different sizes, or there are none")
     starts = np.cumsum([0, *(len(one.blocks) * one.block_tokens for one in maps)])
     pages = [one.pages + np.array([start, 0, 0]) for one, start in zip(maps, starts, strict=False)]
     skips = [one.skips.astype(np.uint8) for one in maps]
@@ -153,12 +167,12 @@ def joined_slots(*maps: SlotMap) -> SlotMap:
 def _ids(blocks: Ids) -> npt.NDArray[np.int32]:
     device = getattr(blocks, "device", "cpu")
     if getattr(device, "type", "cpu") != "cpu":
-        raise TypeError(f"block ids are wanted on the host, these are on {device}: they are checked before a copy")
+        raise TypeError(f"block IDs must be on the host to be validated, these are on {device}")
     ids = np.asarray(blocks)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise TypeError(f"block ids are integers in one row, not {ids.dtype} of shape {ids.shape}")
+        raise TypeError(f"block IDs are a one-dimensional array of integers, not {ids.dtype} of shape {ids.shape}")
     if not ids.size:
         return np.zeros(0, np.int32)
     if int(ids.min()) < 0 or int(ids.max()) >= _MOST:
-        raise ValueError(f"block ids from {ids.min()} to {ids.max()}: they are 0 or more, with at most 31 bits")
-    return np.array(ids, np.int32)  # our own: what was checked stays as it was
+        raise ValueError(f"block IDs from {ids.min()} to {ids.max()}: they must be 0 or more and have at most 31 bits")
+    return np.array(ids, np.int32)  # a private copy, so that validated IDs cannot change

@@ -1,4 +1,4 @@
-"""Copies by way of a ring in the device's memory: cut to its slots, with the pages of each in one piece."""
+"""Copies through a ring in the device's memory: split into its slots, with each page contiguous in a slot."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from .frames import Arena, Frames
 from .runs import Runs, buffer_runs
 from .transfer import Transfer
 
-_WIDEST: Final = 16  # bytes of a kernel's access: pages in the ring begin at multiples, as in frames
+_WIDEST: Final = 16  # bytes of a kernel's access: pages in the ring begin at multiples of it, as in frames
 
 
 class Slot:
-    """`address`: where it begins. free: what a queue said when its last user was done, None before there was one."""
+    """A slot of a ring.
+
+    Attributes:
+        address: The address of the slot.
+        free: The mark of a queue after which the slot is free; None before its first use.
+    """
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -27,19 +32,22 @@ class Slot:
 
 
 class Ring:
-    """Slots of `slot_bytes` bytes from `address` on, in turn, for one stream. Who uses one waits for its `free`."""
+    """Slots of `slot_bytes` bytes from `address` on, used in turn by one stream. It waits for a slot's `free` mark."""
 
     def __init__(self, address: int, nbytes: int, slots: int = 2, owner: object = None) -> None:
-        """In `nbytes` bytes from `address` on; owner keeps them. Raises ValueError if a slot has less than 16 bytes."""
+        """Divides `nbytes` bytes from `address` on, which `owner` keeps alive.
+
+        Raises ValueError for slots below 16 bytes.
+        """
         self.slot_bytes = nbytes // max(slots, 1) // _WIDEST * _WIDEST
         if slots < 1 or not self.slot_bytes or address % _WIDEST:
-            raise ValueError(f"no ring: {slots} slots in {nbytes} bytes at {address:#x}")
+            raise ValueError(f"cannot make a ring of {slots} slots in {nbytes} bytes at {address:#x}")
         self._slots = [Slot(address + at * self.slot_bytes) for at in range(slots)]
         self.address, self._turns = address, 0
         self._owner = owner
 
     def turn(self) -> Slot:
-        """The one that was used the longest ago."""
+        """Returns the least recently used slot."""
         self._turns += 1
         return self._slots[(self._turns - 1) % len(self._slots)]
 
@@ -47,7 +55,11 @@ class Ring:
 class Batch(msgspec.Struct, frozen=True, eq=False):
     """Planes of a copy that go through a ring together: bytes of its pages from byte `begin` on, `room` bytes a page.
 
-    copy: no page of it is skipped. at_once: how many pages go through a slot.
+    Attributes:
+        copy: The copy; none of its pages is skipped.
+        begin: The first byte of each page.
+        room: The number of bytes of each page.
+        at_once: The number of pages that go through a slot at once.
     """
 
     copy: Copy
@@ -62,9 +74,9 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return [range(at, min(at + self.at_once, count)) for at in range(0, count, self.at_once)]
 
     def staged(self, address: int) -> Copy:
-        """Between the cache and slots, for kernels: as if they all began at `address`, each page in a frame of its own.
+        """Returns the kernels' copy between the cache and slots, as if all slots began at `address`, one frame a page.
 
-        The pages of each part are staged_part(); what is between is empty.
+        The pages of each part are staged_part(); the rows between them are empty.
         """
         slots, number = self.copy.transfer.slots, np.arange(len(self.copy.transfer.slots))
         place = number // self.at_once * self.stride + number % self.at_once
@@ -77,15 +89,15 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def stride(self) -> int:
-        """A multiple of 16: so kernels get tables of each part that begin at multiples of 16 bytes, see launch."""
+        """The rows of a part, a multiple of 16, so that the kernels' tables of each part are aligned (see launch)."""
         return -(-self.at_once // _WIDEST) * _WIDEST
 
     def staged_part(self, part: int) -> range:
-        """The pages of staged() that are a part's."""
+        """Returns the pages of staged() that belong to a part."""
         return range(part * self.stride, part * self.stride + len(self.parts[part]))
 
     def runs(self, slots: Sequence[Slot]) -> Runs:
-        """Between the pages in slots, one slot a part, and the frames."""
+        """Returns the runs between the pages in slots, one slot a part, and the frames."""
         number = np.arange(len(self.copy.transfer.slots))
         addresses = np.array([slot.address for slot in slots], np.int64)
         begins = addresses[number // self.at_once] + number % self.at_once * self.room
@@ -99,18 +111,22 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 
 
 def slot_needed(copy: Copy) -> int:
-    """How many bytes a slot has at least for batches() of this copy: its largest plane of a page; 0 if it has none."""
+    """Returns the smallest slot size for batches() of this copy: its largest plane of a page; 0 if it has none."""
     extents = _extents(copy)
     return int(np.max(extents[:, 1] - extents[:, 0], initial=0))
 
 
 def batches(copy: Copy, slot_bytes: int) -> Iterator[Batch]:
-    """All that the copy moves; one batch, or several where a page's bytes are more than a slot.
+    """Yields batches that together move the whole copy: one, or several where a page's bytes exceed a slot.
 
-    Raises ValueError for slots that have less than slot_needed().
+    Yields:
+        The batches, in the order of the planes.
+
+    Raises:
+        ValueError: A slot has less than slot_needed() bytes.
     """
     if slot_needed(copy) > slot_bytes:
-        raise ValueError(f"slots of {slot_bytes} bytes for planes of {slot_needed(copy)}")
+        raise ValueError(f"slots of {slot_bytes} bytes are too small for planes of {slot_needed(copy)} bytes")
     slots, extents = copy.transfer.slots, _extents(copy)
     pages = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
     for first, end in pairwise(_cuts(extents.tolist(), slot_bytes) if len(pages) else []):
@@ -121,7 +137,7 @@ def batches(copy: Copy, slot_bytes: int) -> Iterator[Batch]:
 
 
 def _extents(copy: Copy) -> npt.NDArray[np.int64]:
-    """Where in a page each plane begins and ends, the next 16 bytes outside."""
+    """Returns the first and last byte of each plane in a page, rounded outwards to 16 bytes."""
     planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
     at, page_head, heads, width = planes[:, 4:].T
     end = at + (heads - 1) * page_head + copy.transfer.slots.page_tokens * width
@@ -130,7 +146,7 @@ def _extents(copy: Copy) -> npt.NDArray[np.int64]:
 
 
 def _cuts(extents: Sequence[Sequence[int]], most: int) -> list[int]:
-    """Between which planes to cut, so that the bytes from the first to the last of those between two cuts fit."""
+    """Returns the planes between which to cut, so that the bytes between two cuts fit into `most` bytes."""
     cuts, low, high = [0], 0, 0
     for at, (begin, end) in enumerate(extents):
         low, high = (min(low, begin), max(high, end)) if at > cuts[-1] else (begin, end)
@@ -141,7 +157,7 @@ def _cuts(extents: Sequence[Sequence[int]], most: int) -> list[int]:
 
 
 def _of(copy: Copy, pages: npt.NDArray[np.intp], planes: range) -> Copy:
-    """Some of its pages and planes."""
+    """Returns the copy restricted to some pages and planes."""
     slots = copy.transfer.slots
     some = msgspec.structs.replace(slots, pages=slots.pages[pages], skip=slots.skip[:0])
     transfer = msgspec.structs.replace(copy.transfer, slots=some)

@@ -1,4 +1,4 @@
-"""Tables of numbers as the copies read them: checked once, so nobody changes them afterwards."""
+"""Read-only copies of the tables that describe copies, so that they cannot change after validation."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import numpy.typing as npt
 
 
 def frozen(table: npt.NDArray[Any], dtype: type[np.generic], *shape: int) -> npt.NDArray[Any]:
-    """The table in C order and read-only, a copy if anybody could write to it. -1 in the shape: as many as there are.
+    """Returns the table in C order and read-only, copying it only if someone else could write to it.
 
-    Raises TypeError for another dtype, ValueError for another shape.
+    Args:
+        table: The table.
+        dtype: The required dtype.
+        *shape: The required length of each axis; -1 accepts any length.
+
+    Raises:
+        TypeError: The dtype differs.
+        ValueError: The shape differs.
     """
     if getattr(table, "dtype", None) != dtype:
-        raise TypeError(f"a table of {np.dtype(dtype)} is wanted, not {getattr(table, 'dtype', type(table).__name__)}")
+        raise TypeError(f"expected a table of {np.dtype(dtype)}, got {getattr(table, 'dtype', type(table).__name__)}")
     axes = zip_longest(shape, table.shape)
     if any(have is None or wanted not in (-1, have) for wanted, have in axes):
-        raise ValueError(f"a table of shape {shape} is wanted, not {table.shape}")
+        raise ValueError(f"expected a table of shape {shape}, got {table.shape}")
     if _is_frozen(table) and table.flags.c_contiguous:
         return table
     copy = table.copy(order="C")
@@ -27,7 +34,7 @@ def frozen(table: npt.NDArray[Any], dtype: type[np.generic], *shape: int) -> npt
 
 
 def _is_frozen(table: npt.NDArray[Any]) -> bool:
-    """Read-only, and so is what it is a view of."""
+    """Returns whether the array and everything that it is a view of are read-only."""
     base: Any = table
     while isinstance(base, np.ndarray):
         if base.flags.writeable:

@@ -1,4 +1,4 @@
-"""What copies are told: which way bytes go by the length of a run, and how much of the machine they may take."""
+"""The settings of the copies: which path a run takes by its length, and how much of the machine copies may use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ _MOST_SECONDS: Final = 86400.0
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Where one way over the bus begins to be better than another, in bytes of a contiguous run.
+    """The run lengths, in contiguous bytes, at which the next copy path becomes faster.
 
-    A run shorter than `kernel_below` goes by kernel; of the others one shorter than `staged_below` goes through the
-    ring on the GPU, and the rest by DMA alone. The defaults are from published figures: a kernel wins below 28 to 34 KB
-    a run, and DMA above. Raises ValueError for a negative number, or if kernel_below is more than staged_below.
+    A run shorter than `kernel_below` is copied by a kernel, one shorter than `staged_below` through the ring on the
+    GPU,
+    and a longer one by DMA alone. The defaults follow published figures: a kernel wins below 28 to 34 KB a run, DMA
+    above.
+
+    Raises:
+        ValueError: A number is negative, or kernel_below exceeds staged_below.
     """
 
     kernel_below: int = 32 * _KIB
@@ -32,20 +36,25 @@ class Thresholds(msgspec.Struct, frozen=True):
         _between(self, "staged_below", 0, _MOST_BYTES)
         if self.kernel_below > self.staged_below:
             raise ValueError(
-                f"kernel_below = {self.kernel_below} is more than staged_below = {self.staged_below}:"
-                " shorter runs go by kernel, longer ones through the ring, the longest by DMA"
+                f"kernel_below = {self.kernel_below} exceeds staged_below = {self.staged_below}:"
+                " the shortest runs use the kernel, longer ones the ring, the longest DMA"
             )
 
 
 class CopySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that asynchronous copies are told. Raises ValueError for what is out of bounds.
+    """The settings of asynchronous copies. Raises ValueError for a value that is out of range.
 
-    way: "auto" chooses by run length, from `stores` and `loads`; a name has everything go that way.
-    programs: Triton programs at once, which bounds the processors that a copy takes from the model.
-    store_bandwidth, load_bandwidth: bytes a second at most; 0: no cap.
-    backlog: seconds of work that may be queued at the measured rate; pages that do not fit are left out.
-    chunk: bytes of pages that are enqueued and published together. depth: chunks that are enqueued at once.
-    patience: seconds to wait for the daemon's grant. staging: bytes of the rings on the GPU, half for each direction.
+    Attributes:
+        way: "auto" chooses the copy path by run length, from `stores` and `loads`; a name selects one path for
+            everything.
+        programs: The number of Triton programs at once, which limits the SMs that a copy takes from the model.
+        store_bandwidth, load_bandwidth: The limit in bytes a second; 0 for none.
+        backlog: Seconds of work that may be queued, at the measured rate; further pages are rejected.
+        chunk: Bytes of pages that are enqueued and published together.
+        depth: The number of chunks that are enqueued at once.
+        patience: Seconds to wait for the daemon's answer to a reservation.
+        staging: Bytes of the rings on the GPU, half for each direction.
+        stores, loads: The thresholds of each direction.
     """
 
     way: WayName = "auto"
@@ -82,4 +91,4 @@ def _between(struct: msgspec.Struct, name: str, least: int, most: int) -> None:
 def _some_time(struct: msgspec.Struct, name: str) -> None:
     value = getattr(struct, name)
     if math.isnan(value) or not 0 < value <= _MOST_SECONDS:
-        raise ValueError(f"{name} = {value} is not a number of seconds: more than 0, at most {_MOST_SECONDS:.0f}")
+        raise ValueError(f"{name} = {value} is not a number of seconds above 0 and at most {_MOST_SECONDS:.0f}")

@@ -1,13 +1,13 @@
-"""What one copy moves: tables of planes, pages and blocks, the same for the kernels and for the host path.
+"""The bytes that one copy moves: tables of planes, pages and blocks, shared by the kernels and the host path.
 
-    planes: i64 [n, 8], a row a plane:
+    planes: i64 [n, 8], one row a plane:
         base        address of block 0, token 0, this rank's first head
-        block       stride from block to block; all in bytes
+        block       stride from block to block; all strides are in bytes
         token       stride from token to token within a block
         head        stride from head to head
-        at          where in the page the first head of this rank begins
-        page_head   stride in the page from head to head; its tokens lie side by side
-        heads       how many
+        at          offset in the page of this rank's first head
+        page_head   stride in the page from head to head; the tokens of a head are contiguous
+        heads       number of heads
         width       bytes of a row
     pages, blocks, skip: see SlotMap.
 
@@ -32,9 +32,9 @@ PLANE_FIELDS: Final = 8
 
 
 class Transfer(msgspec.Struct, frozen=True, eq=False):
-    """One copy between a cache and pages, checked: all that it addresses in the cache is there.
+    """A validated copy between a cache and pages: everything that it addresses in the cache exists.
 
-    layers: of each plane, ascending. owners: keep the cache's memory alive.
+    `layers` has the layer of each plane, ascending. `owners` keep the cache's memory alive.
     """
 
     planes: npt.NDArray[np.int64]
@@ -49,26 +49,26 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
         msgspec.structs.force_setattr(self, "layers", frozen(self.layers, np.int64, len(self.planes)))
 
     def planes_of(self, layers: range) -> range:
-        """Which rows of `planes` belong to these layers of this rank's cache."""
+        """Returns the rows of `planes` that belong to these layers of this rank's cache."""
         first, end = np.searchsorted(self.layers, [layers.start, layers.stop])
         return range(int(first), int(end))
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it moves."""
+        """The number of bytes to move."""
         pages = self.slots.copied
         return int((pages[:, 2] - pages[:, 1]).sum() * (self.planes[:, 6] * self.planes[:, 7]).sum())
 
 
 class PagedCache:
-    """One rank's cache, and which bytes of a page are its own. May be used from any thread."""
+    """One rank's cache, and its share of a page's bytes. Thread-safe."""
 
     def __init__(self, cache: CacheLayout, page: PageOrder, shard: Shard = ALONE) -> None:
-        """Raises LayoutError where the cache is not what the page and the shard say: its message names the plane."""
+        """Raises LayoutError, naming the plane, where the cache does not match the page and the shard."""
         self.cache, self.page, self.shard = cache, page, shard
         stage = shard.layers(len(page.layers))
         if cache.layers != len(stage):
-            raise LayoutError(f"a cache of {cache.layers} layers, but stage {shard.stage} has {len(stage)}")
+            raise LayoutError(f"the cache has {cache.layers} layers, but stage {shard.stage} has {len(stage)}")
         rows, heads, layers = [], [], []
         for planes, wanted, offsets in zip(
             cache.by_layer, page.layers[stage.start :], page.offsets[stage.start :], strict=False
@@ -85,10 +85,14 @@ class PagedCache:
         self._heads = tuple(heads)
 
     def storing(self, slots: SlotMap) -> tuple[Transfer, ...]:
-        """What this rank copies into pages: its share of the tokens, too, where several ranks have the same heads.
+        """Returns the copies that store this rank's share of pages.
 
-        One copy, or several if its planes are not all replicated alike. Raises ValueError: see loading(); a block may
-        be stored several times.
+        Where several ranks have the same heads, the tokens are divided among them. The result is one copy, or several
+        if the
+        planes are not all replicated alike. A block may be stored several times.
+
+        Raises:
+            ValueError: As for loading(), except for repeated blocks and tokens.
         """
         self._check(slots)
         shares = [heads.tokens(self.page.tokens) for heads in self._heads]
@@ -98,10 +102,12 @@ class PagedCache:
         )
 
     def loading(self, slots: SlotMap) -> Transfer:
-        """What this rank copies out of pages: all of its heads and layers.
+        """Returns the copy that loads pages into all heads and layers of this rank. Skipped pages are not validated.
 
-        Raises ValueError for pages or blocks of other sizes, for block ids that the cache does not have, for the same
-        block twice, or the same tokens in two pages. Pages that are skipped are not looked at.
+        Raises:
+            ValueError: Page or block sizes differ, a block ID is not in the cache, a block is named twice, or two pages
+                cover
+                the same tokens.
         """
         used = self._check(slots)
         places = used[np.diff(used, prepend=-1) > 0]
@@ -116,13 +122,13 @@ class PagedCache:
     def _check(self, slots: SlotMap) -> npt.NDArray[np.int64]:
         if (slots.page_tokens, slots.block_tokens) != (self.page.tokens, self.cache.block_tokens):
             raise ValueError(
-                f"pages of {slots.page_tokens} tokens in blocks of {slots.block_tokens}, but the pages have"
-                f" {self.page.tokens} and the cache's blocks {self.cache.block_tokens}"
+                f"the slots have pages of {slots.page_tokens} tokens in blocks of {slots.block_tokens}, the cache"
+                f" pages of {self.page.tokens} and blocks of {self.cache.block_tokens}"
             )
         used = slots.used()
         ids = slots.blocks[used]
         if len(ids) and int(ids.max()) >= self.cache.blocks:
-            raise ValueError(f"block {ids.max()}, but the cache has {self.cache.blocks}")
+            raise ValueError(f"block {ids.max()} does not exist: the cache has {self.cache.blocks} blocks")
         return used
 
     def _transfer(self, slots: SlotMap, which: npt.NDArray[np.bool_]) -> Transfer:
@@ -134,7 +140,7 @@ class PagedCache:
 
 
 def _share(plane: Plane, row: Rows, shard: Shard) -> Heads:
-    """Raises LayoutError if the plane is not this share of the page's."""
+    """Returns the plane's share of the page's heads. Raises LayoutError if the plane does not match it."""
     if (plane.dtype, plane.width) != (row.dtype, row.width):
         raise LayoutError(
             f"{plane}: rows of {plane.width} bytes of {plane.dtype}, but the page has {row.width} bytes of {row.dtype}"

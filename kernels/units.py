@@ -1,4 +1,4 @@
-"""Sizes and durations as the copies' file has them; what they mean is what they mean in the daemon's."""
+"""Parses and formats sizes and durations of the copy settings, with the same meaning as in the daemon's settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTES: Final = _bytes_of_units()
 
 
 def read_size(raw: object) -> int:
-    """Bytes: a whole number, or a text such as "32KiB" or "1.5G". Raises ValueError, which shows what it was."""
+    """Returns a number of bytes from a whole number or a text such as "32KiB" or "1.5G". Raises ValueError."""
     if type(raw) is int and raw >= 0:
         return raw
     size = _scaled(raw, _BYTES) if isinstance(raw, str) else None
@@ -33,12 +33,12 @@ def read_size(raw: object) -> int:
 
 
 def read_rate(raw: object) -> int:
-    """Bytes a second: a size, with or without "/s" at its end. Raises ValueError."""
+    """Returns bytes per second from a size, with or without a trailing "/s". Raises ValueError."""
     return read_size(raw.removesuffix("/s") if isinstance(raw, str) else raw)
 
 
 def read_duration(raw: object) -> float:
-    """Seconds: a number, or a text such as "2s" or "250ms". Raises ValueError."""
+    """Returns seconds from a number or a text such as "2s" or "250ms". Raises ValueError."""
     if type(raw) in (int, float):
         return _seconds(raw)
     microseconds = _scaled(raw, _MICROSECONDS) if isinstance(raw, str) else None
@@ -48,14 +48,14 @@ def read_duration(raw: object) -> float:
 
 
 def read_count(raw: object) -> int:
-    """A whole number. Raises ValueError."""
+    """Returns a whole number unchanged. Raises ValueError for anything else."""
     if type(raw) is not int:
         raise ValueError(f"{shown(raw)} is not a whole number")
     return raw
 
 
 def spell_size(nbytes: int) -> str:
-    """Exactly so many bytes, as read_size() reads it back: "32KiB", "4097B"."""
+    """Formats a number of bytes exactly, so that read_size() returns the same number: "32KiB", "4097B"."""
     for power in range(len(_LETTERS), 0, -1):
         if nbytes and nbytes % 1024**power == 0:
             return f"{nbytes // 1024**power}{_LETTERS[power - 1]}iB"
@@ -63,7 +63,7 @@ def spell_size(nbytes: int) -> str:
 
 
 def shown(raw: object) -> str:
-    """A value of a TOML file for a message: texts quoted, long ones cut."""
+    """Formats a TOML value for a message: strings are quoted, long values are cut."""
     text = json.dumps(raw, default=str, ensure_ascii=False)
     return text if len(text) <= 100 else text[:97] + "..."
 
@@ -76,7 +76,7 @@ def _seconds(raw: object) -> float:
 
 
 def _scaled(text: str, units: dict[str, int]) -> int | None:
-    """The number times its unit, what is less than one dropped; None if it is not one of these units."""
+    """Returns the number times its unit, rounded down; None if the text is not a number with one of these units."""
     found = _NUMBER.fullmatch(text)
     if found is None or found[3] not in units:
         return None

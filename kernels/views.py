@@ -1,6 +1,6 @@
-"""Tensors of any library as an address and strides: what the layouts of a cache are made of.
+"""Describes tensors of any library by address and strides, which cache layouts are made of.
 
-Torch tensors are recognised by what they can do; torch itself is never imported.
+Torch tensors are recognised by their methods; this module never imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class _Torch(Protocol):
-    """What is used of a torch tensor."""
+    """The subset of a torch tensor's interface that is used here."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -33,13 +33,14 @@ class _Torch(Protocol):
 
 
 Tensor: TypeAlias = "npt.NDArray[Any] | _Torch"
-"""A torch tensor on any device, or a numpy array that can be written to."""
+"""A torch tensor on any device, or a writable numpy array."""
 
 
 class View(msgspec.Struct, frozen=True, eq=False):
-    """Where the elements of a tensor lie, valid while `owner` lives and nobody resizes it.
+    """The location of a tensor's elements, valid while `owner` lives and is not resized.
 
-    strides: in bytes, one for each axis of the shape. dtype, device: by torch's names, such as "bfloat16", "cuda:0".
+    `strides` are in bytes, one for each axis of `shape`. `dtype` and `device` use torch's names, such as "bfloat16" and
+    "cuda:0".
     """
 
     address: int
@@ -51,23 +52,23 @@ class View(msgspec.Struct, frozen=True, eq=False):
     owner: object
 
     def at(self, axis: int, index: int) -> View:
-        """One index of an axis, which is gone then."""
+        """Returns the view of one index of an axis; the axis is dropped."""
         return self._with(
             self.address + index * self.strides[axis], _without(self.shape, axis), _without(self.strides, axis)
         )
 
     def part(self, axis: int, first: int, count: int) -> View:
-        """Some of an axis."""
+        """Returns the view of `count` indices of an axis, from `first` on."""
         axis %= len(self.shape)
         shape = (*self.shape[:axis], count, *self.shape[axis + 1 :])
         return self._with(self.address + first * self.strides[axis], shape, self.strides)
 
     def order(self, *axes: int) -> View:
-        """The same elements, their axes in another order."""
+        """Returns the same elements with their axes permuted."""
         return self._with(self.address, tuple(self.shape[a] for a in axes), tuple(self.strides[a] for a in axes))
 
     def grown(self, axis: int) -> View:
-        """With an axis of one element before `axis`."""
+        """Returns the view with a new axis of length one inserted before `axis`."""
         axis %= len(self.shape) + 1
         shape = (*self.shape[:axis], 1, *self.shape[axis:])
         return self._with(self.address, shape, (*self.strides[:axis], 0, *self.strides[axis:]))
@@ -77,25 +78,27 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
 
 def view_of(tensor: Tensor) -> View:
-    """Where a tensor lies; nothing is copied.
+    """Returns the location of a tensor's elements without copying them.
 
-    Raises TypeError for what is no tensor or has no plain memory, for arrays that can not be written to, and where what
-    lies in memory are not the values: quantised tensors, views that negate or conjugate, another machine's byte order.
+    Raises:
+        TypeError: The argument is no tensor, has no plain memory or is read-only, or its memory does not hold its
+            values
+            (quantised tensors, lazily negated or conjugated views, a foreign byte order).
     """
     if isinstance(tensor, np.ndarray):
         return _view_of_array(tensor)
     if _is_torch(tensor):
         return _view_of_torch(tensor)
-    raise TypeError(f"a cache is made of tensors, not of {type(tensor).__name__}")
+    raise TypeError(f"a cache consists of tensors, not of {type(tensor).__name__}")
 
 
 def _view_of_array(array: npt.NDArray[Any]) -> View:
     if array.dtype.hasobject:
         raise TypeError(f"an array of {array.dtype} holds references to Python objects, not bytes")
     if not array.dtype.isnative:
-        raise TypeError(f"an array of {array.dtype.name} in another byte order than this machine's")
+        raise TypeError(f"the byte order of the {array.dtype.name} array differs from this machine's")
     if not array.flags.writeable:
-        raise TypeError("the array is read-only: no page could be loaded into it")
+        raise TypeError("the array is read-only: pages cannot be loaded into it")
     address: int = array.__array_interface__["data"][0]
     return View(address, array.shape, array.strides, array.itemsize, array.dtype.name, "cpu", array)
 
@@ -104,14 +107,16 @@ def _view_of_torch(tensor: _Torch) -> View:
     size = tensor.element_size()
     try:
         address, strides = tensor.data_ptr(), tuple(stride * size for stride in tensor.stride())
-    except RuntimeError as error:  # sparse tensors and those without storage
+    except RuntimeError as error:  # sparse tensors and tensors without storage
         raise TypeError(f"the tensor has no plain memory: {error}") from error
     if not address and all(tensor.shape):
-        raise TypeError(f"the tensor has no plain memory: on {tensor.device} it has no address")
+        raise TypeError(f"the tensor has no plain memory: device {tensor.device} gives it no address")
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        raise TypeError("the tensor's memory does not hold its values: it is quantised, or negates or conjugates them")
+        raise TypeError(
+            "the tensor's memory does not hold its values: it is quantised, or lazily negated or conjugated"
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
-    # the storage, not the tensor, which may be given another one
+    # Keep the storage alive, not the tensor, which may be given another storage.
     return View(address, tuple(tensor.shape), strides, size, dtype, str(tensor.device), tensor.untyped_storage())
 
 

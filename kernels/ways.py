@@ -1,4 +1,4 @@
-"""The ways of a copy between a cache on a device and frames on the host, behind one interface, and which to take."""
+"""The copy paths between a cache on a device and frames on the host, and the choice between them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .transfer import Transfer
 
 
 class Queue(Protocol):
-    """Work of a device in order, as the ways need it. For one thread at a time; errors are DeviceErrors."""
+    """An ordered queue of a device as the copy paths need it. Not thread-safe; errors are DeviceErrors."""
 
     @property
     def handle(self) -> int:
-        """What the device's library calls it."""
+        """The queue's handle in the device's library."""
 
     def mark(self) -> object:
-        """The point after all that was enqueued so far."""
+        """Returns the point after everything that was enqueued so far."""
 
     def after(self, mark: object) -> None:
-        """What is enqueued from now on begins after a mark of any queue of the device."""
+        """Orders later work behind a mark of any queue of the device."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Launches of kernels inside of it go to this queue."""
+        """Returns a context in which kernel launches go to this queue."""
 
 
 class Moves(msgspec.Struct, frozen=True, eq=False):
-    """Runs of bytes that go from `sources` to `targets`: addresses and lengths, C-contiguous arrays of one length."""
+    """Runs of bytes to move from `sources` to `targets`: addresses and lengths, C-contiguous arrays of one length."""
 
     targets: Addresses
     sources: Addresses
@@ -47,16 +47,18 @@ class Moves(msgspec.Struct, frozen=True, eq=False):
 
 
 Memcpy: TypeAlias = Callable[[Moves, Queue], None]
-"""Enqueues moves, in no order among themselves. Raises DeviceError."""
+"""Enqueues moves, unordered among themselves. Raises DeviceError."""
 
 
 class Way(Protocol):
-    """How the bytes of a copy go. Belongs to one stream."""
+    """A path for the bytes of a copy. Belongs to one stream."""
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """Begins the copy behind all that is in the queue; what is enqueued there later begins after it has ended.
+        """Starts the copy after everything in the queue; what is enqueued later begins after the copy has ended.
 
-        Raises DeviceError, and ValueError for frames that are not those of the copy's pages.
+        Raises:
+            DeviceError: The device failed.
+            ValueError: The frames do not match the copy's pages.
         """
 
 
@@ -64,7 +66,7 @@ PAIR: Final[Mapping[Direction, Any]] = {Direction.STORE: copy_kernels.gather, Di
 
 
 class _Uploaded(msgspec.Struct, frozen=True, eq=False):
-    """Tables, and of what."""
+    """Tables on the device, and the transfer and frames that they describe."""
 
     transfer: Transfer
     frames: Frames
@@ -72,28 +74,34 @@ class _Uploaded(msgspec.Struct, frozen=True, eq=False):
 
 
 class Kernels(Protocol):
-    """A way that moves some pages of a copy, too, for one that does the rest by other means."""
+    """A path that can also move some pages of a copy, for a path that moves the rest otherwise."""
 
     def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Queue) -> None:
-        """As Way.enqueue, some pages that follow each other, with frames that begin at another address.
+        """Enqueues consecutive pages of a copy, like Way.enqueue, with frames that begin at another address.
 
-        It costs least to give the same copy again and again. pages: begins at a multiple of 16.
+        Repeated calls with the same copy are cheapest.
+
+        Args:
+            copy: The copy.
+            pages: The pages; the range begins at a multiple of 16.
+            address: The address of the frames.
+            queue: The queue.
         """
 
 
 class KernelWay:
-    """The kernel pair on the frames themselves: the device reaches them, see Memory."""
+    """Runs the kernel pair on the frames themselves, which the device can access (see Memory)."""
 
     def __init__(self, grid: Grid = GRID, pair: Mapping[Direction, Any] = PAIR) -> None:
         self._grid, self._pair = grid, pair
         self._last: _Uploaded | None = None
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """See Way. Copies of one transfer and frames that follow each other, layer by layer, share their tables."""
+        """Implements Way. Consecutive copies of one transfer and frames, layer by layer, share their tables."""
         self.enqueue_pages(copy, range(len(copy.transfer.slots)), copy.frames.arena.address, queue)
 
     def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Queue) -> None:
-        """See Kernels."""
+        """Implements Kernels."""
         with queue.current():
             tables = _some(self._tables(copy), pages, address)
             launch(self._pair[copy.direction], tables, copy.planes, self._grid)
@@ -107,7 +115,7 @@ class KernelWay:
 
 
 def _some(tables: Tables, pages: range, address: int) -> Tables:
-    """Of some pages: views of the same tables."""
+    """Returns views of the same tables for some pages."""
     if len(pages) == tables.page_count and address == tables.arena.address:
         return tables
     its = shallow(tables)
@@ -121,14 +129,14 @@ def _some(tables: Tables, pages: range, address: int) -> Tables:
 
 
 class DmaWay:
-    """The copy engines alone: one move for each run."""
+    """Uses the copy engines alone, one move a run."""
 
     def __init__(self, memcpy: Memcpy) -> None:
         self._memcpy = memcpy
         self._last: Cutting | None = None
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """See Way. Copies of one transfer and frames that follow each other share what is worked out."""
+        """Implements Way. Consecutive copies of one transfer and frames share the split into runs."""
         last = self._last
         if last is None or last.transfer is not copy.transfer or last.frames is not copy.frames:
             last = self._last = Cutting(copy.transfer, copy.frames)
@@ -136,18 +144,19 @@ class DmaWay:
 
 
 class StagedWay:
-    """A kernel between the cache and a ring on the device, and copy engines between the ring and the frames.
+    """Runs a kernel between the cache and a ring on the device, and copy engines between the ring and the frames.
 
-    The engines have a queue of their own beside the copy's, so that they work while the kernel fills or empties
-    another slot. A slot is used again after the mark of its last use, on whichever queue that was.
+    The copy engines have a queue of their own, so that they work while the kernel fills or empties another slot. A slot
+    is
+    used again after the mark of its last use, on whichever queue that was.
     """
 
     def __init__(self, ring: Ring, side: Queue, kernels: Kernels, memcpy: Memcpy) -> None:
-        """side: for the engines, used by nobody else. kernels: for the ring."""
+        """Takes a queue for the copy engines that nothing else uses (`side`), and the kernels for the ring."""
         self._ring, self._side, self._kernels, self._memcpy = ring, side, kernels, memcpy
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """See Way. A plane of which not even one page fits into a slot has the whole copy go by the engines alone."""
+        """Implements Way. If not even one page of a plane fits into a slot, the copy engines move the whole copy."""
         if slot_needed(copy) > self._ring.slot_bytes:
             _move(self._memcpy, copy.direction, runs_of(copy), queue)
             return
@@ -177,16 +186,18 @@ class StagedWay:
 
 
 class Memory(Enum):
-    """What frames are to a device."""
+    """How a device can access frames."""
 
-    REACHED = "reached"  # registered with it: its kernels have them at the address that the host has
+    REACHED = "reached"  # registered with the device: its kernels access them at the host's address
     PAGEABLE = "pageable"
 
 
 def chosen(copy: Copy, settings: CopySettings, memory: Memory) -> WayName:
-    """By the length of the transfer's runs, unless the settings name a way; a kernel reaches no pageable frames.
+    """Returns the copy path for the transfer's run length, or the one that the settings name.
 
-    All copies of a transfer go the same way: those of its layers are as good as alike.
+    Pageable frames never use the kernel, which cannot access them.
+
+    All copies of a transfer take the same path, since its layers are nearly alike.
     """
     name = settings.way if settings.way != "auto" else _by_length(copy, settings)
     return "staged" if name == "kernel" and memory is Memory.PAGEABLE else name

@@ -1,0 +1,97 @@
+"""Checks what a program can see of the style that CONTRIBUTING.md describes; `make lint` runs it.
+
+Prints one line for each finding and exits with 1 if there are more than the limits below allow.
+"""
+
+import ast
+import collections
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+TEXT = (".md", ".py", ".pyi", ".c", ".h", ".toml", ".service", ".conf", ".yml", ".yaml", ".json", ".pml", ".1", ".5", ".8")
+UNCHECKED = ("bench/results/", "CONTRIBUTING.md", ".ci/check_style.py")
+
+# Words that hide the subject of a sentence, or stand for a technical term that the glossary has.
+WORDS = re.compile(
+    r"\bcan not\b|\bsomebody\b|\bnobody\b|\banew\b|\ball the same\b|\blets? go of\b|\btold\b|\bas it is\b|\bwhoever\b"
+    r"|\bWho [a-z]+s\b|\b[Hh]e\b|\b[Hh]is\b|\bhim\b|\bpretended\b|\bgrumbl|\bgoes on\b|\bit itself\b|\bstrangers?\b"
+    r"|\bmeanwhile\b|\bwants? to know\b|\bno more than that\b"
+)
+README_LINES, README_WORDS = 150, 1200
+MARKDOWN_COLUMNS = 100
+MODULE_LINES = 300
+
+
+def main() -> int:
+    """Prints the findings and returns the exit status."""
+    texts = dict(_texts())
+    findings = [*_words(texts), *_readme(texts["README.md"]), *_markdown(texts), *_modules(texts), *_classes(texts)]
+    print(*findings, sep="\n", end="\n" if findings else "")
+    return 1 if findings else 0
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Yields the path and the content of each text file that git tracks."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.split("\0"):
+        path = ROOT / name
+        if name.endswith(TEXT) and path.is_file() and not path.is_symlink():
+            yield name, path.read_text(errors="replace")
+
+
+def _lines(texts: dict[str, str], ending: str | tuple[str, ...] = TEXT) -> Iterator[tuple[str, str]]:
+    for name, text in texts.items():
+        if name.endswith(ending) and not name.startswith(UNCHECKED):
+            yield from ((f"{name}:{number}", line) for number, line in enumerate(text.split("\n"), 1))
+
+
+def _words(texts: dict[str, str]) -> list[str]:
+    return [
+        f"{place}: use another word than {match.group(0)!r}"
+        for place, line in _lines(texts)
+        for match in WORDS.finditer(line)
+    ]
+
+
+def _readme(text: str) -> list[str]:
+    lines, words = text.count("\n"), len(text.split())
+    return [
+        f"README.md: {number} {what}, at most {most} fit"
+        for number, what, most in ((lines, "lines", README_LINES), (words, "words", README_WORDS))
+        if number > most
+    ]
+
+
+def _markdown(texts: dict[str, str]) -> list[str]:
+    return [
+        f"{place}: wrap at {MARKDOWN_COLUMNS} columns"
+        for place, line in _lines(texts, ".md")
+        if len(line) > MARKDOWN_COLUMNS and "|" not in line and "http" not in line and not line.startswith(("    ", "```"))
+    ]
+
+
+def _product(texts: dict[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, text) for name, text in texts.items() if name.endswith(".py") and name.split("/")[0] in ROOMS)
+
+
+def _modules(texts: dict[str, str]) -> list[str]:
+    long = ((name, text.count("\n")) for name, text in _product(texts))
+    return [f"{name}: {lines} lines, split it at {MODULE_LINES}" for name, lines in long if lines > MODULE_LINES]
+
+
+def _classes(texts: dict[str, str]) -> list[str]:
+    places = collections.defaultdict(list)
+    for name, text in _product(texts):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name)
+    return [f"class {name} exists twice: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
