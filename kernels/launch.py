@@ -151,7 +151,7 @@ def _launch_group(kernel: Any, tables: Tables, group: Group, planes: range, grid
 
 def _require_aligned(arena: Arena) -> None:
     if arena.address % _WIDEST or arena.frame_bytes % _WIDEST:
-        raise ValueError(f"the arena at {arena.address:#x} with frames of {arena.frame_bytes} bytes is unaligned")
+        raise ValueError(f"the arena at {arena.address:#x} with frames of {arena.frame_bytes} bytes is not aligned")
     if arena.frame_bytes >= _MOST:
         raise ValueError(
             f"frames of {arena.frame_bytes} bytes are too large: the kernels use 31 bits for offsets in a frame"

@@ -71,13 +71,13 @@ def test_k_and_v_of_several_widths() -> None:
 
 @pytest.mark.parametrize("width", [-1, 0, 9])
 def test_a_width_of_k_that_can_not_be(width: int) -> None:
-    with pytest.raises(LayoutError, match=f"K has {width} of 8 elements"):
+    with pytest.raises(LayoutError, match=f"k_width = {width} is not between 1 and the 8 elements"):
         caches.vllm(zeroes(5, 2, 3, 8), k_width=width)
 
 
 @pytest.mark.parametrize("width", [1, 7])
 def test_a_width_that_can_not_be_halved(width: int) -> None:
-    with pytest.raises(LayoutError, match=f"{width} elements can not be halved between K and V: say how many are K's"):
+    with pytest.raises(LayoutError, match=f"{width} elements cannot be halved between K and V: pass k_width"):
         caches.vllm(zeroes(5, 2, 3, width))
 
 
@@ -105,33 +105,33 @@ def test_states_may_have_axes_of_one() -> None:
 def test_another_number_of_axes(name: str) -> None:
     make, shape = SHAPES[name]
     for wrong in (shape[1:], (1, *shape)):
-        with pytest.raises(LayoutError, match=r"layer 1: a tensor of shape \[.*\], where \[.*\] is wanted"):
+        with pytest.raises(LayoutError, match=r"layer 1: expected a tensor of shape \[.*\], got \[.*\]"):
             make([*zeroes(*shape, count=1), np.zeros(wrong)])
 
 
 @any_pair
 def test_another_number_of_axes_in_v(name: str) -> None:
     make, shape = PAIRS[name]
-    with pytest.raises(LayoutError, match=r"layer 1: a tensor of shape \[.*\], where \[.*\] is wanted"):
+    with pytest.raises(LayoutError, match=r"layer 1: expected a tensor of shape \[.*\], got \[.*\]"):
         make(zeroes(*shape), [*zeroes(*shape, count=1), np.zeros((1, *shape))])
 
 
 @any_pair
 def test_more_layers_of_k_than_of_v(name: str) -> None:
     make, shape = PAIRS[name]
-    with pytest.raises(LayoutError, match=r"2 layers of .*K and 1 of V"):
+    with pytest.raises(LayoutError, match=r"K has 2 layers and V has 1"):
         make(zeroes(*shape), zeroes(*shape, count=1))
 
 
 @any_shape
 def test_no_layers(name: str) -> None:
-    with pytest.raises(LayoutError, match="a cache without a tensor"):
+    with pytest.raises(LayoutError, match="a cache needs at least one tensor"):
         SHAPES[name][0]([])
 
 
 @any_shape
 def test_what_is_no_tensor(name: str) -> None:
-    with pytest.raises(TypeError, match="a cache is made of tensors, not of bytes"):
+    with pytest.raises(TypeError, match="a cache consists of tensors, not of bytes"):
         SHAPES[name][0]([b"abc"])
 
 
@@ -139,9 +139,7 @@ def test_what_is_no_tensor(name: str) -> None:
 def test_the_last_axis_has_to_be_contiguous(name: str) -> None:
     make, shape = SHAPES[name]
     apart = np.zeros((*shape[:-1], 2 * shape[-1]), np.float16)[..., ::2]
-    with pytest.raises(
-        LayoutError, match=r"layer 0, .*: element stride of 4 bytes: the last axis has to be contiguous"
-    ):
+    with pytest.raises(LayoutError, match=r"layer 0, .*: element stride of 4 bytes: the last axis must be contiguous"):
         make([apart])
 
 
@@ -157,17 +155,17 @@ def test_layers_of_other_blocks(name: str) -> None:
 @pytest.mark.parametrize(("make", "shape"), [(caches.kv_first, (3, 5, 3, 2, 4)), (caches.kv_second, (5, 1, 3, 2, 4))])
 def test_neither_k_nor_v(make: Any, shape: tuple[int, ...]) -> None:
     axis = (make is caches.kv_second) + 0
-    with pytest.raises(LayoutError, match=rf"layer 0: axis {axis} of shape \[.*\] has to be K and V, 2"):
+    with pytest.raises(LayoutError, match=rf"layer 0: axis {axis} of shape \[.*\] must be 2, for K and V"):
         make(zeroes(*shape))
 
 
 def test_token_slots_of_an_odd_number_of_heads() -> None:
-    with pytest.raises(LayoutError, match="an odd number of heads, 3, where there are those of K and V"):
+    with pytest.raises(LayoutError, match="3 heads: K and V have the same number of heads"):
         caches.token_slots(np.zeros((2, 5, 3, 4)))
-    with pytest.raises(LayoutError, match="a cache without a tensor"):
+    with pytest.raises(LayoutError, match="a cache needs at least one tensor"):
         caches.token_slots(np.zeros((0, 5, 2, 4)))
     with pytest.raises(
-        LayoutError, match=r"a tensor of shape \[5, 2, 4\], where \[layers, tokens, 2 x heads, elements\]"
+        LayoutError, match=r"expected a tensor of shape \[layers, tokens, 2 x heads, elements\], got \[5, 2, 4\]"
     ):
         caches.token_slots(np.zeros((5, 2, 4)))
 
@@ -175,9 +173,9 @@ def test_token_slots_of_an_odd_number_of_heads() -> None:
 def test_expanded_tensors() -> None:
     """All blocks in one place, or all heads."""
     torch = pytest.importorskip("torch")
-    with pytest.raises(LayoutError, match="layer 0, k: block stride of 0 bytes, but what it steps over takes 8"):
+    with pytest.raises(LayoutError, match="layer 0, k: block stride of 0 bytes, but each step covers 8"):
         caches.kv_first([torch.zeros(2, 1, 3, 2, 4, dtype=torch.int16).expand(2, 5, 3, 2, 4)])
-    with pytest.raises(LayoutError, match="layer 0, k: head stride of 0 bytes, but what it steps over takes 8"):
+    with pytest.raises(LayoutError, match="layer 0, k: head stride of 0 bytes, but each step covers 8"):
         caches.kv_second([torch.zeros(5, 2, 3, 1, 4, dtype=torch.int16).expand(5, 2, 3, 2, 4)])
 
 
@@ -192,16 +190,14 @@ def test_k_and_v_in_one_place() -> None:
 
 def test_states_that_are_not_contiguous() -> None:
     apart = np.zeros((5, 3, 8), np.float16)[:, :, ::2]
-    with pytest.raises(
-        LayoutError, match="layer 1, state 0: a block has to be contiguous, but axis 2 has a stride of 4"
-    ):
+    with pytest.raises(LayoutError, match="layer 1, state 0: a block must be contiguous, but axis 2 has a stride of 4"):
         caches.states([[np.zeros(5)], [apart]])
     torn = np.zeros((5, 3, 8), np.float16)[:, :, :4]
     with pytest.raises(
-        LayoutError, match="layer 0, state 1: a block has to be contiguous, but axis 1 has a stride of 16"
+        LayoutError, match="layer 0, state 1: a block must be contiguous, but axis 1 has a stride of 16"
     ):
         caches.states([[np.zeros(5), torn]])
-    with pytest.raises(LayoutError, match="layer 0, state 0: a tensor without axes"):
+    with pytest.raises(LayoutError, match="layer 0, state 0: expected a tensor of shape"):
         caches.states([[np.zeros(())]])
     with pytest.raises(LayoutError, match="layer 0, state 0 is empty"):
         caches.states([[np.zeros((5, 0))]])

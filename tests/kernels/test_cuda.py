@@ -145,9 +145,9 @@ def test_what_is_none_of_torch_s_is_refused(
         monkeypatch.setattr(its, "wait_event", lambda event: event.wait(torch))
     device.require_event(PretendedEvent())
     for refuses in (device.require_event, stream.after):
-        with pytest.raises(ValueError, match=f"{type(wrong).__name__} is no torch.cuda.Event"):
+        with pytest.raises(ValueError, match=f"{type(wrong).__name__} is not a torch.cuda.Event"):
             refuses(wrong)
-    with pytest.raises(ValueError, match=f"{type(wrong).__name__} is no torch.cuda.Stream"):
+    with pytest.raises(ValueError, match=f"{type(wrong).__name__} is not a torch.cuda.Stream"):
         stream.record().hold(wrong)
 
 
@@ -157,7 +157,7 @@ def test_no_room_for_tables_is_told_of_the_copy_alone(library: PretendedDriver, 
     full = SimpleNamespace(enqueue=raising(torch.OutOfMemoryError("no room")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "_way", lambda _: full)
-        with pytest.raises(ValueError, match="no room for the tables of a copy: no room"):
+        with pytest.raises(ValueError, match="no memory for the tables of a copy: no room"):
             stream.enqueue(placed().copy(Direction.STORE))
     queue, side = torch.streams
     assert side.journal == ["record"] and isinstance(queue.journal[0], PretendedEvent)
@@ -170,7 +170,7 @@ def test_no_room_for_tables_is_told_of_the_copy_alone(library: PretendedDriver, 
 def test_a_cache_elsewhere(library: PretendedDriver, torch: PretendedTorch) -> None:
     stream = Made(library).device.stream(Direction.STORE)
     for name in ("cpu", "cuda:1"):
-        with pytest.raises(ValueError, match=f"a cache on {name}, but the stream is one of cuda:0"):
+        with pytest.raises(ValueError, match=f"the cache is on {name}, but the stream is on cuda:0"):
             stream.enqueue(placed(name).copy(Direction.STORE))
     assert not any(its.journal for its in torch.streams)
 

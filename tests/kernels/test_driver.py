@@ -44,7 +44,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr("ctypes.CDLL", missing)
-    with pytest.raises(DeviceError, match=r"there is no CUDA driver: libcuda\.so\.1"):
+    with pytest.raises(DeviceError, match=r"cannot load the CUDA driver: libcuda\.so\.1"):
         Driver(0)
 
 

@@ -167,7 +167,7 @@ def small() -> tuple[EngineCache, PagedCache, Pages]:
 def test_frames_of_another_number_of_pages() -> None:
     cache, paged, pages = small()
     transfer = paged.loading(slot_map([0, 1], 1, 2, 2))
-    refused("frames for 2 pages of at most 8192 bytes, but there are 1", transfer, pages.frames, cache.memory)
+    refused("the frames hold 2 pages of at most 8192 bytes, but there are 1", transfer, pages.frames, cache.memory)
 
 
 def test_frames_that_do_not_hold_a_page() -> None:
@@ -182,13 +182,13 @@ def test_a_frame_outside_the_arena(frame: int) -> None:
     _, _, pages = small()
     table = pages.table.astype(np.int64)
     table[1, 0] = frame
-    with pytest.raises(ValueError, match=f"frame {frame}, but the arena has 7 frames of 4096 bytes"):
+    with pytest.raises(ValueError, match=f"frame {frame} does not exist: the arena has 7 frames of 4096 bytes"):
         frames_of(pages.arena, table)
 
 
 @pytest.mark.parametrize("table", [[], [1, 2], [[1.0]], [[True]], [["1"]], np.zeros((1, 1, 1), np.int32)], ids=repr)
 def test_what_is_no_table_of_frames(table: Any) -> None:
-    with pytest.raises(ValueError, match=r"a table of frames is integers \[pages, frames\]"):
+    with pytest.raises(ValueError, match=r"expected a table of integers \[pages, frames\]"):
         frames_of(Arena(4096, 8192, 4096), table)
 
 
@@ -201,7 +201,7 @@ def test_a_table_of_frames_is_what_was_checked() -> None:
 
 @pytest.mark.parametrize(("address", "nbytes", "frame"), [(0, 4096, 4096), (64, -1, 4096), (64, 4096, 0)])
 def test_no_arena(address: int, nbytes: int, frame: int) -> None:
-    with pytest.raises(ValueError, match=f"no arena: {nbytes} bytes at .*, in frames of {frame}"):
+    with pytest.raises(ValueError, match=f"{nbytes} bytes at .* in frames of {frame} are not a valid arena"):
         Arena(address, nbytes, frame)
 
 
@@ -209,4 +209,4 @@ def test_a_cache_elsewhere() -> None:
     cache, paged, pages = small()
     layout = CacheLayout(paged.cache.planes, "cuda:0", paged.cache.owners)
     transfer = PagedCache(layout, paged.page).loading(slot_map([0, 1], 2, 2, 2))
-    refused("the cache is on cuda:0: the host path copies host memory alone", transfer, pages.frames, cache.memory)
+    refused("the cache is on cuda:0, but the host path copies host memory only", transfer, pages.frames, cache.memory)

@@ -106,7 +106,7 @@ def test_an_engine_s_stream_is_held(scene: Scene) -> None:
         assert not computed.done() and not behind.done()
         event.set()
         assert computed.result(LONG_S) and behind.wait(LONG_S)
-    with pytest.raises(ValueError, match="streams are HostStream and Executor"):
+    with pytest.raises(ValueError, match="is not a stream of the host"):
         arrived.hold(None)
 
 
@@ -174,7 +174,7 @@ def test_what_has_to_be_awaited_is_no_event(scene: Scene) -> None:
     device = HostDevice()
     stream = device.stream(Direction.STORE)
     for refuses in (device.require_event, stream.after):
-        with pytest.raises(ValueError, match=r"the wait\(\) of Event is to be awaited"):
+        with pytest.raises(ValueError, match=r"the wait\(\) method of Event is a coroutine"):
             refuses(asyncio.Event())
         with pytest.raises(ValueError, match="str has no wait"):
             refuses("no event")
@@ -184,7 +184,7 @@ def test_what_has_to_be_awaited_is_no_event(scene: Scene) -> None:
     stream.enqueue(scene.storing())
     event = stream.record()
     opens.set()
-    with pytest.raises(DeviceError, match=r"the wait\(\) of Awaitable is to be awaited"):
+    with pytest.raises(DeviceError, match=r"the wait\(\) method of Awaitable returned an awaitable"):
         event.wait(LONG_S)
     assert not scene.memory.any()
 
@@ -212,7 +212,7 @@ def test_a_gate_that_is_lost_is_told_and_the_stream_goes_on(scene: Scene, event:
     assert not gate.reason
     opens.set()
     assert last.wait(LONG_S) and told == [False]
-    assert "the event to come after failed: " in gate.reason
+    assert "the engine's event failed: " in gate.reason
     assert np.array_equal(scene.tensors[0], before[0]) and not scene.tensors[1][:, :6].any()
 
 

@@ -45,7 +45,7 @@ def test_a_plane_of_a_view() -> None:
 )
 def test_rows_that_are_not_contiguous(array: Any, stride: int) -> None:
     with pytest.raises(
-        LayoutError, match=f"layer 3, v: element stride of {stride} bytes: the last axis has to be contig"
+        LayoutError, match=f"layer 3, v: element stride of {stride} bytes: the last axis must be contig"
     ):
         plane_of(view_of(array), 3, "v")
 
@@ -56,7 +56,9 @@ def test_rows_of_one_element_have_no_stride() -> None:
 
 @pytest.mark.parametrize("axes", [0, 1, 3, 5])
 def test_another_number_of_axes(axes: int) -> None:
-    with pytest.raises(LayoutError, match=f"layer 0, k: {axes} axes where blocks, tokens, heads, elements are wanted"):
+    with pytest.raises(
+        LayoutError, match=f"layer 0, k: expected the axes blocks, tokens, heads, elements, got {axes} axes"
+    ):
         plane_of(view(*[2] * axes), 0, "k")
 
 
@@ -74,7 +76,7 @@ def test_an_empty_axis(axis: int) -> None:
 def test_a_plane_of_nothing(wrong: int) -> None:
     counts = [2, 2, 2, 2]
     counts[wrong] = 0
-    with pytest.raises(LayoutError, match="a plane has at least one block, token, head and byte"):
+    with pytest.raises(LayoutError, match="a plane needs at least one block, token, head and byte"):
         plane(64, 64, 16, 4, counts=(counts[0], counts[1], counts[2]), width=counts[3])
 
 
@@ -84,15 +86,13 @@ def test_rows_in_each_others_place(axis: int, name: str, stride: int) -> None:
     """Expanded tensors, those that are torn, and those that run backwards."""
     strides = [64, 16, 4]
     strides[axis] = stride
-    with pytest.raises(
-        LayoutError, match=f"layer 0, k: {name} stride of {stride} bytes, but what it steps over takes 2"
-    ):
+    with pytest.raises(LayoutError, match=f"layer 0, k: {name} stride of {stride} bytes, but each step covers 2"):
         plane(64, *strides)
 
 
 def test_blocks_that_overlap() -> None:
     assert plane(64, 8, 4, 2).end == 64 + 16
-    with pytest.raises(LayoutError, match="block stride of 7 bytes, but what it steps over takes 8"):
+    with pytest.raises(LayoutError, match="block stride of 7 bytes, but each step covers 8"):
         plane(64, 7, 4, 2)
 
 
@@ -116,7 +116,7 @@ def test_a_cache() -> None:
 def test_no_tensors() -> None:
     nothings: list[list[Any]] = [[], [[]]]
     for nothing in nothings:
-        with pytest.raises(LayoutError, match="a cache without a tensor"):
+        with pytest.raises(LayoutError, match="a cache needs at least one tensor"):
             cache_of(nothing)
     with pytest.raises(LayoutError, match="from layer 0 on, without a gap"):
         CacheLayout((), "cpu")
@@ -128,7 +128,7 @@ def test_layers_out_of_order() -> None:
         planes = tuple(plane_of(view(2, 2, 2, 2), layer, f"k{at}") for at, layer in enumerate(layers))
         with pytest.raises(LayoutError, match="ordered by layer, from layer 0 on, without a gap"):
             CacheLayout(planes, "cpu")
-    with pytest.raises(LayoutError, match="or a layer of one"):
+    with pytest.raises(LayoutError, match="at least one tensor in each layer"):
         cache_of([[], [("k", view(2, 2, 2, 2))]])
     assert CacheLayout((one,), "cpu").layers == 1
 
@@ -165,11 +165,12 @@ def test_what_can_not_be_joined() -> None:
     two = cache_of([[("v", view(2, 2, 2, 2))] for _ in range(2)])
     other = cache_of([[("v", view(3, 2, 2, 2))]])
     elsewhere = CacheLayout(two.planes[:1], "cuda:0")
-    with pytest.raises(LayoutError, match="can not be joined: nothing"):
+    with pytest.raises(LayoutError, match="cannot join caches with different layers or devices: none given"):
         joined()
     for wrong in (two, elsewhere):
         with pytest.raises(
-            LayoutError, match="can not be joined: <CacheLayout 1 layers of k; 2 blocks of 2 on cpu>, <"
+            LayoutError,
+            match="cannot join caches with different layers or devices: <CacheLayout 1 layers of k; ",
         ):
             joined(one, wrong)
     with pytest.raises(LayoutError, match="layer 0, v: 3 blocks of 2 tokens, but layer 0, k has 2 of 2"):
@@ -255,11 +256,11 @@ def test_a_large_model_is_looked_through_at_once() -> None:
 
 def test_strides_that_no_copy_can_count() -> None:
     view = View(4096, (2, 2, 2, 4), (1 << 70, 64, 16, 4), 4, "float32", "cpu", None)
-    with pytest.raises(LayoutError, match="strides of 62 bits"):
+    with pytest.raises(LayoutError, match="strides have at most 62 bits"):
         plane_of(view, 0, "k")
 
 
 def test_a_layer_without_a_tensor() -> None:
     view = View(4096, (2, 2, 2, 4), (128, 64, 16, 4), 4, "float32", "cpu", None)
-    with pytest.raises(LayoutError, match="or a layer of one"):
+    with pytest.raises(LayoutError, match="at least one tensor in each layer"):
         cache_of([[("k", view)], []])

@@ -99,7 +99,7 @@ def test_heads_by_kind(ranks: int) -> None:
 
 
 def test_heads_of_an_unknown_kind() -> None:
-    with pytest.raises(LayoutError, match="heads of key, value, but no plane of the cache is of that kind"):
+    with pytest.raises(LayoutError, match="heads are given for key, value, but the cache has no plane of that kind"):
         PageOrder.of_model(kv(), 5, {"key": 4, "value": 4}, 2)
 
 
@@ -107,7 +107,7 @@ def test_layers_that_differ() -> None:
     one, other = (np.zeros((2, 4, 3, 2, width), np.int8) for width in (3, 4))
     cache = caches.kv_first([one, other])
     assert PageOrder.of_model(cache, 5, 2, 2) == PageOrder.of(cache, 5)
-    with pytest.raises(LayoutError, match="layers that differ"):
+    with pytest.raises(LayoutError, match="the layers differ"):
         PageOrder.of_model(cache, 5, 2, 4)
 
 
@@ -123,13 +123,13 @@ def test_layers_that_differ() -> None:
     ],
 )
 def test_an_empty_page(tokens: int, planes: Any) -> None:
-    with pytest.raises(LayoutError, match="at least one token, and a plane of at least one head and byte"):
+    with pytest.raises(LayoutError, match="at least one token, and a plane with at least one head and byte"):
         PageOrder(tokens, planes)
 
 
 def test_a_page_of_2_gib() -> None:
     assert PageOrder(1, ((Rows("k", "int8", 1, 2**31 - 1),),)).nbytes == 2**31 - 1
-    with pytest.raises(LayoutError, match="a page of 2147483648 bytes: it has to be below 2147483648"):
+    with pytest.raises(LayoutError, match="a page of 2147483648 bytes is too large: the limit is 2147483647"):
         PageOrder(2, ((Rows("k", "int8", 1024, 2**20),),))
 
 
@@ -145,7 +145,7 @@ def test_repr_is_a_status_line() -> None:
 def test_ranks_have_all_heads_between_them(heads: int, ranks: int) -> None:
     """In order, each as many, and a head of several ranks has a replica for each of them."""
     if heads % ranks and ranks % heads:
-        with pytest.raises(LayoutError, match=f"{heads} heads can not be divided among {ranks} ranks"):
+        with pytest.raises(LayoutError, match=f"{heads} heads cannot be divided among {ranks} ranks"):
             Shard(ranks - 1, ranks).heads(heads)
         return
     shares = [Shard(rank, ranks).heads(heads) for rank in range(ranks)]
@@ -184,7 +184,7 @@ def test_parts_are_counted_over_stages_and_ranks() -> None:
     ids=str,
 )
 def test_ranks_that_are_none(wrong: dict[str, Any]) -> None:
-    with pytest.raises(LayoutError, match="ranks and stages are counted from 0"):
+    with pytest.raises(LayoutError, match="ranks and stages count from 0"):
         Shard(**wrong)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -155,13 +156,13 @@ def test_the_largest_id() -> None:
     "ids", [[1.0], [True], np.array([False]), ["1"], [[1, 2]], np.zeros((0, 2), int), 5, torch.tensor([True]), [2**70]]
 )
 def test_what_are_no_ids(ids: Any) -> None:
-    with pytest.raises(TypeError, match="block ids are integers in one row, not"):
+    with pytest.raises(TypeError, match="block IDs are a one-dimensional array of integers, not"):
         slot_map(ids, 0, 1, 1)
 
 
 @pytest.mark.parametrize("ids", [[0, -1], [2**31], [2**63], torch.tensor([-7])], ids=str)
 def test_ids_that_can_not_be(ids: Any) -> None:
-    with pytest.raises(ValueError, match=r"block ids from .*: they are 0 or more, with at most 31 bits"):
+    with pytest.raises(ValueError, match=r"block IDs from .*: they must be 0 or more and have at most 31 bits"):
         slot_map(ids, 0, 1, 1)
 
 
@@ -174,7 +175,7 @@ class OnDevice:
 
 @pytest.mark.parametrize("ids", [OnDevice(), torch.zeros(2, dtype=torch.int32, device="meta")], ids=["cuda", "meta"])
 def test_ids_on_a_device(ids: Any) -> None:
-    with pytest.raises(TypeError, match="block ids are wanted on the host, these are on"):
+    with pytest.raises(TypeError, match="block IDs must be on the host to be validated, these are on"):
         slot_map(ids, 0, 1, 1)
 
 
@@ -195,10 +196,9 @@ def test_tokens_that_the_table_or_the_pages_do_not_have(position: int, tokens: r
     """Two pages of three tokens (one, if they begin before the table), two blocks of three."""
     count = 1 if position < -1 else 2
     wanted = tokens or range(position, position + 3 * count)
-    why = (
-        f"tokens {wanted.start} to {wanted.stop}, but the {count} pages are tokens {position} to {position + 3 * count}"
-    )
-    with pytest.raises(ValueError, match=f"{why} of 2 blocks of 3"):
+    pages = f"{count} pages (tokens {position} to {position + 3 * count})"
+    why = f"tokens {wanted.start} to {wanted.stop} exceed the {pages} or the 2 blocks of 3 tokens"
+    with pytest.raises(ValueError, match=re.escape(why)):
         slot_map([0, 1], count, 3, 3, position, tokens)
 
 
@@ -219,21 +219,21 @@ def test_a_mask_of_another_shape(skip: Any) -> None:
 def test_requests_of_other_sizes() -> None:
     one, page, block = slot_map([0], 1, 1, 1), slot_map([0], 0, 2, 1), slot_map([0], 1, 1, 2)
     for maps in ((), (one, page), (one, block)):
-        with pytest.raises(ValueError, match="requests with pages or blocks of different sizes, or none"):
+        with pytest.raises(ValueError, match="the requests have pages or blocks of different sizes"):
             joined_slots(*maps)
 
 
 @pytest.mark.parametrize("page", [[0, -1, 2], [0, 2, 1], [0, 0, 4]], ids=str)
 def test_tokens_that_a_page_does_not_have(page: list[int]) -> None:
     """Also of a page that is skipped: the mask may be another one on a device."""
-    with pytest.raises(ValueError, match="tokens that pages of 3 do not have"):
+    with pytest.raises(ValueError, match="tokens outside of pages of 3 tokens"):
         SlotMap(3, 2, np.zeros(4, np.int32), np.array([page]), np.ones(1, np.uint8))
 
 
 @pytest.mark.parametrize("position", [-2, 6, 2**63 - 1, -(2**63)])
 def test_pages_that_the_table_does_not_have(position: int) -> None:
     pages = np.array([[position, 1, 3]])
-    with pytest.raises(ValueError, match="tokens that 4 blocks of 2 do not have"):
+    with pytest.raises(ValueError, match="tokens outside of 4 blocks of 2 tokens"):
         SlotMap(3, 2, np.zeros(4, np.int32), pages)
     assert not len(SlotMap(3, 2, np.zeros(4, np.int32), pages, np.ones(1, np.uint8)).used())
     assert len(SlotMap(3, 2, np.zeros(4, np.int32), np.clip(pages, -1, 5)).used())

@@ -69,7 +69,7 @@ def test_what_is_out_of_bounds_is_refused_by_name(given: dict[str, object]) -> N
 
 def test_thresholds_are_in_order() -> None:
     assert Thresholds(0, 0).kernel_below == 0
-    with pytest.raises(ValueError, match="kernel_below = 5 is more than staged_below = 4"):
+    with pytest.raises(ValueError, match="kernel_below = 5 exceeds staged_below = 4"):
         Thresholds(5, 4)
     with pytest.raises(ValueError, match="kernel_below = -1 is not between"):
         Thresholds(-1, 4)
@@ -102,7 +102,7 @@ def test_the_environment_is_this_processs_own_by_default(tmp_path: Path, monkeyp
 
 def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
-    with pytest.raises(SettingsError, match=f"^{missing}: can not be read: No such file"):
+    with pytest.raises(SettingsError, match=f"^{missing}: cannot be read: No such file"):
         load_settings(None, {COPY_VARIABLE: str(missing)})
     with pytest.raises(SettingsError, match="Is a directory"):
         load_settings(tmp_path)
@@ -190,7 +190,7 @@ def test_a_file_of_all_keys() -> None:
         ('patience = "2 fortnights"', 'patience = "2 fortnights" is not a duration'),
         ("patience = false", "patience = false is not a duration"),
         ("patience = 0", "patience = 0.0 is not a number of seconds"),
-        ("[stores]\nkernel_below = 65536", "stores.kernel_below = 65536 is more than staged_below = 32768"),
+        ("[stores]\nkernel_below = 65536", "stores.kernel_below = 65536 exceeds staged_below = 32768"),
         ("[loads]\nkernel_below = 2020-01-01", 'loads.kernel_below = "2020-01-01" is not a size'),
         ("way = ", "Invalid value (at end of document)"),
     ],
@@ -286,7 +286,7 @@ def test_a_new_file_is_for_all_to_read_and_an_old_one_keeps_its_mode_and_its_lin
 
 def test_what_can_not_be_written_says_so_and_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = put(tmp_path / "file", "depth = 7\n")
-    with pytest.raises(SettingsError, match="can not be written"):
+    with pytest.raises(SettingsError, match="cannot be written"):
         write_settings(file / "below.toml", CopySettings(), "by me")
 
     def broken(descriptor: int) -> None:

@@ -84,7 +84,7 @@ def test_stages_of_different_sizes() -> None:
 def test_heads_that_ranks_can_not_share(heads: int, ranks: int) -> None:
     _, _, cache = separate_memory(2, max(1, heads // ranks), 5)
     order = PageOrder.of_model(cache, 4, heads, 2)
-    with pytest.raises(LayoutError, match=f"{heads} heads can not be divided among {ranks} ranks"):
+    with pytest.raises(LayoutError, match=f"{heads} heads cannot be divided among {ranks} ranks"):
         PagedCache(cache, order, Shard(0, ranks))
 
 
@@ -95,7 +95,7 @@ both_ways = pytest.mark.parametrize("way", [PagedCache.loading, PagedCache.stori
 def test_pages_and_blocks_of_other_sizes(way: Any) -> None:
     paged = PagedCache(*whole())
     for page, block in ((5, 3), (4, 2)):
-        why = f"pages of {page} tokens in blocks of {block}, but the pages have 4 and the cache's blocks 3"
+        why = f"pages of {page} tokens in blocks of {block}, the cache pages of 4 and blocks of 3"
         with pytest.raises(ValueError, match=why):
             way(paged, slot_map([0, 1, 2, 3], 1, page, block))
 
@@ -104,7 +104,7 @@ def test_pages_and_blocks_of_other_sizes(way: Any) -> None:
 def test_a_block_that_the_cache_does_not_have(way: Any) -> None:
     paged = PagedCache(*whole())
     for table in ([0, 9], [9, 0], [0, 2**31 - 1]):
-        with pytest.raises(ValueError, match=f"block {max(table)}, but the cache has 9"):
+        with pytest.raises(ValueError, match=f"block {max(table)} does not exist: the cache has 9"):
             way(paged, slot_map(table, 1, 4, 3))
 
 

@@ -212,7 +212,7 @@ def test_slots_take_turns() -> None:
 
 @pytest.mark.parametrize("args", [(64, 100, 0), (64, 60, 4), (65, 100, 2)])
 def test_no_ring(args: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="no ring"):
+    with pytest.raises(ValueError, match="cannot make a ring"):
         Ring(*args)
 
 

@@ -70,7 +70,7 @@ def test_a_load_behind_an_event_that_fails_fails_alone(engine: Engine, failing: 
     assert load.pages == 4 and not load.wait(0, 0.02) and not load.failed
     fails()
     assert not load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
-    assert "the event to come after failed" in load.failed and "failed" in repr(load)
+    assert "the engine's event failed" in load.failed and "failed" in repr(load)
     assert other.wait(LAYERS - 1, LONG_S) and not other.failed and engine.says(slots_of(4, 2), 1)
     assert not any(load.ready(layer) or load.wait(layer, 0) for layer in range(LAYERS))
     with ThreadPoolExecutor(1) as stream:
