@@ -1,5 +1,5 @@
-"""Keeps pages beyond the arena: an interface, the LMDB tier behind it, and the worker process that serves a tier.
+"""Stores pages beyond the arena: one small interface, and each store behind it in a worker process.
 
-A worker attaches like an engine: it pins pages to write them to disk and fills granted frames to read them back. This
-package imports ``shm`` only.
+A tier's worker attaches like an engine: it pins pages to write them out and fills frames to read them in. This package
+imports only ``pagetier.shm``. The disk tier is in ``pagetier.tiers.store``.
 """

@@ -1,7 +1,8 @@
-"""What a tier is: a place for pages beyond the arena. One small interface; each store implements it.
+"""The interface of a tier, a place for pages beyond the arena. Each store implements it.
 
-A page is a key of 32 bytes, its namespace, its size in bytes and ``ceil(size / frame_bytes)`` frames. A tier is
-used by one worker process, by several threads at once. It never hands out other bytes than were written under a key.
+A page is a key of 32 bytes, its namespace, its size in bytes and ``ceil(size / frame_bytes)`` frames. One worker
+process
+uses a tier, from several threads at once. A tier never returns other bytes than were written under a key.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ NO_ROOM = "there is no room: drop pages first"
 
 
 class TierError(Exception):
-    """The tier can not be used, or not any more; the message is one sentence for an administrator."""
+    """The tier cannot be used, or no longer. The message is one sentence for an administrator."""
 
 
 class DoubtError(TierError):
-    """The same, and what is on the disk is not known: who opens the tier next is to prove it first.
+    """The tier cannot be used, and the state of its files is unknown: the next process to open it must verify it first.
 
-    The tier says so itself, to who opens it, unless its disk does not even take that.
+    The tier records this in its folder, unless the disk does not even accept that.
     """
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A page to write. stamp: nanoseconds of the realtime clock, its recency.
+    """A page to write. `stamp` is its recency in nanoseconds of the realtime clock.
 
-    The caller guarantees that the frames are ``ceil(size / frame_bytes)``, each ``frame_bytes`` long (what lies
-    behind the page's end in the last one is written and never read), and that nobody changes them before write()
-    returns.
+    The caller guarantees that there are ``ceil(size / frame_bytes)`` frames, each ``frame_bytes`` long (what follows
+    the
+    page's end in the last one is written and never read), and that they do not change before write() returns.
     """
 
     key: bytes
@@ -47,8 +48,9 @@ class Outgoing(msgspec.Struct, frozen=True):
 class Incoming(msgspec.Struct, frozen=True):
     """A page to read, and the frames for it.
 
-    The caller guarantees that the frames are writable, whole and nobody else's until read() returns. Whatever the
-    result, all their bytes may have been overwritten.
+    The caller guarantees that the frames are writable, whole and used by nothing else until read() returns. Whatever
+    the
+    result, all of their bytes may have been overwritten.
     """
 
     key: bytes
@@ -57,11 +59,13 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What became of a batch, an element a page.
+    """The result of a batch of writes, with one element a page.
 
-    stored: whether it is in the tier now; reasons: why not, "" if it is; NO_ROOM if something must be dropped
-    first. undropped: why some drops may still be there, "" if all are gone. disk_bytes: what was handed to the
-    file system, trees and free lists included.
+    Attributes:
+        stored: Whether the page is in the tier now.
+        reasons: Why it is not, "" if it is; NO_ROOM if pages must be dropped first.
+        undropped: Why some drops may still be in the tier, "" if all are gone.
+        disk_bytes: Bytes passed to the file system, trees and free lists included.
     """
 
     stored: tuple[bool, ...]
@@ -71,7 +75,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Outcome(enum.Enum):
-    """How a read went. Only after EXACT do the frames hold the page."""
+    """The outcome of a read. The frames hold the page only after EXACT."""
 
     EXACT = "exact"
     ABSENT = "absent"
@@ -80,10 +84,11 @@ class Outcome(enum.Enum):
 
 
 class ReadResult(msgspec.Struct, frozen=True):
-    """How a read went and, where it was not EXACT or ABSENT, why.
+    """The result of a read and, where it is neither EXACT nor ABSENT, the reason.
 
-    DAMAGED: what the disk holds is not what was written; the page leaves the tier. FAILED: the disk did not answer;
-    the page stays.
+    After DAMAGED the disk returned other bytes than were written, and the page leaves the tier. After FAILED the disk
+    did
+    not answer, and the page stays.
     """
 
     outcome: Outcome
@@ -91,9 +96,14 @@ class ReadResult(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Some of the pages that a tier holds, as packed little-endian arrays, an element a page.
+    """Some of the pages in a tier, as packed little-endian arrays with one element a page.
 
-    keys: 32 bytes each; sizes and stamps: u64; spaces: u32, an index into `table`, which is this batch's own.
+    Attributes:
+        keys: 32 bytes each.
+        sizes: u64, in bytes.
+        stamps: u64, nanoseconds of the realtime clock.
+        spaces: u32, an index into this batch's `table`.
+        table: The namespaces.
     """
 
     keys: bytes
@@ -107,12 +117,19 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class TierState(msgspec.Struct, frozen=True, kw_only=True):
-    """For people and metrics.
+    """The state of a tier, for people and metrics.
 
-    file_bytes: what the files take; cap_bytes: what they may take. used_frames of room. disk_free, disk_total: of
-    the file system. last_sync: nanoseconds of the realtime clock, 0 if never. clean: nothing was written since.
-    opened: one line, how the tier was found. damaged: pages dropped because their bytes were not what was written.
-    note: what an administrator should know or do, "" if nothing.
+    Attributes:
+        file_bytes: The size of the files.
+        cap_bytes: The limit of their size.
+        used_frames: The frames in use.
+        room: The frames that fit within the cap.
+        disk_free, disk_total: The free and total bytes of the file system.
+        last_sync: Nanoseconds of the realtime clock, 0 if there was none.
+        clean: Nothing was written since the last sync.
+        opened: How the tier was found when it was opened, one line.
+        damaged: The number of pages that were dropped because a read returned other bytes than were written.
+        note: What an administrator should know or do, "" if nothing.
     """
 
     file_bytes: int
@@ -129,41 +146,47 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tier(Protocol):
-    """A place for pages. Every method may be called by any thread at any time until close()."""
+    """A place for pages. Any thread may call any method at any time until close()."""
 
     @property
     def room(self) -> int:
-        """How many frames it holds within its cap. Who writes more than that is refused, page by page.
+        """The number of frames that fit within the cap. Pages beyond it are rejected one by one.
 
-        A page lives in one piece: near the limit a big page may be refused while smaller ones still fit.
+        A page is stored in one environment as a whole: near the limit a large page may be rejected while smaller ones
+        fit.
         """
 
     def contents(self) -> Iterator[Held]:
-        """All pages that it holds, in batches. Pages written or dropped meanwhile may be in it or not."""
+        """Returns all pages in batches. Pages written or dropped during the walk may or may not be included."""
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
-        """Drops pages (unknown keys are fine), then stores pages, in place of older ones of the same keys.
+        """Drops pages (unknown keys are ignored), then stores pages, replacing older ones of the same keys.
 
-        The caller guarantees that no key is twice among `pages`. A page that could not be stored is told as such;
-        an older one of its key may then be there still. A process's death loses nothing that was reported stored,
-        a host's death what came after the last sync(). Raises TierError if the tier can not go on at all: the
-        process should end, and its successor open the tier anew.
+        The caller guarantees that `pages` has no key twice. If a page could not be stored, an older one of its key may
+        still be
+        there. The death of a process loses nothing that was reported stored; the death of the host loses what was
+        written after
+        the last sync().
+
+        Raises:
+            TierError: The tier cannot continue. The process should end, and its successor opens the tier again.
         """
 
     def read(self, page: Incoming) -> ReadResult:
-        """Fills the frames and verifies them. Goes before writing. A page of another size than asked is ABSENT."""
+        """Fills the frames and verifies them. Has priority over writes. A page of another size than asked is ABSENT."""
 
     def sync(self) -> None:
-        """Brings what was written to the disk. Raises DoubtError where that fails."""
+        """Makes everything that was written durable. Raises DoubtError if that fails."""
 
     def distrust(self) -> None:
-        """Something went wrong that must not: who opens the tier next proves it first, or begins anew."""
+        """Records an unexpected failure: the next process to open the tier verifies it first, or empties it."""
 
     def state(self) -> TierState:
-        """How it stands."""
+        """Returns the current state."""
 
     def close(self) -> None:
-        """Syncs and lets go of everything. The caller guarantees that no other call runs or follows.
+        """Syncs and releases everything. The caller guarantees that no other call is running or follows.
 
-        Raises DoubtError where syncing fails.
+        Raises:
+            DoubtError: Syncing failed; everything is released all the same.
         """

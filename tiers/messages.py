@@ -1,8 +1,9 @@
-"""What goes between the daemon and a tier's worker, over a socket pair; framed like the control socket's messages.
+"""The protocol between the daemon and a tier's worker, over a socket pair, framed like the control socket's messages.
 
-The daemon begins with Serve, which carries the segments' descriptors. The worker answers Opened (or Fails, and ends),
-then Holds again and again, then Complete. From then on each Write, Read and Sync is answered once, by its number.
-Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64, a stamp being
+The daemon begins with Serve, which carries the segments' descriptors. The worker answers with Opened (or with Fails,
+and
+ends), then any number of Holds, then Complete. From then on it answers each Write, Read and Sync once, by its number.
+Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64. A stamp is in
 nanoseconds of the realtime clock.
 """
 
@@ -18,11 +19,11 @@ from .base import TierState
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
-    """In the message an array: the lower-case name of the class, then its fields."""
+    """A message, encoded as an array: the lower-case name of the class, then its fields."""
 
 
 class Trust(IntEnum):
-    """What a worker may believe of what lies in the folder: workers may have died of it, or not have synced it."""
+    """How far a worker may trust the folder's content: earlier workers may have crashed on it or failed to sync it."""
 
     AS_LEFT = 0
     PROVEN = 1
@@ -30,9 +31,15 @@ class Trust(IntEnum):
 
 
 class Serve(_Message, frozen=True):
-    """Open the tier. slot: of the worker in the index; folder: where the tier is; cap: bytes that it may take.
+    """Requests the worker to open the tier.
 
-    populated: whether all memory of the arena is there, or about to be.
+    Attributes:
+        slot: The worker's slot in the index.
+        folder: The tier's folder.
+        cap: The limit of its files in bytes.
+        environments: The number of LMDB environments.
+        populated: Whether all memory of the arena is allocated, or about to be.
+        trust: How far the folder's content may be trusted.
     """
 
     slot: int
@@ -44,7 +51,7 @@ class Serve(_Message, frozen=True):
 
 
 class Write(_Message, frozen=True):
-    """Drop pages, then write pages. spaces: an index into `table` each."""
+    """Requests to drop pages, then to write pages. `spaces` are indices into `table`."""
 
     number: int
     drops: bytes
@@ -58,7 +65,7 @@ class Write(_Message, frozen=True):
 
 
 class Read(_Message, frozen=True):
-    """Read pages into the frames that were granted to the worker, and publish them."""
+    """Requests to read pages into the frames that were granted to the worker, and to publish them."""
 
     number: int
     entries: bytes
@@ -68,30 +75,30 @@ class Read(_Message, frozen=True):
 
 
 class Sync(_Message, frozen=True):
-    """Bring to the device what was written."""
+    """Requests to make durable what was written."""
 
     number: int
 
 
 class Tell(_Message, frozen=True):
-    """Say how you are: answered with Tells."""
+    """Requests the tier's state; answered with Tells."""
 
 
 class Leave(_Message, frozen=True):
-    """Sync, close the tier and end."""
+    """Requests the worker to sync, close the tier and exit."""
 
 
 class Opened(_Message, frozen=True):
-    """The tier is open. room: frames that it holds."""
+    """Reports that the tier is open. `room` is the number of frames that fit."""
 
     room: int
     state: TierState
 
 
 class Fails(_Message, frozen=True):
-    """The tier can not be used; the worker ends. reason: one sentence for an administrator.
+    """Reports that the tier cannot be used; the worker then exits.
 
-    trust: what the next worker may believe.
+    `reason` is one sentence for an administrator, `trust` how far the next worker may trust the folder.
     """
 
     reason: str
@@ -99,7 +106,7 @@ class Fails(_Message, frozen=True):
 
 
 class Holds(_Message, frozen=True):
-    """Some of the pages that the tier holds. spaces: an index into `table` each."""
+    """Reports some of the pages in the tier. `spaces` are indices into `table`."""
 
     keys: bytes
     sizes: bytes
@@ -109,11 +116,11 @@ class Holds(_Message, frozen=True):
 
 
 class Complete(_Message, frozen=True):
-    """The worker has said all that the tier holds."""
+    """Reports that all pages in the tier have been reported."""
 
 
 class Stored(IntEnum):
-    """What became of a page of a Write. GONE: it had left memory; NO_ROOM: something must be dropped first."""
+    """The result of one page of a Write. GONE: it had left memory; NO_ROOM: pages must be dropped first."""
 
     FAILED = 0
     DONE = 1
@@ -122,9 +129,10 @@ class Stored(IntEnum):
 
 
 class Wrote(_Message, frozen=True):
-    """Answers Write. stored: a u8 a page, a Stored.
+    """Answers Write. `stored` has a u8 a page, a Stored.
 
-    reason: why the first that is not is not, "" if all are. disk_bytes: handed to the file system.
+    `reason` says why the first failed page was not stored, "" if there is none. `disk_bytes` were passed to the file
+    system.
     """
 
     number: int
@@ -134,9 +142,9 @@ class Wrote(_Message, frozen=True):
 
 
 class HasRead(_Message, frozen=True):
-    """Some pages of a Read have come to an end: `pages` of them from page `first` on. The last one ends the Read.
+    """Reports the end of some pages of a Read: `pages` of them from page `first` on. The last report ends the Read.
 
-    read: a u8 a page, 1 if it is in memory. damaged: keys of pages that the tier does not have any more.
+    `read` has a u8 a page, 1 if it is in memory. `damaged` has the keys of pages that are no longer in the tier.
     """
 
     number: int
@@ -147,14 +155,14 @@ class HasRead(_Message, frozen=True):
 
 
 class Synced(_Message, frozen=True):
-    """Answers Sync. reason: why it failed, "" if it did not."""
+    """Answers Sync. `reason` says why it failed, "" if it did not."""
 
     number: int
     reason: str
 
 
 class Tells(_Message, frozen=True):
-    """Answers Tell; comes by itself, too, where something has changed that people want to know."""
+    """Answers Tell. The worker also sends it when something changed that matters to an administrator."""
 
     state: TierState
 
@@ -167,16 +175,16 @@ _reports: Final[msgspec.msgpack.Decoder[Report]] = msgspec.msgpack.Decoder(Repor
 
 
 def read_order(body: bytes) -> Order:
-    """For the worker. Raises ProtocolError if it is none."""
+    """Decodes a message for the worker. Raises ProtocolError for anything else."""
     try:
         return _orders.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"no order: {error}") from error
+        raise ProtocolError(f"not a message for a worker: {error}") from error
 
 
 def read_report(body: bytes) -> Report:
-    """For the daemon. Raises ProtocolError if it is none."""
+    """Decodes a message for the daemon. Raises ProtocolError for anything else."""
     try:
         return _reports.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"no report: {error}") from error
+        raise ProtocolError(f"not a message for the daemon: {error}") from error

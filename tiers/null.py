@@ -1,4 +1,4 @@
-"""The tier of a host without a disk: it holds nothing and accepts nothing."""
+"""The tier of a host without a disk: it holds no pages and accepts none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class NullTier:
 
     @property
     def room(self) -> int:
-        """None."""
+        """No frames fit."""
         return 0
 
     def contents(self) -> Iterator[Held]:
-        """Nothing."""
+        """Returns no pages."""
         return iter(())
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:

@@ -170,7 +170,7 @@ def test_a_tree_of_another_kind_is_not_opened(tmp_path: Path, tree: int, bit: in
             opened.seek(-2, os.SEEK_CUR)
             opened.write(struct.pack("<H", flags ^ 1 << bit))
     tier = small_tier(tmp_path, environments=1)
-    assert tier.state().opened == f"rebuilt empty: {file} has meta pages that are not whole"
+    assert tier.state().opened == f"rebuilt empty: {file} has incomplete meta pages"
     tier.close()
 
 
@@ -180,7 +180,7 @@ def test_a_note_that_can_not_be_understood_is_told_in_a_line(tmp_path: Path) -> 
     about = msgspec.msgpack.encode(records.About(records.FORMAT, FRAME, BUILD))
     assert about in data
     file.write_bytes(data.replace(about, bytes(len(about))))
-    assert miscounted(str(file)).startswith("what it says of itself can not be understood (")
+    assert miscounted(str(file)).startswith("its own description cannot be read (")
     tier = small_tier(tmp_path, environments=1)
     assert tier.state().opened.startswith("rebuilt empty: LMDB refuses it")
     tier.close()
@@ -252,7 +252,7 @@ def test_what_no_proof_sees_is_begun_anew(tmp_path: Path) -> None:
         data[node.start() - NODE_FLAGS_BEFORE] ^= F_SUBDATA
     file.write_bytes(data)
     assert life_that_drops(tmp_path, key).endswith("restart to have it proven")
-    assert life_that_drops(tmp_path, key).endswith("which no proof sees: it is begun anew")
+    assert life_that_drops(tmp_path, key).endswith("which verification does not detect: it is rebuilt empty")
     tier = small_tier(tmp_path, environments=2)
     assert tier.state().opened == f"rebuilt empty in 1 of 2 parts: {file} is missing"
     assert outcomes(tier, PAGES) == {Outcome.EXACT, Outcome.ABSENT}, "the other part is as it was"

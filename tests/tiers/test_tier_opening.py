@@ -76,7 +76,7 @@ def test_after_an_unclean_host_restart_it_is_proven(tmp_path: Path) -> None:
 def test_what_can_not_be_proven_in_time_is_rebuilt(tmp_path: Path) -> None:
     leave(tmp_path)
     change_state(tmp_path, boot="another", clean=False)
-    assert opened(tmp_path, proof_seconds=0.0)[:2] == ("rebuilt empty: proving it sound takes too long", 0)
+    assert opened(tmp_path, proof_seconds=0.0)[:2] == ("rebuilt empty: verifying it takes too long", 0)
 
 
 def test_what_is_proven_wrong_is_rebuilt_and_the_rest_is_kept(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def _other_lmdb(folder: Path) -> None:
         (lambda folder: (folder / "state").write_bytes(b"\0nonsense"), "its state file can not be understood"),
         (lambda folder: spoil_text(folder / "state"), "its state file can not be understood"),
         (lambda folder: (folder / "state").unlink(), "its state file is missing"),
-        (_overwrite, "meta pages that are not whole"),
+        (_overwrite, "incomplete meta pages"),
         (_other_lmdb, "data format v7 is not supported"),
     ],
 )

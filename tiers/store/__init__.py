@@ -1,6 +1,6 @@
-"""The disk tier's store: LMDB behind the interface of a tier.
+"""The disk tier: LMDB behind the interface of a tier.
 
-It does best in a process whose environment sets MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ high and
+It performs best in a process whose environment sets MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ high and
 MALLOC_ARENA_MAX to 1: LMDB allocates what it writes, frame by frame, in several threads.
 """
 

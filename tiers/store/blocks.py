@@ -1,4 +1,4 @@
-"""Blocks of a data file, behind its end too, that the file system is asked for before they are written to."""
+"""Allocates blocks of a data file before they are written, also past its end."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _KEEP_SIZE: Final = 1
 _UNKNOWN: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
-# What is asked for beyond the need, so that a call serves several transactions.
+# Allocated beyond the need, so that one call serves several transactions.
 _STEP: Final = 64 << 20
-_STEP_PART: Final = 64  # but no more than this part of the limit
+_STEP_PART: Final = 64  # but at most this part of the limit
 
 
 class Blocks:
-    """Of one data file, up to `limit` bytes. One thread at a time. What can not be asked for counts as given."""
+    """The blocks of one data file, up to `limit` bytes. Not thread-safe.
+
+    Where allocation is unsupported it counts as done.
+    """
 
     def __init__(self, descriptor: int, limit: int) -> None:
         self._descriptor = descriptor
         self._limit = limit
         self._step = min(_STEP, limit // _STEP_PART)
         self.end = 0
-        """The file has all its blocks up to there."""
+        """The file has all of its blocks up to this offset."""
 
     def reach(self, end: int) -> bool:
-        """Whether the file has its blocks up to there, or up to its limit, by now. Its length stays what it is."""
+        """Returns whether the file has its blocks up to `end` or its limit, allocating them if needed.
+
+        Its length stays.
+        """
         wanted = min(end, self._limit)
         return wanted <= self.end or self._give(min(wanted + self._step, self._limit)) or self._give(wanted)
 
@@ -39,7 +45,7 @@ class Blocks:
 
 
 def _allocate(descriptor: int, start: int, length: int) -> int:
-    """Without changing the file's length. The error's number, or 0."""
+    """Allocates without changing the file's length. Returns the error number, or 0."""
     while _libc.fallocate(descriptor, _KEEP_SIZE, start, length):
         if (number := ctypes.get_errno()) != errno.EINTR:
             return number

@@ -1,7 +1,7 @@
-"""Whether an environment has as many frames as its headers name.
+"""Checks whether an environment has as many frames as its headers name.
 
-LMDB counts them, and what is left of the room follows from that count. It lies in the file as everything does: one
-wrong bit in it, and nothing is stored any more, or more than fits.
+LMDB counts the frames, and the free room follows from that count. The count is in the file like everything else: a
+single wrong bit in it, and nothing is stored any more, or more than fits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .records import HEADER_BYTES, RUN_BYTES, About
 
 BATCH: Final = 65536  # pages listed at once
 _FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES
-_SIZE_WORD: Final = 1  # behind format, codec and space
+_SIZE_WORD: Final = 1  # after format, codec and space
 _Reading: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 class Tally:
-    """Of all headers of an environment, as one or several transactions see them."""
+    """Counts the frames named by all headers of an environment, as one or several transactions see them."""
 
     def __init__(self, frame_bytes: int) -> None:
         self._frame_bytes = frame_bytes
@@ -32,18 +32,21 @@ class Tally:
         self._clear = True
 
     def look(self, txn: _Reading, frames: lmdb._Database) -> None:
-        """What LMDB counts, by each transaction from which headers are added."""
+        """Records LMDB's own count, in each transaction whose headers are added."""
         self._seen.add((txn.id(), txn.stat(frames)["entries"]))
 
     def add(self, headers: Sequence[bytes]) -> None:
-        """Some of them."""
+        """Adds the frames of some headers."""
         named = _named(headers, self._frame_bytes)
         self._clear &= named is not None
         self._named += named or 0
 
     @property
     def wrong(self) -> str:
-        """What is, or "": also where it was changed meanwhile, or a damaged header does not say how many it has."""
+        """The difference, or "" if there is none.
+
+        It is unknown, and "", after a concurrent change or with a damaged header.
+        """
         if not self._clear or len(self._seen) != 1:
             return ""
         ((_, there),) = self._seen
@@ -51,7 +54,7 @@ class Tally:
 
 
 def _named(headers: Sequence[bytes], frame_bytes: int) -> int | None:
-    """How many frames these name; None where the runs and the size of one of them say different things."""
+    """Returns how many frames the headers name; None if the runs and the size of one of them disagree."""
     lengths = np.array(list(map(len, headers)), np.int64)
     if (lengths < HEADER_BYTES).any() or (lengths % RUN_BYTES).any():
         return None
@@ -67,19 +70,19 @@ def _named(headers: Sequence[bytes], frame_bytes: int) -> int | None:
 
 
 def miscounted(data: str) -> str:
-    """Of a file that is at rest, and sound as far as LMDB is concerned, what is wrong, or ""."""
+    """Returns what is wrong with the count in a file that is at rest and that LMDB accepts, or ""."""
     with (
         lmdb.open(data, subdir=False, readonly=True, lock=False, readahead=False, max_dbs=4) as env,
         env.begin() as txn,
     ):
         try:
             about, frames, pages = (env.open_db(name, txn, create=False) for name in (b"about", b"frames", b"pages"))
-        except lmdb.NotFoundError:  # it was just made
+        except lmdb.NotFoundError:  # it was only just created
             return ""
         try:
             tally = Tally(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            return f"what it says of itself can not be understood ({error})"
+            return f"its own description cannot be read ({error})"
         tally.look(txn, frames)
         headers = txn.cursor(pages).iternext(keys=False)
         while batch := list(islice(headers, BATCH)):

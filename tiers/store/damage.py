@@ -1,4 +1,4 @@
-"""What LMDB says of trees that are none."""
+"""The LMDB errors that mean damaged trees."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Final
 
 import lmdb
 
-# Where it meets one as it looks up a database's root, it says nothing at first, and of all that follows that the
-# transaction is bad.
+# If LMDB meets damage while it looks up a database's root, it reports nothing at first, and then BadTxnError for every
+# further call of the transaction.
 DAMAGE: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,

@@ -1,4 +1,4 @@
-"""What a worker does to a folder before it opens it, when the last ones have died of what lies there."""
+"""Prepares a folder for its next worker after earlier workers crashed on its content."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from .soundness import Journal, read_state
 
 
 def doubt(folder: Path) -> None:
-    """Who opens it next proves it first. Raises TierError."""
-    with _owned(folder), contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):  # that one is rebuilt anyway
+    """Requires the next process that opens the folder to verify it first. Raises TierError."""
+    with (
+        _owned(folder),
+        contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError),
+    ):  # an unreadable state file causes a rebuild anyway
         state = read_state(folder)
         if state is not None:
             Journal(folder, state).doubt()
 
 
 def give_up(folder: Path) -> None:
-    """Who opens it next begins anew. Raises TierError."""
+    """Deletes the folder's content, so that the next process starts with an empty tier. Raises TierError."""
     with _owned(folder):
         for path in list(files.numbered_folders(folder)):
             files.remove_environment(path)
@@ -31,7 +34,7 @@ def give_up(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _owned(folder: Path) -> Iterator[None]:
-    """Made if it is missing, as it is about to be opened."""
+    """Locks the folder, creating it if it is missing, since it is about to be opened."""
     with telling(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = files.own(folder)

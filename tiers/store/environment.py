@@ -1,7 +1,7 @@
-"""One LMDB environment: its databases, its transactions, its namespaces.
+"""One LMDB environment: its databases, transactions and namespaces.
 
-A transaction that writes begins and ends in one thread, and the others wait for their turn. Nothing is
-synced by a commit: see soundness.py for what that means after a power loss.
+A write transaction begins and ends in one thread, and other writers wait for it. A commit does not sync anything: see
+soundness.py for the consequences after a power loss.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .records import About
 from .writeback import Writeback
 
 _ABOUT: Final = b"about"
-_FOR_DROPPING: Final = 1 << 20  # trees are written anew before what they free serves again
+_FOR_DROPPING: Final = 1 << 20  # trees are copied before the pages that they free are reusable
 Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 
 
 class Environment:
-    """Of one folder, which it makes. Raises lmdb.Error, OSError, msgspec.MsgspecError, UnicodeDecodeError.
+    """The environment in a folder, which is created. Raises lmdb.Error, OSError, MsgspecError, UnicodeDecodeError.
 
-    proven: whether it was found sound just before it was opened; for who opened it to say.
+    `proven` is set by the opener if the files were verified just before they were opened.
     """
 
     def __init__(self, folder: Path, shape: Shape, about: About) -> None:
@@ -50,7 +50,9 @@ class Environment:
             map_bytes = _map_bytes(folder, shape.map_bytes)
             self._env = _open(folder, map_bytes)
             undo.callback(self._env.close)
-            self._file = os.open(folder / files.DATA, os.O_RDWR | os.O_CLOEXEC)  # who reads only is given no blocks
+            self._file = os.open(
+                folder / files.DATA, os.O_RDWR | os.O_CLOEXEC
+            )  # a descriptor for reading gets no blocks
             undo.callback(os.close, self._file)
             self._open_databases(about)
             self._length = os.fstat(self._file).st_size
@@ -75,17 +77,17 @@ class Environment:
 
     @property
     def file_bytes(self) -> int:
-        """What its files take by their length."""
+        """The length of its files."""
         return sum((self.folder / name).stat().st_size for name in (files.DATA, files.LOCK))
 
     @property
     def file_pages(self) -> int:
-        """How many pages its file has, whether something is in them or not."""
+        """The number of pages in its file, in use or not."""
         last: int = self._env.info()["last_pgno"]
         return last + 1
 
     def used_pages(self) -> tuple[int, int]:
-        """By trees, and by frames. What the free lists take is not known."""
+        """Returns the pages used by trees and by frames. The pages of the free lists are not counted."""
         with self.looking() as txn:
             stats = [self._env.stat(), *map(txn.stat, (self.frames, self.pages, self._names, self._notes))]
         trees = sum(one["branch_pages"] + one["leaf_pages"] for one in stats)
@@ -93,23 +95,25 @@ class Environment:
 
     @property
     def spaces(self) -> dict[int, Space]:
-        """Its namespaces by their numbers here."""
+        """The namespaces by their numbers in this environment."""
         return {number: space for space, number in self._spaces.copy().items()}
 
     def looking(self) -> Transaction:
-        """A transaction that reads: nothing that it sees is used anew while it is open."""
+        """Returns a read transaction: pages that it sees are not reused while it is open."""
         return self._env.begin(buffers=True)
 
     def listing(self) -> lmdb.Transaction[bytes]:
-        """The same, for what outlives it."""
+        """Returns a read transaction whose results may outlive it."""
         return self._env.begin()
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Transaction]:
-        """A transaction that is committed at the end, and leaves no trace where something fails.
+        """Returns a write transaction that is committed at the end, and leaves no trace if anything fails.
 
-        Raises lmdb.Error, also where the count of frames is not what the last one left, and where somebody else
-        changed the file TierError, or OSError where it is gone.
+        Raises:
+            lmdb.Error: LMDB failed, or its count of frames changed since the last transaction.
+            TierError: The file was changed by something else.
+            OSError: The file is gone.
         """
         with self._one_changes:
             self._insist()
@@ -131,34 +135,37 @@ class Environment:
                 self.writeback.aborted()
 
     def _lengthen(self) -> None:
-        """LMDB writes no page that is free again already: the file may end before the last that its meta names."""
+        """Extends the file to the length in its meta page: LMDB does not write pages at the end that are free again."""
         promised = self.file_pages * PAGE
-        with contextlib.suppress(OSError):  # it is found too short then, if it is opened before it grows
+        with contextlib.suppress(OSError):  # a file that is opened before it grows is then found too short
             if os.fstat(self._file).st_size < promised:
                 os.ftruncate(self._file, promised)
             self._length = max(self._length, promised)
 
     def _insist(self) -> None:
-        """A file that was cut would grow again as pages are written to it, with nothing where others were."""
+        """Raises TierError if the file was changed: a truncated file would grow again, with holes in place of pages."""
         if why := self.changed():
             raise TierError(why)
 
     def _insist_on_count(self, txn: Transaction) -> None:
-        """What is left of the room follows from it, from now on and in all runs to come."""
+        """Raises CorruptedError if the count of frames changed, since the free room follows from it."""
         there = txn.stat(self.frames)["entries"]
         if there != self.used:
-            raise lmdb.CorruptedError(f"it counts {there} frames, and had {self.used}")
+            raise lmdb.CorruptedError(f"it counts {there} frames instead of {self.used}")
 
     def changed(self) -> str:
-        """What somebody else did to its file since it was opened, or "". Raises OSError where it is gone."""
-        data, length = self.folder / files.DATA, self._length  # before it is looked at: it may grow meanwhile
+        """Returns how the file was changed by something else since it was opened, or "".
+
+        Raises OSError if it is gone.
+        """
+        data, length = self.folder / files.DATA, self._length  # read first, since the file may grow at any time
         if not files.is_still(self._file, data):
             return f"{data} was replaced while it was open"
         there = os.fstat(self._file).st_size
         return f"{data} was cut while it was open: {there} bytes of {length}" if there < length else ""
 
     def number_of(self, txn: Transaction, space: Space) -> int:
-        """The namespace's number here, given to it if it is new."""
+        """Returns the namespace's number in this environment, assigning one if it is new."""
         number = self._spaces.get(space, self._new_spaces.get(space))
         if number is None:
             number = max((*self._spaces.values(), *self._new_spaces.values()), default=-1) + 1
@@ -167,45 +174,47 @@ class Environment:
         return number
 
     def age(self) -> None:
-        """Commits as often as it takes until what was freed serves again. Raises lmdb.Error."""
+        """Commits until the pages that were freed are reusable. Raises lmdb.Error."""
         for turn in (b"\0", b"\1"):
             with self.changing() as txn:
                 txn.put(b"turn", turn, db=self._notes)
 
     def fetch_heads(self, runs: tuple[records.Run, ...]) -> None:
-        """Frees of these frames will touch their first pages: lets the disk begin to read them."""
+        """Starts reading the first pages of these frames, which freeing them will touch."""
         for offset in self.reader.heads(runs):
             files.fetch_ahead(self._file, offset, PAGE)
 
     def sync(self) -> None:
-        """Brings all that was committed to the disk. Raises lmdb.Error."""
-        self._env.sync(True)  # noqa: FBT003  even though commits do not
+        """Makes everything that was committed durable. Raises lmdb.Error."""
+        self._env.sync(True)  # noqa: FBT003  force it, although commits do not sync
 
     def broke(self, error: lmdb.Error) -> str:
-        """LMDB stumbled over what lies there: what to say of it.
+        """Reacts to damage that LMDB met, and returns the message.
 
-        Proofs do not see all that LMDB stumbles over: what one found sound just now, none finds. Its file goes then, so
-        that whoever opens it next begins it anew.
+        A verification does not find everything that LMDB stumbles over. If the files were verified just before, the
+        next
+        verification would not find the damage either, so the file is deleted and the next process starts with an empty
+        one.
         """
         if not self.proven:
             return f"{self.folder} is damaged ({error}): restart to have it proven"
         with contextlib.suppress(OSError):
             (self.folder / files.DATA).unlink()
-        return f"{self.folder} is damaged ({error}), which no proof sees: it is begun anew"
+        return f"{self.folder} is damaged ({error}), which verification does not detect: it is rebuilt empty"
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Closes the environment. May be called again."""
         self._undo.close()
 
 
 def _insist_on_flags(*databases: lmdb._Database) -> None:
-    """None of ours has any; others would have its keys looked for where they are not. Raises lmdb.CorruptedError."""
+    """Raises CorruptedError for a database with flags: pagetier sets none, and flags change how LMDB finds keys."""
     if any(flag for database in databases for flag in database.flags().values()):
-        raise lmdb.CorruptedError("a database has flags that none was given")
+        raise lmdb.CorruptedError("a database has flags, and pagetier sets none")
 
 
 def _map_bytes(folder: Path, share: int) -> int:
-    """Its share of the cap; of a file that takes more already, so much that pages can be dropped from it."""
+    """Returns the size of the map: the share of the cap, or more for an oversized file, to drop pages from it."""
     try:
         there = (folder / files.DATA).stat().st_size
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The disk tier: several LMDB environments, each written by a thread of its own."""
+"""The disk tier: several LMDB environments, each written by its own thread."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ from .turns import Turns
 from .writing import Applied
 
 _T = TypeVar("_T")
-_AGAIN: Final = 256  # pages that could not be dropped, tried beside a batch: few enough where none can be still
+_AGAIN: Final = 256  # pages whose drop failed, retried with a batch: few, since none of them may be there any more
 
 
 class LmdbTier:
-    """A Tier in a folder, which it makes. Raises TierError where that can not be used.
+    """A Tier in a folder, which is created. Raises TierError if the folder cannot be used.
 
-    cap_bytes: all its files together never take more. environments: how many, each with a thread that writes it.
-    proof_seconds: what proving them sound after a power loss may take; then they are rebuilt empty.
+    Args:
+        folder: The folder.
+        cap_bytes: The limit of the size of all files together.
+        frame_bytes: The size of a frame.
+        environments: The number of environments, each with a thread that writes it.
+        proof_seconds: The time limit for verifying the files after a power loss; after it they are rebuilt empty.
     """
 
     def __init__(
@@ -69,14 +73,14 @@ class LmdbTier:
 
     @property
     def room(self) -> int:
-        """In frames."""
+        """The number of frames that fit."""
         return sum(environment.shape.room for environment in self._environments)
 
     def _used(self) -> int:
         return sum(environment.used for environment in self._environments)
 
     def contents(self) -> Iterator[Held]:
-        """Environment by environment. Raises DoubtError where one can not be walked."""
+        """Walks one environment after the other. Raises DoubtError if one cannot be walked."""
         for environment in self._environments:
             try:
                 yield from reading.listed(environment)
@@ -85,7 +89,7 @@ class LmdbTier:
                 raise DoubtError(environment.broke(error)) from error
 
     def read(self, page: Incoming) -> ReadResult:
-        """Probes each environment: a look takes microseconds, and no map has to be kept. Raises DoubtError."""
+        """Looks into each environment: that takes microseconds and needs no map of keys. Raises DoubtError."""
         try:
             with self._turns.reading():
                 look, environment = self._look(page)
@@ -109,11 +113,11 @@ class LmdbTier:
         with (
             contextlib.suppress(lmdb.Error, OSError, TierError),
             self._changing(),
-        ):  # what can not be dropped is found damaged again
+        ):  # a page that cannot be dropped is found damaged again
             writing.drop_if(environment, key, look.header)
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
-        """One batch at a time; the environments' shares of it at once. What could not be dropped goes when it can."""
+        """Writes one batch at a time, in all environments in parallel. Failed drops are retried with later batches."""
         with self._one_writes:
             tried = [*islice(self._undropped, _AGAIN), *drops]
             written = self._try_to_write(tried, pages)
@@ -132,7 +136,7 @@ class LmdbTier:
             with self._changing():
                 return self._write(drops, pages)
         except OSError as error:
-            why = f"{self._options.folder} can not be written: {error.strerror or error}"
+            why = f"{self._options.folder} cannot be written: {error.strerror or error}"
             return Written((False,) * len(pages), (why,) * len(pages), why)
 
     def _write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
@@ -145,7 +149,7 @@ class LmdbTier:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Counts changes, so that a sync knows whether it saw them all. Raises OSError."""
+        """Counts changes, so that a sync knows whether it covered all of them. Raises OSError."""
         with self._count:
             self._begun += 1
         try:
@@ -157,9 +161,11 @@ class LmdbTier:
                 self._done += 1
 
     def sync(self) -> None:
-        """All environments at once; clean then unless something was written meanwhile, or the state file can not be.
+        """Syncs all environments at once; the tier is clean then unless something was written at the same time.
 
-        Raises DoubtError where it fails: a later sync may call done what this one could not, as the system tells once.
+        Raises:
+            DoubtError: A sync failed. A later sync may report success without it, since the kernel reports an error
+                once.
         """
         when, begun, done = time.time_ns(), self._begun, self._done
         with self._doubting(), ThreadPoolExecutor(len(self._environments)) as threads:
@@ -168,13 +174,13 @@ class LmdbTier:
             self._look_at_files()
             with self._count:
                 clean = begun == done and self._begun == begun
-                with contextlib.suppress(OSError):  # whatever it says now is true until the next change marks it anew
+                with contextlib.suppress(OSError):  # the state file stays true until the next change marks it
                     self._journal.mark_synced(when, clean=clean)
 
     def _look_at_files(self) -> None:
-        """Raises TierError where they are not those any more that were opened, OSError where one is gone."""
+        """Raises TierError if the files are not those that were opened, OSError if one is gone."""
         owned = files.is_still(self._owner, self._options.folder / files.OWNER)
-        changes = [f"{self._options.folder} is another folder now"] if not owned else []
+        changes = [f"{self._options.folder} was replaced by another folder"] if not owned else []
         changes += [environment.changed() for environment in self._environments]
         why = next(filter(None, changes), "")
         if why:
@@ -182,7 +188,7 @@ class LmdbTier:
 
     @contextlib.contextmanager
     def _doubting(self) -> Iterator[None]:
-        """Whatever fails in it raises DoubtError."""
+        """Turns any failure inside the block into DoubtError."""
         try:
             with telling(self._options.folder):
                 yield
@@ -191,12 +197,15 @@ class LmdbTier:
             raise DoubtError(str(error)) from error
 
     def distrust(self) -> None:
-        """The next opening proves each environment."""
-        with contextlib.suppress(OSError):  # whoever is told of the failure says it to the next opening, too
+        """Makes the next opening verify each environment."""
+        with contextlib.suppress(OSError):  # the caller reports the failure to the next opening too
             self._journal.distrust()
 
     def state(self) -> TierState:
-        """From the files' lengths and the environments' own counts. Raises DoubtError where the files were changed."""
+        """Returns the state from the files' lengths and the environments' counts.
+
+        Raises DoubtError if files were changed.
+        """
         with self._doubting():
             self._look_at_files()
         with telling(self._options.folder):
@@ -217,13 +226,13 @@ class LmdbTier:
         )
 
     def close(self) -> None:
-        """Lets go of the folder whatever the sync says. Raises DoubtError."""
+        """Releases the folder even if the sync fails. Raises DoubtError."""
         with self._undo:
             self.sync()
 
 
 def _results(futures: Sequence[Future[_T]]) -> list[_T]:
-    """Waits for all, then raises what the first one that failed did."""
+    """Waits for all futures, then raises the error of the first one that failed."""
     wait(futures)
     return [future.result() for future in futures]
 

@@ -1,4 +1,4 @@
-"""Where a frame lies in the file, and reading it from there straight into the arena."""
+"""Locates frames in the file and reads them straight into the arena."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ import numpy as np
 from ..room import PAGE, VALUE_HEAD
 from .records import Run
 
-_IOVEC: Final = 512  # frames in one call, each with the gap behind it: the kernel takes 1024 pieces
+_IOVEC: Final = 512  # frames in one call, each with the gap after it: the kernel takes 1024 pieces
 
 
 def page_after(key: memoryview) -> int:
-    """The file's page where the overflow value of this key begins.
+    """Returns the file's page where the overflow value of this key begins.
 
-    The caller guarantees that the key is LMDB's own, of a node that was just put or found: a node is its key and,
-    behind it, what it holds; of an overflow value that is the page's number.
+    The caller guarantees that the key is LMDB's own, of a node that was just put or found. A node is its key followed
+    by
+    its data, which for an overflow value is the page's number.
     """
     address: int = np.frombuffer(key, np.uint8).__array_interface__["data"][0]
     return ctypes.c_uint64.from_address(address + len(key)).value
 
 
 class Reader:
-    """Reads runs from a data file. The kernel copies, so the interpreter is free meanwhile and no fault is taken."""
+    """Reads runs from a data file. The kernel copies, so the GIL is free and no page fault occurs."""
 
     def __init__(self, descriptor: int, frame_bytes: int, stride: int) -> None:
         self._descriptor = descriptor
         self._frame_bytes = frame_bytes
         self._stride = stride * PAGE
-        # Between two frames; what is read into it is nobody's.
+        # Receives the bytes between two frames, which are not used.
         self._gap = memoryview(bytearray(self._stride - frame_bytes))
 
     def read(self, runs: Sequence[Run], frames: Sequence[memoryview]) -> bool:
-        """Whether the file had it all. Raises OSError. The caller guarantees that nothing frees the runs meanwhile."""
+        """Returns whether the file had all bytes. Raises OSError. The caller guarantees that the runs are not freed."""
         if sum(run.frames for run in runs) != len(frames):
             return False
         first = 0
@@ -47,7 +48,7 @@ class Reader:
         return True
 
     def _pieces(self, runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
-        """Runs, cut so that one call can take each."""
+        """Yields the runs, split into pieces that one call can read."""
         for run in runs:
             for done in range(0, run.frames, _IOVEC):
                 yield run.page + done * (self._stride // PAGE), min(_IOVEC, run.frames - done)
@@ -67,14 +68,14 @@ class Reader:
         return True
 
     def heads(self, runs: Sequence[Run]) -> Iterator[int]:
-        """Offsets of the first page of every frame."""
+        """Yields the offset of the first page of each frame."""
         for run in runs:
             start = run.page * PAGE
             yield from range(start, start + run.frames * self._stride, self._stride)
 
 
 def _behind(pieces: Sequence[memoryview], done: int) -> list[memoryview]:
-    """What is left to read: a read ends early where the disk fails, and only the next one says so."""
+    """Returns the buffers that are left to read: a read ends early at a disk error, which only the next one reports."""
     for number, piece in enumerate(pieces):
         if done < len(piece):
             return [piece[done:], *pieces[number + 1 :]]

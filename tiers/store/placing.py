@@ -1,4 +1,4 @@
-"""Which environment a page goes to: where its key is already, else where most room is."""
+"""Chooses the environment of a page: the one that has its key, else the one with the most room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .records import Header, frames_of
 
 
 class Share(msgspec.Struct):
-    """What one environment has to do. left: frames that would still fit; pages: by their numbers in the batch."""
+    """The work of one environment. `left`: frames that still fit; `pages`: their indices in the batch."""
 
     left: int
     drops: list[bytes]
@@ -23,7 +23,7 @@ class Share(msgspec.Struct):
 def share(
     environments: Sequence[Environment], drops: Sequence[bytes], pages: Sequence[Outgoing], frame_bytes: int
 ) -> list[Share]:
-    """Of each environment. Pages that are in none of them find no room."""
+    """Returns each environment's share. Pages that fit nowhere are in none of them."""
     shares = [Share(one.shape.room - one.used, [], []) for one in environments]
     homes: dict[bytes, tuple[Share, int]] = {}
     dropped = set(drops)

@@ -1,4 +1,4 @@
-"""Reading pages of one environment, and listing them."""
+"""Reads and lists the pages of one environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIXED: Final = np.dtype(
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How a read went. header: of what was found damaged."""
+    """The result of a read, and the header of a page that was found damaged."""
 
     result: ReadResult
     header: Header | None = None
@@ -37,7 +37,7 @@ _EXACT: Final = Look(ReadResult(Outcome.EXACT))
 
 
 def read(environment: Environment, page: Incoming) -> Look:
-    """Into the page's frames, and verified there. Raises DoubtError where the environment is damaged."""
+    """Reads a page into its frames and verifies it there. Raises DoubtError if the environment is damaged."""
     try:
         with environment.looking() as txn:
             header = header_in(environment, txn, page.key)
@@ -48,17 +48,17 @@ def read(environment: Environment, page: Incoming) -> Look:
         raise DoubtError(environment.broke(error)) from error
     except (OSError, lmdb.Error) as error:
         return Look(ReadResult(Outcome.FAILED, str(error)))
-    wrong = _verify(page, header) if whole else "the file does not have all of it"
+    wrong = _verify(page, header) if whole else "the file is too short"
     return Look(ReadResult(Outcome.DAMAGED, wrong), header) if wrong else _EXACT
 
 
 def _verify(page: Incoming, header: Header) -> str:
     exact = records.checksum(page.key, page.size, page.frames) == header.checksum
-    return "" if exact else "the checksum is another"
+    return "" if exact else "the checksum does not match"
 
 
 def headers(environment: Environment, keys: Sequence[bytes]) -> list[Header | None]:
-    """Of those that it holds. One that can not be understood is NONSENSE. Raises lmdb.Error, DoubtError."""
+    """Returns the headers of these keys, NONSENSE for an invalid one. Raises lmdb.Error, DoubtError."""
     try:
         with environment.looking() as txn:
             return [header_in(environment, txn, key) for key in keys]
@@ -67,7 +67,7 @@ def headers(environment: Environment, keys: Sequence[bytes]) -> list[Header | No
 
 
 def header_in(environment: Environment, txn: Transaction, key: bytes) -> Header | None:
-    """As the transaction sees it. One with frames that the file does not have is NONSENSE, too."""
+    """Returns the header as the transaction sees it, NONSENSE if it is invalid or names frames past the file's end."""
     value = txn.get(key, db=environment.pages)
     try:
         header = None if value is None else records.unpack_header(value)
@@ -79,7 +79,7 @@ def header_in(environment: Environment, txn: Transaction, key: bytes) -> Header 
 
 
 def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[memoryview]]) -> Header | None:
-    """The page as it is, unverified, into what `frames` gives for their number. None where it can not be read."""
+    """Reads a page without verifying it, into the buffers that `frames` returns for their number. None if it fails."""
     with environment.looking() as txn:
         header = header_in(environment, txn, key)
         if header is None or header == NONSENSE:
@@ -89,10 +89,15 @@ def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[m
 
 
 def listed(environment: Environment) -> Iterator[Held]:
-    """All pages, in batches. No transaction is open between them: while one is, what is freed is not used anew.
+    """Yields all pages in batches. No transaction is open between them: it would prevent the reuse of freed pages.
 
-    Raises lmdb.Error, also where keys are out of order, as a walk over such a tree might never end, and at the end
-    where the environment, which nobody changed meanwhile, has not as many frames as its pages.
+    Yields:
+        The pages of a batch.
+
+    Raises:
+        lmdb.Error: LMDB failed, keys are out of order (a walk over such a tree might not end), or at the end an
+            unchanged
+            environment does not have as many frames as its pages.
     """
     after, tally = b"", Tally(environment.shape.frame_bytes)
     while rows := _rows_after(environment, after, tally):
@@ -115,10 +120,10 @@ def _rows_after(environment: Environment, key: bytes, tally: Tally) -> list[tupl
 
 
 def _held(environment: Environment, rows: list[tuple[bytes, bytes]]) -> Held:
-    """Without what makes no sense: who is told of the others is told nothing else, or listens no more."""
+    """Drops the invalid rows: the receiver would reject the whole message otherwise."""
     spaces = {number: space for number, space in environment.spaces.items() if records.makes_sense(space)}
     rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= HEADER_BYTES]
-    fixed = np.array([value for _, value in rows], f"S{HEADER_BYTES}").view(_FIXED)  # what is longer is cut
+    fixed = np.array([value for _, value in rows], f"S{HEADER_BYTES}").view(_FIXED)  # longer values are cut
     numbers = np.array(sorted(spaces), np.uint32)
     good = np.isin(fixed["space"], numbers) & (fixed["format"] == records.FORMAT) & (fixed["codec"] == records.PLAIN)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * PAGE)

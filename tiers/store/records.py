@@ -1,13 +1,13 @@
-"""What lies on disk: keys and values of the four databases, and the checksum of a page.
+"""The format on disk: keys and values of the four databases, and the checksum of a page.
 
     frames  key, u32 big-endian number of the frame   the frame, always whole, so that freed room always fits again
     pages   key                                       the header: fixed part, then the runs
     spaces  u32 big-endian                            a namespace in msgpack
     about   "about"                                   format, frame_bytes and build in msgpack
 
-A frame is an overflow value of LMDB: pages of the file one behind the other, 16 bytes of LMDB's first. A header
-names them as runs, so that a read needs no look at the frames' tree, whose binding touches values one fault a page.
-A wrong run can do no harm: the checksum tells.
+A frame is an overflow value of LMDB: consecutive pages of the file, of which the first begins with 16 bytes of LMDB's
+own. A header names them as runs, so that a read does not search the tree of frames, whose binding touches values one
+page fault at a time. A wrong run is harmless: the checksum does not match then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import xxhash
 from ...shm.protocol import Space
 
 FORMAT: Final = 1
-PLAIN: Final = 0  # the only codec yet
+PLAIN: Final = 0  # the only codec so far
 HEADER_BYTES: Final = 40
 
 _DIGEST_BYTES: Final = 32
@@ -35,11 +35,11 @@ _SIZE: Final = struct.Struct("<Q")
 
 
 class RecordError(Exception):
-    """A header is none of this format."""
+    """A header does not have this format."""
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """Of an environment: who can read it."""
+    """The description of an environment, which says what can read it."""
 
     format: int
     frame_bytes: int
@@ -47,14 +47,14 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Frames that lie one behind the other in the file. page: the number of the first one's first page."""
+    """Consecutive frames in the file. `page` is the number of the first page of the first one."""
 
     page: int
     frames: int
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Of one page. runs: where its frames lie, in their order."""
+    """The header of a page. `runs` are the places of its frames, in their order."""
 
     space: int
     size: int
@@ -64,56 +64,56 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def pack_header(header: Header) -> bytes:
-    """For the database of pages."""
+    """Encodes a header for the database of pages."""
     fixed = _FIXED.pack(FORMAT, PLAIN, 0, header.space, header.size, header.stamp, header.checksum)
     return fixed + b"".join(_RUN.pack(run.page, run.frames) for run in header.runs)
 
 
 def unpack_header(value: bytes | memoryview) -> Header:
-    """Raises RecordError where it is none of this format."""
+    """Decodes a header. Raises RecordError for another format."""
     if len(value) < HEADER_BYTES or (len(value) - HEADER_BYTES) % _RUN.size:
-        raise RecordError(f"a header of {len(value)} bytes")
+        raise RecordError(f"a header has {len(value)} bytes")
     version, codec, _, space, size, stamp, checksum = _FIXED.unpack_from(value)
     if version != FORMAT or codec != PLAIN:
-        raise RecordError(f"a header of format {version}, codec {codec}")
+        raise RecordError(f"a header has format {version} and codec {codec}")
     runs = tuple(Run(page, frames) for page, frames in _RUN.iter_unpack(value[HEADER_BYTES:]))
     return Header(space, size, stamp, checksum, runs)
 
 
 def fits(header: Header, stride: int, file_pages: int) -> bool:
-    """Whether all its frames lie in a file of so many pages."""
+    """Returns whether all frames lie within a file of `file_pages` pages."""
     return all(run.page + run.frames * stride <= file_pages for run in header.runs)
 
 
 def makes_sense(space: Space) -> bool:
-    """Whether it can be a namespace at all: a damaged one may say anything."""
+    """Returns whether a namespace from the disk is valid; a damaged one may contain anything."""
     numbers_fit = 0 <= space.page_tokens < _U32 and 0 <= space.window < _U32 and 0 <= space.group < _U8
     return len(space.digest) == _DIGEST_BYTES and numbers_fit
 
 
 def frame_key(key: bytes, number: int) -> bytes:
-    """In the database of frames."""
+    """Returns a frame's key in the database of frames."""
     return key + _NUMBER.pack(number)
 
 
 def pack_number(number: int) -> bytes:
-    """A namespace's key in the database of spaces."""
+    """Returns a namespace's key in the database of spaces."""
     return _NUMBER.pack(number)
 
 
 def unpack_number(packed: bytes) -> int:
-    """Undoes pack_number."""
+    """Decodes what pack_number() encoded."""
     number: int = _NUMBER.unpack(packed)[0]
     return number
 
 
 def frames_of(size: int, frame_bytes: int) -> int:
-    """How many frames a page takes."""
+    """Returns the number of frames of a page."""
     return -(-size // frame_bytes)
 
 
 def checksum(key: bytes, size: int, frames: Sequence[memoryview]) -> bytes:
-    """Of the first `size` bytes of the frames. Key and size go in, so that no other page's bytes can pass."""
+    """Returns the checksum of the frames' first `size` bytes. It covers key and size, so that no other page passes."""
     digest = xxhash.xxh3_128(key + _SIZE.pack(size), seed=int.from_bytes(key[:8], "little"))
     for frame in frames:
         digest.update(frame[:size])
@@ -124,7 +124,7 @@ def checksum(key: bytes, size: int, frames: Sequence[memoryview]) -> bytes:
 
 
 def runs_of(pages: Iterable[int], stride: int) -> tuple[Run, ...]:
-    """Joins frames that lie one behind the other; `pages` are their first pages in order."""
+    """Joins consecutive frames to runs; `pages` are their first pages in order."""
     runs: list[Run] = []
     for page in pages:
         last = runs[-1] if runs else None

@@ -1,4 +1,4 @@
-"""A cap lower than what the files take: the coldest pages go, then the file is written anew if there is room."""
+"""Shrinks files to a lower cap: the coldest pages are dropped, then the file is copied if there is room for it."""
 
 from __future__ import annotations
 
@@ -21,37 +21,40 @@ from .records import frames_of
 from .turns import Patience, Turns
 
 _FOR_TREES: Final = 1.1
-_NO_TURNS: Final = Patience(Turns(), 0)  # nobody reads while a tier is opened
+_NO_TURNS: Final = Patience(Turns(), 0)  # no reads run while a tier is opened
 
 
 def is_needed(environment: Environment) -> bool:
-    """Whether it holds more than fits, or its file is longer than its share of the cap."""
+    """Returns whether more is stored than fits, or the file is longer than its share of the cap."""
     return environment.used > environment.shape.room or _is_too_long(environment)
 
 
 def shrink(environment: Environment) -> str:
-    """Why its file is still too long, or "". Closes it where the file was written anew. Raises lmdb.Error, OSError."""
+    """Shrinks the environment. Returns why its file is still too long, or "".
+
+    Closes the environment if its file was replaced by a copy. Raises lmdb.Error, OSError.
+    """
     _drop_coldest(environment)
     if not _is_too_long(environment):
         return ""
     if lacking := _lacking(environment):
-        return f"{lacking} bytes more would have to be free for writing it anew"
+        return f"copying it needs {lacking} more free bytes"
     _copy(environment)
     return ""
 
 
 def remove_copies(folder: Path) -> None:
-    """Those that a death left: they take of the cap, and are in nobody's count. Raises OSError."""
+    """Removes copies that a crash left behind: they use disk space that is not counted. Raises OSError."""
     for path in [path for path in files.numbered_folders(folder) if path.suffix == files.COPY]:
         files.remove_environment(path)
 
 
 def _drop_coldest(environment: Environment) -> None:
-    """Until the rest fits. Raises lmdb.CorruptedError where dropping pages does not help."""
+    """Drops pages until the rest fits. Raises lmdb.CorruptedError if dropping pages does not help."""
     while (before := environment.used) > environment.shape.room:
         _drop(environment, _coldest(environment, before - environment.shape.room))
         if environment.used >= before:
-            raise lmdb.CorruptedError(f"it counts {environment.used} frames, and no page that has them")
+            raise lmdb.CorruptedError(f"it counts {environment.used} frames that belong to no page")
 
 
 def _drop(environment: Environment, keys: Sequence[bytes]) -> None:

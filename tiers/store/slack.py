@@ -1,8 +1,9 @@
-"""What an environment holds ahead of need, so that pages can be dropped from it where its file system is full.
+"""The reserve of an environment, so that pages can be dropped from it when its file system is full.
 
-LMDB changes nothing in place: a transaction that only drops writes new pages first, and what it frees serves from the
-next but one on. So blocks behind the end of the file are asked for before a transaction needs them, and what stores
-pages leaves enough for drops, or is not begun. A file system that copies what is written over (btrfs) may still refuse.
+LMDB changes nothing in place: even a transaction that only drops writes new pages first, and what it frees is reusable
+from the next transaction but one. So blocks past the end of the file are allocated before a transaction needs them, and
+a transaction that stores pages leaves enough for drops or does not begin. A copy-on-write file system (btrfs) may still
+refuse.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import lmdb
 from ..room import PAGE, Shape
 from .environment import Environment
 
-# All in pages of the file. On the way to a key and its frames lie four levels in each of two trees, and beside each
-# a neighbour, as pages are split and joined.
+# All in pages of the file. A path to a key and its frames has four levels in each of two trees, and beside each page a
+# neighbour, since pages are split and joined.
 _PATHS: Final = 16
-_ENTRIES_PER_LEAF: Final = 16  # leaves that are half filled have 37 frames or 22 headers
-_FREED_PER_PAGE: Final = 256  # a list of what was freed has 512 in each page; it may be written twice
-_ROOTS: Final = 16  # of databases and free lists, and what the lists lack to whole pages
-_AGING: Final = 32  # two commits that change next to nothing, and the two before them, whose pages do not serve yet
-_DROPPED: Final = 8  # the largest page that can be dropped for sure, in transactions' worth of frames
+_ENTRIES_PER_LEAF: Final = 16  # leaves that are half full have 37 frames or 22 headers
+_FREED_PER_PAGE: Final = 256  # a list of freed pages has 512 in each page, and may be written twice
+_ROOTS: Final = 16  # of databases and free lists, and to round the lists up to whole pages
+_AGING: Final = 32  # two commits that change next to nothing, and two before them whose pages are not reusable yet
+_DROPPED: Final = 8  # the largest page that can certainly be dropped, in transactions' worth of frames
 
 
 class FullError(lmdb.DiskError):
@@ -34,22 +35,22 @@ class FullError(lmdb.DiskError):
 
 
 def hold(environment: Environment) -> None:
-    """Once it is open. A file system that is full by then gives what it can later."""
+    """Allocates the reserve of an environment that was just opened. A full file system may give it later."""
     environment.blocks.reach((environment.file_pages + _for_drops(environment.shape)) * PAGE)
 
 
 def can_store(environment: Environment, keys: int, frames: int) -> bool:
-    """Whether there is room for a transaction with so many, and for drops after it. Raises lmdb.Error."""
+    """Returns whether there is room for such a transaction and for drops after it. Raises lmdb.Error."""
     return _has_room(environment, keys, frames, frames * environment.shape.stride + _for_drops(environment.shape))
 
 
 def can_drop(environment: Environment, keys: int, frames: int) -> bool:
-    """Whether there is room for what is written then, and for what it frees to serve. Raises lmdb.Error."""
+    """Returns whether there is room for dropping these pages and for reusing what is freed. Raises lmdb.Error."""
     return _has_room(environment, keys, frames, _AGING)
 
 
 def _has_room(environment: Environment, keys: int, frames: int, more: int) -> bool:
-    """Behind the end of the file, or else in it: what is free there is made to serve."""
+    """Returns whether there is room past the end of the file or inside it; makes freed pages there reusable."""
     trees, values = environment.used_pages()
     needed = _written(environment.shape, keys, frames, 2 * trees) + more
     if environment.blocks.reach((environment.file_pages + needed) * PAGE):
@@ -65,6 +66,6 @@ def _for_drops(shape: Shape) -> int:
 
 
 def _written(shape: Shape, keys: int, frames: int, paths: int) -> int:
-    """The most that goes into trees, with at most so many paths, and free lists as keys with frames come or go."""
+    """Returns the most pages of trees and free lists that adding or removing these keys and frames writes."""
     leaves = min(_PATHS * keys, paths) + (keys + frames) // _ENTRIES_PER_LEAF
     return leaves + frames * shape.stride // _FREED_PER_PAGE + _ROOTS

@@ -1,8 +1,9 @@
-"""Whether what a former run left can be trusted.
+"""Decides whether the files of an earlier run can be trusted.
 
-Commits are not synced. While the host lives, its page cache holds them whatever becomes of processes. After a power
-loss the disk holds some of what was written since the last sync and not the rest; the state file says whether there
-was anything, and then the environments are proven or given up.
+Commits are not synced. While the host runs, its page cache keeps them, whatever happens to processes. After a power
+loss
+the disk has only some of what was written since the last sync. The state file tells whether anything was, and then the
+environments are verified or discarded.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import msgspec
 from . import files
 
 _STATE: Final = "state"
-_NO_BOOT: Final = "distrusted"  # as if it were of another boot
+_NO_BOOT: Final = "distrusted"  # treated like another boot
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PR_SET_PDEATHSIG: Final = 1
-# Offline, by reading: nothing that lies in the file can crash it, and LMDB opens it only when it is sound. A process of
-# its own, which can be ended, and which ends with who wanted it, also if he is gone already.
+# Verifies offline, by reading: nothing in the file can crash it, and LMDB opens the file only if it is sound. It is a
+# process of its own that can be killed, and that dies with its parent, even if the parent is gone already.
 _PROOF: Final = f"""
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
 if os.getppid() != int(sys.argv[2]):
-    sys.exit("nobody waits for it")
+    sys.exit("the parent process is gone")
 from lmdb.verify import VerifyError, verify
 try:
     found = verify(sys.argv[1], subdir=False)
@@ -47,12 +48,12 @@ sys.exit(miscounted(sys.argv[1]) or 0)
 
 @functools.cache
 def boot_id() -> str:
-    """Changes whenever the host starts."""
+    """Returns an ID that changes whenever the host boots."""
     return _BOOT_ID.read_text().strip()
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the state file. boot: of the host, when it was written."""
+    """The content of the state file. `boot` is the host's boot ID when it was written."""
 
     format: int
     frame_bytes: int
@@ -63,12 +64,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doubted(self) -> bool:
-        """Whether it is to be proven whatever became of the host."""
+        """Whether the files must be verified even if the host did not reboot."""
         return self.boot == _NO_BOOT
 
 
 def read_state(folder: Path) -> State | None:
-    """None where there is none. Raises MsgspecError or UnicodeDecodeError where it can not be understood, OSError."""
+    """Reads the state file; None if there is none.
+
+    Raises OSError, and MsgspecError or UnicodeDecodeError if it is invalid.
+    """
     try:
         return msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
     except FileNotFoundError:
@@ -76,35 +80,35 @@ def read_state(folder: Path) -> State | None:
 
 
 class Journal:
-    """The state file. Everything in it is on the disk when a method returns; they raise OSError where that fails."""
+    """The state file. Its content is durable when a method returns; the methods raise OSError if that fails."""
 
     def __init__(self, folder: Path, state: State) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._distrusted = False
-        self._written = True  # as far as is known; a write that failed may have left what it wrote, or what was there
+        self._written = True  # as far as is known: a failed write may have left the old or the new content
         self.state = state
 
     def mark_dirty(self) -> None:
-        """Before the first change after a sync. Cheap where it is marked already."""
+        """Marks the files before the first change after a sync. Cheap if they are marked already."""
         with self._lock:
             boot = _NO_BOOT if self._distrusted else boot_id()
             if not self._written or self.state.clean or self.state.boot != boot:
                 self._write(msgspec.structs.replace(self.state, clean=False, boot=boot))
 
     def mark_synced(self, when: int, *, clean: bool) -> None:
-        """After a sync that began at `when`. clean: nothing was changed since."""
+        """Records a sync that began at `when`; `clean` if nothing was changed since."""
         with self._lock:
             if not self._distrusted:
                 self._write(msgspec.structs.replace(self.state, clean=clean, boot=boot_id(), last_sync=when))
 
     def doubt(self) -> None:
-        """Who opens it next proves it first, unless mark_dirty() comes before."""
+        """Makes the next opening verify the files, unless mark_dirty() is called before."""
         with self._lock:
             self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
 
     def distrust(self) -> None:
-        """Who opens it next proves it first, as after a power loss. For the rest of this run nothing changes that."""
+        """Makes the next opening verify the files, as after a power loss, whatever else happens in this run."""
         with self._lock:
             self._distrusted = True
             self._write(msgspec.structs.replace(self.state, clean=False, boot=_NO_BOOT))
@@ -116,22 +120,28 @@ class Journal:
 
 
 def shortened(folder: Path) -> str:
-    """Why the environment's file must not be mapped, or "". Touching what is not there would kill the process."""
+    """Returns why the environment's file must not be mapped, or "". Touching missing pages would kill the process."""
     data = folder / files.DATA
     try:
         there, promised = data.stat().st_size, files.promised_bytes(data)
     except FileNotFoundError:
         return f"{data} is missing"
     if not promised:
-        return f"{data} has meta pages that are not whole"
+        return f"{data} has incomplete meta pages"
     return f"{data} has {there} bytes of {promised}" if there < promised else ""
 
 
 def lengthened(folder: Path, most: int) -> bool:
-    """Makes a file as long as its meta pages say, for prove() to judge. Raises OSError.
+    """Extends a file to the length in its meta pages, for prove() to verify. Raises OSError.
 
-    most: bytes that it may have had; false where its meta pages say more, or nothing. A process that dies just behind
-    a commit leaves out last pages that were free again: nothing is lost then.
+    A process that dies just after a commit leaves out pages at the end that were free again; then nothing is lost.
+
+    Args:
+        folder: The environment's folder.
+        most: The largest length that the file may have had.
+
+    Returns:
+        False if the meta pages name a larger length, or none.
     """
     data = folder / files.DATA
     promised = files.promised_bytes(data) if data.exists() else 0
@@ -143,7 +153,7 @@ def lengthened(folder: Path, most: int) -> bool:
 
 
 def prove(folders: Sequence[Path], seconds: float) -> list[str]:
-    """Of each environment why it can not be trusted, or "". All together take no longer than `seconds`."""
+    """Returns for each environment why it cannot be trusted, or "". Takes at most `seconds` for all of them."""
     ends = time.monotonic() + seconds
     with contextlib.ExitStack() as running:
         return list(_verdicts([running.enter_context(_proof(folder)) for folder in folders], ends))
@@ -165,6 +175,12 @@ def _verdicts(proofs: Sequence[subprocess.Popen[str]], ends: float) -> Iterator[
         try:
             _, said = proof.communicate(timeout=max(0.0, ends - time.monotonic()))
         except subprocess.TimeoutExpired:
-            yield "proving it sound takes too long"
+            yield "verifying it takes too long"
             continue
-        yield "" if proof.returncode == 0 else said.strip().splitlines()[-1] if said.strip() else "the proof died"
+        yield (
+            ""
+            if proof.returncode == 0
+            else said.strip().splitlines()[-1]
+            if said.strip()
+            else "the verifying process died"
+        )

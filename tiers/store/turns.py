@@ -1,4 +1,4 @@
-"""Reads go before writes: who writes gives way between frames, for a bounded while."""
+"""Gives reads priority over writes: a writer pauses between frames, for a bounded time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-PATIENCE_S: Final = 0.1  # in each transaction: writing goes on under reads that never end
+PATIENCE_S: Final = 0.1  # in each transaction: writing continues under endless reads
 
 
 class Turns:
-    """Counts who reads."""
+    """Counts the readers."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -20,7 +20,7 @@ class Turns:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Writers pause meanwhile."""
+        """Makes writers pause inside the block."""
         with self._change:
             self._readers += 1
         try:
@@ -32,8 +32,8 @@ class Turns:
                     self._change.notify_all()
 
     def wait(self, seconds: float) -> float:
-        """Waits until nobody reads, but not longer. How long it took."""
-        if not self._readers:  # without the lock: a reader seen one frame late does no harm
+        """Waits until there is no reader, at most `seconds`. Returns how long it took."""
+        if not self._readers:  # without the lock: noticing a reader one frame late is harmless
             return 0.0
         began = time.monotonic()
         with self._change:
@@ -42,13 +42,13 @@ class Turns:
 
 
 class Patience:
-    """What one transaction may wait in all."""
+    """The time that one transaction may wait in all."""
 
     def __init__(self, turns: Turns, seconds: float = PATIENCE_S) -> None:
         self._turns = turns
         self._left = seconds
 
     def give_way(self) -> None:
-        """Lets reads go first, while patience lasts."""
+        """Lets reads go first, as long as time is left."""
         if self._left > 0:
             self._left -= self._turns.wait(self._left)

@@ -1,8 +1,8 @@
-"""From the page cache to the disk: early, and then out of the cache.
+"""Writes pages from the page cache to the disk early, and then removes them from the cache.
 
-The kernel begins late by itself, and then writes in bursts that everybody waits for. What was written is not kept in
-the cache either: it was the coldest of the arena, and pages that are free again at once are what the next
-transaction is copied into, which takes about half the time in the kernel.
+The kernel begins late, and then writes in bursts that slow everything down. Written pages are not kept in the cache
+either: they were the coldest of the arena. Pages of the cache that are free at once serve the next transaction, which
+halves the time that it spends in the kernel.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 _WRITE: Final = 2
 _WAIT_AND_WRITE: Final = 1 | _WRITE | 4
-_UNDERWAY: Final = 4  # transactions whose writing nobody waits for
+_UNDERWAY: Final = 4  # transactions whose writing is not awaited yet
 
 
 class Writeback:
-    """Of one data file. One thread at a time. All hints: a file system that does not know them does as it likes."""
+    """The write-back of one data file. Not thread-safe. All calls are hints, which a file system may ignore."""
 
     def __init__(self, descriptor: int, stride: int) -> None:
         self._descriptor = descriptor
@@ -34,11 +34,11 @@ class Writeback:
         self._underway: deque[list[Run]] = deque()
 
     def wrote(self, runs: Sequence[Run]) -> None:
-        """In the transaction that is about to be committed."""
+        """Records runs of the transaction that is about to be committed."""
         self._now += runs
 
     def committed(self) -> None:
-        """Starts with what was written, and lets go of what was a few transactions ago."""
+        """Starts writing the runs of this transaction, and drops those of a few transactions ago from the cache."""
         _libc.sync_file_range(self._descriptor, 0, 0, _WRITE)
         self._underway.append(self._now)
         self._now = []
@@ -46,7 +46,7 @@ class Writeback:
             self._let_go(self._underway.popleft())
 
     def aborted(self) -> None:
-        """Nothing was written."""
+        """Forgets the runs of a transaction that was not committed."""
         self._now = []
 
     def _let_go(self, runs: Sequence[Run]) -> None:
@@ -54,7 +54,9 @@ class Writeback:
             start, length = run.page * PAGE, run.frames * self._stride
             _libc.sync_file_range(self._descriptor, start, length, _WAIT_AND_WRITE)
             for frame in range(start, start + length, self._stride):
-                self._forget(frame + PAGE, self._stride - PAGE)  # its first page is touched when it is dropped
+                self._forget(
+                    frame + PAGE, self._stride - PAGE
+                )  # its first page is touched again when the frame is dropped
 
     def _forget(self, start: int, length: int) -> None:
         with contextlib.suppress(OSError):

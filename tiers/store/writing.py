@@ -1,4 +1,7 @@
-"""Writing pages into one environment, in transactions small enough. All of it in the environment's own thread."""
+"""Writes pages into one environment, in transactions of bounded size.
+
+All of it runs in the environment's own thread.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from .records import Header
 from .slack import FullError
 from .turns import Patience, Turns
 
-_DROPS: Final = 8  # transactions' worth of frames dropped in one: little is written for them, and they serve sooner
+_DROPS: Final = 8  # transactions' worth of frames dropped in one: it writes little, and the room is reusable sooner
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What became of an environment's share of a batch. reasons: of each page, "" if it is stored."""
+    """The result of an environment's share of a batch. `reasons` has one element a page, "" if it is stored."""
 
     reasons: tuple[str, ...]
     undropped: str
@@ -33,7 +36,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 def apply(environment: Environment, drops: Sequence[bytes], pages: Sequence[Outgoing], turns: Turns) -> Applied:
-    """Drops, then stores. Raises TierError if the environment is of no use any more."""
+    """Drops pages, then stores pages. Raises TierError if the environment cannot be used any more."""
     before = files.bytes_written()
     undropped = _drop_all(environment, drops)
     reasons: list[str] = []
@@ -43,7 +46,7 @@ def apply(environment: Environment, drops: Sequence[bytes], pages: Sequence[Outg
 
 
 def put(environment: Environment, txn: Transaction, page: Outgoing, header: Header, patience: Patience) -> None:
-    """In place of what the key held. The header's runs are not known yet."""
+    """Stores a page in place of what the key had. The header's runs are filled in here."""
     delete(environment, txn, page.key)
     cursor = txn.cursor(environment.frames)
     places = []
@@ -57,7 +60,7 @@ def put(environment: Environment, txn: Transaction, page: Outgoing, header: Head
 
 
 def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
-    """Header and frames, however many these are: the header may be damaged. Unknown keys are fine.
+    """Deletes header and frames, however many there are, since the header may be damaged. Ignores unknown keys.
 
     Raises lmdb.Error.
     """
@@ -65,7 +68,7 @@ def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
         return
     try:
         _delete_frames(txn.cursor(environment.frames), key)
-    except SystemError as error:  # py-lmdb's word where LMDB stumbles in a cursor
+    except SystemError as error:  # py-lmdb raises it for LMDB's errors in a cursor
         if isinstance(error.__cause__, lmdb.MapFullError | lmdb.DiskError):
             raise error.__cause__ from error
         raise lmdb.CorruptedError(str(error.__cause__ or error)) from error
@@ -90,7 +93,7 @@ def _drop_all(environment: Environment, keys: Sequence[bytes]) -> str:
 
 
 def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
-    """Why not all are gone. On a full file system few pages can be dropped at once: trees are written anew first."""
+    """Returns why not all are dropped, or "". A full file system allows few drops at once: trees are copied first."""
     half = len(keys) // 2
     try:
         _twice(environment, partial(_delete_all, environment, keys))
@@ -102,7 +105,7 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
 
 
 def _delete_all(environment: Environment, keys: Sequence[bytes]) -> None:
-    """One alone is tried whatever room there is. Raises FullError for more of them, lmdb.Error."""
+    """Drops keys in one transaction. A single key is tried without room, too. Raises FullError, lmdb.Error."""
     if not slack.can_drop(environment, len(keys), _frames(environment, keys)) and len(keys) > 1:
         raise FullError(environment)
     with environment.changing() as txn:
@@ -111,9 +114,11 @@ def _delete_all(environment: Environment, keys: Sequence[bytes]) -> None:
 
 
 def _twice(environment: Environment, change: Callable[[], None]) -> None:
-    """Where a map or a file system is full, what was freed last may do: it serves after two more commits.
+    """Retries a change where a map or a file system is full: freed pages are reusable after two more commits.
 
-    Raises lmdb.Error, and TierError if the environment is of no use any more.
+    Raises:
+        lmdb.Error: The change failed.
+        TierError: The environment cannot be used any more.
     """
     try:
         try:
@@ -125,7 +130,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
                 environment.age()
             change()
     except lmdb.PanicError as error:
-        raise TierError(f"{environment.folder} can not be written any more ({error}): its disk failed") from error
+        raise TierError(f"{environment.folder} cannot be written any more ({error}): its disk failed") from error
     except DAMAGE as error:
         raise TierError(environment.broke(error)) from error
     except lmdb.Error as error:
@@ -135,15 +140,15 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
 
 
 def _may_be_damage(environment: Environment, error: lmdb.Error) -> bool:
-    """LMDB writes as much as a page says that it is long, and says that of what could not be written whole.
+    """Returns whether an I/O error may be damage: LMDB writes as many pages as a page claims to have, or fails.
 
-    Where the pages were found sound just now it is the disk.
+    If the pages were verified just before, the disk is the reason.
     """
     return getattr(error, "code", 0) == errno.EIO and not environment.proven and not _is_full(environment)
 
 
 def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Known keys in batches; the disk begins to read what dropping them will touch."""
+    """Yields the known keys in batches; the disk begins to read what dropping them will touch."""
     limit = _DROPS * environment.shape.frames_per_transaction
     batch: list[bytes] = []
     frames = 0
@@ -180,7 +185,10 @@ def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[li
 
 
 def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> list[str]:
-    """Reasons. Where the map or the file system is full, only of those pages that do not fit."""
+    """Stores pages and returns the reasons.
+
+    Where the map or the file system is full, only pages that do not fit fail.
+    """
     try:
         _twice(environment, partial(_put_all, environment, pages, turns))
     except (lmdb.MapFullError, FullError) as error:
@@ -193,7 +201,10 @@ def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) ->
 
 
 def _reason(environment: Environment, error: lmdb.Error) -> str:
-    """LMDB speaks of an input/output error, too, where the file system had room for a part of a transaction alone."""
+    """Formats an error.
+
+    LMDB also reports an I/O error where the file system had room for only a part of a transaction.
+    """
     return f"{error}: the file system of {environment.folder} is full" if _is_full(environment) else str(error)
 
 

@@ -1,4 +1,7 @@
-"""`python -m pagetier.tiers.worker FD`: what the daemon starts; FD is its end of the socket pair."""
+"""`python -m pagetier.tiers.worker FD`: the process that the daemon starts for a tier.
+
+FD is its end of the socket pair.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ log = logging.getLogger("pagetier.tier")
 
 
 def main(descriptor: int) -> int:
-    """Serves a tier until the daemon says so or is gone; the exit code."""
+    """Serves a tier until the daemon ends it or is gone. Returns the exit code."""
     log_to_stderr("info")
     _be_a_worker()
     channel = Channel(socket.socket(fileno=descriptor))
@@ -68,7 +71,7 @@ def _serve(channel: Channel) -> int:
 
 @contextlib.contextmanager
 def _closing(tier: Tier) -> Iterator[None]:
-    """Of a tier that is in doubt already it is told why, not what closing it meets then."""
+    """Closes the tier. If the tier is in doubt already, that error is reported and not the one of closing it."""
     try:
         yield
     except DoubtError:
@@ -82,21 +85,21 @@ def _closing(tier: Tier) -> Iterator[None]:
 
 
 def open_tier(order: Serve, frame_bytes: int) -> Tier:
-    """The tier that was asked for. Raises TierError."""
-    # the store's libraries are loaded only where there is a disk
+    """Opens the requested tier. Raises TierError."""
+    # Load the store's libraries only where there is a disk.
     from ..store import LmdbTier, doubt, give_up
 
     folder = Path(order.folder)
     if order.trust is Trust.PROVEN:
         doubt(folder)
     elif order.trust is Trust.NOTHING:
-        log.warning("what lies in %s has killed one worker after the other: it is given up", folder)
+        log.warning("disk workers keep crashing on %s: discarding its contents", folder)
         give_up(folder)
     return LmdbTier(folder, order.cap, frame_bytes, order.environments)
 
 
 def _be_a_worker() -> None:
-    """Ends with the daemon, is not meant by a Ctrl-C in its terminal, and leaves the processors to the engines."""
+    """Ends with the daemon, ignores a Ctrl-C in its terminal, and gives the engines priority."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_NAME, b"pagetier-disk")

@@ -1,4 +1,4 @@
-"""The worker's end of the socket pair: orders come in, reports go out, from any thread."""
+"""The worker's end of the socket pair: receives the daemon's messages and sends reports, from any thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Channel:
         self.descriptors: list[int] = []
 
     def receive(self) -> Order | None:
-        """The next order; None when the daemon is gone. Raises ProtocolError for what is no order."""
+        """Returns the next message; None when the daemon is gone. Raises ProtocolError for an invalid message."""
         while not self._orders:
             data = self._receive_some()
             if not data:
@@ -41,7 +41,7 @@ class Channel:
         return self._orders.popleft()
 
     def send(self, report: Report) -> None:
-        """Sends all of it. Where the daemon is gone it is lost: receive() tells."""
+        """Sends all of a report. If the daemon is gone the report is lost, and receive() returns None."""
         with self._sending:
             try:
                 self._connection.sendall(pack(report))
@@ -49,9 +49,9 @@ class Channel:
                 return
 
     def end(self) -> None:
-        """Wakes who receives, as if the daemon were gone.
+        """Wakes the receiver, as if the daemon were gone.
 
-        The connection stays whole: a daemon that could not send any more would not hear what is still to be said.
+        The connection stays open in both directions: a daemon that cannot send would not read the last reports.
         """
         os.eventfd_write(self._end, 1)
 
@@ -70,8 +70,8 @@ class Channel:
 
 
 def descriptors_of(channel: Channel) -> tuple[int, int, int]:
-    """Those that came with Serve: index, lock words, arena. Raises ProtocolError if they did not all come."""
+    """Returns the descriptors of Serve: index, lock words, arena. Raises ProtocolError unless all of them came."""
     if len(channel.descriptors) != _DESCRIPTORS:
-        raise ProtocolError(f"{len(channel.descriptors)} descriptors came, not {_DESCRIPTORS}")
+        raise ProtocolError(f"{len(channel.descriptors)} descriptors came with Serve instead of {_DESCRIPTORS}")
     index, locks, arena = channel.descriptors
     return index, locks, arena

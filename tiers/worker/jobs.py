@@ -1,4 +1,4 @@
-"""Orders taken apart: packed arrays become pages, and pages a few at a time become tasks."""
+"""Splits messages into work: packed arrays become pages, and a few pages at a time become tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TASK_PAGES = 64
 
 
 class ReadTask(msgspec.Struct, frozen=True):
-    """Some pages of a Read, from page `first` on; one thread's work."""
+    """Some pages of a Read, from page `first` on, for one thread."""
 
     number: int
     first: int
@@ -29,12 +29,12 @@ class ReadTask(msgspec.Struct, frozen=True):
         return len(self.entries)
 
     def incoming(self, page: int, memory: Memory) -> Incoming:
-        """One page, with the frames that were granted for it."""
+        """Returns one page with the frames that were granted for it."""
         return Incoming(_key(self.keys, page), self.sizes[page], memory.frames(self.entries[page]))
 
 
 def read_tasks(order: Read) -> Iterator[ReadTask]:
-    """Cuts a Read so that several threads share it and the first pages are soon there."""
+    """Splits a Read so that several threads share it and its first pages are ready soon."""
     entries, serials, sizes = array("I", order.entries), array("Q", order.serials), array("Q", order.sizes)
     first = 0
     while first < len(entries):
@@ -48,12 +48,12 @@ def read_tasks(order: Read) -> Iterator[ReadTask]:
 
 
 def drops_of(order: Write) -> list[bytes]:
-    """The keys of the pages to drop."""
+    """Returns the keys of the pages to drop."""
     return [_key(order.drops, i) for i in range(len(order.drops) // KEY_BYTES)]
 
 
 def outgoing(order: Write, there: list[bool], memory: Memory) -> list[Outgoing]:
-    """The pages to write that are there, from where they lie; the caller has them pinned."""
+    """Returns the pages to write that are still there, in place. The caller has pinned them."""
     entries, sizes = array("I", order.entries), array("Q", order.sizes)
     stamps, spaces = array("Q", order.stamps), array("I", order.spaces)
     return [

@@ -1,4 +1,4 @@
-"""The arena as the worker sees it: pages as the frames that they lie in."""
+"""The arena in the worker: pages as lists of frames."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...shm._core import Pins, Session
 
 _MADV_POPULATE_READ: Final = 22
 _AT_ONCE: Final = 4 << 20
-_PAUSE_S: Final = 0.0002  # so that other threads get their turn
+_PAUSE_S: Final = 0.0002  # lets other threads run
 
 
 class Memory:
-    """This process's session with the segments. From any thread. Takes the descriptors over."""
+    """This process's session with the segments. Thread-safe. Takes ownership of the descriptors."""
 
     def __init__(self, descriptors: tuple[int, int, int], slot: int) -> None:
         index, locks, arena = descriptors
@@ -31,20 +31,20 @@ class Memory:
         self.frame_bytes = self._session.frame_bytes
 
     def populate(self) -> None:
-        """Maps all of the arena ahead of its use: a page fault for every 64 KiB costs a tenth of the writing."""
-        with contextlib.suppress(OSError, ValueError):  # a kernel that can not: then it is mapped as it is used
+        """Maps the whole arena before its use: a page fault for every 64 KiB costs a tenth of the writing."""
+        with contextlib.suppress(OSError, ValueError):  # an unsupported kernel maps it on use
             for at in range(0, len(self._mapping), _AT_ONCE):
                 self._mapping.madvise(_MADV_POPULATE_READ, at, min(_AT_ONCE, len(self._mapping) - at))
                 time.sleep(_PAUSE_S)
 
     def frames(self, entry: int) -> list[memoryview]:
-        """The frames of a page that is pinned or was granted; none if the index makes no sense."""
+        """Returns the frames of a page that is pinned or was granted; none if the index is inconsistent."""
         size = self.frame_bytes
         return [self._arena[frame * size : (frame + 1) * size] for frame in array("I", self._session.chain(entry))]
 
     @contextmanager
     def pinned(self, entries: bytes, serials: bytes) -> Iterator[list[bool]]:
-        """Pins those pages that are still what they were; says which."""
+        """Pins the pages that are unchanged, and yields which ones are."""
         pins = [self._pin(entries[4 * i : 4 * i + 4], serials[8 * i : 8 * i + 8]) for i in range(len(serials) // 8)]
         try:
             yield [len(pin) == 1 for pin in pins]
@@ -53,11 +53,11 @@ class Memory:
                 pin.release()
 
     def publish(self, entry: int, serial: int) -> bool:
-        """The page is read; False if it was given up meanwhile."""
+        """Publishes a page that was read; returns False if it was given up before."""
         return self._session.publish(_u32(entry), _u64(serial), 0) == b"\x01"
 
     def abandon(self, entry: int, serial: int) -> None:
-        """The page could not be read."""
+        """Gives up a page that could not be read."""
         self._session.abandon(_u32(entry), _u64(serial), 0)
 
     def _pin(self, entry: bytes, serial: bytes) -> Pins:

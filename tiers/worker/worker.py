@@ -1,4 +1,4 @@
-"""The worker at work: a thread that receives, one that writes, some that read."""
+"""The threads of the worker: one receives, one writes, some read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ READERS: Final = 4
 
 
 class Worker:
-    """Serves one open tier until it is told to leave or the daemon is gone."""
+    """Serves one open tier until the daemon ends it or is gone."""
 
     def __init__(self, tier: Tier, memory: Memory, channel: Channel) -> None:
         self._tier = tier
@@ -48,18 +48,18 @@ class Worker:
         self._broken = ""
 
     def report(self) -> None:
-        """Says what the tier holds."""
+        """Reports the pages in the tier."""
         self._channel.send(Opened(self._tier.room, self._tier.state()))
         for held in self._tier.contents():
             self._channel.send(Holds(held.keys, held.sizes, held.stamps, held.spaces, held.table))
         self._channel.send(Complete())
 
     def serve(self) -> None:
-        """Returns when it is time to leave. Raises TierError if the tier can not go on, DoubtError if it broke."""
+        """Serves until it is time to exit. Raises TierError if the tier cannot continue, DoubtError if it broke."""
         self._writer.start()
         try:
             self._obey()
-        finally:  # nobody uses the tier any more when it is closed
+        finally:  # nothing uses the tier any more when it is closed
             self._writes.put(None)
             self._writer.join()
             self._readers.shutdown()
@@ -83,18 +83,18 @@ class Worker:
             case Tell():
                 self._channel.send(Tells(self._tier.state()))
             case _:
-                log.warning("an order that makes no sense here: %s", type(order).__name__)
+                log.warning("ignoring an unexpected message: %s", type(order).__name__)
 
     def _write_all(self) -> None:
         while (order := self._writes.get()) is not None:
             try:
                 self._channel.send(self._write(order) if isinstance(order, Write) else self._sync(order))
-            except Exception as error:  # noqa: BLE001  py-lmdb raises SystemError, too: a thread must not end in silence
+            except Exception as error:  # noqa: BLE001  py-lmdb raises SystemError, too: a thread must not end without a report
                 self._break(error)
                 return
 
     def _break(self, error: Exception) -> None:
-        """The tier can not go on, and is proven by the next worker."""
+        """Ends the worker after an unexpected failure; the next worker verifies the tier."""
         self._tier.distrust()
         self._broken = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
         self._channel.end()
@@ -120,11 +120,11 @@ class Worker:
     def _read_or_end(self, task: ReadTask) -> None:
         try:
             self._read(task)
-        except Exception as error:  # noqa: BLE001  its pages would be waited for as long as this process lives
+        except Exception as error:  # noqa: BLE001  its pages would be pending as long as this process lives
             self._break(error)
 
     def _read(self, task: ReadTask) -> None:
-        """The task of one thread; whatever happens to a page, its part is let go of."""
+        """Reads the pages of a task on one thread; whatever happens to a page, its part is published or given up."""
         read, damaged, reason = bytearray(len(task)), b"", ""
         for page in range(len(task)):
             incoming = task.incoming(page, self._memory)
