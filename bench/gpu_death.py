@@ -1,7 +1,7 @@
-"""How long a dead process's GPU writes to shared memory after its pidfd has fired: what store.quarantine must cover.
+"""Measures how long a dead process's GPU writes to shared memory after its pidfd fired; store.quarantine must cover it.
 
-A child pins a piece of shared memory, gives its GPU seconds of copies into it, and is killed. Without a GPU nothing is
-measured, and it says so.
+A child pins a piece of shared memory, gives its GPU seconds of copies into it, and is killed. Without a GPU the result
+says that nothing was measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDS = 5
 
 
 def child(path: str) -> None:
-    """Gives the GPU more to write than it can before anybody could kill this process."""
+    """Gives the GPU more work than it can finish before this process is killed."""
     from pagetier.kernels.registrar import cuda_registrar
 
     with Path(path).open("r+b") as file:
@@ -50,7 +50,7 @@ def child(path: str) -> None:
 
 
 def last_write_after_death() -> float:
-    """Seconds from the pidfd's firing to the last change that was seen; 0: none."""
+    """Returns the seconds from the pidfd's firing to the last change that was seen; 0 if there was none."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         file.truncate(PIECE * PIECES)
         memory = mmap.mmap(file.fileno(), 0)

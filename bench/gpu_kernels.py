@@ -1,7 +1,8 @@
-"""How fast the kernels copy, over plain copies of as many bytes.
+"""Measures the speed of the kernels, relative to plain copies of as many bytes.
 
-Those are device to device, and one large copy to or from pinned memory. By the length of a run (what lies side by side
-in the cache), the size of a page and the number of programs. Without a GPU it says that nothing was measured, and why.
+The plain copies are device to device, and one large copy to or from pinned memory. The parameters are the run length
+(contiguous bytes in the cache), the page size and the number of programs. Without a GPU the result says that nothing
+was measured, and why.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Action = Callable[[], object]
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One copy beside the plain copy that it is compared with, taken in turn: medians in 10^9 bytes a second."""
+    """One copy and the plain copy that it is compared with, taken in turn: medians in 10^9 bytes a second."""
 
     copy: str
     arena: str
@@ -52,10 +53,11 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Scene:
-    """A cache whose blocks are anywhere in it, its pages, and their frames anywhere in the arena.
+    """A cache with scattered blocks, its pages, and their frames scattered over the arena.
 
-    cache and arena: tensors of as many bytes, the cache's on the device that copies. A page's planes have blocks of
-    `run` bytes, as many planes as there are layers in a model where the page is large enough.
+    `cache` and `arena` are tensors of as many bytes, the cache's on the device that copies. A page's planes have blocks
+    of
+    `run` bytes, with as many planes as a model has layers if the page is large enough.
     """
 
     def __init__(self, cache: Any, arena: Any, run: int, page: int) -> None:
@@ -74,7 +76,7 @@ class Scene:
         self.storing, self.loading = Tables(storing, frames), Tables(paged.loading(slots), frames)
 
     def verify(self) -> None:
-        """Copies there and back; both are compared with torch's indexing."""
+        """Copies there and back, and compares both with torch's indexing."""
         self.arena.zero_()
         gather(self.storing)
         wanted = self._pages()
@@ -87,14 +89,14 @@ class Scene:
         assert torch.equal(self.cache, before)
 
     def _pages(self) -> Any:
-        """[pages, bytes] as they should be, where the arena is."""
+        """Returns the expected pages [pages, bytes], on the arena's device."""
         blocks = torch.from_numpy(self.blocks).to(self.layers.device)
         pages = self.layers[:, blocks].view(len(self.layers), len(self.table), -1).transpose(0, 1)
         return pages.reshape(len(self.table), -1).to(self.arena.device)
 
 
 def measure(device: str) -> Iterator[Result]:
-    """Everything by everything, but for runs that are longer than a page."""
+    """Yields all combinations, except runs that are longer than a page."""
     cache = torch.randint(0, 256, (TOTAL,), dtype=torch.uint8, device=device)
     plain = cache.clone()
     arenas = {
@@ -127,7 +129,7 @@ def _compared(scene: Scene, plain: Any, arena: str, sizes: tuple[int, int, int])
 
 
 def median_seconds(*actions: Action) -> list[float]:
-    """Of each action on the current stream, taken in turn, by the device's clock; the first round does not count."""
+    """Returns the median seconds of each action on the current stream, in turn, timed by the device's clock."""
     times: list[list[float]] = [[] for _ in actions]
     for counts in [False] + [True] * ROUNDS:
         for action, taken in zip(actions, times, strict=True):
@@ -148,7 +150,7 @@ def _wait(tensor: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one object, as in bench/results/gpu_kernels.json")
+    parser.add_argument("--json", action="store_true", help="print one object, as in bench/results/gpu_kernels.json")
     as_json = parser.parse_args().json
     if not torch.cuda.is_available():
         reason = "no GPU on this machine"

@@ -1,4 +1,4 @@
-"""How fast pages go between host memory and the arena, through the client, over memcpy in the same process."""
+"""Measures copies between host memory and the arena through the client, relative to memcpy in the same process."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from stage import Stage, settle
 MIB = 1 << 20
 ROUNDS = 60
 ARENA_MIB = 1024
-WORKING_SET = 256 * MIB  # several times the last cache
+WORKING_SET = 256 * MIB  # several times the last-level cache
 NUMBERS = itertools.count()
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def warm(nbytes: int) -> Bytes:
-    """Memory that was touched: the first touch is not what is measured."""
+    """Returns memory that was touched, since the first touch is not measured."""
     return np.random.default_rng(5).integers(0, 256, nbytes, dtype=np.uint8)
 
 
 def memcpy(to: Bytes, source: Bytes) -> None:
-    """The C library's, without anything around it."""
+    """Calls the C library's memcpy."""
     ctypes.memmove(to.ctypes.data, source.ctypes.data, source.nbytes)
 
 
 def copies(client: Client, name: str, nbytes: int, threads: str) -> Iterator[Result]:
-    """Store and load of one page, beside memcpy of as many bytes, taken in turn.
+    """Measures store and load of one page, in turn with memcpy of as many bytes.
 
     Neither side finds its bytes in a cache: pages and plain memory rotate through WORKING_SET bytes each.
     """
@@ -50,7 +50,7 @@ def copies(client: Client, name: str, nbytes: int, threads: str) -> Iterator[Res
         with client.match(stored[row]) as match:
             assert client.load(match, memory[row]) == 1
 
-    for _ in range(ARENA_MIB * MIB // nbytes):  # every frame of the arena is mapped by this process
+    for _ in range(ARENA_MIB * MIB // nbytes):  # so that this process has mapped every frame of the arena
         store(space.keys([next(NUMBERS)]), 0)
     for row, keys in enumerate(stored):
         store(keys, row)
@@ -71,7 +71,7 @@ def _against(seconds: float, nbytes: int, threads: str) -> str:
 
 
 def measure() -> Iterator[Result]:
-    """With as many threads as the client takes by itself, then with one."""
+    """Measures with the client's own choice of threads, then with one."""
     with Stage("--arena-size", f"{ARENA_MIB}MiB") as stage:
         for threads, suffix in ((0, ""), (1, "_1_thread")):
             with Client(stage.socket, deadline=10, threads=threads) as client:

@@ -1,7 +1,7 @@
-"""`python bench/idle.py`: what the daemon and its commands cost while nothing happens.
+"""`python bench/idle.py`: measures the cost of the daemon and its commands while nothing happens.
 
-Commands and scrapes by the clock, the idle daemon's processor time and private memory, and how long it takes to be
-ready over how long touching as much memory takes on as many threads.
+It times commands and scrapes, takes the idle daemon's CPU time and private memory, and compares the time until it is
+ready with the time to touch as much memory on as many threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGETIER = (sys.executable, "-c", "from pagetier.daemon.cli import main; main()"
 
 
 def measure() -> Iterator[Result]:
-    """All of it."""
+    """Runs all measurements."""
     place = Path(f"/tmp/pagetier-bench-{os.getpid()}.sock")
     yield ready()
     beside = f"python -c pass: {bare():.0f} ms"
@@ -58,18 +58,18 @@ def measure() -> Iterator[Result]:
 
 
 def median(rounds: int, action: Callable[[], object]) -> float:
-    """Seconds of one call, after one that does not count."""
+    """Returns the median seconds of a call, after a warm-up call."""
     action()
     return statistics.median(time_of(action) for _ in range(rounds))
 
 
 def run(*words: str) -> Callable[[], object]:
-    """A command of `pagetier`, as a call."""
+    """Returns a call that runs a `pagetier` command."""
     return lambda: subprocess.run([*PAGETIER, *words], stdout=subprocess.DEVNULL, check=True)
 
 
 def have_compiled() -> None:
-    """What is started from now on finds its modules compiled, as pip leaves them: here they may lie as they are."""
+    """Makes started processes find their modules compiled, as pip leaves them; a checkout may have none."""
     folder = f"/tmp/pagetier-bench-{os.getpid()}.pyc"
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = folder
@@ -77,12 +77,12 @@ def have_compiled() -> None:
 
 
 def bare() -> float:
-    """Milliseconds of a Python that does nothing."""
+    """Returns the milliseconds of a Python that does nothing."""
     return 1e3 * median(ROUNDS, lambda: subprocess.run([sys.executable, "-c", "pass"], check=True))
 
 
 def scrape(place: Path) -> None:
-    """One, over its socket."""
+    """Scrapes the metrics once over the daemon's socket."""
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.sock.connect(os.fspath(place))
@@ -92,7 +92,7 @@ def scrape(place: Path) -> None:
 
 
 def memory(name: str, stage: Stage) -> Result:
-    """RssAnon, in MB."""
+    """Returns the daemon's RssAnon in MB."""
     status = Path(f"/proc/{stage.pid}/status").read_text()
     found = re.search(r"RssAnon:\s+(\d+) kB", status)
     assert found
@@ -100,13 +100,13 @@ def memory(name: str, stage: Stage) -> Result:
 
 
 def ticks(stage: Stage) -> int:
-    """Processor time of the daemon, in clock ticks."""
+    """Returns the daemon's CPU time in clock ticks."""
     return sum(map(int, Path(f"/proc/{stage.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
 def ready() -> Result:
-    """From exec until an engine may attach, in turn with the touching of as much memory."""
-    start()  # compiles
+    """Measures the time from exec until an engine may attach, in turn with touching as much memory."""
+    start()  # compiles the modules
     times = [(start(), touch()) for _ in range(7)]
     ratio = statistics.median(ours / plain for ours, plain in times)
     plain = statistics.median(plain for _, plain in times)
@@ -114,7 +114,10 @@ def ready() -> Result:
 
 
 def start() -> float:
-    """Seconds. Who asks again and again would take from the cores that populate: the daemon says when."""
+    """Returns the seconds of a start.
+
+    The daemon reports it: polling would take CPU time from the threads that populate.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told,
@@ -131,7 +134,7 @@ def start() -> float:
 
 
 def touch() -> float:
-    """Seconds, on as many threads as there are cores."""
+    """Returns the seconds that touching the memory takes, on as many threads as there are cores."""
     cores = len(os.sched_getaffinity(0))
     descriptor = os.memfd_create("pagetier-bench")
     os.ftruncate(descriptor, SIZE)
@@ -140,15 +143,15 @@ def touch() -> float:
         share = SIZE // cores
         pieces = [ctypes.addressof(first) + at * share for at in range(cores)]
         began = time.perf_counter()
-        # mmap.madvise keeps Python's lock: the threads would take turns
+        # mmap.mmap.madvise holds the GIL, so the threads would take turns.
         failed = any(pool.map(lambda piece: MADVISE(piece, share, MADV_POPULATE_WRITE), pieces))
         took = time.perf_counter() - began
         del first
     os.close(descriptor)
-    assert not failed, "this kernel can not populate memory ahead"
+    assert not failed, "this kernel cannot populate memory"
     return took
 
 
 if __name__ == "__main__":
     have_compiled()
-    main("what it costs while nothing happens", measure)
+    main("The cost of an idle daemon", measure)

@@ -1,4 +1,4 @@
-"""How fast pages are found and room for them is granted, in an index of a million entries."""
+"""Measures matches and reservations in an index of a million entries."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ SPACE = Namespace(model="bench", dtype="none", page_tokens=256)
 
 
 def all_keys() -> Keys:
-    """The keys of a full index: random, as digests are."""
+    """Returns the keys of a full index: random, like digests."""
     return Keys(SPACE, np.random.default_rng(1).bytes(32 * ENTRIES))
 
 
 def some_of(keys: Keys, count: int, seed: int) -> Keys:
-    """So many of them, each once, in random order."""
+    """Returns `count` distinct keys in random order."""
     rows = np.frombuffer(keys.data, dtype="V32")
     return Keys(SPACE, np.random.default_rng(seed).choice(rows, count, replace=False).tobytes())
 
 
 def fill(client: Client, keys: Keys) -> None:
-    """Stores one-frame pages without writing their bytes."""
+    """Stores pages of one frame without writing their bytes."""
     for at in range(0, len(keys), FILL):
         client.reserve(keys[at : at + FILL], FRAME).publish()
 
 
 def find(client: Client, keys: Keys) -> None:
-    """One match and its release."""
+    """Matches and releases once."""
     with client.match(keys) as match:
         assert len(match) == len(keys)
 
 
 def find_groups(client: Client, keys: Keys) -> None:
-    """The same as a match over groups, of which there is one."""
+    """Matches and releases one group once."""
     with client.match_groups([GroupKeys(FullAttention(SPACE.page_tokens), keys)]) as match:
         assert len(match) == len(keys)
 
 
 def grouped(client: Client, keys: Keys) -> Iterator[Result]:
-    """What it costs to ask for groups where there is one, and to mix a namespace into an engine's own hashes."""
-    # those of matching(), twice: what is used is passed over by the eviction that is measured later
+    """Measures a match of groups with one group, and mixing a namespace into an engine's own hashes."""
+    # These are the keys of matching(), twice: the eviction that is measured later skips pages that were used.
     batches = iter([some_of(keys, 8192, seed) for seed in range(61)] * 2)
     find_groups(client, next(batches))
     plain, groups = median_times(60, lambda: find(client, next(batches)), lambda: find_groups(client, next(batches)))
@@ -74,13 +74,13 @@ def grouped(client: Client, keys: Keys) -> Iterator[Result]:
 
 
 def matching(client: Client, keys: Keys) -> Iterator[Result]:
-    """One match after another, in one process."""
+    """Measures matches in one process."""
     batches = iter([some_of(keys, 8192, seed) for seed in range(61)])
     plain = {key: at for at, key in enumerate(keys)}
     batch = some_of(keys, 8192, 99)
     listed = list(batch)
     find(client, next(batches))
-    (ours,) = median_times(60, lambda: find(client, next(batches)))  # not in turn: the dict would empty the caches
+    (ours,) = median_times(60, lambda: find(client, next(batches)))  # not in turn: the dict would evict the CPU caches
     (theirs,) = median_times(60, lambda: [plain[key] for key in listed])
     ns = Unit.NS.value
     yield Result(
@@ -104,7 +104,7 @@ def matching(client: Client, keys: Keys) -> Iterator[Result]:
 
 
 def prompt(client: Client) -> Iterator[Result]:
-    """A whole prompt: keys, match and release."""
+    """Measures a whole prompt: keys, match and release."""
     tokens = np.random.default_rng(3).integers(0, 32000, 131072, dtype=np.int32)
     fill(client, SPACE.keys(tokens))
     data = memoryview(tokens.tobytes())
@@ -125,7 +125,7 @@ def prompt(client: Client) -> Iterator[Result]:
 
 
 def _match_loop(socket: Path, keys: Keys, batches: int, pipe: Connection) -> None:
-    """In a process of its own: on each number from the pipe, matches for that many seconds and tells its rate."""
+    """Runs in a child process: matches for as many seconds as the pipe says, and returns the rate."""
     with Client(socket) as client:
         client.wait_attached(10)
         parts = [keys[at * 512 : (at + 1) * 512] for at in range(batches)]
@@ -142,7 +142,7 @@ def _match_loop(socket: Path, keys: Keys, batches: int, pipe: Connection) -> Non
 
 
 def scaling(socket: Path, keys: Keys, name: str) -> Iterator[Result]:
-    """Two processes over one. With one batch of keys both match the same pages."""
+    """Measures two processes relative to one. With one batch of keys both match the same pages."""
     same = name.endswith("same_keys")
     batches = 1 if same else 400
     mine = [some_of(keys[i * 500_000 : (i + 1) * 500_000], 512 * batches, 5) for i in (0, 0 if same else 1)]
@@ -169,7 +169,7 @@ def scaling(socket: Path, keys: Keys, name: str) -> Iterator[Result]:
 
 
 def storing(client: Client, name: str, bound: float, fresh: int) -> Iterator[Result]:
-    """The round trip of a reservation and the publication of 512 pages of one frame, nothing copied."""
+    """Measures reserving and publishing 512 pages of one frame, without copying."""
     data = np.random.default_rng(fresh).bytes(32 * 512 * 101)
     batches = iter([Keys(SPACE, data[at : at + 32 * 512]) for at in range(0, len(data), 32 * 512)])
 
@@ -184,7 +184,7 @@ def storing(client: Client, name: str, bound: float, fresh: int) -> Iterator[Res
 
 
 def _store_loop(socket: Path, pipe: Connection) -> None:
-    """In a process of its own: stores without pause until the pipe says stop."""
+    """Runs in a child process: stores continuously until the pipe says stop."""
     with Client(socket, deadline=10) as client:
         client.wait_attached(10)
         rng = np.random.default_rng(77)
@@ -194,7 +194,7 @@ def _store_loop(socket: Path, pipe: Connection) -> None:
 
 
 def beside(client: Client, socket: Path) -> Iterator[Result]:
-    """A small reservation while another client stores without pause."""
+    """Measures a small reservation while another client stores continuously."""
     data = np.random.default_rng(88).bytes(32 * 64 * 400)
     batches = iter([Keys(SPACE, data[at : at + 32 * 64]) for at in range(0, len(data), 32 * 64)])
 
@@ -209,7 +209,7 @@ def beside(client: Client, socket: Path) -> Iterator[Result]:
     busy = median_times(250, ask)[0]
     here.send(0)
     other.join()
-    yield Result("reserve_64_us", busy * 1e6, "us", f"with nobody else: {idle * 1e6:.0f} us", at_most(500))
+    yield Result("reserve_64_us", busy * 1e6, "us", f"without other clients: {idle * 1e6:.0f} us", at_most(500))
 
 
 _ATTACH = """
@@ -230,7 +230,7 @@ client.close()
 
 
 def attaching(socket: Path) -> Iterator[Result]:
-    """A fresh process attaches."""
+    """Measures the attachment of a new process."""
     runs = [
         subprocess.run([sys.executable, "-c", _ATTACH, str(socket)], capture_output=True, text=True, check=True)
         for _ in range(9)
@@ -238,11 +238,11 @@ def attaching(socket: Path) -> Iterator[Result]:
     numbers = np.array([run.stdout.split() for run in runs], dtype=float)
     took, private = np.median(numbers, axis=0).tolist()
     yield Result("attach_ms", took * 1e3, "ms", "connection, three descriptors, mappings; new process", at_most(20))
-    yield Result("attach_private_mb", private, "MB", "RssAnon a second after, over before", at_most(5))
+    yield Result("attach_private_mb", private, "MB", "growth of RssAnon after a second", at_most(5))
 
 
 def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
-    """A daemon is killed and another takes over; the bytes of index and lock words, copied once, beside it."""
+    """Kills a daemon and measures its successor's take-over, beside copying index and lock words once."""
     stage.kill()
     taken: list[float] = []
     pages = 0
@@ -266,7 +266,7 @@ def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
 
 
 def measure() -> Iterator[Result]:
-    """All of it on one daemon."""
+    """Runs all measurements on one daemon."""
     geometry = Geometry(FRAME, ENTRIES, ENTRIES, 16)
     sizes = ["--arena-size", str(FRAME * ENTRIES), "--arena-frame-size", str(FRAME), "--index-namespaces", "16"]
     with Stage(*sizes, "--arena-prefault", "lazy", "--evict-low", "0", "--evict-high", "0") as stage:
@@ -291,4 +291,4 @@ def measure() -> Iterator[Result]:
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent))
-    main("Finding pages and granting room, 1,000,000 entries", measure)
+    main("Matches and reservations, 1,000,000 entries", measure)

@@ -1,4 +1,4 @@
-"""What every benchmark here shares: a result with its goal and what it was compared with, and how it is printed."""
+"""The parts that all benchmarks share: results with a goal and a comparison, timing, and printing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rich.table import Table
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """A bound on a value. An empty sign: reported only."""
+    """A bound on a value. An empty sign means that the value is only reported."""
 
     sign: str
     bound: float
 
     def met(self, value: float) -> bool:
-        """Whether the value keeps the bound."""
+        """Returns whether the value meets the bound."""
         return {"<=": value <= self.bound, ">=": value >= self.bound}.get(self.sign, True)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ REPORTED = Goal("", 0)
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One number. against: what it was compared with, measured in the same run."""
+    """One measured number. `against` says what it was compared with in the same run."""
 
     name: str
     value: float
@@ -45,17 +45,17 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def at_most(bound: float) -> Goal:
-    """The value should not be above."""
+    """Returns the goal that a value is at most `bound`."""
     return Goal("<=", bound)
 
 
 def at_least(bound: float) -> Goal:
-    """The value should not be below."""
+    """Returns the goal that a value is at least `bound`."""
     return Goal(">=", bound)
 
 
 class Unit(Enum):
-    """Seconds times this."""
+    """The factor from seconds to this unit."""
 
     NS = 1e9
     US = 1e6
@@ -63,14 +63,14 @@ class Unit(Enum):
 
 
 def time_of(action: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Returns the seconds that one call takes."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
 def median_times(rounds: int, *actions: Callable[[], object]) -> list[float]:
-    """Median seconds of each action, taken in turn, so that a change of the machine's speed meets all alike."""
+    """Returns the median seconds of each action. They run in turn, so that a change of speed affects all alike."""
     times: list[list[float]] = [[] for _ in actions]
     for _ in range(rounds):
         for action, taken in zip(actions, times, strict=True):
@@ -79,7 +79,7 @@ def median_times(rounds: int, *actions: Callable[[], object]) -> list[float]:
 
 
 def machine() -> str:
-    """The processor and what there is of it."""
+    """Describes this machine's processor, memory and Python."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -87,7 +87,7 @@ def machine() -> str:
 
 
 def main(title: str, measure: Callable[[], Iterable[Result]]) -> None:
-    """Runs a benchmark as a command: a table, or with --json an object a line."""
+    """Runs a benchmark as a command: prints a table, or with --json an object a line."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="one object per line")
     if parser.parse_args().json:

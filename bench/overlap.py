@@ -1,7 +1,7 @@
-"""What an engine on the CPU loses by loading its cache: computing a layer while the next arrive, or after all have.
+"""Measures what an engine on the CPU loses by loading its cache while it computes, or before it computes.
 
-The model is attention over the loaded keys and values, layer by layer: nothing can be computed before its layer is
-there. It computes on one thread; copies have one of their own.
+The model is attention over the loaded keys and values, layer by layer, so that each layer needs its own bytes. It
+computes on one thread; the copies have another one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LONG_S = 30.0
 
 
 class Model:
-    """Attention of some queries over a paged cache, which is all that a layer does."""
+    """A model whose layers consist of attention of some queries over a paged cache."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -51,19 +51,19 @@ class Model:
             self.queries = torch.cat([self.queries, self.queries])
 
     def layer(self, x: Any, number: int) -> Any:
-        """One layer's output."""
+        """Returns one layer's output."""
         k, v = self.cache[number].reshape(2, TOKENS, HEADS * WIDTH)
         return torch.softmax(x @ k.T, dim=1) @ v + x
 
     def run(self) -> Any:
-        """All layers."""
+        """Runs all layers."""
         x = self.queries
         for number in range(LAYERS):
             x = self.layer(x, number)
         return x
 
     def run_behind(self, awaited: Callable[[int], bool]) -> Any:
-        """All layers, each as soon as it is there."""
+        """Runs each layer as soon as it is loaded."""
         x = self.queries
         for number in range(LAYERS):
             assert awaited(number)
@@ -72,20 +72,20 @@ class Model:
 
 
 class Memcpy:
-    """What can be had at best: the C library's, of as many bytes a layer, in a thread, an event a layer."""
+    """The best case: the C library's memcpy of as many bytes a layer, in a thread, with an event a layer."""
 
     def __init__(self) -> None:
         self._source, self._to = (np.ones((LAYERS, LAYER_MIB << 20), np.uint8) for _ in range(2))
         self._came = [threading.Event() for _ in range(LAYERS)]
 
     def begin(self) -> None:
-        """All layers, on their way."""
+        """Starts copying all layers."""
         for event in self._came:
             event.clear()
         threading.Thread(target=self._copy).start()
 
     def wait(self, layer: int) -> bool:
-        """Until a layer is there."""
+        """Waits until a layer is copied."""
         return self._came[layer].wait(LONG_S)
 
     def _copy(self) -> None:
@@ -95,7 +95,7 @@ class Memcpy:
 
 
 class Engine:
-    """A model whose cache is in the arena already."""
+    """A model whose cache is stored in the arena."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.model, self.memcpy = client, Model(), Memcpy()
@@ -106,50 +106,50 @@ class Engine:
         self.output = self.model.run()
 
     def begin(self) -> Load:
-        """All pages, on their way."""
+        """Starts loading all pages."""
         with self.client.match(self.keys) as match:
             load = self.copier.load(match, self.model.slots)
         assert load.pages == len(self.keys)
         return load
 
     def without(self) -> None:
-        """The cache is there."""
+        """Computes with a cache that is there."""
         self.model.run()
 
     def by_layer(self) -> None:
-        """The cache is loaded while it is computed with."""
+        """Computes while the cache is being loaded."""
         load = self.begin()
         self._check(self.model.run_behind(lambda layer: load.wait(layer, LONG_S)))
 
     def beside_memcpy(self) -> None:
-        """As much is copied, without pagetier, while it is computed."""
+        """Computes while as many bytes are copied without pagetier."""
         self.memcpy.begin()
         self._check(self.model.run_behind(self.memcpy.wait))
 
     def all_first(self) -> None:
-        """The cache is loaded, then computed with."""
+        """Loads the cache, then computes."""
         self.loaded()
         self._check(self.model.run())
 
     def loaded(self) -> None:
-        """All layers are there."""
+        """Loads all layers."""
         assert self.begin().wait(LAYERS - 1, LONG_S)
 
     def first_loaded(self) -> None:
-        """One layer is there; the rest is awaited by rest()."""
+        """Waits for one layer; rest() waits for the others."""
         self.load = self.begin()
         assert self.load.wait(0, LONG_S)
 
     def rest(self) -> None:
-        """The rest is there."""
+        """Waits for the layers that first_loaded() left."""
         assert self.load.wait_ended(LONG_S)
 
     def _check(self, output: Any) -> None:
-        assert torch.equal(output, self.output), "what was loaded is not what was stored"
+        assert torch.equal(output, self.output), "the loaded cache differs from the stored one"
 
 
 def spoilt(engine: Engine) -> None:
-    """A load that came to nothing would be seen."""
+    """Checks that a load that failed would be noticed."""
     for tensor in engine.model.cache:
         tensor.zero_()
     engine.by_layer()
@@ -174,7 +174,9 @@ def results(engine: Engine) -> Iterator[Result]:
     told = f"{LAYERS} layers of {1e3 * alone / LAYERS:.1f} ms and {LAYER_MIB} MiB, medians of {ROUNDS} rounds"
     rate = f"loading alone: {1e3 * loading:.1f} ms, {LAYERS * LAYER_MIB / 1024 / loading:.1f} GiB/s"
     yield Result("overlap_lost_by_layer", by_layer / alone - 1, "of no load", told)
-    yield Result("overlap_lost_beside_memcpy", plain / alone - 1, "of no load", "memcpy of as much, a thread, by layer")
+    yield Result(
+        "overlap_lost_beside_memcpy", plain / alone - 1, "of no load", "memcpy of as many bytes in a thread, by layer"
+    )
     yield Result("overlap_by_layer_over_memcpy", by_layer / plain, "x", "time with that memcpy", at_most(1.1))
     yield Result("overlap_lost_all_first", all_first / alone - 1, "of no load", told)
     yield Result("overlap_lost_by_layer_over_all_first", (by_layer - alone) / (all_first - alone), "x", told)
@@ -183,7 +185,7 @@ def results(engine: Engine) -> Iterator[Result]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help=f"one object, which goes to {RESULTS.name}, too")
+    parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {RESULTS.name}")
     as_json = parser.parse_args().json
     device = f"{machine()}, torch {torch.__version__}"
     told = {"measured": True, "device": device, "results": [row_of(result) for result in measure()]}

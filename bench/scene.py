@@ -1,4 +1,4 @@
-"""A daemon with a disk, and what benchmarks do to it."""
+"""A daemon with a disk for benchmarks, and the operations on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stage import Stage
 
 
 class Scene(Stage):
-    """A daemon with a disk, and what is done to it."""
+    """A daemon with a disk, and the operations on it."""
 
     def __init__(self, folder: Path, *more: str) -> None:
         self.disk = folder / "tier"
@@ -32,35 +32,35 @@ class Scene(Stage):
                 time.sleep(0.002)
 
     def wait_until_nothing_is_saved(self) -> None:
-        """The daemon goes on for a moment with writing everything after it was last asked to."""
+        """Waits until the daemon no longer writes everything: it continues for a moment after the last request."""
         time.sleep(2.5)
 
     def wait_quiet(self) -> None:
-        """Until nothing is written any more."""
+        """Waits until nothing is written any more."""
         seen = -1
         while (written := self.header()["disk_written"]) != seen:
             seen = written
             time.sleep(1.0)
 
     def flush(self, tier: str) -> None:
-        """Drops everything out of one tier."""
+        """Drops everything from one tier."""
         with self._looking() as (link, _):
             told = link.ask(Flush(1, None, tier), 30)
             assert isinstance(told, Flushed) and not told.kept, told
 
     def header(self) -> dict[str, int]:
-        """The index's numbers."""
+        """Returns the counters of the index."""
         with self._looking() as (_, observer):
             return observer.header()
 
     def disk_open(self, pages: int = 0) -> bool:
-        """Whether the disk tier is there, with so many pages."""
+        """Returns whether the disk tier is open, with at least `pages` pages."""
         with self._looking() as (_, observer):
             text = observer.disk_text() or b""
             return b'"standing":"open"' in text and observer.header()["disk_pages"] >= pages
 
     def drop_cache(self) -> None:
-        """What the kernel has of the files in memory goes."""
+        """Drops the files from the kernel's page cache."""
         for file in self.disk.rglob("data.mdb"):
             descriptor = os.open(file, os.O_RDONLY)
             os.fsync(descriptor)
@@ -82,7 +82,7 @@ class Scene(Stage):
 
 
 def until(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for something."""
+    """Waits until `ready` returns true."""
     ends = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > ends:

@@ -1,4 +1,4 @@
-"""A daemon for benchmarks: segments and socket of its own, nothing left at the end."""
+"""A daemon for benchmarks, with its own segments and socket, that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_S = 120.0
 
 
 class Stage:
-    """Runs `pagetierd` with the given arguments, and variables of its environment, while the context lasts."""
+    """Runs `pagetierd` with the given arguments and environment variables while the context lasts."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.name = f"pagetier-bench-{secrets.token_hex(4)}"
@@ -29,26 +29,26 @@ class Stage:
         self._environment = environment
 
     def start(self) -> None:
-        """Starts the daemon, or starts it again."""
+        """Starts the daemon, or restarts it."""
         command = [sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
         command += ["--name", self.name, "--socket", str(self.socket), "--log-level", "warning", *self._arguments]
         self._process = subprocess.Popen(command, env=os.environ | self._environment)
 
     @property
     def pid(self) -> int:
-        """The daemon's."""
+        """The daemon's process ID."""
         return self._process.pid
 
     def kill(self) -> None:
-        """As a crash: the segments stay."""
+        """Kills the daemon like a crash: the segments stay."""
         self._process.kill()
         self._process.wait()
 
     def client(self) -> Client:
-        """An attached client."""
+        """Returns an attached client."""
         client = Client(self.socket, deadline=10)
         if not client.wait_attached(_START_S):
-            raise SystemExit("the daemon does not get ready")
+            raise SystemExit("the daemon did not become ready")
         return client
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`python bench/top_picture.py` draws docs/top.svg: what `pagetier top` shows of a daemon that really works.
+"""`python bench/top_picture.py` draws docs/top.svg: `pagetier top` of a working daemon.
 
 Two engines match, load and store prompts for some minutes, on a daemon with a small arena and a small disk.
 """
@@ -35,7 +35,7 @@ ENGINES = ("vllm worker 0", "vllm worker 1")
 
 
 def work(client: Client, seed: int, over: threading.Event) -> None:
-    """An engine: some prompts come again and again, others once, and the longer it runs the more alike they are."""
+    """Acts like an engine: some prompts are repeated, others occur once, and they become more alike with time."""
     dice, space = random.Random(seed), Namespace(model="example/model-8b", dtype="bfloat16", page_tokens=TOKENS)
     into = np.zeros((PAGES, PAGE), dtype=np.uint8)
     began = time.monotonic()
@@ -51,13 +51,13 @@ def work(client: Client, seed: int, over: threading.Event) -> None:
 
 
 def daemon_on(folder: Path) -> RunningDaemon:
-    """With an arena and a disk that are both too small for all."""
+    """Starts a daemon whose arena and disk are both too small for everything."""
     disk = ("--disk-path", str(folder), "--disk-size", "640MiB")
     return RunningDaemon("192MiB", "64KiB", *disk)
 
 
 def watched(socket: Path) -> History:
-    """As `pagetier top` watches."""
+    """Records the history that `pagetier top` shows."""
     history, began = History(), time.monotonic()
     with daemon_at(socket) as daemon:
         while (past := time.monotonic() - began) < SECONDS:
@@ -67,16 +67,16 @@ def watched(socket: Path) -> History:
 
 
 def draw(history: History) -> None:
-    """As an SVG."""
+    """Draws the history as an SVG."""
     console = Console(record=True, width=WIDTH, height=LINES, file=io.StringIO(), color_system="truecolor")
     console.print(screen(history, Place(SHOWN_AS, LINES, UNICODE)))
     svg = console.export_svg(title="pagetier top", unique_id="pagetier-top")
-    # no page that shows the picture has to fetch anything
+    # Pages that embed the picture must not fetch fonts.
     PICTURE.write_text(re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL))
 
 
 def main() -> None:
-    """Runs it."""
+    """Runs the engines and draws the picture."""
     over = threading.Event()
     with tempfile.TemporaryDirectory() as folder, daemon_on(Path(folder)) as daemon:
         assert eventually(lambda: is_open(daemon), 20.0)

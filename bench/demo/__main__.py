@@ -1,6 +1,6 @@
-"""pagetier's main job, shown: a prompt goes to shared host memory and comes back in other processes, exactly.
+"""Shows pagetier's purpose: a prompt goes to shared host memory and is loaded exactly in other processes.
 
-`make demo` runs it. Exits with 1 if logits were not equal, an expected hit was a miss, or a process failed.
+`make demo` runs it. It exits with 1 if logits differed, an expected hit was a miss, or a process failed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ FROM_DISK = 4
 INTRO = f"""\
 [bold]pagetier demo[/bold]
 
-Four engines, each a process of its own, read the same text, each with a question
-of its own at the end. The text is the first {TEXT_BYTES:,} bytes of "Special method names"
+Four engines, each in its own process, read the same text, each followed by a
+different question. The text is the first {TEXT_BYTES:,} bytes of "Special method names"
 in Python's language reference, a byte a token. The model is a Llama with random
-weights: what it answers means nothing, but it computes like any other. Each engine
-reads its prompt with pagetier, then once more without, and compares the logits of
-the two bit by bit.
+weights: its answers are meaningless, but it computes like any other. Each engine
+reads its prompt with pagetier, then again without, and compares the logits of
+both runs bit by bit.
 """
-KILLED = "[bold]Kill the daemon[/bold] with SIGKILL, as if it had crashed: the pages stay in shared memory.\n"
-STOPPED = "[bold]Stop the daemon[/bold]: it writes the pages to disk and gives the memory back. Nobody is left.\n"
+KILLED = "[bold]Kill the daemon[/bold] with SIGKILL, like a crash: the pages stay in shared memory.\n"
+STOPPED = "[bold]Stop the daemon[/bold]: it writes the pages to disk and frees the memory.\n"
 
 
 class Demo:
-    """What happens, in order, with one daemon after the other on the same memory."""
+    """The steps of the demo, with one daemon after another on the same memory."""
 
     def __init__(self, screen: Screen, daemon: Daemon, folder: Path) -> None:
         self._screen = screen
@@ -45,14 +45,14 @@ class Demo:
         self._folder = folder
 
     def run(self) -> list[Report]:
-        """What each engine did. Raises DemoError if a process fails."""
+        """Runs all engines and returns their reports. Raises DemoError if a process fails."""
         self._start("Start the daemon")
-        first = self._engine(1, "is the first to read the text, and stores its pages.")
-        second = self._engine(2, "has the same text and another question: the text's full pages are in memory by now.")
+        first = self._engine(1, "is the first to read the text and stores its pages.")
+        second = self._engine(2, "has the same text and another question: the text's full pages are in memory now.")
         self._daemon.kill()
         self._screen.say(KILLED)
         self._start("Start another daemon")
-        third = self._engine(3, "has a third question; it never met the daemon that took the pages in.")
+        third = self._engine(3, "has a third question; the daemon that stored the pages is gone.")
         self._daemon.stop()
         self._screen.say(STOPPED)
         self._start("Start a third daemon, in empty memory")
@@ -60,7 +60,7 @@ class Demo:
         return [first, second, third, fourth]
 
     def stats(self) -> None:
-        """What the daemon says of itself. Raises DemoError if it can not be asked."""
+        """Prints the daemon's statistics. Raises DemoError if they cannot be read."""
         command = ["pagetier", "stats", "--socket", str(self._daemon.socket)]
         self._screen.say(f"\n[bold]{shlex.join(command)}[/bold]")
         sys.stdout.flush()
@@ -71,7 +71,7 @@ class Demo:
     def _start(self, title: str) -> None:
         self._screen.say(f"[bold]{title}[/bold]: {shlex.join(self._daemon.command)}")
         with self._screen.steps() as tell:
-            tell(Step("take the memory and begin to serve"))
+            tell(Step("allocate the memory and start serving"))
             self._daemon.start()
         self._screen.say()
 
@@ -85,18 +85,18 @@ class Demo:
 
 
 def wrong(reports: list[Report]) -> Iterator[str]:
-    """What is not as it has to be."""
+    """Yields what differs from the expected result."""
     for engine, report in enumerate(reports, 1):
         expected = (SHARED_TOKENS if engine in (2, 3) else 0, SHARED_TOKENS if engine == FROM_DISK else 0)
         if (report.memory_tokens, report.disk_tokens) != expected:
             memory, disk = report.memory_tokens, report.disk_tokens
-            yield f"engine {engine} got {memory} tokens from memory and {disk} from disk, not {expected}"
+            yield f"engine {engine} loaded {memory} tokens from memory and {disk} from disk instead of {expected}"
         if not report.exact:
             yield f"engine {engine} has equal logits at {report.positions_equal} of {report.computed_tokens} positions"
 
 
 def show(screen: Screen) -> int:
-    """The whole demo; the exit code."""
+    """Runs the whole demo and returns the exit code."""
     began = time.monotonic()
     screen.say(INTRO)
     with tempfile.TemporaryDirectory(prefix="pagetier-demo-") as folder, Daemon(Path(folder)) as daemon:
@@ -113,7 +113,7 @@ def show(screen: Screen) -> int:
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends the demo as an error does, so that it cleans up."""
+    """Ends the demo like an error, so that it cleans up."""
     del frame
     sys.exit(128 + number)
 
@@ -128,7 +128,7 @@ def main() -> None:
         screen.fail(str(error))
         code = 1
     except KeyboardInterrupt:
-        screen.fail("interrupted; everything that the demo started is stopped")
+        screen.fail("interrupted; all processes of the demo are stopped")
         code = 128 + signal.SIGINT
     sys.exit(code)
 

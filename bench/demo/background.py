@@ -1,4 +1,4 @@
-"""The processes that the demo starts: pagetierd, and engines. None of them outlives it."""
+"""The processes that the demo starts: pagetierd and the engines. None of them outlives the demo."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _READY_S = 30.0
 _STOP_S = 10.0
 _WRITE_OUT_S = 60.0
 _ENGINE = Path(__file__).with_name("engine.py")
-# Threads that spin while they wait make every engine several times slower wherever something else wants the cores.
+# Threads that spin while they wait make every engine several times slower when other processes need the cores.
 _ENGINE_ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class DemoError(Exception):
-    """A process of the demo failed; the message has what it said."""
+    """A process of the demo failed; the message has its output."""
 
 
 def installed(name: str) -> str:
-    """The path of a command of this Python's environment."""
+    """Returns the path of a command of this Python's environment."""
     return str(Path(sys.executable).with_name(name))
 
 
 def environ(more: dict[str, str] | None = None) -> dict[str, str]:
-    """What the processes see: no setting of a pagetier that this host may have."""
+    """Returns the processes' environment, without the settings of a pagetier that this host may have."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")} | (more or {})
 
 
 class Daemon:
-    """`pagetierd` with a socket, segments and a log of its own. At the end of the context nothing is left of it."""
+    """`pagetierd` with its own socket, segments and log. Nothing of it is left when the context ends."""
 
     def __init__(self, folder: Path) -> None:
         self.name = f"pagetier-demo-{secrets.token_hex(4)}"
@@ -56,29 +56,29 @@ class Daemon:
 
     @property
     def command(self) -> list[str]:
-        """How it is started."""
+        """The command line."""
         memory = ["--name", self.name, "--socket", str(self.socket), "--arena-size", ARENA]
         return ["pagetierd", *memory, "--disk-path", str(self._disk), "--disk-size", DISK]
 
     def start(self) -> None:
-        """Starts it and waits until it serves. Raises DemoError if it does not."""
+        """Starts the daemon and waits until it serves. Raises DemoError if it does not."""
         program, *arguments = self.command
         with self._log.open("ab") as log:
-            # In a group of its own: Ctrl-C on the terminal is for the demo, which then stops its processes.
+            # In a process group of its own: Ctrl-C on the terminal goes to the demo, which then stops its processes.
             self._process = subprocess.Popen(
                 [installed(program), *arguments], stdout=log, stderr=log, env=environ(), process_group=0
             )
         self._wait_ready(self._process)
 
     def stop(self) -> None:
-        """SIGTERM: it writes out what is in memory alone, and gives the memory back. Or raises DemoError."""
+        """Stops the daemon with SIGTERM: it writes its pages to disk and frees the memory. Raises DemoError."""
         if self._process is not None:
             self._process.terminate()
             if self._process.wait(_WRITE_OUT_S) or list(Path("/dev/shm").glob(f"{self.name}.*")):
-                raise DemoError(f"pagetierd did not stop in order\n{self._log.read_text()}")
+                raise DemoError(f"pagetierd did not stop cleanly\n{self._log.read_text()}")
 
     def kill(self) -> None:
-        """SIGKILL: a crash."""
+        """Kills the daemon with SIGKILL, like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -87,7 +87,7 @@ class Daemon:
         ends = time.monotonic() + _READY_S
         while not self._answers():
             if process.poll() is not None or time.monotonic() > ends:
-                raise DemoError(f"pagetierd does not get ready: {shlex.join(self.command)}\n{self._log.read_text()}")
+                raise DemoError(f"pagetierd did not become ready: {shlex.join(self.command)}\n{self._log.read_text()}")
             time.sleep(0.02)
 
     def _answers(self) -> bool:
@@ -103,7 +103,7 @@ class Daemon:
                 self._process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
                 self.kill()
-        for segment in Path("/dev/shm").glob(f"{self.name}.*"):  # of a daemon that was killed
+        for segment in Path("/dev/shm").glob(f"{self.name}.*"):  # left by a daemon that was killed
             segment.unlink()
 
     def __enter__(self) -> Self:
@@ -112,12 +112,12 @@ class Daemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C is not to leave the daemon behind
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that a second Ctrl-C does not leave the daemon behind
         self._stop()
 
 
 def run_engine(task: Task, folder: Path, tell: Callable[[Step], None]) -> Report:
-    """Runs an engine in a fresh Python, and tells its steps. Raises DemoError if it ends without a report."""
+    """Runs an engine in a fresh Python and shows its steps. Raises DemoError if it ends without a report."""
     log = folder / f"engine{task.engine}.log"
     argument = msgspec.json.encode(task).decode()
     with (

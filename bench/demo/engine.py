@@ -1,4 +1,4 @@
-"""An engine of the demo, a process of its own: a prompt with pagetier, the same without, and the proof.
+"""An engine of the demo, in its own process: reads a prompt with pagetier, then without, and compares the logits.
 
 The demo starts it with a Task and reads its events from its stdout.
 """
@@ -23,7 +23,7 @@ WAIT_S = 10.0  # for the daemon, on a busy host
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):
-    """A prompt, read up to its first new token: what was cached of it, the logits of the rest, and how long it took."""
+    """A prompt, computed up to its first new token: its cached part, the logits of the rest, and the seconds taken."""
 
     cached: CachedPrompt
     logits: torch.Tensor
@@ -36,7 +36,7 @@ def tell(event: Event) -> None:
 
 
 def nothing() -> CachedPrompt:
-    """Where a run without pagetier begins."""
+    """Returns the start of a run without pagetier."""
     return CachedPrompt(0, DynamicCache())
 
 
@@ -50,7 +50,7 @@ def read(prompts: PromptCache, prompt: torch.Tensor, begin: Callable[[], CachedP
 
 
 def told(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -> Iterator[torch.Tensor]:
-    """The logits of each chunk, as it is computed and told."""
+    """Yields the logits of each chunk and reports the progress."""
     tell(Step(what, done, total))
     for logits in chunks:
         done += len(logits)
@@ -59,13 +59,13 @@ def told(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -> It
 
 
 def warm_up(prompts: PromptCache) -> None:
-    """The first chunks of a process are slow, whatever they hold."""
+    """Computes a few chunks, since the first ones of a process are slow."""
     for _ in prompts.prefill(torch.zeros(2 * PAGE_TOKENS, dtype=torch.int64), DynamicCache()):
         pass
 
 
 def equal_positions(run: Run, reference: Run) -> int:
-    """At how many of the computed positions all logits are the same, bit by bit."""
+    """Returns the number of computed positions whose logits are equal bit by bit."""
     pairs = zip(run.logits, reference.logits[run.cached.tokens :], strict=True)
     return sum(torch.equal(ours, theirs) for ours, theirs in pairs)
 
@@ -80,7 +80,7 @@ def work(task: Task, client: Client) -> Report:
     run = read(prompts, prompt, lambda: prompts.load(prompt), "read the prompt, with pagetier")
     tell(Step("store the new pages"))
     stored = prompts.store(prompt, run.cached.cache)
-    reference = read(prompts, prompt, nothing, "read it again without, to compare")
+    reference = read(prompts, prompt, nothing, "read it again without pagetier")
     return Report(
         parameters=llama.num_parameters(),
         threads=torch.get_num_threads(),

@@ -18,14 +18,16 @@ CONFIG = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 8192,
 }
-# The demo is to show seconds of prefill on a large host too.
+# Large enough to show seconds of prefill on a large host, too.
 _MOST_THREADS = 4
 
 
 def build() -> LlamaForCausalLM:
-    """The model in float32 and eval mode; it computes the same in every process of this host."""
+    """Returns the model in float32 and eval mode. It computes the same in every process of this host."""
     torch.set_num_threads(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
     torch.use_deterministic_algorithms(mode=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a tenth of the time, and for finding bugs only
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # it takes a tenth of the time, and only helps to find bugs
+    )
     torch.manual_seed(SEED)
     return LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()

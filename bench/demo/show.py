@@ -1,4 +1,4 @@
-"""What the demo shows: lines that stay, a bar on a terminal for what is under way, and the table at the end."""
+"""The output of the demo: lines, a progress bar on a terminal, and the table at the end."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from wire import Report, Step
 
 
 class Screen:
-    """Where the demo writes."""
+    """The demo's terminal."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def say(self, text: str = "") -> None:
-        """A line or more, with rich's markup."""
+        """Prints text with rich's markup."""
         self._console.print(text)
 
     def fail(self, text: str) -> None:
-        """What went wrong."""
+        """Prints a failure."""
         self._console.print(f"[bold red]FAILED[/bold red] {escape(text)}")
 
     def show(self, what: RenderableType) -> None:
-        """A table, say."""
+        """Prints anything that rich can render, such as a table."""
         self._console.print(what)
 
     @contextmanager
     def steps(self) -> Iterator[Steps]:
-        """For the steps of one process, one after the other."""
+        """Shows the consecutive steps of one process."""
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         bars = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
         with bars:
@@ -44,7 +44,7 @@ class Screen:
 
 
 class Steps:
-    """A bar for the step that is under way; a line for each that is over."""
+    """A bar for the current step and a line for each finished one."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -53,7 +53,7 @@ class Steps:
         self._began = 0.0
 
     def __call__(self, step: Step) -> None:
-        """Further with a step, or on to the next."""
+        """Advances the current step, or starts the next one."""
         if step.what != self._what:
             self.finish()
             self._what, self._began = step.what, time.monotonic()
@@ -61,14 +61,14 @@ class Steps:
         self._bars.update(self._bar, description=step.what, completed=step.done, total=step.total or None)
 
     def finish(self) -> None:
-        """The last step is over."""
+        """Ends the last step."""
         if self._what:
             self._bars.console.print(f"  {time.monotonic() - self._began:5.1f} s  {self._what}")
         self._what = ""
 
 
 def summary_of(report: Report) -> str:
-    """What an engine did."""
+    """Summarises an engine's report."""
     mib = report.page_bytes / 2**20
     stored = f"; {report.pages_stored} pages of {mib:.1f} MiB stored" if report.pages_stored else ""
     return (
@@ -79,7 +79,7 @@ def summary_of(report: Report) -> str:
 
 
 def table_of(reports: Sequence[Report]) -> Table:
-    """A row for each engine; fits into 80 columns."""
+    """Returns a table with a row for each engine; it fits into 80 columns."""
     model = f"{reports[0].parameters / 1e6:.0f} million parameters, float32, {reports[0].threads} threads"
     table = Table(title="Where the tokens came from, and the time to the first new one", caption=model)
     for name in ("engine", "prompt", "memory", "disk", "computed", "first token", "uncached", "logits"):

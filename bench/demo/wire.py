@@ -1,4 +1,4 @@
-"""What the demo and its engines say to each other: a Task as the argument, then events, a line of JSON each."""
+"""The messages between the demo and its engines: a Task as the argument, then events, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Task(msgspec.Struct, frozen=True):
-    """For an engine: the daemon's socket, and which engine it is, counted from 1."""
+    """The work of an engine: the daemon's socket, and the engine's number, counted from 1."""
 
     socket: str
     engine: int
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """An engine begins with something, or is further with it: `done` of `total` tokens, where there are any."""
+    """An engine's step or its progress: `done` of `total` tokens, if it has any."""
 
     what: str
     done: int = 0
@@ -21,7 +21,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """What an engine did. A time to the first token begins with the prompt at hand and the model ready."""
+    """The result of an engine. A time to the first token begins with the prompt at hand and the model ready."""
 
     parameters: int
     threads: int
@@ -36,12 +36,12 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that the model had to read."""
+        """The tokens that the model had to compute."""
         return self.prompt_tokens - self.memory_tokens - self.disk_tokens
 
     @property
     def exact(self) -> bool:
-        """Whether the logits at all computed positions were those of the uncached run."""
+        """Whether the logits at all computed positions equal those of the uncached run."""
         return self.positions_equal == self.computed_tokens
 
 

@@ -1,4 +1,4 @@
-"""vLLM alone, with its own offloading, and with pagetier: all there at once, and asked the same in turn."""
+"""Compares vLLM alone, with its native offloading, and with pagetier: all run and get the same requests in turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST_BYTES = 1 << 30
 class Contest:
     """The engines, and the daemon that one of them uses.
 
-    equal: of those with a cache how many answers were, and were not, what vLLM alone said.
+    `equal` counts the answers of the engines with a cache that agree with vLLM alone, and those that do not.
     """
 
     def __init__(self, engines: Mapping[str, Engine], scene: Scene) -> None:
@@ -33,19 +33,22 @@ class Contest:
         self.equal: dict[str, Counter[bool]] = {name: Counter() for name in CACHING}
 
     def prompt(self, tokens: int, begin: list[int] | None = None) -> list[int]:
-        """A new one, that begins with what is given."""
+        """Returns a new prompt that begins with the given tokens."""
         more = tokens - len(begin or [])
         return [*(begin or []), *(self._numbers.randrange(10, VOCABULARY) for _ in range(more))]
 
     def in_turn(self) -> list[tuple[str, Engine]]:
-        """All engines, each time another one first."""
+        """Returns all engines, beginning with another one each time."""
         self._turn += 1
         named = list(self.engines.items())
         first = self._turn % len(named)
         return named[first:] + named[:first]
 
     def run(self, prompts: Prompts, names: Sequence[str], cached: int = 0, tokens: int = 1) -> dict[str, float]:
-        """Seconds of each of these engines. cached: tokens of each prompt that its connector has; vLLM alone none."""
+        """Returns the seconds of each engine.
+
+        `cached`: tokens of each prompt that its connector has; vLLM alone has none.
+        """
         answers = {name: engine.run(prompts, tokens) for name, engine in self.in_turn() if name in names}
         for name, answer in answers.items():
             require_cached(name, answer, cached if name != ALONE else 0)
@@ -53,7 +56,7 @@ class Contest:
         return {name: answer.seconds for name, answer in answers.items()}
 
     def _compare(self, prompts: Prompts, answers: dict[str, Answer]) -> None:
-        """With what vLLM alone said to the same prompt, now or before; what it was not asked is not compared."""
+        """Compares the answers with those of vLLM alone to the same prompts; other prompts are skipped."""
         if ALONE in answers:
             self._said |= zip(map(tuple, prompts), answers[ALONE].tokens, strict=True)
         for name, answer in answers.items():
@@ -62,15 +65,15 @@ class Contest:
                 self.equal[name].update(self._said[prompt] == told for prompt, told in pairs if prompt in self._said)
 
     def forget(self) -> None:
-        """All engines' own prefix caches, once all is stored."""
+        """Empties all engines' own prefix caches, once everything is stored."""
         for _, engine in self.in_turn():
             engine.run([[7]])
             engine.forget()
 
     def only_on_disk(self) -> None:
-        """No page of pagetier's is in memory, nor in the kernel's."""
+        """Removes pagetier's pages from memory and from the kernel's page cache."""
         self.scene.ask_saved()
-        until("pages that nobody uses", self._flushed)
+        until("flushing the pages", self._flushed)
         self.scene.drop_cache()
 
     def _flushed(self) -> bool:
@@ -81,21 +84,21 @@ class Contest:
 
 
 class MissedError(Exception):
-    """What was to be in a cache was not, or more was: such a round says nothing."""
+    """A cache had fewer or more tokens than intended: such a round is invalid."""
 
 
 def require_cached(name: str, answer: Answer, cached: int) -> None:
-    """Raises MissedError."""
+    """Raises MissedError unless each prompt had `cached` cached tokens."""
     if any(one != cached for one in answer.cached):
-        raise MissedError(f"{name}: {answer.cached} tokens cached, not {cached}")
+        raise MissedError(f"{name}: {answer.cached} tokens cached instead of {cached}")
 
 
 @contextmanager
 def contest(folder: Path) -> Iterator[Contest]:
-    """Until the context ends."""
+    """Runs the engines until the context ends."""
     model = make(folder / "model", **MODEL)
     sizes = ("--arena-size", str(HOST_BYTES), "--disk-size", str(4 * HOST_BYTES))
-    # What is written to disk ahead of time would be written while the others compute.
+    # Pages written ahead of eviction would be written while the other engines compute.
     with Scene(folder, *sizes, "--disk-ahead", "0") as scene:
         scene.client().close()
         until("disk", scene.disk_open)

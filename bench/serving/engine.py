@@ -1,4 +1,4 @@
-"""A vLLM in processes of its own, that computes when it is told to, and says how long it took."""
+"""A vLLM in processes of its own that computes on request and reports how long it took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 32
 LENGTH = 8192
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",  # vLLM leaves a core to all that does not compute, too
+    "OMP_NUM_THREADS": "1",  # vLLM leaves a core to everything that does not compute, too
     "PYTHONHASHSEED": "0",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -34,7 +34,7 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """seconds: until the last token of the last prompt. Of each prompt: how many tokens were cached, and its answer."""
+    """The seconds until the last token of the last prompt, and of each prompt the cached tokens and the answer."""
 
     seconds: float
     cached: tuple[int, ...]
@@ -42,7 +42,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """One of several that take turns."""
+    """One of several engines that take turns."""
 
     def __init__(self, name: str, model: Path, transfer: Mapping[str, Any] | None) -> None:
         self.name, self._log = name, model.parent / f"{name}.log"
@@ -53,25 +53,25 @@ class Engine:
         theirs.close()
 
     def ready(self) -> None:
-        """Waits until it can be told something."""
+        """Waits until the engine accepts requests."""
         self._answer(_START_S)
 
     def run(self, prompts: Prompts, tokens: int = 1) -> Answer:
-        """All prompts at once, `tokens` tokens for each."""
+        """Runs all prompts at once, with `tokens` new tokens each."""
         self._pipe.send(("run", (prompts, tokens)))
         return Answer(*self._answer(_ANSWER_S))
 
     def forget(self) -> None:
-        """Empties the engine's own prefix cache; a connector's is left alone."""
+        """Empties the engine's own prefix cache; a connector's cache stays."""
         self._pipe.send(("forget", ()))
         self._answer(_ANSWER_S)
 
     def processor_seconds(self) -> float:
-        """What all its processes have used."""
+        """Returns the CPU time of all of its processes."""
         return sum(_seconds_of(pid) for pid in _session(self._process.pid or 0))
 
     def stop(self) -> None:
-        """Nothing of it is left."""
+        """Stops all of its processes."""
         self._pipe.close()
         self._process.join(30)
         for pid in _session(self._process.pid or 0):
@@ -87,7 +87,7 @@ class Engine:
 
 
 def _live(settings: tuple[str, dict[str, Any] | None, str], pipe: Connection) -> None:
-    """The engine's process, until nobody is at the pipe's other end."""
+    """Runs the engine's process until the other end of the pipe is closed."""
     model, transfer, log = settings
     os.setsid()
     with Path(log).open("wb") as written:
@@ -132,19 +132,22 @@ class _Vllm:
         return seconds, cached, tuple(tuple(output.outputs[0].token_ids) for output in outputs)
 
     def forget(self) -> None:
-        """Blocks are in use until they are stored, and the engine only goes on where it has something to do."""
+        """Empties the prefix cache.
+
+        Blocks are in use until they are stored, and the engine advances only with requests.
+        """
         for _ in range(200):
             if self._llm.reset_prefix_cache():
                 return
             self.run([[7]], 1)
-        raise RuntimeError("the prefix cache can not be emptied")
+        raise RuntimeError("cannot empty the prefix cache")
 
     def end(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session that are alive."""
+    """Returns the living processes of a session."""
     pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
     return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) == leader and fields[0] != "Z"]
 
@@ -155,7 +158,7 @@ def _seconds_of(pid: int) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """From the state on."""
+    """Returns the fields of /proc/PID/stat from the state on."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""What vLLM's scheduler waits for: get_num_new_matched_tokens, of pagetier and of vLLM's own offloading.
+"""Times what vLLM's scheduler waits for: get_num_new_matched_tokens of pagetier and of vLLM's native offloading.
 
-Both are the real connectors' scheduler halves, in this process, given real requests; nothing is computed or copied.
+Both are the real connectors' scheduler halves in this process, with real requests; nothing is computed or copied.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ TOKENS, BLOCK = 131_072, 16
 PAGES = TOKENS // BLOCK
 PAGE = 4096
 ROUNDS = 41
-AGAIN = 5  # times that a request is asked for once more
+AGAIN = 5  # repeated look-ups of a request
 SEVEN_TIMES = Claim(at_least(7), "value")
 
 
 class Half(Protocol):
-    """A scheduler's half of a connector, and what is in its cache."""
+    """The scheduler's half of a connector, and its cache."""
 
     connector: Any
 
     def fill(self, request: Any) -> None:
-        """All pages of the request are there."""
+        """Stores all pages of the request."""
 
 
 class Ours:
-    """pagetier's, over a daemon."""
+    """pagetier's half, with a daemon."""
 
     def __init__(self, model: Path, stage: Stage) -> None:
         from pagetier.client.engines.vllm import PagetierConnector
@@ -54,14 +54,14 @@ class Ours:
         self.connector.set_xfer_handshake_metadata({0: ShapesMetadata((shape,))})
 
     def fill(self, request: Any) -> None:
-        """One-frame pages without content."""
+        """Stores pages of one frame without content."""
         with self._stage.client() as client:
             stored = client.reserve(self._space.keys_of_hashes(request.block_hashes), PAGE).publish().stored
         assert stored == PAGES
 
 
 class Native:
-    """vLLM's own, with the manager of its cache in host memory."""
+    """vLLM's native half, with the manager of its cache in host memory."""
 
     def __init__(self, model: Path) -> None:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -70,7 +70,7 @@ class Native:
         self.connector = OffloadingConnector(config, scheduler_role(), groups_of(config))
 
     def fill(self, request: Any) -> None:
-        """As if all had been stored."""
+        """Marks everything as stored."""
         from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 
         manager, context = self.connector.scheduler.manager, ReqContext("filling")
@@ -88,7 +88,7 @@ def scheduler_role() -> Any:
 
 
 def config_of(model: Path, connector: str, extra: dict[str, Any], **more: Any) -> Any:
-    """The whole configuration of an engine with a connector."""
+    """Returns the whole configuration of an engine with a connector."""
     from vllm.engine.arg_utils import EngineArgs
 
     transfer = {
@@ -111,7 +111,7 @@ def config_of(model: Path, connector: str, extra: dict[str, Any], **more: Any) -
 
 
 def groups_of(config: Any) -> Any:
-    """One group of full attention, as vLLM makes it of the model."""
+    """Returns one group of full attention, as vLLM makes it for the model."""
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
@@ -123,7 +123,7 @@ def groups_of(config: Any) -> Any:
 
 
 class Requests:
-    """vLLM's, all of the same prompt."""
+    """Requests of vLLM, all with the same prompt."""
 
     def __init__(self) -> None:
         from vllm.utils.hashing import sha256
@@ -136,7 +136,7 @@ class Requests:
         self._made = 0
 
     def one(self) -> Any:
-        """Another one."""
+        """Returns another request."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -146,7 +146,7 @@ class Requests:
 
 
 def measure() -> Iterator[Spread]:
-    """Both, over the same requests in turn."""
+    """Measures both halves with the same requests, in turn."""
     sizes = ["--arena-size", str(4 * PAGES * PAGE), "--arena-frame-size", str(PAGE)]
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, Stage(*sizes) as stage:
         stage.client().close()
@@ -171,7 +171,7 @@ def _results(ours: Half, native: Half, requests: Requests) -> Iterator[Spread]:
 
 
 def _round(halves: tuple[Half, Half], request: Any, *, turned: bool) -> list[tuple[float, float]]:
-    """Of each half how long the first call, and a later one, takes."""
+    """Returns for each half how long the first call and a later one take."""
     taken = [(0.0, 0.0), (0.0, 0.0)]
     for which in (1, 0) if turned else (0, 1):
         connector = halves[which].connector
@@ -185,7 +185,7 @@ def _round(halves: tuple[Half, Half], request: Any, *, turned: bool) -> list[tup
 
 
 def _aborted(connector: Any, request: Any) -> None:
-    """As the scheduler tells it; native offloading lets go of the request in the next step."""
+    """Aborts a request like the scheduler; native offloading releases it in the next step."""
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import RequestStatus
 

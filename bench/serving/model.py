@@ -1,4 +1,4 @@
-"""A Llama with random weights, made from a config: what it answers means nothing, but it computes like any other."""
+"""A Llama with random weights, made from a configuration: meaningless answers, but real computing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ VOCABULARY = 8192
 
 
 def make(folder: Path, *, hidden: int, layers: int, length: int) -> Path:
-    """Writes it to a new folder; heads of 64, keys and values for each."""
+    """Writes the model to a new folder. Heads have 64 elements, and each has its own keys and values."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 

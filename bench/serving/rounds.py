@@ -1,4 +1,4 @@
-"""What is measured of vLLM in turns: the time to the first token, and requests per second."""
+"""The measurements of vLLM in turns: the time to the first token, and requests per second."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from serving.contest import ALONE, CACHING, EVERYONE, NATIVE, OURS, Contest, Mis
 from serving.engine import BLOCK
 from serving.spread import AHEAD, NO_CLAIM, NOT_LESS, NOT_SLOWER, Claim, Spread, ratios, spread
 
-LENGTHS = (260, 1030, 4100, 8190)  # none of them whole blocks: of those pagetier leaves the last one to the engine
+LENGTHS = (
+    260,
+    1030,
+    4100,
+    8190,
+)  # none is a multiple of a block: of those pagetier leaves the last block to the engine
 SHARES = (0, 50, 90)
 REQUESTS, TOKENS, ANSWER = 16, 10 * BLOCK, 8
-AGAIN = 5  # what is short is measured so many times in a round: one glitch of the machine is longer than it
-MORE = 2  # times that those with a cache are given other ends of the same prompts
+AGAIN = 5  # repetitions of short measurements in a round: one glitch of the machine is longer than they are
+MORE = 2  # how often engines with a cache get other ends of the same prompts
 
 Round = Iterator[tuple[str, dict[str, float]]]
-"""What was measured, by whom, and the seconds it took."""
+"""The measurement, the engine, and the seconds it took."""
 Taken = Mapping[str, list[float]]
-"""Who, and the seconds of each round."""
+"""The engine, and the seconds of each round."""
 Times = dict[str, dict[str, list[float]]]
-"""The same for all that is measured."""
+"""The same for all measurements."""
 
 
 def measure(rounds: int, minutes: float) -> Iterator[Result]:
-    """With so many pairs of everything, or with as many as there were in time."""
+    """Yields the results of `rounds` pairs of each measurement, or of as many as the time allowed."""
     times: Times = {}
     ends = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, contest(Path(folder)) as engines:
@@ -48,7 +53,7 @@ def measure(rounds: int, minutes: float) -> Iterator[Result]:
 
 
 def _whole_rounds(engines: Contest, spare: int) -> Iterator[list[tuple[str, dict[str, float]]]]:
-    """One after the other. Leaves out those in which a cache had not what it was to have, as long as they are few."""
+    """Yields valid rounds. Skips a few rounds in which a cache did not have what it should."""
     while True:
         try:
             yield [*_round_of_lengths(engines), *_round_of_shares(engines)]
@@ -56,11 +61,11 @@ def _whole_rounds(engines: Contest, spare: int) -> Iterator[list[tuple[str, dict
             if not spare:
                 raise
             spare -= 1
-            print(f"a round is left out: {error}", file=sys.stderr)
+            print(f"skipping a round: {error}", file=sys.stderr)
 
 
 def _round_of_lengths(engines: Contest) -> Round:
-    """The same prompts computed, from memory, and from disk."""
+    """Runs the same prompts computed, from memory, and from disk."""
     prompts = {tokens: engines.prompt(tokens) for tokens in LENGTHS}
     for tokens, prompt in prompts.items():
         yield f"cold_{tokens}", engines.run([prompt], EVERYONE)
@@ -77,7 +82,7 @@ def _round_of_lengths(engines: Contest) -> Round:
 
 
 def _round_of_shares(engines: Contest) -> Round:
-    """Prompts whose beginnings were in the batch that shared nothing, forgotten by the engine meanwhile."""
+    """Runs prompts whose beginnings were in the batch that shared nothing, and that the engine has forgotten."""
     new = [engines.prompt(TOKENS) for _ in range(REQUESTS)]
     for share in SHARES:
         for names in (EVERYONE, *(CACHING,) * MORE) if share else (EVERYONE,):
@@ -88,7 +93,7 @@ def _round_of_shares(engines: Contest) -> Round:
 
 
 def _first_tokens(times: Times) -> Iterator[Spread]:
-    """Of each length and tier."""
+    """Yields the results of each length and tier."""
     for tokens in LENGTHS:
         cold, memory, disk = (times[f"{tier}_{tokens}"] for tier in ("cold", "memory", "disk"))
         name, computed = f"first_token_{tokens}", {ALONE: cold[ALONE]}
@@ -100,7 +105,7 @@ def _first_tokens(times: Times) -> Iterator[Spread]:
 
 
 def _rates(times: Times) -> Iterator[Spread]:
-    """Of each share: the ratio of two rates is that of their times, turned over."""
+    """Yields the results of each share: a ratio of rates is the inverse ratio of their times."""
     for share in SHARES:
         taken, name = times[f"share_{share}"], f"requests_per_second_{share}_percent"
         yield _of_rates(f"{name}_pagetier_over_vllm", taken, (OURS, ALONE), NO_CLAIM if share else NOT_LESS)
@@ -120,6 +125,6 @@ def _of_rates(name: str, taken: Taken, pair: tuple[str, str], claim: Claim) -> S
 
 
 def _of_both(taken: Taken, pair: tuple[str, str]) -> list[list[float]]:
-    """What is measured once a round goes with the first of a round."""
+    """Pairs a measurement that is made once a round with the first one of the round."""
     counts = [len(taken[who]) for who in pair]
     return [taken[who][:: count // min(counts)] for who, count in zip(pair, counts, strict=True)]

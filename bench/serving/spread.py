@@ -1,4 +1,4 @@
-"""A median of pairs with its interval."""
+"""A median of pairs with its confidence interval."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from measure import REPORTED, Goal, Result, at_least, at_most
 
 
 class Spread(Result, frozen=True, kw_only=True):
-    """A median whose 95 % interval is `low` to `high`: order statistics, so whatever the distribution.
+    """A median whose 95 % interval is `low` to `high`, from order statistics, so for any distribution.
 
-    pairs: how many values there were, each of two things measured one after the other. judged: which of the three
-    numbers has to keep the goal.
+    Attributes:
+        pairs: The number of values, each from two measurements made one after the other.
+        judged: Which of the three numbers must meet the goal.
     """
 
     low: float
@@ -26,12 +27,12 @@ class Spread(Result, frozen=True, kw_only=True):
     judged: Literal["value", "low", "high"]
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns the result for JSON."""
         return row_of(self) | {"met": self.goal.met(getattr(self, self.judged)) if self.goal.sign else None}
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a ratio should be; see Spread."""
+    """The claim about a ratio; see Spread."""
 
     goal: Goal
     judged: Literal["value", "low", "high"]
@@ -44,7 +45,7 @@ NOT_LESS = Claim(at_least(1), "high")
 
 
 def spread(name: str, values: Sequence[float], claim: Claim, against: str) -> Spread:
-    """Of ratios."""
+    """Returns the median and interval of ratios."""
     low, high = interval(values)
     return Spread(
         name,
@@ -60,7 +61,7 @@ def spread(name: str, values: Sequence[float], claim: Claim, against: str) -> Sp
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Between which values the median lies, with 95 % or a little more; of less than six values: all of them."""
+    """Returns the values between which the median lies with at least 95 %; with fewer than six values, all of them."""
     ordered = sorted(values)
     count, rank, below = len(ordered), 0, 0.0
     while (below := below + math.comb(count, rank) / 2**count) <= 0.025:
@@ -70,5 +71,5 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Of each pair."""
+    """Returns the ratio of each pair."""
     return [one / other for one, other in zip(above, below, strict=True)]
