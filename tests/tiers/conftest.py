@@ -14,21 +14,21 @@ from tier_pages import MEMORY
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """A folder where syncing costs nothing."""
+    """Yields a folder where syncing is free."""
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mounts a small file system of the test's own."""
+    """Yields a function that mounts a small file system for the test."""
     point = tmp_path / "mount"
     point.mkdir()
 
     def mount(*options: str) -> Path:
         command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tier-test", str(point)]
         if subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("mounting is not allowed here")
+            pytest.skip("mounting is not permitted here")
         return point
 
     yield mount

@@ -1,4 +1,4 @@
-"""LMDB's count of frames is wrong, or is not that of the headers: it is found, and costs no more than its part."""
+"""A wrong count of frames, in LMDB or in the headers, is detected and costs only its own environment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PAGES = outgoings(range(40))
 
 
 def left(folder: Path, environments: int = 1) -> None:
-    """A closed tier that holds PAGES."""
+    """Leaves a closed tier that holds PAGES."""
     tier = small_tier(folder, environments=environments)
     assert all(tier.write([], PAGES).stored)
     tier.close()
 
 
 def recount(file: Path, bit: int) -> None:
-    """A bit of LMDB's count of frames is another."""
+    """Flips a bit of LMDB's count of frames."""
     at = Anatomy(file.read_bytes()).frames_counted_at + bit // 8
     with file.open("r+b") as opened:
         opened.seek(at)
@@ -33,7 +33,7 @@ def recount(file: Path, bit: int) -> None:
 
 
 def found(folder: Path) -> str:
-    """How it is found, by the worker that can open it: the first or the next one. It goes on, and is believed then."""
+    """Returns how the first or the next worker finds the tier, which then works and is trusted."""
     tier = small_tier(folder)
     try:
         keys_in(tier)
@@ -54,15 +54,15 @@ def found(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("bit", [0, 1, 5, 8, 16, 32, 63])
-def test_a_wrong_count_of_frames_costs_only_its_own_part(in_memory: Path, bit: int) -> None:
-    """Too many: nothing would be stored any more, for ever. Too few: the same, when it is emptied below nothing."""
+def test_a_wrong_count_of_frames_costs_only_its_environment(in_memory: Path, bit: int) -> None:
+    """Too many: nothing would be stored any more. Too few: the same, once the tier is emptied."""
     left(in_memory, environments=2)
     recount(in_memory / "1" / "data.mdb", bit)
     assert found(in_memory).startswith("rebuilt empty in 1 of 2 parts: ")
 
 
-def test_frames_of_no_header_cost_only_their_own_part(in_memory: Path) -> None:
-    """To LMDB that is sound. The next worker must not believe it again, as the one after it would, and so on."""
+def test_frames_without_header_cost_only_their_environment(in_memory: Path) -> None:
+    """LMDB considers such a file sound. The next worker must not trust it again, nor the one after it."""
     left(in_memory, environments=2)
     with lmdb.open(str(in_memory / "0"), max_dbs=4) as env, env.begin(write=True) as txn:
         cursor = txn.cursor(env.open_db(b"pages", txn))
@@ -72,7 +72,7 @@ def test_frames_of_no_header_cost_only_their_own_part(in_memory: Path) -> None:
     assert how.startswith("rebuilt empty in 1 of 2 parts: it counts ")
 
 
-def test_a_wrong_count_is_found_while_it_is_open(in_memory: Path) -> None:
+def test_a_wrong_count_is_detected_while_the_tier_is_open(in_memory: Path) -> None:
     tier = small_tier(in_memory, environments=1)
     assert all(tier.write([], PAGES).stored)
     recount(in_memory / "0" / "data.mdb", 20)
@@ -81,8 +81,8 @@ def test_a_wrong_count_is_found_while_it_is_open(in_memory: Path) -> None:
     tier.close()
 
 
-def test_pages_without_frames_and_a_wrong_count_cost_only_their_own_part(in_memory: Path) -> None:
-    """No header says any more how many there are: there is no room when all that can be dropped is dropped."""
+def test_pages_without_frames_and_a_wrong_count_cost_only_their_environment(in_memory: Path) -> None:
+    """No header names these frames: no room is left when everything that can be dropped is dropped."""
     left(in_memory)
     file = in_memory / "0" / "data.mdb"
     recount(file, 40)
@@ -97,7 +97,7 @@ def test_pages_without_frames_and_a_wrong_count_cost_only_their_own_part(in_memo
     tier.close()
 
 
-def test_a_list_of_what_is_changed_meanwhile_is_whole(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_beside_changes_is_complete(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames that came after the first batch are in no header of it."""
     left(in_memory)
     monkeypatch.setattr(reading, "BATCH", 10)

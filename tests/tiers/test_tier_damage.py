@@ -1,7 +1,7 @@
-"""Damaged files: exact bytes or a miss, never other bytes.
+"""Damaged files: a read returns exact bytes or a miss, never other bytes.
 
-A damaged tree can crash liblmdb, so a process of its own opens each; that it dies by a signal is accepted, as a
-worker's death is.
+A damaged tree can crash liblmdb, so each is opened by a process of its own. Its death by a signal is accepted, like the
+death of a worker.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def leave(folder: Path) -> None:
 
 
 def tree_pages(data: bytes) -> list[int]:
-    """Offsets of branches and leaves; values were named after what they are not."""
+    """Returns the offsets of branches and leaves."""
     places = range(0, len(data), 4096)
     return [at for at in places if data[at : at + 8] == (at // 4096).to_bytes(8, "little") and data[at + 10] in (1, 2)]
 
 
 def damage(pristine: Path, folder: Path, seed: int) -> None:
-    """One byte is another: anywhere, or, every second time, in a tree or a meta page."""
+    """Changes one byte: anywhere, or every second time in a tree or a meta page."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(pristine, folder)
     path = folder / "0" / "data.mdb"
@@ -51,7 +51,7 @@ def damage(pristine: Path, folder: Path, seed: int) -> None:
 
 
 def use(folder: Path) -> None:
-    """Everything that a worker does. Raises AssertionError where bytes are wrong that are called exact."""
+    """Does everything that a worker does. Raises AssertionError if bytes are wrong that are called exact."""
     tier = small_tier(folder, environments=1)
     outcomes(tier, PAGES)
     keys_in(tier)
@@ -62,7 +62,7 @@ def use(folder: Path) -> None:
 
 
 def main(pristine: str, folder: str, first: int) -> None:
-    """Of a child: damages and uses until it is through or dies; prints what it has survived."""
+    """Runs in a child: damages and uses tiers until it is done or dies, and prints what it survived."""
     for seed in range(first, FLIPS):
         damage(Path(pristine), Path(folder), seed)
         try:
@@ -73,7 +73,7 @@ def main(pristine: str, folder: str, first: int) -> None:
             print(seed, flush=True)  # noqa: T201
 
 
-def test_a_flipped_bit_never_gives_other_bytes(in_memory: Path) -> None:
+def test_a_flipped_bit_never_returns_other_bytes(in_memory: Path) -> None:
     leave(in_memory / "pristine")
     survived, first = 0, 0
     while first < FLIPS:
@@ -109,8 +109,8 @@ def test_a_damaged_page_is_dropped_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", [0, 1, 8, 24])
-def test_a_damaged_header_is_no_page(tmp_path: Path, field: int) -> None:
-    """Its format, its codec, its size, its checksum."""
+def test_a_page_with_a_damaged_header_is_dropped(tmp_path: Path, field: int) -> None:
+    """Damages its format, codec, size or checksum."""
     leave(tmp_path)
     path = tmp_path / "0" / "data.mdb"
     data = bytearray(path.read_bytes())
@@ -126,8 +126,8 @@ def test_a_damaged_header_is_no_page(tmp_path: Path, field: int) -> None:
     tier.close()
 
 
-def test_a_file_cut_while_open_fails_reads_of_values_or_the_process(tmp_path: Path) -> None:
-    """Of the values only: preadv tells, where a mapping would kill."""
+def test_a_file_truncated_while_open_fails_reads_or_the_process(tmp_path: Path) -> None:
+    """Truncates values only: preadv reports that, where a mapping would kill the process."""
     leave(tmp_path)
     tier = small_tier(tmp_path, environments=1)
     data = (tmp_path / "0" / "data.mdb").read_bytes()
@@ -142,7 +142,7 @@ def test_a_file_cut_while_open_fails_reads_of_values_or_the_process(tmp_path: Pa
 
 
 def spoil_value(folder: Path, frame: int) -> None:
-    """The first page of a value of PAGES[3] is noise: nobody can tell any more how long the value is."""
+    """Overwrites the first page of a value of PAGES[3] with noise, so that the value's length is unknown."""
     (path,) = (file for file in folder.glob("*/data.mdb") if bytes(PAGES[3].frames[frame]) in file.read_bytes())
     at = path.read_bytes().index(bytes(PAGES[3].frames[frame])) // 4096 * 4096
     with path.open("r+b") as file:
@@ -151,8 +151,8 @@ def spoil_value(folder: Path, frame: int) -> None:
 
 
 @pytest.mark.parametrize("frame", [0, 1, 2])
-def test_a_damaged_value_in_the_way_of_a_smaller_cap_costs_only_its_own_part(tmp_path: Path, frame: int) -> None:
-    """Its page is among the coldest, and LMDB stumbles when it is dropped: at each opening, as long as it is there."""
+def test_a_damaged_value_that_blocks_shrinking_costs_only_its_environment(tmp_path: Path, frame: int) -> None:
+    """Its page is among the coldest, and LMDB fails to drop it at each opening, as long as it is there."""
     tier = small_tier(tmp_path)
     pages = outgoings(range(tier.room // 3 - 4))
     assert all(tier.write([], pages).stored)
@@ -172,7 +172,7 @@ def test_a_damaged_value_in_the_way_of_a_smaller_cap_costs_only_its_own_part(tmp
 
 
 def require_proof_after(folder: Path, drops: list[bytes], pages: list[Outgoing]) -> None:
-    """What is to be changed ends the worker; the next one proves the tier, which is not sound, and goes on."""
+    """Changes a page, which ends the worker; the next one verifies the tier, finds it damaged and works."""
     tier = small_tier(folder, environments=1)
     with pytest.raises(TierError, match=r"is damaged \("):
         tier.write(drops, pages)
@@ -186,17 +186,17 @@ def require_proof_after(folder: Path, drops: list[bytes], pages: list[Outgoing])
 
 @pytest.mark.parametrize("frame", [0, 1, 2])
 @pytest.mark.parametrize("again", [[], [PAGES[3]]])
-def test_a_damaged_value_in_the_way_of_a_write_is_proven_by_the_next(
+def test_a_damaged_value_that_blocks_a_write_is_verified_by_the_next_worker(
     tmp_path: Path, frame: int, again: list[Outgoing]
 ) -> None:
-    """It is dropped, or replaced: what can not be changed is not gone on with."""
+    """The page is dropped or replaced: the worker does not continue after a failed change."""
     leave(tmp_path)
     spoil_value(tmp_path, frame)
     require_proof_after(tmp_path, [] if again else [PAGES[3].key], again)
 
 
-def test_a_tree_that_leads_nowhere_is_proven_by_the_next(tmp_path: Path) -> None:
-    """Else nothing could be stored any more, and nothing would come of that but a reason."""
+def test_a_broken_tree_is_verified_by_the_next_worker(tmp_path: Path) -> None:
+    """Otherwise nothing could be stored any more."""
     tier = small_tier(tmp_path, environments=1)
     assert all(tier.write([], outgoings(range(200))).stored)
     tier.close()

@@ -1,4 +1,4 @@
-"""What is not known to be on the disk is called so: by the state file, and to who opens the tier next."""
+"""The state file marks data that may not be durable, for the next process to open the tier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tier_pages import outgoings, small_tier
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Nothing can be opened in this process until the end of the block."""
+    """Prevents this process from opening files until the end of the block."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
@@ -30,22 +30,20 @@ def no_descriptors() -> Iterator[None]:
 
 
 def said(folder: Path) -> State:
-    """By the state file."""
+    """Returns the content of the state file."""
     state = read_state(folder)
     assert state is not None
     return state
 
 
 def open_for_nobody(fifo: Path) -> None:
-    """Whoever waits in vain for the other end goes on."""
+    """Opens a FIFO, so that a process that waits for its other end continues."""
     with suppress(OSError):
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
 
 
-def test_a_state_file_of_which_it_is_not_known_what_it_says_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It took its name, and the folder could not be synced any more."""
+def test_a_state_file_of_unknown_content_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file was renamed into place, but the folder could not be synced."""
     tier = small_tier(tmp_path)
     assert all(tier.write([], outgoings(range(10))).stored)
     with ExitStack() as stack, monkeypatch.context() as patch:
@@ -63,7 +61,7 @@ def test_a_state_file_of_which_it_is_not_known_what_it_says_is_written_again(
     assert said(tmp_path).clean
 
 
-def test_a_distrust_that_could_not_be_written_is_written_before_the_next_change(tmp_path: Path) -> None:
+def test_a_failed_distrust_is_written_before_the_next_change(tmp_path: Path) -> None:
     tier = small_tier(tmp_path)
     with no_descriptors():
         tier.distrust()
@@ -73,9 +71,9 @@ def test_a_distrust_that_could_not_be_written_is_written_before_the_next_change(
     assert said(tmp_path).doubted
 
 
-def test_a_proof_ends_with_who_wanted_it(tmp_path: Path) -> None:
-    """However long it would take: nobody ends it any more when its time is over."""
-    os.mkfifo(tmp_path / "data.mdb")  # who opens it waits
+def test_a_verification_ends_with_its_parent(tmp_path: Path) -> None:
+    """However long it would take, since its timeout ended with the parent."""
+    os.mkfifo(tmp_path / "data.mdb")  # opening it blocks
     wants = spawn(lambda: prove([tmp_path], 600.0))
     children = Path(f"/proc/{wants}/task/{wants}/children")
     assert eventually(lambda: bool(children.read_text()), START_S)
@@ -83,6 +81,6 @@ def test_a_proof_ends_with_who_wanted_it(tmp_path: Path) -> None:
     assert eventually(lambda: b"lmdb.verify" in Path(f"/proc/{proof.pid}/cmdline").read_bytes(), START_S)
     kill(wants)
     try:
-        assert eventually(lambda: not proof.lives(), START_S), "it is proven for nobody"
+        assert eventually(lambda: not proof.lives(), START_S), "the verification outlived its parent"
     finally:
         open_for_nobody(tmp_path / "data.mdb")

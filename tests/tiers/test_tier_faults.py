@@ -1,4 +1,4 @@
-"""Disks that are full, refuse or fail, and readers beside writers."""
+"""Disks that are full, read-only or failing, and readers beside writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagetier.tiers.store.turns import Patience, Turns
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 
-def test_a_full_file_system_refuses_pages_and_loses_none(tmpfs: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Path], tmp_path: Path) -> None:
     tier = small_tier(tmpfs("size=3m") / "tier", cap=2 * CAP)
     pages = outgoings(range(400))
     written = tier.write([], pages)
@@ -41,7 +41,7 @@ def test_a_full_file_system_refuses_pages_and_loses_none(tmpfs: Callable[..., Pa
     tier.close()
 
 
-def test_no_room_even_to_begin(tmpfs: Callable[..., Path]) -> None:
+def test_no_room_to_create_the_tier(tmpfs: Callable[..., Path]) -> None:
     folder = tmpfs("size=16k") / "tier"
     with pytest.raises(TierError, match=r"can not be used by the disk tier: .*No space left"):
         small_tier(folder)
@@ -54,7 +54,7 @@ def test_a_read_only_file_system(tmpfs: Callable[..., Path]) -> None:
 
 
 def failing(number: int) -> Callable[..., None]:
-    """What LMDB raises where the system refused something."""
+    """Returns a function that raises LMDB's error for a system call that failed."""
 
     def fail(*_: Any) -> None:
         error = lmdb.Error("mdb_txn_commit: it failed")
@@ -65,7 +65,7 @@ def failing(number: int) -> Callable[..., None]:
 
 
 def proven_tier(folder: Path) -> LmdbTier:
-    """It holds what it held, and was found sound."""
+    """Returns a tier that was verified when it was opened, with its pages."""
     doubt(folder)
     tier = small_tier(folder)
     assert "proven sound" in tier.state().opened
@@ -73,7 +73,7 @@ def proven_tier(folder: Path) -> LmdbTier:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
-def test_a_failing_transaction_is_told_page_by_page(
+def test_a_failing_transaction_is_reported_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     tier = small_tier(tmp_path)
@@ -94,8 +94,8 @@ def test_a_failing_transaction_is_told_page_by_page(
     tier.close()
 
 
-def test_what_could_not_be_dropped_is_as_soon_as_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would take room until the next worker, and the tier hold less each time that its disk is in trouble."""
+def test_a_failed_drop_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the page would take room until the next worker, after each trouble of the disk."""
     tier = small_tier(tmp_path)
     pages = outgoings(range(10))
     tier.write([], pages)
@@ -116,7 +116,7 @@ def fail_to_mark() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_is_stored_again_was_not_to_be_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_stored_again_is_not_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = small_tier(tmp_path)
     pages = outgoings(range(10))
     tier.write([], pages)
@@ -140,7 +140,7 @@ def test_what_is_stored_again_was_not_to_be_dropped(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("call", ["put", "delete"])
-def test_an_input_output_error_may_be_damage_where_nothing_was_proven(
+def test_an_io_error_may_be_damage_if_nothing_was_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     tier = small_tier(tmp_path)
@@ -165,7 +165,7 @@ def test_a_broken_environment_ends_the_tier(tmp_path: Path, monkeypatch: pytest.
     tier.close()
 
 
-def test_a_state_file_that_can_not_be_written_refuses_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_state_file_rejects_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = small_tier(tmp_path)
 
     def fail(*_: Any) -> None:
@@ -181,9 +181,7 @@ def test_a_state_file_that_can_not_be_written_refuses_pages(tmp_path: Path, monk
     tier.close()
 
 
-def test_a_disk_that_does_not_answer_is_a_miss_and_the_page_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_error_is_a_miss_and_the_page_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = small_tier(tmp_path)
     tier.write([], [outgoing(1)])
 
@@ -199,7 +197,7 @@ def test_a_disk_that_does_not_answer_is_a_miss_and_the_page_stays(
     tier.close()
 
 
-def test_readers_beside_a_writer_see_whole_pages(tmp_path: Path) -> None:
+def test_readers_beside_a_writer_read_whole_pages(tmp_path: Path) -> None:
     tier = LmdbTier(tmp_path, CAP, 4096, 2)
     stays = outgoings(range(40))
     tier.write([], stays)
@@ -232,8 +230,10 @@ def test_readers_beside_a_writer_see_whole_pages(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_file_that_grows_as_it_is_looked_at_was_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found once, beside much work: a worker ended over it, and the next one had to prove the tier."""
+def test_a_file_that_grows_during_the_check_is_not_reported_as_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found once under load: a worker ended over it, and the next one had to verify the tier."""
     tier = small_tier(tmp_path, environments=1)
     numbers, fstat, before = iter(range(1000)), os.fstat, tier.state().file_bytes
 
@@ -250,7 +250,7 @@ def test_a_file_that_grows_as_it_is_looked_at_was_not_cut(tmp_path: Path, monkey
     tier.close()
 
 
-def test_who_writes_gives_way_but_not_for_ever() -> None:
+def test_a_writer_gives_way_for_a_bounded_time() -> None:
     turns = Turns()
     patience = Patience(turns, 0.05)
     with turns.reading():

@@ -1,4 +1,4 @@
-"""The store against a dictionary, under random writes, drops, reads, syncs and openings."""
+"""The tier compared with a dictionary, under random writes, drops, reads, syncs and openings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening what a former run left: kept where it can be trusted, rebuilt empty with one line where it can not."""
+"""Opening what an earlier run left: kept where it can be trusted, otherwise rebuilt empty with one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGES = outgoings(range(60))
 
 
 def leave(folder: Path) -> None:
-    """A tier that holds PAGES and was closed."""
+    """Leaves a closed tier that holds PAGES."""
     tier = small_tier(folder)
     assert all(tier.write([], PAGES).stored)
     tier.close()
@@ -31,7 +31,10 @@ def change_state(folder: Path, **fields: Any) -> None:
 
 
 def opened(folder: Path, **more: Any) -> tuple[str, int, int]:
-    """How it was found, how many of PAGES it holds, how many more fit. What it holds is right, and it goes on."""
+    """Returns how the tier was found, how many of PAGES it holds and how many more fit.
+
+    Its pages are right, and it works.
+    """
     tier = small_tier(folder, **more)
     held = keys_in(tier)
     assert outcomes(tier, [page for page in PAGES if page.key in held]) <= {Outcome.EXACT}
@@ -43,28 +46,28 @@ def opened(folder: Path, **more: Any) -> tuple[str, int, int]:
     return how, len(held), tier.room
 
 
-def test_missing_folders_are_made(tmp_path: Path) -> None:
+def test_missing_folders_are_created(tmp_path: Path) -> None:
     assert opened(tmp_path / "a" / "b" / "tier")[:2] == ("new", 0)
 
 
-def test_what_was_closed_is_there_again(tmp_path: Path) -> None:
+def test_a_closed_tier_keeps_its_pages(tmp_path: Path) -> None:
     leave(tmp_path)
     assert opened(tmp_path)[:2] == ("as it was left", 60)
 
 
-def test_what_a_dead_process_left_is_there_again(tmp_path: Path) -> None:
+def test_the_tier_of_a_dead_process_keeps_its_pages(tmp_path: Path) -> None:
     leave(tmp_path)
     change_state(tmp_path, clean=False)
     assert opened(tmp_path)[:2] == ("as it was left", 60)
 
 
-def test_a_clean_stop_needs_no_proof_after_a_host_restart(tmp_path: Path) -> None:
+def test_a_clean_stop_needs_no_verification_after_a_host_restart(tmp_path: Path) -> None:
     leave(tmp_path)
     change_state(tmp_path, boot="another")
     assert opened(tmp_path)[:2] == ("as it was left", 60)
 
 
-def test_after_an_unclean_host_restart_it_is_proven(tmp_path: Path) -> None:
+def test_the_tier_is_verified_after_an_unclean_host_restart(tmp_path: Path) -> None:
     leave(tmp_path)
     change_state(tmp_path, boot="another", clean=False)
     how, held, _ = opened(tmp_path)
@@ -73,13 +76,13 @@ def test_after_an_unclean_host_restart_it_is_proven(tmp_path: Path) -> None:
     assert opened(tmp_path)[0] == "as it was left"
 
 
-def test_what_can_not_be_proven_in_time_is_rebuilt(tmp_path: Path) -> None:
+def test_a_tier_is_rebuilt_if_verification_takes_too_long(tmp_path: Path) -> None:
     leave(tmp_path)
     change_state(tmp_path, boot="another", clean=False)
     assert opened(tmp_path, proof_seconds=0.0)[:2] == ("rebuilt empty: verifying it takes too long", 0)
 
 
-def test_what_is_proven_wrong_is_rebuilt_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_only_damaged_environments_are_rebuilt(tmp_path: Path) -> None:
     leave(tmp_path)
     change_state(tmp_path, boot="another", clean=False)
     with (tmp_path / "0" / "data.mdb").open("r+b") as file:
@@ -131,7 +134,7 @@ def _other_lmdb(folder: Path) -> None:
         (_other_lmdb, "data format v7 is not supported"),
     ],
 )
-def test_what_is_of_another_kind_is_rebuilt(tmp_path: Path, harm: Callable[[Path], object], why: str) -> None:
+def test_a_tier_of_another_format_is_rebuilt(tmp_path: Path, harm: Callable[[Path], object], why: str) -> None:
     leave(tmp_path)
     harm(tmp_path)
     how, held, _ = opened(tmp_path)
@@ -142,7 +145,7 @@ def test_what_is_of_another_kind_is_rebuilt(tmp_path: Path, harm: Callable[[Path
     assert opened(tmp_path)[0] == "as it was left"
 
 
-def test_another_number_of_environments_leaves_none_behind(tmp_path: Path) -> None:
+def test_a_changed_number_of_environments_leaves_no_files_behind(tmp_path: Path) -> None:
     leave(tmp_path)
     tier = small_tier(tmp_path, environments=1)
     assert "environments was 2, is 1" in tier.state().opened
@@ -150,7 +153,7 @@ def test_another_number_of_environments_leaves_none_behind(tmp_path: Path) -> No
     tier.close()
 
 
-def test_one_missing_environment_costs_only_its_own(tmp_path: Path) -> None:
+def test_one_missing_environment_costs_only_its_pages(tmp_path: Path) -> None:
     leave(tmp_path)
     (tmp_path / "1" / "data.mdb").unlink()
     how, held, _ = opened(tmp_path)
@@ -158,7 +161,7 @@ def test_one_missing_environment_costs_only_its_own(tmp_path: Path) -> None:
     assert 20 < held < 40
 
 
-def test_two_openers(tmp_path: Path) -> None:
+def test_a_tier_cannot_be_opened_twice(tmp_path: Path) -> None:
     tier = small_tier(tmp_path)
     with pytest.raises(TierError, match="in use by another daemon"):
         small_tier(tmp_path)
@@ -166,7 +169,7 @@ def test_two_openers(tmp_path: Path) -> None:
     small_tier(tmp_path).close()
 
 
-def test_a_file_in_the_folder_s_place(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for folder in (tmp_path / "file", tmp_path / "file" / "tier"):
         with pytest.raises(TierError, match="is a file"):
@@ -179,11 +182,11 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
         small_tier(tmp_path)
 
 
-# A cap that was lowered
+# A lowered cap
 
 
 def filled(folder: Path) -> list[bytes]:
-    """Keys from the coldest to the hottest."""
+    """Returns the keys of a full tier, from the coldest to the hottest."""
     tier = small_tier(folder)
     pages = outgoings(range(tier.room // 3 - 4))
     assert all(tier.write([], pages).stored)
@@ -191,7 +194,7 @@ def filled(folder: Path) -> list[bytes]:
     return [page.key for page in pages]
 
 
-def test_a_lowered_cap_drops_the_coldest_and_gives_room_back(tmp_path: Path) -> None:
+def test_a_lowered_cap_drops_the_coldest_and_frees_disk_space(tmp_path: Path) -> None:
     keys = filled(tmp_path)
     tier = small_tier(tmp_path, cap=CAP // 2)
     state = tier.state()
@@ -209,7 +212,7 @@ def test_a_lowered_cap_drops_the_coldest_and_gives_room_back(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state", "state.tmp"]
 
 
-def test_where_there_is_no_room_for_writing_anew_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_without_room_for_a_copy_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = filled(tmp_path)
     before = bytes_in(tmp_path)
     monkeypatch.setattr(shrinking, "_lacking", lambda environment: 12345)
@@ -227,7 +230,7 @@ def test_where_there_is_no_room_for_writing_anew_it_says_so(tmp_path: Path, monk
     tier.close()
 
 
-def test_what_a_death_in_the_middle_of_it_left_takes_nothing_of_another_cap(tmp_path: Path) -> None:
+def test_a_crash_while_shrinking_leaves_no_copy_behind(tmp_path: Path) -> None:
     filled(tmp_path)
 
     def die(name: str) -> None:
@@ -247,14 +250,14 @@ def test_what_a_death_in_the_middle_of_it_left_takes_nothing_of_another_cap(tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state", "state.tmp"]
 
 
-def test_a_raised_cap_gives_more_room(tmp_path: Path) -> None:
+def test_a_raised_cap_adds_room(tmp_path: Path) -> None:
     leave(tmp_path)
     how, held, room = opened(tmp_path, cap=2 * CAP)
     assert (how, held) == ("as it was left", 60)
     assert room > 1.8 * opened(tmp_path)[2]
 
 
-def test_a_tier_tells_how_it_stands(tmp_path: Path) -> None:
+def test_a_tier_reports_its_state(tmp_path: Path) -> None:
     tier = LmdbTier(tmp_path, CAP, FRAME)
     assert repr(tier) == f"<LmdbTier in {tmp_path}: 0 of {tier.room} frames>"
     state = tier.state()
@@ -263,7 +266,7 @@ def test_a_tier_tells_how_it_stands(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_tier_that_was_distrusted_is_proven_whatever_it_synced_after(tmp_path: Path) -> None:
+def test_a_distrusted_tier_is_verified_despite_later_syncs(tmp_path: Path) -> None:
     tier = small_tier(tmp_path)
     assert all(tier.write([], PAGES).stored)
     tier.distrust()

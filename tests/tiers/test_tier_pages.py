@@ -1,4 +1,4 @@
-"""What a tier holds: written, replaced, dropped, listed, read. On real LMDB."""
+"""Pages in a tier on real LMDB: written, replaced, dropped, listed, read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tier(tmp_path: Path) -> Iterator[LmdbTier]:
 
 
 @pytest.mark.parametrize("size", [1, FRAME - 1, FRAME, FRAME + 1, 7 * FRAME, 300 * FRAME + 5])
-def test_a_page_of_any_size_comes_back_exactly(tier: LmdbTier, size: int) -> None:
+def test_a_page_of_any_size_is_read_back_exactly(tier: LmdbTier, size: int) -> None:
     page = outgoing(1, size)
     written = tier.write([], [page])
     assert (written.stored, written.reasons, written.undropped) == ((True,), ("",), "")
@@ -43,14 +43,14 @@ def test_a_page_of_any_size_comes_back_exactly(tier: LmdbTier, size: int) -> Non
     assert tier.state().used_frames == -(-size // FRAME)
 
 
-def test_what_was_never_written_is_absent_and_so_is_another_size(tier: LmdbTier) -> None:
+def test_an_unknown_page_and_another_size_are_absent(tier: LmdbTier) -> None:
     tier.write([], [outgoing(1, 5000)])
     assert outcome_of(tier, outgoing(2)) is Outcome.ABSENT
     assert outcome_of(tier, outgoing(1, 5001)) is Outcome.ABSENT
     assert outcome_of(tier, outgoing(1, 5000)) is Outcome.EXACT
 
 
-def test_a_page_is_replaced_also_by_one_of_another_size(tier: LmdbTier) -> None:
+def test_a_page_is_replaced_by_one_of_any_size(tier: LmdbTier) -> None:
     tier.write([], [outgoing(1, 5 * FRAME)])
     tier.write([], [outgoing(1, 2 * FRAME, version=1)])
     assert outcome_of(tier, outgoing(1, 2 * FRAME), version=1) is Outcome.EXACT
@@ -58,7 +58,7 @@ def test_a_page_is_replaced_also_by_one_of_another_size(tier: LmdbTier) -> None:
     assert len(keys_in(tier)) == 1
 
 
-def test_drops_come_first_and_unknown_ones_are_fine(tier: LmdbTier) -> None:
+def test_drops_come_first_and_unknown_keys_are_ignored(tier: LmdbTier) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
     drops = [page.key for page in [*pages[:6], outgoing(99)]]
@@ -69,7 +69,7 @@ def test_drops_come_first_and_unknown_ones_are_fine(tier: LmdbTier) -> None:
     assert tier.state().used_frames == 3 * 6
 
 
-def test_contents_tell_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
+def test_contents_list_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
     pages = [outgoing(n, 100 + n, stamp=10**18 + n, space=(SPACE, OTHER)[n % 2]) for n in range(50)]
     tier.write([], pages)
     found = {}
@@ -83,7 +83,7 @@ def test_contents_tell_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
     assert found == {page.key: (page.size, page.stamp, page.space) for page in pages}
 
 
-def test_contents_go_on_while_pages_come_and_go(tier: LmdbTier) -> None:
+def test_contents_can_be_listed_beside_writes(tier: LmdbTier) -> None:
     pages = outgoings(range(60))
     tier.write([], pages)
     for _ in tier.contents():
@@ -91,8 +91,8 @@ def test_contents_go_on_while_pages_come_and_go(tier: LmdbTier) -> None:
     assert keys_in(tier) == {page.key for page in pages[30:]}
 
 
-def test_the_cap_holds_at_every_moment_and_room_is_honest(tier: LmdbTier, tmp_path: Path) -> None:
-    """Filled to its room, then replaced several times over: nothing that fits by the count is refused."""
+def test_the_cap_holds_at_every_moment_and_the_room_is_usable(tier: LmdbTier, tmp_path: Path) -> None:
+    """Fills the tier and replaces its pages several times: nothing that fits by the count is rejected."""
     fitting = tier.room // 3 - 4
     for first in range(0, 5 * fitting, 20):
         old = [outgoing(number).key for number in range(max(0, first - fitting), max(0, first + 20 - fitting))]
@@ -103,7 +103,7 @@ def test_the_cap_holds_at_every_moment_and_room_is_honest(tier: LmdbTier, tmp_pa
     assert tier.state().file_bytes > 0.8 * CAP
 
 
-def test_more_than_fits_is_refused_page_by_page(tier: LmdbTier) -> None:
+def test_pages_beyond_the_room_are_rejected_one_by_one(tier: LmdbTier) -> None:
     pages = outgoings(range(tier.room))
     written = tier.write([], pages)
     assert set(written.reasons) == {"", "there is no room: drop pages first"}
@@ -113,8 +113,8 @@ def test_more_than_fits_is_refused_page_by_page(tier: LmdbTier) -> None:
     assert tier.write([], [outgoing(-1, CAP)]).stored == (False,)
 
 
-def test_where_the_map_is_full_all_the_same_only_that_page_is_refused(tier: LmdbTier) -> None:
-    """As if much more were promised than fits."""
+def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: LmdbTier) -> None:
+    """The map is made smaller than the room promises."""
     for environment in tier._environments:
         endless = {"room": 10**6, "frames_per_transaction": 40, "stride": 2, "frame_bytes": FRAME}
         environment.shape = type("Endless", (), endless)()
@@ -129,7 +129,7 @@ def test_where_the_map_is_full_all_the_same_only_that_page_is_refused(tier: Lmdb
     assert all(again.stored)
 
 
-def test_a_sync_makes_it_clean_and_a_write_dirty(tier: LmdbTier) -> None:
+def test_a_sync_makes_the_tier_clean_and_a_write_dirty(tier: LmdbTier) -> None:
     assert tier.state().clean
     tier.write([], [outgoing(1)])
     assert not tier.state().clean
@@ -139,12 +139,12 @@ def test_a_sync_makes_it_clean_and_a_write_dirty(tier: LmdbTier) -> None:
     assert tier.state().last_sync > before
 
 
-def test_too_small_a_cap_is_refused(tmp_path: Path) -> None:
+def test_too_small_a_cap_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="too small"):
         small_tier(tmp_path / "tier", cap=1 << 18)
 
 
-def test_the_tier_of_nothing() -> None:
+def test_the_null_tier() -> None:
     tier: Tier = NullTier()
     written = tier.write([b"k" * 32], [outgoing(1)])
     assert written.stored == (False,)

@@ -1,4 +1,4 @@
-"""What an environment holds ahead of need: on a file system without a free block pages still leave, and come again."""
+"""The reserve of an environment: on a file system without a free block, pages can be dropped and new ones stored."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoi
 
 
 def take_what_is_left(point: Path) -> None:
-    """To the last block."""
+    """Fills the file system to the last block."""
     with (point / "foreign").open("ab", buffering=0) as file:
         while os.statvfs(point).f_bfree:
             file.write(bytes(4096))
 
 
 def stored(tier: LmdbTier, pages: list[Outgoing]) -> list[Outgoing]:
-    """Those of them that are, now."""
+    """Returns the pages that the tier stored."""
     return [page for page, is_there in zip(pages, tier.write([], pages).stored, strict=True) if is_there]
 
 
 def blocks_in(folder: Path) -> list[int]:
-    """Bytes that the file system gave to each data file."""
+    """Returns the bytes allocated to each data file."""
     return [path.stat().st_blocks * 512 for path in sorted(folder.glob("*/data.mdb"))]
 
 
 @pytest.mark.parametrize("environments", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 7, 30, 60])
-def test_pages_can_be_dropped_where_no_block_is_left(tmpfs: Callable[..., Path], environments: int, count: int) -> None:
+def test_pages_can_be_dropped_without_free_blocks(tmpfs: Callable[..., Path], environments: int, count: int) -> None:
     point = tmpfs("size=8m")
     tier = small_tier(point / "tier", 2 * CAP, environments)
     pages = stored(tier, outgoings(range(count)))
@@ -48,7 +48,7 @@ def test_pages_can_be_dropped_where_no_block_is_left(tmpfs: Callable[..., Path],
 
 
 @pytest.mark.parametrize("environments", [1, 2])
-def test_what_was_freed_takes_new_pages_where_no_block_is_left(tmpfs: Callable[..., Path], environments: int) -> None:
+def test_freed_room_takes_new_pages_without_free_blocks(tmpfs: Callable[..., Path], environments: int) -> None:
     point = tmpfs("size=8m")
     tier = small_tier(point / "tier", 2 * CAP, environments)
     held = stored(tier, outgoings(range(100)))
@@ -64,7 +64,7 @@ def test_what_was_freed_takes_new_pages_where_no_block_is_left(tmpfs: Callable[.
 
 
 @pytest.mark.parametrize("kib", range(2900, 3200, 10))
-def test_environments_that_fill_a_file_system_at_once_can_all_drop(tmpfs: Callable[..., Path], kib: int) -> None:
+def test_environments_that_share_a_full_file_system_can_all_drop(tmpfs: Callable[..., Path], kib: int) -> None:
     point = tmpfs(f"size={kib}k")
     tier = small_tier(point / "tier", 2 * CAP, 2 + 2 * (kib % 20 // 10))
     kept = stored(tier, outgoings(range(400)))
@@ -77,7 +77,7 @@ def test_environments_that_fill_a_file_system_at_once_can_all_drop(tmpfs: Callab
     tier.close()
 
 
-def test_it_is_opened_where_no_block_is_left(tmpfs: Callable[..., Path]) -> None:
+def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> None:
     point = tmpfs("size=4m")
     tier = small_tier(point / "tier", 2 * CAP)
     pages = stored(tier, outgoings(range(400)))
