@@ -59,7 +59,8 @@ class Client:
         threads: int = 0,
     ) -> None:
         self.deadline = deadline
-        self._socket = Path(socket) if socket is not None else None
+        # A Path is kept as it is: a DefaultSocket is one that has to be checked.
+        self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
         self._name = shown_name(name)
         self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False

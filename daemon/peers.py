@@ -11,9 +11,9 @@ from enum import IntEnum
 import msgspec
 
 from ..shm.process import Process
+from ..shm.trust import peer_credentials
 from .options import Access
 
-_UCRED = struct.Struct("iII")
 # not in Python's socket module
 _SO_PEERGROUPS = 59
 SO_PEERPIDFD = 77  # Linux 6.5
@@ -42,22 +42,17 @@ class Caller(msgspec.Struct, frozen=True):
 
 def caller_of(connection: socket.socket) -> Caller:
     """The process that connected, and may be gone."""
-    pid, uid, gid = _credentials(connection)
+    pid, uid, gid = peer_credentials(connection)
     return Caller(pid, uid, _groups(connection) | {gid})
 
 
 def peer_of(connection: socket.socket) -> Peer:
     """The process that connected. Raises ProcessLookupError if it is gone or can not be seen from here."""
-    pid, uid, gid = _credentials(connection)
+    pid, uid, gid = peer_credentials(connection)
     if pid <= 0:
         raise ProcessLookupError("its process lives in a PID namespace that can not be seen from here")
     process = Process.of(pid)
     return Peer(process, uid, _groups(connection) | {gid}, _pidfd(connection, process))
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid, gid
 
 
 def _pidfd(connection: socket.socket, process: Process) -> int:

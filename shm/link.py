@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from .paths import DefaultSocket
 from .points import point
 from .protocol import (
     REQUEST_LIMIT,
@@ -29,6 +30,7 @@ from .protocol import (
     pack,
     read_answer,
 )
+from .trust import why_untrusted
 
 _CHUNK = 256 << 10
 _DESCRIPTORS = 3
@@ -55,6 +57,8 @@ class Greeting(msgspec.Struct, frozen=True):
 class Link:
     """A connected socket. Raises LinkError where the daemon is gone, does not answer in time or talks nonsense.
 
+    Raises RefusedError for a default path where another user could have placed the socket.
+
     One thread greets, watches and closes; any thread sends, reads and stops, also after close(). Who waits for an
     answer reads it himself: an answer that is read by another thread comes later by that thread's waking.
     """
@@ -72,10 +76,14 @@ class Link:
         self._watched = select.POLLRDHUP
         try:
             _connect(self._socket, path, deadline)
+            _check_trust(self._socket, path)
         except OSError as error:
             self.close()
             why = _CROWDED if isinstance(error, BlockingIOError) else error.strerror or error
             raise LinkError(f"{path}: {why}") from error
+        except RefusedError:
+            self.close()
+            raise
         self._socket.settimeout(0)
 
     def greet(self, request: Attach | Observe, deadline: float) -> Greeting:
@@ -242,6 +250,12 @@ def _connect(connecting: socket.socket, path: Path, deadline: float) -> None:
     microseconds = int(max(deadline, _SHORTEST_S) * 1e6)
     connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
     connecting.connect(os.fspath(path))
+
+
+def _check_trust(connected: socket.socket, path: Path) -> None:
+    """Raises RefusedError, or OSError where the path is gone. A check before connecting would come too early."""
+    if isinstance(path, DefaultSocket) and (why := why_untrusted(path, connected)):
+        raise RefusedError(f"cannot trust {path}: {why}, or name the socket to use with PAGETIER_SOCKET")
 
 
 def _receive_descriptors(connection: socket.socket) -> tuple[bytes, tuple[int, ...]]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 SOCKET_NAME = "pagetier.sock"
+
+
+class DefaultSocket(PosixPath):
+    """The path of a socket that nobody named: whoever connects to it checks that no other user placed it there."""
 
 
 def default_socket(environ: Mapping[str, str] | None = None, run: Path = Path("/run")) -> Path:
@@ -18,11 +22,11 @@ def default_socket(environ: Mapping[str, str] | None = None, run: Path = Path("/
     4. ``/tmp/pagetier-UID/pagetier.sock``.
 
     The answer changes when a system daemon starts for the first time, so a client asks at each attempt.
-    Whoever uses the last one checks who owns the folder: anybody may make folders in /tmp.
+    The first is a path that the user named. The others are a DefaultSocket: /tmp, for one, is open to all users.
     """
     environ = os.environ if environ is None else environ
     named = environ.get("PAGETIER_SOCKET", "")
-    return Path(named) if named else _folder(environ, run) / SOCKET_NAME
+    return Path(named) if named else DefaultSocket(_folder(environ, run) / SOCKET_NAME)
 
 
 def _folder(environ: Mapping[str, str], run: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from ...shm._core import Observer, ShmError
-from ...shm.link import Link, LinkError
+from ...shm.link import Link, LinkError, RefusedError
 from ...shm.paths import default_socket
 from ...shm.protocol import BUILD, Answer, Observe, Refusal, Request
 from ..exits import Exit
@@ -83,6 +83,8 @@ def daemon_at(path: Path) -> Iterator[Daemon]:
 def _connect(path: Path) -> tuple[Link, Observer]:
     try:
         link = Link(path, _GREETING_S)
+    except RefusedError as error:
+        raise Unreachable(str(error)) from error
     except LinkError as error:
         if isinstance(error.__cause__, PermissionError):
             raise Unreachable(f"{error}: {_SHUT}") from error

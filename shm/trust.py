@@ -1,0 +1,63 @@
+"""Decides whether this process trusts a control socket that it found by itself, and whose daemon answers there.
+
+An attached engine hands its pages to the daemon and computes with what the daemon serves. A path that the user named is
+trusted as it is. A default path is trusted only where no other user could have placed the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+_UCRED = struct.Struct("iII")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Returns pid, user and group of the peer: of a client when it connected, of a daemon when it began to listen."""
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
+
+
+def why_untrusted(path: Path, connection: socket.socket) -> str:
+    """Returns why the daemon behind a connected socket is not trusted and what to do, or "" where it is.
+
+    The credentials of the peer decide, which the kernel recorded: whatever becomes of the path meanwhile, the peer is a
+    process of a trusted user. Raises OSError where the folder is gone.
+    """
+    if flaw := folder_flaw(path.parent):
+        return flaw
+    user = peer_credentials(connection)[1]
+    if user not in _trusted_users(path.parent):
+        return f"it is served by user {user}: stop that daemon"
+    return ""
+
+
+def folder_flaw(folder: Path) -> str:
+    """Returns why another user could have placed what is in the folder and what to do, or "". Raises OSError."""
+    found = folder.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return f"{folder} is a link: remove it"
+    if found.st_uid not in _trusted_users(folder):
+        return f"{folder} belongs to user {found.st_uid}: have root remove it"
+    if found.st_mode & _OTHERS_WRITE:
+        return f"others may write to {folder}: chmod go-w {folder}"
+    return ""
+
+
+def _trusted_users(folder: Path) -> set[int]:
+    """Returns root, this process's user, and the folder's owner where nobody but those two could make the folder.
+
+    So the user `pagetier` is trusted for /run/pagetier, which systemd makes for it, but nobody for a folder in /tmp.
+    """
+    ours = {0, os.geteuid()}
+    return ours | {folder.lstat().st_uid} if all(_only_for(ours, above) for above in folder.parents) else ours
+
+
+def _only_for(users: set[int], folder: Path) -> bool:
+    """Returns whether only these users can make or rename what is in the folder. Of a link: no."""
+    found = folder.lstat()
+    return found.st_uid in users and not found.st_mode & _OTHERS_WRITE

@@ -1,0 +1,71 @@
+"""Programs that run as users of their own choice: what they import is imported as root, who can read all files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+MALLORY, ALICE = 64242, 64343
+
+_BECOME = """
+import os, sys, logging
+{imports}
+os.setgroups([]); os.setgid({user}); os.setuid({user}); os.chdir("/")
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level="INFO")
+{code}
+"""
+
+
+def command_as(user: int, imports: str, code: str, *arguments: str) -> list[str]:
+    """Returns a command line that runs `code` as this user."""
+    return [sys.executable, "-c", _BECOME.format(imports=imports, user=user, code=code), *arguments]
+
+
+def environ_with(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment of a cron job, without pagetier's variables and XDG_RUNTIME_DIR, and `extra`."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("PAGETIER_", "XDG_"))}
+    return ours | dict(extra or {})
+
+
+def output_as(
+    user: int, imports: str, code: str, *arguments: str, environ: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Runs `code` to its end as this user; returns its exit code and its output."""
+    done = subprocess.run(
+        command_as(user, imports, code, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environ_with(environ),
+    )
+    return done.returncode, done.stdout
+
+
+def folder_of(user: int, path: Path, mode: int = 0o755) -> Path:
+    """Makes a folder that belongs to this user."""
+    path.mkdir()
+    path.chmod(mode)
+    os.chown(path, user, user)
+    return path
+
+
+@contextmanager
+def fallback_of(user: int) -> Iterator[Path]:
+    """Yields the folder of a user's socket in /tmp, which does not exist yet; removes whatever it is at the end."""
+    path = Path(f"/tmp/pagetier-{user}")
+    try:
+        yield path
+    finally:
+        if path.is_symlink():
+            path.unlink()
+        shutil.rmtree(path, ignore_errors=True)
