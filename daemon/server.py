@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..shm.logfmt import event
 from ..shm.points import point
+from ..shm.trust import folder_flaw
 from .accepting import Accepting
 from .connection import GREETING_S, Connection, House
 from .gate import Gate
@@ -41,7 +42,7 @@ class Server:
         self._gate = Gate()
         self._complaints = Ration(log)
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
-        self._file = _identity(path)
+        self._file = identity(path)
         self._tell_locked_out(access)
         self._accepting: Accepting | None = None
 
@@ -65,7 +66,7 @@ class Server:
 
     def stop(self) -> None:
         """Nobody comes any more. Who is connected stays so until the process ends."""
-        if _identity(self._path) == self._file:
+        if identity(self._path) == self._file:
             self._path.unlink()
         point("server.unlinked")
         (self._accepting or self._listener).close()
@@ -83,19 +84,38 @@ def open_socket(path: Path, mode: int, group: tuple[int, ...] = (), setting: str
     try:
         listener.bind(os.fspath(path))
         point("server.bound")
-        _give(path, group)  # before the mode: it may be meant for this group alone
-        path.chmod(mode)
+        _open_to(path, mode, group)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise SocketError(f"{setting} = {path}: {error.strerror}") from error
+    except SocketError:
+        listener.close()
+        raise
     return listener
 
 
-def _give(path: Path, group: tuple[int, ...]) -> None:
+def _open_to(path: Path, mode: int, group: tuple[int, ...]) -> None:
+    """Gives the new socket its group and its mode. Raises SocketError, OSError."""
+    # In a folder that is open to others the name may lead elsewhere by now. A descriptor that follows no link does not:
+    # chmod() and chown() by name would change the file that a link leads to.
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            raise SocketError(
+                f"{path} was replaced as it was made: use a folder that only the daemon's user can write to"
+            )
+        bound = f"/proc/self/fd/{descriptor}"
+        _give(path, bound, group)  # before the mode: it may be meant for this group alone
+        os.chmod(bound, mode)  # noqa: PTH101  no path, but a descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _give(path: Path, bound: str, group: tuple[int, ...]) -> None:
     for number in group:
         try:
-            os.chown(path, -1, number)
+            os.chown(bound, -1, number)
         except OSError as error:
             path.unlink()
             why = f"{path} can not be given to group {number} ({error.strerror})"
@@ -130,8 +150,8 @@ def _keeps_out(mode: int, group: int, access: Access) -> bool:
     return bool(users) or not mode & stat.S_IWGRP or set(groups) != {group}
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """The file at a path, None if there is none; its name may be another daemon's by the time that this one stops."""
+def identity(path: Path) -> tuple[int, int] | None:
+    """Returns which file is at a path, None if there is none: a name may be another daemon's when this one stops."""
     try:
         found = path.lstat()
     except OSError:
@@ -143,13 +163,13 @@ def _make_folder(folder: Path, setting: str) -> None:
     """The folder of the socket, which may be in /tmp: there anybody could have made it first."""
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        owner = folder.stat().st_uid
+        flaw = folder_flaw(folder) if folder.name == f"pagetier-{os.geteuid()}" else ""
     except FileExistsError as error:
         raise SocketError(f"{folder} is no folder: set another {setting}") from error
     except OSError as error:
         raise SocketError(f"{folder}, the folder of {setting}: {error.strerror}") from error
-    if folder.name == f"pagetier-{os.geteuid()}" and owner != os.geteuid():
-        raise SocketError(f"{folder} belongs to user {owner}: remove it, or set another {setting}")
+    if flaw:
+        raise SocketError(f"{flaw}, or set another {setting}")
 
 
 def _clear(path: Path, setting: str) -> None:

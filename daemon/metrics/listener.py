@@ -16,7 +16,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from ..accepting import Accepting
 from ..options import Config
-from ..server import SocketError, open_socket
+from ..server import SocketError, identity, open_socket
 from ..service import Service
 from .address import Address
 from .answer import Answering, Page
@@ -61,6 +61,7 @@ class Listener:
         self._registry.register(_Counters(Looker(service.segments, service), config.metrics.namespaces))
         self._registry.register(ProcessCollector(registry=None))
         self._listening = _open(self._address, config.access.socket_mode)
+        self._file = identity(self._address.path) if self._address.path is not None else None
         self._accepting: Accepting | None = None
         self._guests = Guests()
 
@@ -71,7 +72,7 @@ class Listener:
 
     def stop(self) -> None:
         """Nobody is answered any more."""
-        if self._address.path is not None:
+        if self._address.path is not None and identity(self._address.path) == self._file:
             self._address.path.unlink(missing_ok=True)
         (self._accepting or self._listening).close()
 

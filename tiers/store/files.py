@@ -7,8 +7,9 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +37,8 @@ _IO: Final = "/proc/thread-self/io"
 
 
 def own(folder: Path) -> int:
-    """A descriptor: as long as it is open, the folder is this tier's. Raises TierError, OSError."""
-    descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Returns a descriptor: as long as it is open, the folder is this tier's. Raises TierError, OSError."""
+    descriptor = _open_owner(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -47,6 +48,29 @@ def own(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _open_owner(folder: Path) -> int:
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check_user(folder, (folder.lstat(), os.fstat(inside)))
+        return os.open(OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=inside)
+    finally:
+        os.close(inside)
+
+
+def _check_user(folder: Path, found: Sequence[os.stat_result]) -> None:
+    """Raises TierError where another user could serve pages from the folder, or lead to files by links in it.
+
+    found: the folder's name, which may be a link, and the folder itself.
+    """
+    strangers = {each.st_uid for each in found} - {0, os.geteuid()}
+    if strangers:
+        raise TierError(
+            f"{folder} belongs to user {min(strangers)}: chown it to the daemon's, or set another disk.path"
+        )
+    if found[-1].st_mode & stat.S_IWOTH:
+        raise TierError(f"all users may write to {folder}: chmod o-w {folder}, or set another disk.path")
 
 
 def is_still(descriptor: int, path: Path) -> bool:
@@ -61,7 +85,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     beside = path.with_name(path.name + ".tmp")
     padded = content.ljust(_PADDED)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.write(descriptor, padded) < len(padded):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

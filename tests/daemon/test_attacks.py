@@ -1,0 +1,167 @@
+"""What another user placed where the daemon makes its files: it is refused, and no other file is changed through it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from disk_daemon import DiskDaemon, Engine
+from other_users import ALICE, MALLORY, as_root, environ_with, fallback_of, folder_of, output_as
+from pagetier.daemon.cli.unit import unit
+from pagetier.daemon.disk.report import Standing
+from pagetier.daemon.server import SocketError, open_socket
+
+pytestmark = as_root
+
+_DAEMON = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
+_REPLACES = f"""
+import os
+os.setgroups([]); os.setgid({MALLORY}); os.setuid({MALLORY})
+while True:
+    try:
+        os.symlink(victim, socket + ".link")
+    except OSError:
+        pass
+    try:
+        os.lstat(socket)
+        os.rename(socket + ".link", socket)
+    except OSError:
+        pass
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that others can enter."""
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def victim(place: Path) -> Path:
+    """A file of root's that is to stay as it is."""
+    file = place / "victim"
+    file.write_text("root's")
+    file.chmod(0o600)
+    return file
+
+
+def is_untouched(victim: Path) -> bool:
+    found = victim.stat()
+    return (found.st_mode & 0o777, found.st_uid, found.st_gid, victim.read_text()) == (0o600, 0, 0, "root's")
+
+
+def default_daemon(user: int) -> str:
+    """What a daemon of this user says that must not start on its default socket."""
+    code, told = output_as(user, _DAEMON, "main()", "--arena-size=1MiB", f"--name=pagetier-test-{user}")
+    assert code == 4, told
+    return told
+
+
+def test_a_daemon_does_not_serve_behind_a_link() -> None:
+    """Whoever made the link can lead it elsewhere later."""
+    with fallback_of(ALICE) as folder, tempfile.TemporaryDirectory(prefix="pagetier-test-") as parent:
+        Path(parent).chmod(0o755)
+        folder.symlink_to(folder_of(ALICE, Path(parent) / "real"))
+        os.chown(folder, MALLORY, MALLORY, follow_symlinks=False)
+        assert f"{folder} is a link" in default_daemon(ALICE)
+
+
+def test_a_daemon_does_not_serve_in_a_folder_that_clients_refuse() -> None:
+    with fallback_of(ALICE) as folder:
+        folder_of(ALICE, folder, 0o777)
+        assert f"others may write to {folder}: chmod go-w {folder}" in default_daemon(ALICE)
+        folder.rmdir()
+        folder_of(MALLORY, folder)
+        assert f"{folder} belongs to user {MALLORY}" in default_daemon(ALICE)
+
+
+@contextmanager
+def replacing(socket: Path, victim: Path) -> Iterator[None]:
+    """Another user puts a link to the victim in the socket's place, as soon as it is there, again and again."""
+    code = f"socket, victim = {str(socket)!r}, {str(victim)!r}\n{_REPLACES}"
+    attacker = subprocess.Popen([sys.executable, "-c", code], env=environ_with())
+    try:
+        yield
+    finally:
+        attacker.send_signal(signal.SIGKILL)
+        attacker.wait()
+
+
+@pytest.mark.parametrize("setting", ["socket", "metrics.listen"])
+def test_a_socket_that_is_replaced_as_it_is_made(place: Path, victim: Path, setting: str) -> None:
+    socket = folder_of(MALLORY, place / "theirs") / "socket"
+    with replacing(socket, victim):
+        ends, replaced = time.monotonic() + 10.0, 0
+        while replaced < 3 and time.monotonic() < ends:
+            try:
+                open_socket(socket, 0o660, (MALLORY,), setting).close()
+            except SocketError as error:
+                replaced += "was replaced" in str(error) or "symbolic links" in str(error)
+            assert is_untouched(victim)
+            with suppress(OSError):
+                socket.unlink()
+    assert replaced, "the attack never came at the right moment"
+
+
+@pytest.mark.parametrize("file", ["owner", "state.tmp"])
+def test_links_in_the_disk_tier_s_folder(victim: Path, file: str) -> None:
+    with DiskDaemon() as daemon:
+        daemon.stop()
+        daemon.disk = folder_of(MALLORY, Path(daemon.folder.name) / "theirs")
+        (daemon.disk / file).symlink_to(victim)
+        daemon.start()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert f"{daemon.disk} belongs to user {MALLORY}" in daemon.report().trouble
+        with Engine(daemon) as engine:
+            engine.goes_on(100)
+        assert is_untouched(victim)
+
+
+def test_a_disk_folder_that_all_may_write_to() -> None:
+    with DiskDaemon() as daemon:
+        daemon.stop()
+        daemon.disk.chmod(0o777)
+        daemon.start()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert f"all users may write to {daemon.disk}: chmod o-w" in daemon.report().trouble
+        daemon.disk.chmod(0o770)
+        daemon.wait_open()
+
+
+def test_a_link_of_another_user_to_the_disk_folder(place: Path) -> None:
+    with DiskDaemon() as daemon:
+        daemon.stop()
+        real, daemon.disk = daemon.disk, Path(daemon.folder.name) / "link"
+        daemon.disk.symlink_to(real)
+        daemon.start()
+        daemon.wait_open()
+        daemon.stop()
+        os.chown(daemon.disk, MALLORY, MALLORY, follow_symlinks=False)
+        daemon.start()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert f"{daemon.disk} belongs to user {MALLORY}" in daemon.report().trouble
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_units_are_not_written_through_what_lies_in_their_place(place: Path, victim: Path, kind: str) -> None:
+    units = folder_of(MALLORY, place / "root") / "etc/systemd/system"
+    units.mkdir(parents=True)
+    file = units / "pagetierd.service"
+    file.symlink_to(victim) if kind == "link" else os.mkfifo(file)
+    for more in [], ["--force"]:
+        done = CliRunner().invoke(unit, ["install", "--root", str(place / "root"), *more])
+        assert done.exit_code == (not more), done.output
+    assert is_untouched(victim)
+    assert file.is_file() and not file.is_symlink()
