@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from typing import Final, TypeAlias
 
 from ..shm._core import SLOTS, Owner
 
 _Process: TypeAlias = tuple[int, int]  # pid and start time
+_SIZE: Final = struct.Struct("<Q")
+_RESERVED: Final = "this process has reserved as much of the arena as one may without having written it: store.share"
 _LEAST_FRAMES: Final = 1024  # a smaller arena is one engine's, or a test's
 
 
@@ -28,6 +31,7 @@ class Bounds:
         header = owner.header()
         self._owner = owner
         self._frame_bytes = header["frame_bytes"]
+        self._frames = header["frames"]
         self._most = share_of(header, share)
         self._had: dict[_Process, int] = {}
         self._at_its_bound: set[_Process] = set()
@@ -43,6 +47,23 @@ class Bounds:
         pages = self._pages(slot, process, each)
         self._had[process] = self._had.get(process, 0) + self._glance(each[:pages])
         return pages
+
+    def why_refused(self, sizes: bytes, page: int) -> str:
+        """Returns why there is no room for a page of a chain: for now, or for good where it alone is too large."""
+        (size,) = _SIZE.unpack_from(sizes, page * _SIZE.size)
+        if not size:
+            return "a page of 0 bytes cannot be stored"
+        frames = -(-size // self._frame_bytes)
+        if frames > self._frames:
+            return self._never(size, f"the arena has {self._frames * self._frame_bytes}: set a larger arena.size")
+        if 0 < self._most < frames:
+            most = f"{self._most * self._frame_bytes} of the arena"
+            return self._never(size, f"store.share allows {most} to a process: set a larger store.share or arena.size")
+        return _RESERVED
+
+    @staticmethod
+    def _never(size: int, limit: str) -> str:
+        return f"a page of {size} bytes never fits, and waiting does not help: {limit}"
 
     def renew(self) -> None:
         """Who was at its bound may have finished something since: a few times a second."""

@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 
 _KEY_BYTES, _SERIAL_BYTES, _SIZE_BYTES = 32, 8, 8
 _NO_ENTRY = b"\xff\xff\xff\xff"
-_TOO_MUCH = "this process has reserved as much of the arena as one may without having written it: store.share"
 _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # a process may have a million open, and others are waiting
@@ -168,8 +167,8 @@ class Service:
         if rest := len(request.sizes) // _SIZE_BYTES - pages:
             outcomes += bytes([_REFUSED_FULL]) * rest
             entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
-            return Reserved(request.number, outcomes, entries, serials, _TOO_MUCH)
-        return Reserved(request.number, outcomes, entries, serials, self._why(outcomes))
+            return Reserved(request.number, outcomes, entries, serials, self._bounds.why_refused(request.sizes, pages))
+        return Reserved(request.number, outcomes, entries, serials, self._why(outcomes, request.sizes))
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Brings pages in from disk; reply is called once, at the latest at the request's deadline."""
@@ -231,9 +230,9 @@ class Service:
         space = request.space
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
-    def _why(self, outcomes: bytes) -> str:
+    def _why(self, outcomes: bytes, sizes: bytes) -> str:
         if _REFUSED_SIZE in outcomes:
-            return f"a page is empty or larger than the arena ({self._owner.header()['arena_bytes']} bytes)"
+            return self._bounds.why_refused(sizes, outcomes.index(_REFUSED_SIZE))
         if _REFUSED_FULL in outcomes and self._owner.lacks_memory:
             return "there is no memory for more of the arena: /dev/shm is full"
         if _REFUSED_FULL in outcomes:

@@ -87,7 +87,7 @@ def test_bad_input_is_told_and_costs_nothing(client: Client) -> None:
     with pytest.raises(ValueError, match="keys have 32 bytes"):
         Keys(SPACE, bytes(33))
     refused = client.store(keys[:1], np.zeros(17 << 20, np.uint8))
-    assert refused.refused == 1 and "larger than the arena" in refused.reason
+    assert refused.refused == 1 and "set a larger arena.size" in refused.reason
     assert client.store(some_keys(0), []).outcomes == []
     assert client.store(keys, some_pages(3, 4)).stored == 3
 

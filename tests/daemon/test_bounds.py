@@ -53,6 +53,33 @@ def test_how_many_pages_fit() -> None:
     assert pages(Arena(2000), 0.5, FRAME * 1001, FRAME) == 0
 
 
+@pytest.mark.parametrize(
+    ("share", "sizes", "reason"),
+    [
+        (0.5, [FRAME, 1001 * FRAME], f"store.share allows {1000 * FRAME} of the arena to a process"),
+        (0.5, [FRAME, 2001 * FRAME], f"the arena has {2000 * FRAME}: set a larger arena.size"),
+        (0.0, [FRAME, 2001 * FRAME], f"the arena has {2000 * FRAME}: set a larger arena.size"),
+    ],
+)
+def test_a_page_that_never_fits_is_not_asked_to_wait(share: float, sizes: list[int], reason: str) -> None:
+    bounds = Bounds(Arena(2000), share)  # type: ignore[arg-type]
+    told = bounds.why_refused(struct.pack(f"<{len(sizes)}Q", *sizes), 1)
+    assert told.startswith(f"a page of {sizes[1]} bytes never fits, and waiting does not help: ")
+    assert reason in told
+    assert "without having written it" in bounds.why_refused(struct.pack("<Q", 1000 * FRAME), 0)
+
+
+def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:
+    """The whole way: an empty arena, and one page that is larger than what a process may have of it."""
+    with RunningDaemon("64MiB", "64KiB") as daemon, daemon.client() as client:
+        for size, limit in (60 << 20, "store.share allows"), (65 << 20, "set a larger arena.size"):
+            with client.reserve(namespace().keys(range(16)), size) as room:
+                refused = room.publish()
+            assert refused.refused == 1
+            assert f"a page of {size} bytes never fits, and waiting does not help" in refused.reason
+            assert limit in refused.reason
+
+
 def test_where_nothing_is_bounded() -> None:
     assert pages(Arena(2000, writing=2000), 0.0, *[FRAME] * 3000) == 3000
     assert pages(Arena(1000, writing=1000), 0.5, *[FRAME] * 3000) == 3000

@@ -216,8 +216,8 @@ def test_a_client_of_another_build_goes_on_without(path: Path, monkeypatch: pyte
         ({"space": Space(b"short", "s", 16)}, "a namespace's digest has 32 bytes, not 5"),
         ({"space": Space(b"d" * 32, "s", -1)}, "pages of -1 tokens"),
         ({"space": Space(b"d" * 32, "s", 16, 1 << 20)}, "group 1048576"),
-        ({"sizes": bytes(8)}, "empty or larger than the arena"),
-        ({"sizes": struct.pack("<Q", 1 << 63)}, "empty or larger than the arena"),
+        ({"sizes": bytes(8)}, "a page of 0 bytes cannot be stored"),
+        ({"sizes": struct.pack("<Q", 1 << 63)}, f"a page of {1 << 63} bytes never fits, and waiting does not help"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_in_words(path: Path, fields: dict[str, Any], told: str) -> None:
