@@ -23,10 +23,26 @@ _LOCK_PATIENCE_S: Final = 0.1  # somebody may look for a moment whether the lock
 
 
 def open_segment(name: str, kind: str, flags: int = 0, *, read_only: bool = False) -> int:
-    """A descriptor.
+    """Returns a descriptor. A file of another user is refused, also where root may open it or its mode lets everybody.
 
     Raises posix_ipc.ExistentialError if there is none, ShmError if it is another user's or can not be made, OSError.
     """
+    _check_owner(name, kind, owner_of(name, kind))  # a link or a folder cannot be opened at all
+    descriptor = _open(name, kind, flags, read_only=read_only)
+    try:
+        _check_owner(name, kind, os.fstat(descriptor).st_uid)
+    except ShmError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_owner(name: str, kind: str, owner: int | None) -> None:
+    if owner not in (None, os.geteuid()):
+        raise _not_ours(name, kind)
+
+
+def _open(name: str, kind: str, flags: int, *, read_only: bool) -> int:
     try:
         return int(posix_ipc.SharedMemory(_path(name, kind), flags=flags, mode=0o600, read_only=read_only).fd)
     except posix_ipc.PermissionsError as error:
@@ -90,16 +106,10 @@ def opened(name: str, kind: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def check_user(name: str, index: int) -> None:
-    """Raises ShmError if the index is another user's. Root could open it, and be fed what that user likes."""
-    if os.fstat(index).st_uid != os.geteuid():
-        raise _not_ours(name, "index")
-
-
-def owner_of(name: str) -> int | None:
-    """The user whose segments these are; None: there are none."""
+def owner_of(name: str, kind: str = "index") -> int | None:
+    """Returns the user whose segment this is; None where there is none."""
     try:
-        return os.stat(f"/dev/shm{_path(name, 'index')}", follow_symlinks=False).st_uid  # noqa: PTH116
+        return _file(name, kind).lstat().st_uid
     except FileNotFoundError:
         return None
 
@@ -164,11 +174,9 @@ def _can_not_be_made(name: str, kind: str, why: str) -> ShmError:
 
 
 def _not_ours(name: str, kind: str) -> ShmError:
-    try:
-        whose = "user " + user_name(os.stat(f"/dev/shm{_path(name, kind)}").st_uid)  # noqa: PTH116
-    except OSError:
-        whose = "another user"
-    return ShmError(f"segments {name!r} belong to {whose}: run as that user, or use another name")
+    owner = owner_of(name, kind)
+    whose = f"user {user_name(owner)}" if owner is not None else "another user"
+    return ShmError(f"{_file(name, kind)} belongs to {whose}: use another name, or have root or that user remove it")
 
 
 def _locks(index: int, way: int) -> bool:

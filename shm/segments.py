@@ -21,7 +21,6 @@ import posix_ipc
 from ._core import Owner, ShmError, plan
 from .files import (
     KINDS,
-    check_user,
     is_current,
     is_locked,
     lock,
@@ -155,7 +154,6 @@ def take(wish: Wish) -> Segments:
     for _ in range(_TRIES):
         index = open_segment(wish.name, "index", flags=posix_ipc.O_CREAT)
         try:
-            check_user(wish.name, index)
             lock(wish.name, index)
             point("segments.locked")
             segments = _take_locked(wish, index)
@@ -186,7 +184,6 @@ def give_back(name: str) -> GivenBack:
     except posix_ipc.ExistentialError:
         return GivenBack.NOTHING
     try:
-        check_user(name, index)
         if is_locked(index):
             return GivenBack.IN_USE
         lock(name, index)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,8 +126,8 @@ def test_segments_of_which_some_are_gone_are_made_anew(left: RunningDaemon) -> N
 @as_root
 def test_segments_of_another_user(left: RunningDaemon) -> None:
     text = refused(*arguments(left), code=AS_NOBODY)
-    assert f"segments '{left.name}' belong to user root" in text
-    assert "use another name" in text
+    assert f"/dev/shm/{left.name}.index belongs to user root: use another name" in text
+    assert "have root or that user remove it" in text
 
 
 @as_root
@@ -135,7 +137,7 @@ def test_root_does_not_take_up_what_another_user_made(name: str, tmp_path: Path)
         file.touch(0o600)
         os.chown(file, 65534, 65534)
     text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
-    assert f"segments '{name}' belong to user nobody" in text
+    assert f"/dev/shm/{name}.index belongs to user nobody" in text
     assert len(shared_memory(name)) == 3
     for kind in ("index", "locks", "arena"):
         (Path("/dev/shm") / f"{name}.{kind}").unlink()
@@ -146,9 +148,38 @@ def test_one_file_of_another_user_is_enough(name: str) -> None:
     file = Path("/dev/shm") / f"{name}.locks"
     file.touch(0o600)
     text = refused("--name", name, "--socket", "/tmp/pagetier-test.none", "--arena-size", "1MiB", code=AS_NOBODY)
-    assert "belong to user root" in text
+    assert "belongs to user root" in text
     assert shared_memory(name) == [file.name]
     file.unlink()
+
+
+@as_root
+@pytest.mark.parametrize(
+    "make", [Path.symlink_to, lambda file, _: file.mkdir(), lambda file, _: os.mkfifo(file, 0o666)]
+)
+def test_what_is_no_file_and_of_another_user(name: str, tmp_path: Path, make: Callable[[Path, Path], None]) -> None:
+    file = Path("/dev/shm") / f"{name}.index"
+    make(file, tmp_path / "victim")
+    os.chown(file, 65534, 65534, follow_symlinks=False)
+    try:
+        text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
+        assert f"{file} belongs to user nobody: use another name, or have root or that user remove it" in text
+        assert not (tmp_path / "victim").exists()
+    finally:
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+@as_root
+def test_an_arena_of_another_user_is_not_adopted(left: RunningDaemon) -> None:
+    """Whoever made it could read and write every page in it."""
+    arena = Path("/dev/shm") / f"{left.name}.arena"
+    ours = arena.with_suffix(".ours")
+    arena.rename(ours)
+    shutil.copy(ours, arena)
+    arena.chmod(0o666)
+    os.chown(arena, 65534, 65534)
+    assert f"{arena} belongs to user nobody" in refused(*arguments(left))
+    ours.rename(arena)
 
 
 def test_after_a_stop_of_the_service_what_can_not_be_used_stands_in_nobody_s_way(tmp_path: Path) -> None:
