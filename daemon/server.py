@@ -66,8 +66,7 @@ class Server:
 
     def stop(self) -> None:
         """Nobody comes any more. Who is connected stays so until the process ends."""
-        if identity(self._path) == self._file:
-            self._path.unlink()
+        remove_socket(self._path, self._file)
         point("server.unlinked")
         (self._accepting or self._listener).close()
 
@@ -148,6 +147,15 @@ def _keeps_out(mode: int, group: int, access: Access) -> bool:
     if mode & stat.S_IWOTH or not (users or groups):
         return False
     return bool(users) or not mode & stat.S_IWGRP or set(groups) != {group}
+
+
+def remove_socket(path: Path, file: tuple[int, int] | None) -> None:
+    """Removes the name of a socket where it is still this file's."""
+    try:
+        if identity(path) == file:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s stays: %s; remove it before the next start", path, error.strerror, extra=event("socket_left"))
 
 
 def identity(path: Path) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from ..accepting import Accepting
 from ..options import Config
-from ..server import SocketError, identity, open_socket
+from ..server import SocketError, identity, open_socket, remove_socket
 from ..service import Service
 from .address import Address
 from .answer import Answering, Page
@@ -72,8 +72,8 @@ class Listener:
 
     def stop(self) -> None:
         """Nobody is answered any more."""
-        if self._address.path is not None and identity(self._address.path) == self._file:
-            self._address.path.unlink(missing_ok=True)
+        if self._address.path is not None:
+            remove_socket(self._address.path, self._file)
         (self._accepting or self._listening).close()
 
     def _page(self, accept: str) -> Page:
