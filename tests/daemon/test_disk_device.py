@@ -49,7 +49,22 @@ def of_files(rule: str) -> str:
     return f"pwrite64,pwritev,fdatasync,msync:{rule}"
 
 
-def test_writes_that_fail_are_told_and_cost_nothing_but_the_disk() -> None:
+_LATE = """
+import sys, time
+from pathlib import Path
+if "pagetier.tiers.worker" in sys.orig_argv:
+    first = Path(__file__).with_name("first")
+    time.sleep({seconds}) if first.exists() else first.touch()
+"""
+
+
+@pytest.mark.parametrize("late_s", [0, 4])
+def test_writes_that_fail_are_told_and_cost_nothing_but_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: int
+) -> None:
+    """The worker that met them ends; late_s: by how much its successor, which proves the files, begins later."""
+    (tmp_path / "sitecustomize.py").write_text(_LATE.format(seconds=late_s))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(8))
         with faults(daemon.worker(), of_files("error=EIO")):
@@ -61,11 +76,12 @@ def test_writes_that_fail_are_told_and_cost_nothing_but_the_disk() -> None:
             assert "Input/output error" in flushed.output
             assert len(daemon.lines("Input/output error")) < 12, daemon.told()
         engine.store(range(300, 308))
-        time.sleep(2.5)  # after that it is tried again
+        assert daemon.until(lambda disk: disk.standing is Standing.OPEN and not disk.trouble), daemon.told()
         flushed = daemon.pagetier("flush", "--to-disk")
         assert flushed.exit_code == 0, flushed.output
         assert engine.reach(range(300, 308))[1] == 8
-        assert daemon.until(lambda disk: not disk.trouble)
+        assert not daemon.report().trouble
+        assert daemon.lines("it is proven when it is opened again"), daemon.told()
         assert daemon.findings() == []
 
 

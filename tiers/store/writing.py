@@ -135,7 +135,9 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
         raise TierError(environment.broke(error)) from error
     except lmdb.Error as error:
         if _may_be_damage(environment, error):
-            raise TierError(f"{environment.folder} can not be written ({error}): restart to have it proven") from error
+            raise TierError(
+                f"{environment.folder} can not be written ({error}): it is proven when it is opened again"
+            ) from error
         raise
 
 
