@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pagetier.shm.paths import default_socket
+from pagetier.shm.paths import DefaultSocket, default_socket
 
 AS_NOBODY = 65534
 
@@ -37,6 +38,14 @@ def test_else_the_user_s_folder_else_tmp(tmp_path: Path) -> None:
 def test_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGETIER_SOCKET", "/a/b.sock")
     assert default_socket() == Path("/a/b.sock")
+
+
+def test_only_a_path_that_nobody_named_has_to_be_checked(tmp_path: Path) -> None:
+    """Also in another process: the clients of a replay are told the path."""
+    unnamed = default_socket({}, tmp_path)
+    assert isinstance(unnamed, DefaultSocket)
+    assert isinstance(pickle.loads(pickle.dumps(unnamed)), DefaultSocket)
+    assert not isinstance(default_socket({"PAGETIER_SOCKET": "/x/y.sock"}, tmp_path), DefaultSocket)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
