@@ -196,7 +196,7 @@ def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
         for page in Anatomy(data).of(Part.HEADERS_LEAF):
             opened.seek(page * PAGE + PAGE_FLAGS_AT)
             opened.write(b"\x04\x00")
-    with pytest.raises(TierError, match="it is proven when it is opened again"):
+    with pytest.raises(TierError, match="the next disk worker verifies it"):
         outcomes(tier, PAGES)
     with contextlib.suppress(TierError):
         tier.close()
@@ -215,7 +215,7 @@ def test_a_page_that_says_that_it_is_longer_is_proven(tmp_path: Path, part: Part
         data[page * PAGE + PAGE_FLAGS_AT] ^= P_OVERFLOW
     file.write_bytes(data)
     tier = small_tier(tmp_path, environments=1)
-    with pytest.raises(TierError, match="it is proven when it is opened again"):
+    with pytest.raises(TierError, match="the next disk worker verifies it"):
         for number in range(200, 240):
             tier.write([], [outgoing(number)])
     tier.distrust()
@@ -251,7 +251,7 @@ def test_what_no_proof_sees_is_begun_anew(tmp_path: Path) -> None:
     for node in re.finditer(re.escape(records.frame_key(key, 0)), bytes(data)):  # older versions of it, too
         data[node.start() - NODE_FLAGS_BEFORE] ^= F_SUBDATA
     file.write_bytes(data)
-    assert life_that_drops(tmp_path, key).endswith("it is proven when it is opened again")
+    assert life_that_drops(tmp_path, key).endswith("the next disk worker verifies it")
     assert life_that_drops(tmp_path, key).endswith("which verification does not detect: it is rebuilt empty")
     tier = small_tier(tmp_path, environments=2)
     assert tier.state().opened == f"rebuilt empty in 1 of 2 parts: {file} is missing"

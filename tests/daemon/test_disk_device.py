@@ -81,7 +81,7 @@ def test_writes_that_fail_are_told_and_cost_nothing_but_the_disk(
         assert flushed.exit_code == 0, flushed.output
         assert engine.reach(range(300, 308))[1] == 8
         assert not daemon.report().trouble
-        assert daemon.lines("it is proven when it is opened again"), daemon.told()
+        assert daemon.lines("the next disk worker verifies it"), daemon.told()
         assert daemon.findings() == []
 
 

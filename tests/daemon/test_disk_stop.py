@@ -91,7 +91,7 @@ def test_a_tier_that_is_about_to_be_proven_is_waited_for() -> None:
         with Engine(daemon) as engine:
             engine.store(PAGES)
         assert daemon.stop() == 0
-        assert daemon.lines("it is proven when it is opened again"), daemon.told()
+        assert daemon.lines("the next disk worker verifies it"), daemon.told()
         assert daemon.lines("disk_unwritten") == []
         daemon.open()
         assert daemon.snapshot().tiers.disk.pages == len(PAGES)

@@ -147,7 +147,7 @@ def test_an_io_error_may_be_damage_if_nothing_was_verified(
     tier.write([], outgoings(range(10)))
     with monkeypatch.context() as patch:
         patch.setattr(writing, call, failing(errno.EIO))
-        with pytest.raises(TierError, match=r"can not be written \(mdb_txn_commit: it failed\): it is proven"):
+        with pytest.raises(TierError, match=r"cannot be written \(mdb_txn_commit: it failed\): the next disk worker"):
             tier.write([outgoing(1).key], outgoings(range(100, 110)))
     tier.close()
 

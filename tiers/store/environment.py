@@ -197,7 +197,7 @@ class Environment:
         one.
         """
         if not self.proven:
-            return f"{self.folder} is damaged ({error}): it is proven when it is opened again"
+            return f"{self.folder} is damaged ({error}): the next disk worker verifies it"
         with contextlib.suppress(OSError):
             (self.folder / files.DATA).unlink()
         return f"{self.folder} is damaged ({error}), which verification does not detect: it is rebuilt empty"

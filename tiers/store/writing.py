@@ -136,7 +136,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
     except lmdb.Error as error:
         if _may_be_damage(environment, error):
             raise TierError(
-                f"{environment.folder} can not be written ({error}): it is proven when it is opened again"
+                f"{environment.folder} cannot be written ({error}): the next disk worker verifies it"
             ) from error
         raise
 
