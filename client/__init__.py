@@ -3,7 +3,7 @@
 from .blocks import Blocks
 from .client import Client
 from .copying import Copier, Load, Store
-from .groups import FullAttention, Group, GroupKeys, GroupMatch, Recurrent, SlidingWindow
+from .groups import FullAttention, Group, GroupKeys, GroupMatch, Lookup, Recurrent, SlidingWindow
 from .keys import Keys, Namespace
 from .match import Handover, Match
 from .part import Part
@@ -22,6 +22,7 @@ __all__ = [
     "Handover",
     "Keys",
     "Load",
+    "Lookup",
     "Match",
     "Namespace",
     "Outcome",

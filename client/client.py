@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +22,7 @@ from ..shm.points import point
 from ..shm.protocol import Fetch, Reserve
 from .asking import packed_sizes, space_of
 from .blocks import Blocks, require_named
-from .groups.match import GroupKeys, GroupMatch, matched, missed
+from .groups.match import GroupKeys, GroupMatch, Lookup, matched, missed
 from .keys import KEY_BYTES, Keys
 from .loading import destination_of, pages_behind
 from .match import Handover, Match
@@ -87,27 +88,59 @@ class Client:
         return self._mine().attached.wait(timeout)
 
     def match(self, keys: Keys) -> Match:
-        """The longest cached prefix of the keys, pinned until it is let go. Asks nobody and waits for nobody."""
+        """Returns the longest cached prefix of the keys, pinned until it is released. Sends and awaits no message.
+
+        Each call counts as one lookup; a request that matches again calls rematch(). Pinned pages count as tokens from
+        memory, pages that load() then brings in as tokens from disk, all others as missed.
+        """
         session = self._member.session
         if session is None or not session.usable:
             self._mine()
             return miss(Match, keys, len(keys))
         return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
 
+    def rematch(self, match: Match) -> Match:
+        """Matches the keys of a match again for the same request, as after a prefetch: it is no further lookup.
+
+        Pages that came from disk meanwhile count as tokens from disk, if `match` is not released yet.
+        """
+        keys, session = match.keys, match.session
+        if keys is None or session is None or not session.usable:
+            return miss(Match, keys, match.asked)
+        longer = session.rematch(Match, keys, keys.data, match)
+        longer.count_from_disk(len(longer))
+        return longer
+
     def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
-        """The longest hit on which all groups of a model agree, pinned until it is let go. Asks nobody either.
+        """Returns the longest hit on which all groups of a model agree, pinned until it is released.
+
+        Sends and awaits no message. Each call counts as one lookup, of which everything beyond the hit is missed. An
+        engine that matches a request several times calls find_groups() and count_lookup().
 
         Args:
             groups: the keys of one prompt in each group; at most 64.
             limit: tokens beyond which no hit is wanted.
 
-        Raises ValueError where there are no groups, or too many.
+        Raises:
+            ValueError: there are no groups, or too many.
         """
+        match = self.find_groups(groups, limit)
+        self.count_lookup(match.lookup)
+        return match
+
+    def find_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
+        """Does what match_groups() does without counting a lookup."""
         session = self._member.session
         if session is None or not session.usable:
             self._mine()
             return missed(groups)
         return matched(session, groups, limit)
+
+    def count_lookup(self, lookup: Lookup) -> None:
+        """Counts the lookup of a request that was matched with find_groups(), once its outcome is known."""
+        session = self._member.session
+        if session is not None:
+            session.count_lookup(*msgspec.structs.astuple(lookup))
 
     def adopt(self, handover: Handover) -> Match:
         """What another process of the same engine matched, pinned by this one, as far as it is still there."""
@@ -119,7 +152,8 @@ class Client:
     def prefetch(self, keys: Keys, deadline: float | None = None) -> Prefetch:
         """Asks the daemon to bring pages in from disk and does not wait for that: for an engine's scheduler.
 
-        Worth it where a match reaches further than it is pinned. Without a daemon it is done at once.
+        Worth it where a match reaches further than it is pinned; rematch() then pins what has come. Without a daemon
+        it is done at once.
 
         Args:
             keys: the whole chain from the head of the prompt, so that its recency is right; what is in memory already
@@ -170,8 +204,10 @@ class Client:
         finally:
             self._member.requests.leave(prefetch)
         point("client.fetched")
-        with self.match(behind.all) as longer:
-            return done + to.copy(longer, done)
+        with behind.session.rematch(Match, behind.all, behind.all.data, match) as longer:
+            done += to.copy(longer, done)
+            longer.count_from_disk(first + done)
+            return done
 
     def store(
         self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, deadline: float | None = None

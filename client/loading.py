@@ -99,6 +99,7 @@ def destination_of(match: Match, into: HostBuffers | Blocks, first: int, threads
 class Behind(msgspec.Struct, frozen=True):
     """A prefix that is partly on disk. rest: the keys behind the pinned pages; all: those, and the pinned ones'."""
 
+    session: Session
     rest: Keys
     all: Keys
 
@@ -114,7 +115,7 @@ def pages_behind(match: Match, into: Destination) -> Behind | None:
     sizes = match.page_sizes
     page_bytes = int(sizes[min(into.first, len(sizes) - 1)]) if len(sizes) else 1
     ends = min(match.reach, into.first + into.room(page_bytes))
-    return Behind(keys[len(match) : ends], keys[:ends]) if ends > max(into.first, len(match)) else None
+    return Behind(session, keys[len(match) : ends], keys[:ends]) if ends > max(into.first, len(match)) else None
 
 
 def _as_far_as(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:

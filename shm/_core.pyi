@@ -89,7 +89,13 @@ class Pins:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Unpins the pages. Pages on disk that were not counted by now are counted as missed."""
+    def count_from_disk(self, pages: int, /) -> None:
+        """Counts tokens as brought in from disk, once the first `pages` pages of the match were loaded.
+
+        Each page is counted once, in the lookup of the match; those of a rematch in that of its first match.
+        """
 
 @final
 class Session:
@@ -121,15 +127,22 @@ class Session:
     def match(self, kind: type[_P], context: object, keys: Array, page_tokens: int = 0, /) -> _P:
         """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk.
 
+        Counts a lookup. The tokens of pages on disk are counted later: by count_from_disk(), or as missed by release().
+
         page_tokens: what a page stands for in the statistics.
         """
+    def rematch(self, kind: type[_P], context: object, keys: Array, first: Pins, /) -> _P:
+        """Matches again for the request that `first` was matched for, and counts nothing."""
     def match_groups(
         self, kind: type[_P], groups: tuple[tuple[Any, Array, int, int], ...], limit: int, /
-    ) -> tuple[int, int, tuple[_P, ...]]:
+    ) -> tuple[int, int, int, tuple[_P, ...]]:
         """Pins what the longest hit needs on which all groups agree, at most `limit` tokens; see core/groups.h.
 
+        Counts nothing: see count_lookup().
+
         groups: (context, keys, page_tokens, needs) of each, 1 to 64. The answer: tokens of the hit; the same with the
-        help of the disk; and of each group the pins of the pages it needs, whose context is context[first:end].
+        help of the disk; tokens of the longest hit that there are keys for; and of each group the pins of the pages it
+        needs, whose context is context[first:end].
         """
     def repin(self, kind: type[_P], context: object, entries: Array, serials: Array, /) -> _P:
         """Pins what another process matched, as far as it is still there."""
@@ -182,6 +195,10 @@ class Session:
         """Maps index and lock words ahead of the first match."""
     def count_time(self, load_ns: int, store_ns: int, /) -> None:
         """How long copies took that somebody else made, for the statistics."""
+    def count_lookup(
+        self, hit_pages: int, miss_pages: int, memory_tokens: int, disk_tokens: int, missed_tokens: int, /
+    ) -> None:
+        """Counts one request's lookup over several groups."""
     def count_loaded(self, pages: int, bytes: int, /) -> None:
         """What somebody else, a GPU, copied out of pages that this process had pinned, for the statistics."""
     def hold(self) -> None:

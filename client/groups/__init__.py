@@ -2,7 +2,7 @@
 
 from .base import Group, grain_of
 from .full import FullAttention
-from .match import GroupKeys, GroupMatch
+from .match import GroupKeys, GroupMatch, Lookup
 from .recurrent import Recurrent
 from .window import SlidingWindow
 
@@ -11,6 +11,7 @@ __all__ = [
     "Group",
     "GroupKeys",
     "GroupMatch",
+    "Lookup",
     "Recurrent",
     "SlidingWindow",
     "grain_of",

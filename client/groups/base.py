@@ -35,6 +35,11 @@ class Group(msgspec.Struct, frozen=True):
         """The pages that a hit at `tokens` needs. The caller guarantees that it is a multiple of page_tokens."""
         return range(max(0, tokens - self.needs) // self.page_tokens, tokens // self.page_tokens)
 
+    def missing(self, tokens: int, wanted: int) -> int:
+        """Returns how many pages that a hit at `wanted` tokens needs lie behind one at `tokens`."""
+        pages = self.pages(wanted)
+        return pages.stop - max(pages.start, tokens // self.page_tokens)
+
     def useful(self, page: int, grain: int) -> bool:
         """Whether any hit at a multiple of `grain` tokens could need this page: a store skips the others."""
         ends = (page + 1) * self.page_tokens

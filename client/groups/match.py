@@ -35,6 +35,29 @@ class GroupKeys(msgspec.Struct, frozen=True):
             )
 
 
+class Lookup(msgspec.Struct, frozen=True):
+    """What one request counts in the statistics, once.
+
+    Attributes:
+        hit_pages: pages that its first match found in memory and needed.
+        miss_pages: pages that the longest hit there are keys for would have needed besides.
+        memory_tokens: tokens that memory alone gave.
+        disk_tokens: tokens that were loaded beyond those, as pages were read from disk first.
+        missed_tokens: tokens of full pages that neither gave.
+    """
+
+    hit_pages: int
+    miss_pages: int
+    memory_tokens: int
+    disk_tokens: int
+    missed_tokens: int
+
+    @property
+    def asked_tokens(self) -> int:
+        """Returns the tokens of the full pages that were looked for."""
+        return self.memory_tokens + self.disk_tokens + self.missed_tokens
+
+
 class GroupMatch(msgspec.Struct, frozen=True, eq=False):
     """The longest hit on which all groups agree, pinned until release() or `with` ends. Made by Client.match_groups.
 
@@ -47,6 +70,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         groups: what was asked for.
         tokens: the length of the hit. 0 is a miss.
         reach: the same if pages on disk, or on their way from it, are counted as well; `tokens` or more.
+        asked: the tokens of the longest hit that there are keys for, within the limit.
         matches: of each group the pages that the hit needs, to be loaded, adopted or handed over like any match.
             The first of them is not always the first of the prompt: see `firsts`. Its `keys` are those of its pages.
     """
@@ -54,7 +78,14 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
     groups: tuple[GroupKeys, ...]
     tokens: int
     reach: int
+    asked: int
     matches: tuple[Match, ...]
+
+    @property
+    def lookup(self) -> Lookup:
+        """Returns what a request counts that loads this hit and nothing more."""
+        missing = sum(asked.group.missing(self.tokens, self.asked) for asked in self.groups)
+        return Lookup(len(self), missing, self.tokens, 0, self.asked - self.tokens)
 
     @property
     def firsts(self) -> tuple[int, ...]:
@@ -113,7 +144,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
 def missed(groups: Sequence[GroupKeys]) -> GroupMatch:
     """Nothing, for who has no session."""
-    return GroupMatch(_checked(groups), 0, 0, tuple(miss(Match, asked.keys[:0], 0) for asked in groups))
+    return GroupMatch(_checked(groups), 0, 0, 0, tuple(miss(Match, asked.keys[:0], 0) for asked in groups))
 
 
 def matched(session: Session, groups: Sequence[GroupKeys], limit: int | None) -> GroupMatch:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from ..client import Client
 from ..keys import Keys, Namespace
-from ..match import Match
 from .pattern import Pattern, wrong_pages
 from .tally import Tally
 from .trace import Trace
@@ -89,19 +88,13 @@ class Replayer:
         with self._client.match(keys) as match:
             matched = time.perf_counter()
             space = self._pattern.space(match.reach)
-            on_disk = self._on_disk(keys, match)
             asked = time.perf_counter()
             loaded = self._client.load(match, space) if match.reach else 0
             tally.load_seconds += time.perf_counter() - asked + matched - began
             tally.loaded += loaded
-            tally.from_disk += sum(on_disk[:loaded])
+            tally.from_disk += max(0, loaded - len(match))
             tally.wrong += wrong_pages(space[:loaded], pages[:loaded])
             self._store(keys, pages, tally)
-
-    def _on_disk(self, keys: Keys, match: Match) -> list[bool]:
-        """Of each page that is cached, whether it is on disk alone; behind the pinned ones they may take turns."""
-        behind = range(len(match), match.reach)
-        return [False] * len(match) + [not len(self._client.match(keys[page : page + 1])) for page in behind]
 
     def _store(self, keys: Keys, pages: npt.NDArray[np.uint64], tally: Tally) -> None:
         began = time.perf_counter()

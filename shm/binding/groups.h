@@ -130,7 +130,7 @@ static void groups_search(Session *self, asked_groups *a)
     Py_END_ALLOW_THREADS
 }
 
-/* match_groups(type, groups, limit) -> (tokens, reach, pins of each group). */
+/* match_groups(type, groups, limit) -> (tokens, reach, asked, pins of each group). It counts nothing. */
 static PyObject *session_match_groups(Session *self, PyObject *args)
 {
     asked_groups a = {0};
@@ -152,5 +152,6 @@ static PyObject *session_match_groups(Session *self, PyObject *args)
     groups_close(&a);
     if (!pins)
         return NULL;
-    return Py_BuildValue("(KKN)", (unsigned long long)a.agreed.tokens, (unsigned long long)a.agreed.reach, pins);
+    return Py_BuildValue("(KKKN)", (unsigned long long)a.agreed.tokens, (unsigned long long)a.agreed.reach,
+                         (unsigned long long)a.agreed.asked, pins);
 }

@@ -5,11 +5,13 @@
 
 #include "handle.h"
 
-typedef struct {
+typedef struct Pins {
     PyObject_HEAD
     Session *session;
     PyObject *context; /* what was asked for, kept for the caller */
+    struct Pins *first; /* of a rematch: the match whose lookup it belongs to */
     unsigned int asked, count, reach;
+    uint32_t page_tokens, on_disk; /* on_disk: pages at the end of reach whose tokens are not counted yet */
     bool held, due;   /* due: let go of, but not yet unpinned */
     uint32_t copying; /* calls that copy these pages without the GIL; guarded by it */
     uint64_t *serials; /* and behind them the entries, in one block */
@@ -83,8 +85,35 @@ static void pins_drop(Pins *self)
         pt_release(&self->session->shared, self->entries, self->count);
 }
 
+/* The lookup is over: what has not come from disk by now is missed. */
+static void pins_count_missed(Pins *self)
+{
+    if (self->on_disk && handle_usable(self->session)) {
+        pt_session *s = &self->session->shared;
+        pt_count(&s->view.uses[s->slot].missed_tokens, self->on_disk * (uint64_t)self->page_tokens);
+    }
+    self->on_disk = 0;
+}
+
+/* count_from_disk(pages): as many pages from the head on were loaded: those that were on disk have come from there. */
+static PyObject *pins_count_from_disk(Pins *self, PyObject *arg)
+{
+    unsigned long pages = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    Pins *first = self->first ? self->first : self;
+    uint32_t counted = first->reach - first->on_disk, upto = pages < first->reach ? (uint32_t)pages : first->reach;
+    if (upto > counted && handle_usable(first->session)) {
+        pt_session *s = &first->session->shared;
+        pt_count(&s->view.uses[s->slot].disk_tokens, (upto - counted) * (uint64_t)first->page_tokens);
+        first->on_disk = first->reach - upto;
+    }
+    Py_RETURN_NONE;
+}
+
 static void pins_let_go(Pins *self)
 {
+    pins_count_missed(self);
     self->due |= self->held;
     self->held = false;
     pins_drop(self);
@@ -95,6 +124,7 @@ static void pins_dealloc(Pins *self)
     pins_let_go(self);
     free(self->serials);
     Py_XDECREF(self->context);
+    Py_XDECREF((PyObject *)self->first);
     Py_XDECREF((PyObject *)self->session);
     free_object((PyObject *)self);
 }
@@ -147,6 +177,7 @@ static PyObject *pins_sizes(Pins *self, void *unused)
 
 static PyMethodDef pins_methods[] = {
     {"release", (PyCFunction)pins_release, METH_NOARGS, NULL},
+    {"count_from_disk", (PyCFunction)pins_count_from_disk, METH_O, NULL},
     {"__enter__", (PyCFunction)pins_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))pins_exit, METH_FASTCALL, NULL},
     {0},

@@ -106,42 +106,80 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return NULL;
 }
 
-static void session_search(Session *self, const uint8_t *keys, uint64_t page_tokens, Pins *pins)
+static void session_search(Session *self, const uint8_t *keys, Pins *pins)
 {
     pt_matched to = {pins->entries, pins->serials, 0, 0};
     pt_match(&self->shared, keys, pins->asked, &to);
-    pt_count_tokens(&self->shared, to.count * page_tokens, to.reach * page_tokens, pins->asked * page_tokens);
     pins->count = to.count;
     pins->reach = to.reach;
     pins->held = true;
 }
 
-/* match(type, context, keys, page_tokens): a new `type` with the longest prefix of keys that is readable, pinned. */
-static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t count)
+/* What both kinds of match do, and neither's statistics. */
+static Pins *session_find(Session *self, PyObject *type, PyObject *context, PyObject *given)
 {
     array keys;
-    unsigned long page_tokens = count == 4 ? PyLong_AsUnsignedLong(args[3]) : 0;
-    if (PyErr_Occurred())
+    if (!array_open(given, PT_KEY_BYTES, "keys", &keys))
         return NULL;
-    if (count < 3 || count > 4 || !PyType_Check(args[0]) || !PyType_IsSubtype((PyTypeObject *)args[0], PinsType)) {
-        PyErr_SetString(PyExc_TypeError, "match(type, context, keys, page_tokens=0)");
-        return NULL;
-    }
-    if (!array_open(args[2], PT_KEY_BYTES, "keys", &keys))
-        return NULL;
-    Pins *pins = pins_new((PyTypeObject *)args[0], self, args[1], (uint32_t)keys.count);
+    Pins *pins = pins_new((PyTypeObject *)type, self, context, (uint32_t)keys.count);
     if (pins && handle_usable(self)) {
         if (pins->asked <= BRIEF) {
-            session_search(self, keys.view.buf, page_tokens, pins);
+            session_search(self, keys.view.buf, pins);
         } else {
             self->busy++;
             Py_BEGIN_ALLOW_THREADS
-            session_search(self, keys.view.buf, page_tokens, pins);
+            session_search(self, keys.view.buf, pins);
             Py_END_ALLOW_THREADS
             self->busy--;
         }
     }
     PyBuffer_Release(&keys.view);
+    return pins;
+}
+
+/* The tokens that are on disk are counted once they have come, or at the release. */
+static void session_count_match(Session *self, Pins *pins, uint64_t page_tokens)
+{
+    uint64_t missed = (pins->asked - pins->reach) * page_tokens;
+    pt_count_lookup(&self->shared, (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed});
+    pins->page_tokens = (uint32_t)page_tokens;
+    pins->on_disk = pins->reach - pins->count;
+}
+
+static bool session_is_pins(PyObject *type)
+{
+    return PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, PinsType);
+}
+
+/* match(type, context, keys, page_tokens): a new `type` with the longest prefix of keys that is readable, pinned. It is a
+ * lookup in the statistics. */
+static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t count)
+{
+    unsigned long page_tokens = count == 4 ? PyLong_AsUnsignedLong(args[3]) : 0;
+    if (PyErr_Occurred())
+        return NULL;
+    if (count < 3 || count > 4 || !session_is_pins(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "match(type, context, keys, page_tokens=0)");
+        return NULL;
+    }
+    Pins *pins = session_find(self, args[0], args[1], args[2]);
+    if (pins && pins->held && handle_usable(self))
+        session_count_match(self, pins, page_tokens);
+    return (PyObject *)pins;
+}
+
+/* rematch(type, context, keys, first): a match that belongs to the lookup of `first`, and is none of its own. */
+static PyObject *session_rematch(Session *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || !session_is_pins(args[0]) || !session_is_pins((PyObject *)Py_TYPE(args[3]))) {
+        PyErr_SetString(PyExc_TypeError, "rematch(type, context, keys, first)");
+        return NULL;
+    }
+    Pins *pins = session_find(self, args[0], args[1], args[2]), *first = (Pins *)args[3];
+    if (pins) {
+        pins->first = first->first ? first->first : first;
+        Py_INCREF((PyObject *)pins->first);
+    }
     return (PyObject *)pins;
 }
 

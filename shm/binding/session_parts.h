@@ -142,6 +142,17 @@ static PyObject *session_count_loaded(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* count_lookup(hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens): one request's lookup, for who matches groups. */
+static PyObject *session_count_lookup(Session *self, PyObject *args)
+{
+    unsigned long long hits, misses, memory, disk, missed;
+    if (!PyArg_ParseTuple(args, "KKKKK", &hits, &misses, &memory, &disk, &missed))
+        return NULL;
+    if (handle_usable(self))
+        pt_count_lookup(&self->shared, (pt_lookup){hits, misses, memory, disk, missed});
+    Py_RETURN_NONE;
+}
+
 static PyObject *session_usable(Session *self, void *unused)
 {
     (void)unused;
@@ -170,6 +181,7 @@ static PyObject *session_number(Session *self, void *which)
 
 static PyMethodDef session_methods[] = {
     {"match", (PyCFunction)(void (*)(void))session_match, METH_FASTCALL, NULL},
+    {"rematch", (PyCFunction)(void (*)(void))session_rematch, METH_FASTCALL, NULL},
     {"match_groups", (PyCFunction)session_match_groups, METH_VARARGS, NULL},
     {"repin", (PyCFunction)session_repin, METH_VARARGS, NULL},
     {"copy_out", (PyCFunction)session_copy_out, METH_VARARGS, NULL},
@@ -180,6 +192,7 @@ static PyMethodDef session_methods[] = {
     {"abandon", (PyCFunction)session_abandon, METH_VARARGS, NULL},
     {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},
     {"count_loaded", (PyCFunction)session_count_loaded, METH_VARARGS, NULL},
+    {"count_lookup", (PyCFunction)session_count_lookup, METH_VARARGS, NULL},
     {"count_time", (PyCFunction)session_count_time, METH_VARARGS, NULL},
     {"hold", (PyCFunction)session_hold, METH_NOARGS, NULL},
     {"unhold", (PyCFunction)session_unhold, METH_NOARGS, NULL},

@@ -39,6 +39,7 @@ typedef struct {
 typedef struct {
     uint64_t limit;         /* no hit is longer; the caller's wish */
     uint64_t tokens, reach; /* what all groups agree on in memory; and in memory or on disk */
+    uint64_t asked;         /* the longest hit that there are keys for */
 } pt_agreed;
 
 /* One search: all that its steps share. */
@@ -238,21 +239,6 @@ static inline void pt_keep_needed(const pt_search *f, pt_group *g, uint64_t toke
             pt_let_go(f->session, g->seen[page]);
 }
 
-/* Pages that the longest hit that there are keys for would need, and this one does not have, are missed. */
-static inline void pt_count_groups(const pt_search *f, uint64_t tokens)
-{
-    uint64_t hits = 0, misses = 0;
-    for (uint32_t i = 0; i < f->count; i++) {
-        const pt_group *g = f->order[i];
-        uint32_t had = pt_pages_in(g, tokens), wanted = pt_first_needed(g, f->bound);
-        hits += g->pins;
-        misses += pt_pages_in(g, f->bound) - (wanted > had ? wanted : had);
-    }
-    pt_count(&f->session->counts->lookups, 1);
-    pt_count(&f->session->counts->hit_pages, hits);
-    pt_count(&f->session->counts->miss_pages, misses);
-}
-
 /* Pins what the longest hit needs on which 1 to PT_GROUPS groups agree. */
 static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t count, pt_agreed *agreed)
 {
@@ -275,6 +261,5 @@ static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t cou
     }
     pt_count_bounded(s);
     pthread_mutex_unlock(&s->lock);
-    pt_count_groups(&f, agreed->tokens);
-    pt_count_tokens(s, agreed->tokens, agreed->reach, f.bound);
+    agreed->asked = f.bound;
 }

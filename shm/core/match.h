@@ -151,9 +151,6 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
         to->reach = pt_reach_on(s, keys, at, count, now);
     pt_count_bounded(s);
     pthread_mutex_unlock(&s->lock);
-    pt_count(&s->counts->lookups, 1);
-    pt_count(&s->counts->hit_pages, at);
-    pt_count(&s->counts->miss_pages, count - at);
 }
 
 /* Pins what another process matched, by entry and serial; returns the length of the prefix that is still there. */

@@ -38,15 +38,24 @@ static inline void pt_count(pt_a64 *counter, uint64_t by)
     atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
 }
 
-/* Tokens of a prompt: in memory, as far as disk helps, and as many as were asked for. */
-static inline void pt_count_tokens(pt_session *s, uint64_t memory, uint64_t reach, uint64_t asked)
+/* One request's lookup. Pages: found in memory by its first match, and not. Tokens: those that memory gave, those that had to
+ * be read from disk first, and those that the cache did not give. */
+typedef struct {
+    uint64_t hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens;
+} pt_lookup;
+
+/* Matches do not count themselves: a request may match several times, and is counted once. */
+static inline void pt_count_lookup(pt_session *s, pt_lookup lookup)
 {
     pt_uses *uses = &s->view.uses[s->slot];
-    pt_count(&uses->memory_tokens, memory);
-    if (asked == memory)
-        return;
-    pt_count(&uses->disk_tokens, reach - memory);
-    pt_count(&uses->missed_tokens, asked - reach);
+    pt_count(&s->counts->lookups, 1);
+    pt_count(&s->counts->hit_pages, lookup.hit_pages);
+    pt_count(&s->counts->miss_pages, lookup.miss_pages);
+    pt_count(&uses->memory_tokens, lookup.memory_tokens);
+    if (lookup.disk_tokens)
+        pt_count(&uses->disk_tokens, lookup.disk_tokens);
+    if (lookup.missed_tokens)
+        pt_count(&uses->missed_tokens, lookup.missed_tokens);
 }
 
 /* Pins an entry; what was readable stays so while pinned. Its key or serial is compared after this and not before,

@@ -185,7 +185,7 @@ def test_asking_again_costs_nothing(model: str, daemon: RunningDaemon, client: C
     waiting = engine.submit(2, 300)
     engine.store_elsewhere(waiting, 288)
     with (
-        mock.patch.object(Client, "match_groups", autospec=True, side_effect=Client.match_groups) as match,
+        mock.patch.object(Client, "find_groups", autospec=True, side_effect=Client.find_groups) as match,
         mock.patch.object(engine.half, "matched", side_effect=engine.half.matched) as asked,
     ):
         begun = time.monotonic()
@@ -257,7 +257,7 @@ def test_does_not_wait_for_ever(tmp_path: Path) -> None:
         push_out(daemon, client, _keys(engine, request, 0).keys)
         with (
             stopped_worker(daemon),
-            mock.patch.object(Client, "match_groups", autospec=True, side_effect=Client.match_groups) as match,
+            mock.patch.object(Client, "find_groups", autospec=True, side_effect=Client.find_groups) as match,
         ):
             begun = time.monotonic()
             while not request.num_computed_tokens:

@@ -47,7 +47,7 @@ def test_no_more_frames_are_pinned_than_one_may(world: World) -> None:
     assert len(world.session.match(Pins, None, KEYS[2])) == 0
     again.release()
     assert len(world.session.match(Pins, None, KEYS[2])) == 1
-    tokens, _, (pins,) = world.session.match_groups(Pins, ((KEYS[:3], b"".join(KEYS[:3]), 16, 1 << 63),), 48)
+    tokens, _, _, (pins,) = world.session.match_groups(Pins, ((KEYS[:3], b"".join(KEYS[:3]), 16, 1 << 63),), 48)
     assert (tokens, len(pins)) == (32, 2)
     pins.release()
     world.owner.bound_pins(0)

@@ -96,7 +96,8 @@ class Grouped:
         asked = (
             (chain.names, b"".join(map(key_of, chain.names)), chain.page_tokens, chain.needs) for chain in self.chains
         )
-        return self.session.match_groups(Pins, tuple(asked), limit)
+        tokens, reach, _, pins = self.session.match_groups(Pins, tuple(asked), limit)
+        return tokens, reach, pins
 
     def named(self, tokens: int) -> set[int]:
         """The names of the pages that a hit at `tokens` needs."""

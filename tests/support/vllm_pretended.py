@@ -26,6 +26,7 @@ class Request:
         self.lora_request = None
         self.state = WAITING
         self.placeholders = self.in_flight = self.preemptions = 0
+        self.external = 0
         self.rows: list[list[Block]] = [[] for _ in range(groups)]
         self.block_hashes: list[bytes] = []
         self._hash_tokens = hash_tokens
@@ -82,6 +83,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.received: dict[str, bool] = {}
+        self.queries = self.external_hits = 0
         self._offered: dict[str, list[tuple[int, int, int]]] = {}
         self._this_step: set[object] = set()
 
@@ -236,6 +238,9 @@ class Scheduler:
         if tokens <= 0 or self._extended(request, request.num_computed_tokens + tokens) is None:
             return False
         self.half.allocated(request, request.rows, 0)
+        if not request.preemptions:  # vLLM counts those that begin again apart
+            self.queries += 1
+            self.external_hits += request.external
         self.waiting.remove(request)
         self.running.append(request)
         if request.state == WAITING:
@@ -341,6 +346,7 @@ class Scheduler:
             for kept, (_, gap, new) in zip(shared, wanted, strict=True)
         ]
         request.state, request.num_computed_tokens = LOADING, tokens
+        request.external = external
         self.half.allocated(request, request.rows, external)
         return True
 
@@ -352,6 +358,7 @@ class Scheduler:
             self._hash(request, request.num_computed_tokens)
         else:
             self._give_all(request)
+            request.external = 0
         request.state = PREEMPTED if request.preemptions else WAITING
         return True
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from ...groups import Group, GroupKeys, GroupMatch
+from ...groups import Group, GroupKeys, GroupMatch, Lookup
 from ...keys import Keys, Namespace
 from ...match import Handover, Match
 from .prefetching import Asked
@@ -41,12 +41,24 @@ class Found(msgspec.Struct, frozen=True, eq=False):
     since: float
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """Tokens that a request loads. from_memory: those of them that were found without the disk."""
+
+    tokens: int
+    from_memory: int
+
+
+NOTHING: Final = Taken(0, 0)
+
+
 class Tracked:
     """One request, from its first match to its end.
 
     found: what is pinned for it. stored: for each group the first page that was not ordered to be stored yet. tables:
     for each group the blocks of the pages. failures: loads that failed. offered: tokens that vLLM was last told it can
-    load. into: blocks that are loaded.
+    load. into: blocks that are loaded. computed: tokens that vLLM had itself when it last asked. lookup: what the first
+    match found, for the statistics. taken: what is being loaded, until the load fails. counted: whether the statistics
+    have the request.
     """
 
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
@@ -59,6 +71,10 @@ class Tracked:
         self.loading = False
         self.failures = 0
         self.offered = 0
+        self.computed = 0
+        self.lookup: Lookup | None = None
+        self.taken = NOTHING
+        self.counted = False
         self.into: frozenset[int] = frozenset()
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
@@ -105,6 +121,7 @@ class Tracked:
         """The workers have loaded what was found, or could not."""
         self.loading = False
         self.from_memory = -1
+        self.taken = NOTHING
         self.let_go()
 
     def _begin_anew(self, hashes: Sequence[bytes]) -> None:

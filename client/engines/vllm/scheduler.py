@@ -15,7 +15,7 @@ from .announcing import Announcer
 from .identity import with_adapter
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from .prefetching import Asker
-from .requests import Found, PagedGroup, Tracked, some_of
+from .requests import NOTHING, Found, PagedGroup, Taken, Tracked, some_of
 from .stores import late_orders, store_orders, take_blocks
 from .tally import Tally
 
@@ -52,6 +52,7 @@ class SchedulerHalf:
         tracked = self._track_anew(request)
         if tracked.loading:
             return None
+        tracked.computed = computed
         if tracked.failures >= _TRIES:
             return 0
         found = self._found(tracked, computed)
@@ -72,7 +73,9 @@ class SchedulerHalf:
             tracked.into = frozenset(block for group in order.groups for block in group.blocks)
             self._written |= tracked.into
             tracked.loading = True
-            self.tally.hit(external, self.from_memory(request, external))
+            tracked.taken = Taken(external, self.from_memory(request, external))
+        elif not external:
+            self._count(tracked, NOTHING)
 
     def build(self, output: Any) -> Orders:
         """The orders of a step. output: vLLM's SchedulerOutput."""
@@ -88,11 +91,14 @@ class SchedulerHalf:
         for name, tracked in self._tracked.items():
             if name in requests or (tracked.loading and tracked.into & blocks):
                 tracked.failures += 1
+                tracked.taken = NOTHING
 
     def loaded(self, requests: Iterable[str]) -> None:
         """All workers are through with these requests' loads."""
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
+                if tracked.taken.tokens:
+                    self._count(tracked, tracked.taken)
                 tracked.loaded()
                 if tracked.request.is_finished():
                     del self._tracked[request]
@@ -151,9 +157,12 @@ class SchedulerHalf:
     def _track_anew(self, request: Any) -> Tracked:
         """Of who asks what there is: nothing of it is computed beyond what vLLM has itself."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is not None and tracked.is_stale and not tracked.loading:
-            del self._tracked[request.request_id]
-        return self._track(request)
+        if tracked is None or not tracked.is_stale or tracked.loading:
+            return self._track(request)
+        del self._tracked[request.request_id]
+        anew = self._track(request)
+        anew.counted = tracked.counted
+        return anew
 
     def _groups_of(self, request: Any) -> tuple[PagedGroup, ...]:
         adapter = getattr(request, "lora_request", None)
@@ -164,6 +173,27 @@ class SchedulerHalf:
             for group in self._groups
         )
 
+    def _count(self, tracked: Tracked, taken: Taken) -> None:
+        """Counts what became of a request's prompt, for the daemon and for vLLM.
+
+        A request is matched several times: after the disk was asked, when its pins were released because it waited too
+        long, when it was preempted, when its load failed. It counts once, when it has loaded or begins without a load.
+        Tokens that vLLM had in its own cache were not looked for.
+        """
+        if tracked.counted or tracked.lookup is None:
+            return
+        tracked.counted = True
+        missed = max(0, tracked.lookup.asked_tokens - tracked.computed - taken.tokens)
+        self._client.count_lookup(
+            msgspec.structs.replace(
+                tracked.lookup,
+                memory_tokens=taken.from_memory,
+                disk_tokens=taken.tokens - taken.from_memory,
+                missed_tokens=missed,
+            )
+        )
+        self.tally.hit(taken.tokens, taken.from_memory)
+
     def _found(self, tracked: Tracked, computed: int) -> Found | None:
         """What is pinned for it; None while the disk is asked."""
         asked = tracked.group_keys()  # of other hashes than before it lets go of what was found
@@ -172,7 +202,9 @@ class SchedulerHalf:
         if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.gives_up:
             return None
         tracked.let_go()
-        match = self._client.match_groups(asked, limit=tracked.request.num_tokens - 1)
+        match = self._client.find_groups(asked, limit=tracked.request.num_tokens - 1)
+        if tracked.lookup is None:
+            tracked.lookup = match.lookup
         if tracked.from_memory < 0:
             tracked.from_memory = match.tokens
         if tracked.prefetch is None and match.reach > max(match.tokens, computed):
@@ -200,8 +232,8 @@ class SchedulerHalf:
         return LoadOrder(tracked.request.request_id, tuple(group for group in groups if group.blocks))
 
     def _touch(self, tracked: Tracked) -> None:
-        """So that the head of what was stored does not leave before its tail."""
-        with self._client.match_groups(tracked.group_keys()):
+        """Stamps the recency of all pages, so that the head of what was stored does not leave before its tail."""
+        with self._client.find_groups(tracked.group_keys()):
             pass
 
     def _let_go_of_old(self, now: float) -> None:

@@ -20,7 +20,7 @@ class Tally:
         self._counts: Counter[str] = Counter()
 
     def hit(self, tokens: int, from_memory: int) -> None:
-        """A request loads so many tokens, `from_memory` of them without the disk."""
+        """A request has loaded so many tokens, `from_memory` of them without the disk."""
         self._counts["memory_tokens"] += from_memory
         self._counts["disk_tokens"] += tokens - from_memory
 

@@ -16,6 +16,7 @@ from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.requests import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
+from pagetier.client.groups.match import Lookup
 from running import RunningDaemon, eventually, namespace
 
 PAGE = 4
@@ -38,13 +39,17 @@ class Directory:
         self.takes = threading.Event()
         self.takes.set()
         self.limits: list[int | None] = []
+        self.counted: list[Lookup] = []
 
-    def match_groups(self, groups: list[GroupKeys], limit: int | None = None) -> Any:
+    def find_groups(self, groups: list[GroupKeys], limit: int | None = None) -> Any:
         self.matches += 1
         self.limits.append(limit)
         self.pinned += 1
         most = limit if limit is not None else 1 << 30
         return Found(self, min(self.here, most), min(self.reach, most))
+
+    def count_lookup(self, lookup: Lookup) -> None:
+        self.counted.append(lookup)
 
     def prefetch_groups(self, match: Any, deadline: float) -> Any:
         assert self.takes.wait(30)
@@ -65,6 +70,7 @@ class Found:
         self.directory, self.tokens, self.reach, self.held = directory, tokens, reach, True
         self.matches: tuple[Any, ...] = ()
         self.firsts: tuple[int, ...] = ()
+        self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)
 
     def release(self) -> None:
         self.directory.pinned -= self.held

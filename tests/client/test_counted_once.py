@@ -1,0 +1,155 @@
+"""A request is one lookup, and each of its tokens is counted once: from memory, from disk, or missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from pagetier.client import Client, Keys
+from replaying import BLOCK, chat, replay_json, write_trace
+from running import RunningDaemon, eventually, namespace
+from with_disk import push_out, running_with_disk, stopped_worker
+
+PAGE = 60_000
+PAGES = 10
+SPACE = namespace()
+TOKENS = SPACE.page_tokens
+LONG_S = 20.0
+
+
+class Counted(NamedTuple):
+    """The daemon's own counters, in lookups and tokens."""
+
+    lookups: int
+    memory: int
+    disk: int
+    missed: int
+
+    def since(self, before: Counted) -> Counted:
+        return Counted(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def counted(daemon: RunningDaemon) -> Counted:
+    counts = daemon._observer().counts()
+    return Counted(*(counts[name] for name in ("lookups", "memory_tokens", "disk_tokens", "missed_tokens")))
+
+
+def some_keys(count: int = PAGES) -> Keys:
+    return SPACE.keys(range(TOKENS * count))
+
+
+def room(pages: int = PAGES) -> np.ndarray:
+    return np.zeros((pages, PAGE), np.uint8)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
+    with running_with_disk(tmp_path / "disk") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with daemon.client(deadline=LONG_S) as attached:
+        yield attached
+
+
+@pytest.fixture
+def on_disk(daemon: RunningDaemon, client: Client) -> Keys:
+    """Ten pages that are on disk alone."""
+    keys = some_keys()
+    assert client.store(keys, np.ones((PAGES, PAGE), np.uint8)).stored == PAGES
+    push_out(daemon, client, keys)
+    return keys
+
+
+def test_a_page_from_disk_is_counted_once(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+    before = counted(daemon)
+    with client.match(on_disk) as match:
+        assert client.load(match, room()) == PAGES
+        assert client.load(match, room()) == PAGES, "they are in memory by now; it is the same request"
+    assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
+    before = counted(daemon)
+    with client.match(on_disk) as match:
+        assert client.load(match, room()) == PAGES
+    assert counted(daemon).since(before) == Counted(1, PAGES * TOKENS, 0, 0)
+
+
+def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+    with client.match(on_disk[:4]) as head:
+        assert client.load(head, room(4)) == 4
+    before = counted(daemon)
+    with client.match(some_keys(PAGES + 3)) as match:
+        assert (len(match), match.reach) == (4, PAGES)
+        assert client.load(match, room(PAGES - 2)) == PAGES - 2, "there is no room for two of them"
+    assert counted(daemon).since(before) == Counted(1, 4 * TOKENS, 4 * TOKENS, 5 * TOKENS)
+
+
+def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+    before = counted(daemon)
+    with stopped_worker(daemon), client.match(on_disk) as match:
+        assert client.load(match, room(), deadline=0.2) == 0
+        assert counted(daemon).since(before) == Counted(1, 0, 0, 0), "it may still be tried again"
+    assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
+    match.release()
+    del match
+    assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
+
+
+def test_a_second_try_that_succeeds_is_a_hit(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+    before = counted(daemon)
+    with client.match(on_disk) as match:
+        with stopped_worker(daemon):
+            assert client.load(match, room(), deadline=0.2) == 0
+        assert eventually(lambda: client.load(match, room()) == PAGES, LONG_S)
+    assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
+
+
+def test_who_does_not_load_has_missed_what_is_on_disk(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+    before = counted(daemon)
+    client.match(on_disk)
+    assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
+
+
+def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+    before = counted(daemon)
+    with client.match(on_disk) as match:
+        assert client.prefetch(on_disk[:6]).wait(LONG_S) == 6
+        with client.rematch(match) as longer:
+            assert (len(longer), longer.reach) == (6, PAGES)
+            assert counted(daemon).since(before) == Counted(1, 0, 6 * TOKENS, 0)
+            assert client.load(longer, room()) == PAGES
+            with client.rematch(longer) as whole:
+                assert len(whole) == PAGES
+    assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
+
+
+def test_a_rematch_of_a_released_match_counts_nothing_more(
+    daemon: RunningDaemon, client: Client, on_disk: Keys
+) -> None:
+    before = counted(daemon)
+    match = client.match(on_disk)
+    match.release()
+    with client.rematch(match) as longer:
+        assert client.load(longer, room()) == PAGES
+    assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+@pytest.mark.parametrize("disk", [False, True])
+def test_the_daemon_counts_what_a_replay_counts(tmp_path: Path, disk: bool, clients: int) -> None:
+    trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(300, seed=6))
+    place = running_with_disk(tmp_path / "disk") if disk else RunningDaemon("1MiB", "64KiB")
+    with place as daemon:
+        before = counted(daemon)
+        report = replay_json(trace, "--socket", daemon.socket, "--clients", clients, "--pace", 150)
+        asked = report["pages_asked"] * BLOCK
+        memory, from_disk = report["hit_tokens_memory"], report["hit_tokens_disk"]
+        assert report["wrong_pages"] == 0 and memory > 0 and (from_disk > 0) is disk
+        lookups = sum(bool(chain) for chain in chat(300, seed=6))
+        expected = Counted(lookups, memory, from_disk, asked - memory - from_disk)
+        assert eventually(lambda: counted(daemon).since(before) == expected, 5), (counted(daemon), expected)
