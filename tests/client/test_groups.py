@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Recurrent, SlidingWindow
+from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Lookup, Recurrent, SlidingWindow
 from pagetier.client.groups import grain_of
+from pagetier.shm._core import Observer
 from pretended_disk import DiskDaemon
 from running import eventually, namespace
 from with_disk import running_with_disk, until_written
@@ -47,6 +48,12 @@ def content(keys: Keys) -> Any:
 
 def store(client: Client, keys: Keys) -> None:
     assert client.store(keys, content(keys), deadline=LONG_S).stored == len(keys)
+
+
+def counts_of(daemon: DiskDaemon) -> dict[str, int]:
+    """What all its clients have counted."""
+    index, locks, _ = daemon.memory.descriptors
+    return Observer(index, locks).counts()
 
 
 def loads(client: Client, found: GroupMatch) -> None:
@@ -187,6 +194,24 @@ def test_another_process_takes_over(client: Client) -> None:
         match.release()
 
 
+def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, client: Client) -> None:
+    """240 of 384 tokens, with 15 + 3 + 1 pages; beyond them it would need 9 + 3 + 1 more."""
+    full, window, state = groups = asked()
+    store(client, full.keys[:20])
+    store(client, window.keys[:20])
+    store(client, state.keys[:5])
+    before = counts_of(daemon)
+    with client.find_groups(groups) as found:
+        assert (found.tokens, found.asked) == (240, TOKENS)
+        assert found.lookup == Lookup(19, 13, 240, 0, 144)
+    with client.find_groups(groups, limit=100) as found:
+        assert (found.tokens, found.asked, found.lookup) == (96, 96, Lookup(6 + 3 + 1, 0, 96, 0, 0))
+    assert counts_of(daemon) == before
+    client.match_groups(groups)
+    counted = {name: number - before[name] for name, number in counts_of(daemon).items() if number > before[name]}
+    assert counted == {"lookups": 1, "hit_pages": 19, "miss_pages": 13, "memory_tokens": 240, "missed_tokens": 144}
+
+
 def test_nobody_is_there(tmp_path: Path) -> None:
     with Client(tmp_path / "nobody", deadline=0.01) as alone:
         with alone.match_groups(asked()) as found:
@@ -194,6 +219,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
             assert [match.keys for match in found.matches] == [one.keys[:0] for one in asked()]
             assert repr(found) == "<GroupMatch 0 tokens of 3 groups, 0.0 MiB>"
             assert alone.prefetch_groups(found).ready
+            alone.count_lookup(found.lookup)
         with pytest.raises(ValueError, match="no groups"):
             alone.match_groups([])
 

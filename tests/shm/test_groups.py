@@ -119,13 +119,22 @@ def test_a_page_may_be_asked_for_twice() -> None:
     assert world.sound()
 
 
-def test_hits_are_counted_by_what_is_needed() -> None:
+def test_a_lookup_is_counted_when_it_is_told() -> None:
     world = Grouped([full([M] * 8), Chain(2, 1, range(64, 68), [M, M, N, N])])
     before = world.counts()
     tokens, _, pins = world.match()
     assert tokens == 4 and [len(held) for held in pins] == [4, 1]
+    assert world.counts() == before
+    world.session.count_lookup(5, 4, 3, 2, 1)
     counted = {name: number - before[name] for name, number in world.counts().items() if number > before[name]}
-    assert counted == {"lookups": 1, "hit_pages": 5, "miss_pages": 5, "memory_tokens": 4, "missed_tokens": 4}
+    assert counted == {
+        "lookups": 1,
+        "hit_pages": 5,
+        "miss_pages": 4,
+        "memory_tokens": 3,
+        "disk_tokens": 2,
+        "missed_tokens": 1,
+    }
 
 
 @pytest.mark.parametrize("broken", [(0,), (1,), (0, 1)])

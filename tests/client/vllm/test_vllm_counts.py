@@ -1,0 +1,226 @@
+"""A request counts once: in the daemon's counters, in the connector's and in vLLM's own, and all agree."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+from pagetier.client import Client, Keys
+from pagetier.client.engines.vllm import scheduler as scheduler_module
+from pagetier.client.engines.vllm.requests import PagedGroup
+from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
+from running import RunningDaemon, eventually, namespace
+from vllm_pretended import Scheduler
+from vllm_truth import TrueWorker
+from with_disk import push_out, running_with_disk, stopped_worker
+
+PAGE = 4
+PAGES = 10
+LONG_S = 20.0
+
+
+class Counted(NamedTuple):
+    """The daemon's own counters, in lookups and tokens."""
+
+    lookups: int
+    memory: int
+    disk: int
+    missed: int
+
+
+class Scene:
+    """A scheduler's half, and the daemon that it matches in."""
+
+    def __init__(self, daemon: RunningDaemon, client: Client, disk_deadline: float = LONG_S) -> None:
+        self.daemon, self.client = daemon, client
+        self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)
+        self.half = SchedulerHalf(client, [self.group], disk_deadline)
+        self.before = self._now()
+
+    def _now(self) -> Counted:
+        counts = self.daemon._observer().counts()
+        return Counted(*(counts[name] for name in ("lookups", "memory_tokens", "disk_tokens", "missed_tokens")))
+
+    def begin(self) -> None:
+        """What is counted before this is not counted()."""
+        self.before = self._now()
+
+    def counted(self) -> Counted:
+        return Counted(*(now - then for now, then in zip(self._now(), self.before, strict=True)))
+
+    def keys(self) -> Keys:
+        return self.group.keys(request().block_hashes)
+
+    def load(self, one: Any, computed: int = 0) -> int:
+        """As vLLM does it until the load is ordered. Returns how many tokens are loaded."""
+        assert eventually(lambda: self.half.matched(one, computed) is not None, LONG_S)
+        offered = self.half.matched(one, computed)
+        assert offered is not None
+        self.half.allocated(one, blocks(), offered)
+        return offered
+
+    def start(self, one: Any) -> None:
+        """As vLLM does it when the load is over: the request is given its other blocks, computed, and ends."""
+        self.half.loaded([one.request_id])
+        self.half.allocated(one, blocks(), 0)
+        one.num_computed_tokens = one.num_tokens
+        self.half.finished(one, [list(range(1, PAGES + 2))])
+
+
+def request(tokens: int = PAGES * PAGE + 1, name: str = "one") -> Any:
+    hashes = [sha256(bytes([at])).digest() for at in range(tokens // PAGE)]
+    return SimpleNamespace(
+        request_id=name, num_tokens=tokens, num_computed_tokens=0, block_hashes=hashes, is_finished=lambda: False
+    )
+
+
+def blocks() -> list[list[Any]]:
+    return [[SimpleNamespace(block_id=at, is_null=False, block_hash=None) for at in range(1, PAGES + 2)]]
+
+
+@pytest.fixture
+def clock() -> Iterator[Any]:
+    clock = SimpleNamespace(now=50.0)
+    clock.monotonic = lambda: clock.now
+    with mock.patch.object(scheduler_module, "time", clock):
+        yield clock
+
+
+@pytest.fixture
+def scene(tmp_path: Path, clock: Any) -> Iterator[Scene]:
+    """Four pages of ten are in memory, the next four on disk alone, and two nowhere."""
+    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(deadline=LONG_S) as client:
+        there = Scene(daemon, client)
+        keys = there.keys()[:8]
+        assert client.store(keys, [b"x"] * 8).stored == 8
+        push_out(daemon, client, keys)
+        assert client.prefetch(keys[:4]).wait(LONG_S) == 4
+        there.begin()
+        yield there
+        there.half.close()
+
+
+def test_the_disk_and_two_seconds_and_the_end_are_no_lookups(scene: Scene, clock: Any) -> None:
+    one = request()
+    assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
+    for _ in range(3):
+        clock.now += 2.5
+        assert scene.half.matched(one, 0) == 32
+    assert scene.counted() == Counted(0, 0, 0, 0), "it has not begun"
+    assert scene.load(one) == 32
+    scene.start(one)
+    assert scene.counted() == Counted(1, 16, 16, 8)
+    assert scene.half.tally.taken() == {"memory_tokens": 16, "disk_tokens": 16}
+
+
+def test_a_disk_that_is_too_slow_gives_nothing(scene: Scene, clock: Any) -> None:
+    one = request()
+    with stopped_worker(scene.daemon):
+        assert scene.half.matched(one, 0) is None
+        clock.now += LONG_S + 1
+        assert scene.load(one) == 16
+        scene.start(one)
+        assert scene.counted() == Counted(1, 16, 0, 24)
+
+
+def test_what_vllm_had_itself_is_not_looked_for(scene: Scene) -> None:
+    one, other = request(), request(name="two")
+    assert scene.load(one, computed=20) == 12
+    scene.start(one)
+    assert scene.counted() == Counted(1, 0, 12, 8)
+    scene.begin()
+    assert scene.load(other, computed=36) == 0
+    scene.start(other)
+    assert scene.counted() == Counted(1, 0, 0, 4)
+
+
+def test_a_load_that_fails_is_no_hit(scene: Scene) -> None:
+    one = request()
+    for _ in range(2):
+        assert scene.load(one) == 32
+        scene.half.failed([one.request_id], frozenset())
+        scene.half.loaded([one.request_id])
+        assert scene.counted() == Counted(0, 0, 0, 0), "it is tried again"
+    assert scene.load(one) == 0
+    scene.start(one)
+    assert scene.counted() == Counted(1, 0, 0, 40)
+    assert not scene.half.tally.taken()
+
+
+def test_a_load_that_succeeds_the_second_time_counts_once(scene: Scene) -> None:
+    one = request()
+    scene.load(one)
+    scene.half.failed([one.request_id], frozenset())
+    scene.half.loaded([one.request_id])
+    assert scene.load(one) == 32
+    scene.start(one)
+    assert scene.counted() == Counted(1, 32, 0, 8), "all of it is in memory by then"
+
+
+def test_a_preempted_request_counts_once(scene: Scene) -> None:
+    one = request()
+    scene.load(one)
+    scene.half.loaded([one.request_id])
+    scene.half.allocated(one, blocks(), 0)
+    assert scene.load(one) == 32
+    scene.start(one)
+    assert scene.counted() == Counted(1, 16, 16, 8)
+
+
+def test_a_request_that_never_begins_is_not_counted(scene: Scene) -> None:
+    one = request()
+    assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
+    scene.half.finished(one, [[]])
+    assert scene.counted() == Counted(0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "kinds", [(FullAttention(4),), (SlidingWindow(4, 6), FullAttention(4)), (Recurrent(4), FullAttention(4))], ids=repr
+)
+def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) -> None:
+    """Requests that share prefixes, some of them preempted, some of their loads failing."""
+    chance = random.Random(seed)
+    with RunningDaemon("512KiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as worker_client:
+        groups = [PagedGroup(kind, namespace(4, group=str(at)), 1, True) for at, kind in enumerate(kinds)]
+        half, worker = SchedulerHalf(client, groups, 0.0), TrueWorker(worker_client, groups)
+        engine = Scheduler(half, kinds, hash_tokens=4, blocks=48, budget=24, offers=False)
+        told: Counter[str] = Counter()
+        for number in range(40):
+            prompt = [chance.randint(0, 1) * 100 + at for at in range(chance.randint(4, 40))]
+            answer = [1000 + 50 * number + at for at in range(chance.randint(1, 20))]
+            engine.add(f"r{number}", tuple(prompt + answer), len(prompt))
+            for _ in range(chance.randint(1, 4)):
+                run_step(engine, worker, chance)
+            if number % 8 == 0:
+                engine.pool.forget()
+            told.update(half.tally.taken())
+        while engine.requests:
+            run_step(engine, worker, chance)
+        told.update(half.tally.taken())
+        counts = daemon._observer().counts()
+        assert engine.queries == 40 == counts["lookups"]
+        assert 0 < engine.external_hits == told["memory_tokens"] == counts["memory_tokens"]
+        assert counts["disk_tokens"] == 0 < counts["missed_tokens"]
+        half.close()
+
+
+def run_step(engine: Scheduler, worker: TrueWorker, chance: random.Random) -> None:
+    for request in engine.requests.values():
+        worker.know(request.block_hashes, request.future)
+    step = engine.schedule()
+    orders = engine.half.build(step)
+    engine.advance(step)
+    worker.step(orders, (), step.computed)
+    step.stored = worker.end_stores(slice(0, None))
+    step.loaded = {name: worker.end_load(name, fails=chance.random() < 0.1) for name in sorted(worker.loading)}
+    engine.update(step)
