@@ -165,7 +165,7 @@ class Client:
     def prefetch_groups(self, match: GroupMatch, deadline: float | None = None) -> Prefetch:
         """The same for what `match.reach` needs of all groups and is not pinned, in one request.
 
-        Once all of it is there, match again: that gives the pages of all groups their recency, too.
+        Once all of it is there, match again with find_groups(): that gives the pages of all groups their recency, too.
         """
         return self._fetch_soon(match.missing(), deadline)
 

@@ -24,7 +24,8 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Where pages live.
 
     cap: bytes that it may take; 0: this daemon has no such tier. used: bytes taken, in whole frames.
-    pages, bytes: what it holds, pages that are being written among them. hits, misses: pages looked for, found or not.
+    pages, bytes: what it holds, pages that are being written among them. hits, misses: pages looked for, found or not;
+    in memory by the first match of a request, on disk by reads.
     evictions, evicted_bytes: pages that left to make room. flushed: pages that were told to go.
     bytes_in, bytes_out: stored into it and loaded from it.
     """
@@ -73,7 +74,8 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """An attached client. A process may have several. pins, pinned_bytes: pages that it holds now, and their frames.
 
-    lookups: matches; bounded: those that ended at match.share; lost_pages: pages written in vain, as their reservation
+    lookups: requests that were looked for, each counted once; hits, misses: pages of their first matches. bounded:
+    matches that ended at match.share, repeated ones among them; lost_pages: pages written in vain, as their reservation
     was gone.
     """
 
@@ -96,7 +98,17 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Matches, and the tokens of their prompts by where they were found: in memory, on disk alone, or nowhere."""
+    """Requests that were looked for, and the tokens of the full pages of their prompts by the tier that gave them.
+
+    A request is one lookup, however often it is matched, and each of its tokens is counted once. What an engine had in
+    its own cache is not looked for.
+
+    Attributes:
+        lookups: requests.
+        memory_tokens: tokens of the prefix that memory alone gave.
+        disk_tokens: tokens behind it that were loaded, as pages were read from disk first.
+        missed_tokens: all others, those among them that were on disk and did not come in time or were not waited for.
+    """
 
     lookups: int
     memory_tokens: int

@@ -59,12 +59,13 @@ class Lookup(msgspec.Struct, frozen=True):
 
 
 class GroupMatch(msgspec.Struct, frozen=True, eq=False):
-    """The longest hit on which all groups agree, pinned until release() or `with` ends. Made by Client.match_groups.
+    """The longest hit on which all groups agree, pinned until release() or `with` ends.
 
-    len() is the number of pages, of all groups together. Pickling one gives a tuple of Handovers, one a group.
+    Made by Client.match_groups and Client.find_groups. len() is the number of pages, of all groups together. Pickling
+    one gives a tuple of Handovers, one a group.
 
-    Where one group can not be loaded, all fall back together: release this, and match again with the tokens of the
-    last page boundary before what is wanting as the `limit`.
+    Where one group cannot be loaded, all fall back together: release this, and match again (Client.find_groups) with
+    the tokens of the last page boundary before what is wanting as the `limit`.
 
     Attributes:
         groups: what was asked for.

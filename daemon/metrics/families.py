@@ -53,20 +53,20 @@ def _daemon(look: Look) -> Iterator[Metric]:
 
 def _lookups(look: Look) -> Iterator[Metric]:
     header, counts = look.header, look.counts
-    yield counter("lookups", "Matches that engines asked for.", counts["lookups"])
+    yield counter("lookups", "Requests of engines that looked for their prompts, each counted once.", counts["lookups"])
     pages = {
         (_MEMORY, "hit"): counts["hit_pages"],
         (_MEMORY, "miss"): counts["miss_pages"],
         (_DISK, "hit"): header["disk_read"],
         (_DISK, "miss"): header["disk_missed"],
     }
-    about = "Pages looked for in memory; and pages that the disk was asked to read: read, or not there in time."
+    about = "Pages that a request's first match looked for in memory; pages that the disk was asked to read in time."
     yield counters("lookup_pages", about, ["tier", "result"], pages)
     found, on_disk, missed = (counts[name] for name in ("memory_tokens", "disk_tokens", "missed_tokens"))
     tokens = {(_MEMORY, "hit"): found, (_MEMORY, "miss"): on_disk + missed}
     if look.work.report.standing is not Standing.NONE:
         tokens |= {(_DISK, "hit"): on_disk, (_DISK, "miss"): missed}
-    about = "Tokens of prompts looked for in a tier; on disk those that are not in memory, read or not."
+    about = "Tokens of looked-for prompts: a hit in the tier that gave them; disk: of those that memory did not give."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
 
 
