@@ -91,7 +91,7 @@ class Client:
         """Returns the longest cached prefix of the keys, pinned until it is released. Sends and awaits no message.
 
         Each call counts as one lookup; a request that matches again calls rematch(). Pinned pages count as tokens from
-        memory, pages that load() then brings in as tokens from disk, all others as missed.
+        memory, pages behind them in the tier where they were found once load() has copied them, all others as missed.
         """
         session = self._member.session
         if session is None or not session.usable:
@@ -102,13 +102,13 @@ class Client:
     def rematch(self, match: Match) -> Match:
         """Matches the keys of a match again for the same request, as after a prefetch: it is no further lookup.
 
-        Pages that came from disk meanwhile count as tokens from disk, if `match` is not released yet.
+        Pages that came in meanwhile count in the tier where `match` found them, unless it is released already.
         """
         keys, session = match.keys, match.session
         if keys is None or session is None or not session.usable:
             return miss(Match, keys, match.asked)
-        longer = session.rematch(Match, keys, keys.data, match)
-        longer.count_from_disk(len(longer))
+        longer = self._rematch(session, keys, match)
+        match.count_loaded(len(longer))
         return longer
 
     def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
@@ -204,10 +204,10 @@ class Client:
         finally:
             self._member.requests.leave(prefetch)
         point("client.fetched")
-        with behind.session.rematch(Match, behind.all, behind.all.data, match) as longer:
+        with self._rematch(behind.session, behind.all, match) as longer:
             done += to.copy(longer, done)
-            longer.count_from_disk(first + done)
-            return done
+        match.count_loaded(first + done)
+        return done
 
     def store(
         self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, deadline: float | None = None
@@ -300,6 +300,9 @@ class Client:
         promise = Promise(member.requests, attachment, part, len(keys))
         member.requests.ask(attachment, request, promise, seconds)
         return promise
+
+    def _rematch(self, session: Session, keys: Keys, match: Match) -> Match:
+        return session.rematch(Match, keys, keys.data, match)
 
     def _fetch_soon(self, keys: bytes, deadline: float | None) -> Prefetch:
         prefetch = self._fetch(keys, self._patience(deadline), self._patience(None))

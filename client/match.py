@@ -37,6 +37,8 @@ class Match(Pins):
 
     reach: pages of the prefix if those on disk, or on their way from it, are counted as well; len() or more.
     Client.load brings those behind the first len() in. In a match that was handed over it is len().
+
+    from_disk: pages that were on disk when they were looked for and that Client.load or rematch has brought in since.
     """
 
     __slots__ = ()

@@ -105,8 +105,9 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lookups: requests.
-        memory_tokens: tokens of the prefix that memory alone gave.
-        disk_tokens: tokens behind it that were loaded, as pages were read from disk first.
+        memory_tokens: tokens of pages that were found in memory.
+        disk_tokens: tokens of pages that were found on disk alone, and were loaded. vLLM counts all that it loads
+            from the first page on disk on.
         missed_tokens: all others, those among them that were on disk and did not come in time or were not waited for.
     """
 

@@ -72,6 +72,9 @@ class Pins:
     def reach(self) -> int:
         """Pages of the prefix that are in memory or on disk; those behind the first len() are not pinned."""
     @property
+    def from_disk(self) -> int:
+        """Pages that were on disk when the match looked for them, and are counted as loaded since."""
+    @property
     def held(self) -> bool: ...
     @property
     def entries(self) -> bytes: ...
@@ -90,11 +93,11 @@ class Pins:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     def release(self) -> None:
-        """Unpins the pages. Pages on disk that were not counted by now are counted as missed."""
-    def count_from_disk(self, pages: int, /) -> None:
-        """Counts tokens as brought in from disk, once the first `pages` pages of the match were loaded.
+        """Unpins the pages. Pages behind the pinned ones that were not counted by now are counted as missed."""
+    def count_loaded(self, pages: int, /) -> None:
+        """Counts the tokens behind the pinned pages once the first `pages` pages of the match were loaded.
 
-        Each page is counted once, in the lookup of the match; those of a rematch in that of its first match.
+        Each page is counted once, in the tier where the match found it; those of a rematch in its first match.
         """
 
 @final
@@ -127,7 +130,8 @@ class Session:
     def match(self, kind: type[_P], context: object, keys: Array, page_tokens: int = 0, /) -> _P:
         """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk.
 
-        Counts a lookup. The tokens of pages on disk are counted later: by count_from_disk(), or as missed by release().
+        Counts a lookup. Tokens from the first page on disk on are counted later: by count_loaded(), or as missed by
+        release().
 
         page_tokens: what a page stands for in the statistics.
         """

@@ -37,7 +37,7 @@ _ROPE_BY_LENGTH = ("dynamic", "longrope")
 class CachedPrompt(msgspec.Struct, frozen=True, eq=False):
     """The beginning of a prompt: `cache` holds its first `tokens` tokens, a multiple of `page_tokens`.
 
-    pages_from_memory: those up to the first that was on disk alone; pages_from_disk: from that on.
+    pages_from_disk: those of them that were on disk alone when they were looked for; pages_from_memory: the others.
     """
 
     tokens: int
@@ -77,9 +77,9 @@ class PromptCache:
         with self._client.match(self.namespace.keys(prompt[:-1])) as match:
             states = self._empty_states(match.reach * self._order.tokens)
             loaded = self._client.load(match, self._blocks(states, match.reach), deadline=deadline) if states else 0
-            in_memory = min(loaded, len(match))
+            from_disk = match.from_disk
         tokens = loaded * self._order.tokens
-        return CachedPrompt(tokens, self._cache_of(states, tokens), in_memory, loaded - in_memory)
+        return CachedPrompt(tokens, self._cache_of(states, tokens), loaded - from_disk, from_disk)
 
     def prefill(self, prompt: torch.Tensor, cache: DynamicCache, logits_to_keep: int = 1) -> Iterator[torch.Tensor]:
         """Computes the part of a prompt that the cache lacks, and adds it to the cache.

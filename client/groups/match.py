@@ -41,8 +41,8 @@ class Lookup(msgspec.Struct, frozen=True):
     Attributes:
         hit_pages: pages that its first match found in memory and needed.
         miss_pages: pages that the longest hit there are keys for would have needed besides.
-        memory_tokens: tokens that memory alone gave.
-        disk_tokens: tokens that were loaded beyond those, as pages were read from disk first.
+        memory_tokens: tokens that were loaded up to the first page on disk.
+        disk_tokens: tokens that were loaded from that page on.
         missed_tokens: tokens of full pages that neither gave.
     """
 

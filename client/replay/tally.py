@@ -10,8 +10,8 @@ import msgspec
 class Tally(msgspec.Struct, kw_only=True):
     """What clients did, in pages but where the name says else; two of them add up.
 
-    asked: full blocks in the prompts. loaded: copied out, the wrong ones among them; from_disk: those of them that lay
-    behind the first page on disk, as the daemon counts them. load_seconds and store_seconds: spent in Client.match and
+    asked: full blocks in the prompts. loaded: copied out, the wrong ones among them; from_disk: those of them that were
+    on disk when they were looked for. load_seconds and store_seconds: spent in Client.match and
     load, and in Client.store, by all clients together.
     """
 

@@ -92,7 +92,7 @@ class Replayer:
             loaded = self._client.load(match, space) if match.reach else 0
             tally.load_seconds += time.perf_counter() - asked + matched - began
             tally.loaded += loaded
-            tally.from_disk += max(0, loaded - len(match))
+            tally.from_disk += match.from_disk
             tally.wrong += wrong_pages(space[:loaded], pages[:loaded])
             self._store(keys, pages, tally)
 

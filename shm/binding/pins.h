@@ -11,7 +11,8 @@ typedef struct Pins {
     PyObject *context; /* what was asked for, kept for the caller */
     struct Pins *first; /* of a rematch: the match whose lookup it belongs to */
     unsigned int asked, count, reach;
-    uint32_t page_tokens, on_disk; /* on_disk: pages at the end of reach whose tokens are not counted yet */
+    uint32_t page_tokens, behind; /* behind: pages at the end of reach whose tokens are not counted yet */
+    unsigned int from_disk;       /* pages that have come from disk, as far as they are counted */
     bool held, due;   /* due: let go of, but not yet unpinned */
     uint32_t copying; /* calls that copy these pages without the GIL; guarded by it */
     uint64_t *serials; /* and behind them the entries, in one block */
@@ -85,29 +86,39 @@ static void pins_drop(Pins *self)
         pt_release(&self->session->shared, self->entries, self->count);
 }
 
-/* The lookup is over: what has not come from disk by now is missed. */
+/* The lookup is over: what was not loaded by now is missed. */
 static void pins_count_missed(Pins *self)
 {
-    if (self->on_disk && handle_usable(self->session)) {
+    if (self->behind && handle_usable(self->session)) {
         pt_session *s = &self->session->shared;
-        pt_count(&s->view.uses[s->slot].missed_tokens, self->on_disk * (uint64_t)self->page_tokens);
+        pt_count(&s->view.uses[s->slot].missed_tokens, self->behind * (uint64_t)self->page_tokens);
     }
-    self->on_disk = 0;
+    self->behind = 0;
 }
 
-/* count_from_disk(pages): as many pages from the head on were loaded: those that were on disk have come from there. */
-static PyObject *pins_count_from_disk(Pins *self, PyObject *arg)
+/* Counts the pages before `end` that are not counted yet, each in the tier where it was found. */
+static void pins_count_until(Pins *self, uint32_t end)
+{
+    pt_uses *uses = &self->session->shared.view.uses[self->session->shared.slot];
+    uint32_t from = self->reach - self->behind, on_disk = 0;
+    for (uint32_t page = from; page < end; page++)
+        on_disk += self->entries[page] & PT_FROM_DISK ? 1 : 0;
+    pt_count(&uses->disk_tokens, on_disk * (uint64_t)self->page_tokens);
+    pt_count(&uses->memory_tokens, (end - from - on_disk) * (uint64_t)self->page_tokens);
+    self->behind = self->reach - end;
+    self->from_disk += on_disk;
+}
+
+/* count_loaded(pages): as many pages from the head on were loaded, those behind the pinned ones with the help of the disk. */
+static PyObject *pins_count_loaded(Pins *self, PyObject *arg)
 {
     unsigned long pages = PyLong_AsUnsignedLong(arg);
     if (PyErr_Occurred())
         return NULL;
     Pins *first = self->first ? self->first : self;
-    uint32_t counted = first->reach - first->on_disk, upto = pages < first->reach ? (uint32_t)pages : first->reach;
-    if (upto > counted && handle_usable(first->session)) {
-        pt_session *s = &first->session->shared;
-        pt_count(&s->view.uses[s->slot].disk_tokens, (upto - counted) * (uint64_t)first->page_tokens);
-        first->on_disk = first->reach - upto;
-    }
+    uint32_t end = pages < first->reach ? (uint32_t)pages : first->reach;
+    if (end > first->reach - first->behind && handle_usable(first->session))
+        pins_count_until(first, end);
     Py_RETURN_NONE;
 }
 
@@ -177,7 +188,7 @@ static PyObject *pins_sizes(Pins *self, void *unused)
 
 static PyMethodDef pins_methods[] = {
     {"release", (PyCFunction)pins_release, METH_NOARGS, NULL},
-    {"count_from_disk", (PyCFunction)pins_count_from_disk, METH_O, NULL},
+    {"count_loaded", (PyCFunction)pins_count_loaded, METH_O, NULL},
     {"__enter__", (PyCFunction)pins_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))pins_exit, METH_FASTCALL, NULL},
     {0},
@@ -191,6 +202,7 @@ static PyGetSetDef pins_getset[] = {
 static PyMemberDef pins_members[] = {
     {"asked", T_UINT, offsetof(Pins, asked), READONLY, NULL},
     {"reach", T_UINT, offsetof(Pins, reach), READONLY, NULL},
+    {"from_disk", T_UINT, offsetof(Pins, from_disk), READONLY, NULL},
     {"held", T_BOOL, offsetof(Pins, held), READONLY, NULL},
     {"session", T_OBJECT, offsetof(Pins, session), READONLY, NULL},
     {"context", T_OBJECT, offsetof(Pins, context), READONLY, NULL},

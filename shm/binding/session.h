@@ -137,13 +137,13 @@ static Pins *session_find(Session *self, PyObject *type, PyObject *context, PyOb
     return pins;
 }
 
-/* The tokens that are on disk are counted once they have come, or at the release. */
+/* The tokens behind the first page on disk are counted once they were loaded, or at the release. */
 static void session_count_match(Session *self, Pins *pins, uint64_t page_tokens)
 {
     uint64_t missed = (pins->asked - pins->reach) * page_tokens;
     pt_count_lookup(&self->shared, (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed});
     pins->page_tokens = (uint32_t)page_tokens;
-    pins->on_disk = pins->reach - pins->count;
+    pins->behind = pins->reach - pins->count;
 }
 
 static bool session_is_pins(PyObject *type)

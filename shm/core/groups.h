@@ -20,7 +20,7 @@
 #define PT_NEEDS_ALL UINT64_MAX
 
 /* What is known of a page: its entry, which is pinned, or with this bit is on disk; or one of these. */
-#define PT_SEEN_ON_DISK 0x80000000u
+#define PT_SEEN_ON_DISK PT_FROM_DISK
 #define PT_SEEN_NOWHERE 0xfffffffeu
 #define PT_NOT_SEEN 0xffffffffu
 

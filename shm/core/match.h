@@ -6,6 +6,8 @@
 
 #define PT_RETRIES 100u /* a miss is always safe to report; a reader never waits for the writer */
 
+#define PT_FROM_DISK 0x80000000u /* beside an entry's number: its page was on disk */
+
 /* Where a key was found. A page that is on its way from disk counts as on disk. */
 enum pt_where { PT_NOWHERE, PT_IN_MEMORY, PT_ON_ITS_WAY };
 
@@ -101,8 +103,10 @@ static inline void pt_look_ahead(pt_session *s, pt_bucket *buckets, const uint8_
         pt_prefetch_entry(s, buckets, keys + (at + PT_AHEAD) * (uint64_t)PT_KEY_BYTES);
 }
 
-/* How far a prefix goes on in memory or on disk from page `from` on, which is on disk; nothing of it is pinned. */
-static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t from, uint32_t count, uint64_t now)
+/* How far a prefix goes on in memory or on disk from page `from` on, which is on disk; nothing of it is pinned. `entries` has
+ * room for `count` pages, and is told where each of these is. */
+static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t from, uint32_t count, uint64_t now,
+                                   uint32_t *entries)
 {
     for (; from < count; from++) {
         pt_found found = pt_find(s, keys + from * (uint64_t)PT_KEY_BYTES);
@@ -110,13 +114,15 @@ static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t 
             break;
         if (found.where == PT_IN_MEMORY)
             pt_let_go(s, found.entry);
+        entries[from] = found.where == PT_IN_MEMORY ? found.entry : found.entry | PT_FROM_DISK;
         atomic_store_explicit(&s->view.locks[found.entry].tick, now + count - from, memory_order_relaxed);
         PT_POINT("reach.stamped");
     }
     return from;
 }
 
-/* Where to put what a match found. reach: pages of the prefix that are in memory or on disk. */
+/* Where to put what a match found. reach: pages of the prefix that are in memory or on disk; the entries behind the first
+ * `count` are not pinned, and have PT_FROM_DISK set where they are on disk. */
 typedef struct {
     uint32_t *entries;
     uint64_t *serials;
@@ -148,7 +154,7 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
     }
     to->count = to->reach = at;
     if (at < count && found.where == PT_ON_ITS_WAY)
-        to->reach = pt_reach_on(s, keys, at, count, now);
+        to->reach = pt_reach_on(s, keys, at, count, now, to->entries);
     pt_count_bounded(s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -38,8 +38,8 @@ static inline void pt_count(pt_a64 *counter, uint64_t by)
     atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
 }
 
-/* One request's lookup. Pages: found in memory by its first match, and not. Tokens: those that memory gave, those that had to
- * be read from disk first, and those that the cache did not give. */
+/* One request's lookup. Pages: found in memory by its first match, and not. Tokens: from memory, from disk, and those that the
+ * cache did not give. */
 typedef struct {
     uint64_t hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens;
 } pt_lookup;

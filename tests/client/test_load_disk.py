@@ -260,7 +260,7 @@ def test_what_is_found_the_second_time_may_be_less(
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match, meanwhile(daemon, daemon.fulfil):
         found = client.match(KEYS[:left])
-        monkeypatch.setattr(client, "match", lambda keys: found)
+        monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
         assert client.load(match, into) == 3
     assert full(into) == 3 and np.array_equal(into[:3], PAGES[:3])
 
