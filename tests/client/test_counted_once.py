@@ -89,6 +89,18 @@ def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: 
     assert counted(daemon).since(before) == Counted(1, 4 * TOKENS, 4 * TOKENS, 5 * TOKENS)
 
 
+def test_a_page_in_memory_behind_one_on_disk_came_from_memory(
+    daemon: RunningDaemon, client: Client, on_disk: Keys
+) -> None:
+    assert client.prefetch(on_disk[4:6]).wait(LONG_S) == 2
+    before = counted(daemon)
+    with client.match(on_disk) as match:
+        assert (len(match), match.reach, match.from_disk) == (0, PAGES, 0)
+        assert client.load(match, room()) == PAGES
+        assert match.from_disk == PAGES - 2
+    assert counted(daemon).since(before) == Counted(1, 2 * TOKENS, (PAGES - 2) * TOKENS, 0)
+
+
 def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
     with stopped_worker(daemon), client.match(on_disk) as match:
