@@ -79,6 +79,14 @@ class Index(Section, frozen=True, kw_only=True):
         int, count_setting("Pages that the index holds; 0: one per frame of memory and disk.", 0, MOST_FRAMES)
     ] = 0
     namespaces: Annotated[int, count_setting("Namespaces that the index holds.", 1, 1 << 20)] = 1024
+    namespace_idle: Annotated[
+        float,
+        duration_setting(
+            "A full table drops namespaces that were not used for this time, with their pages, the oldest first. A store"
+            " is a use, and a page that is found, read in, pinned or being written; of pages that only the disk has, the"
+            " daemon's start is, too."
+        ),
+    ] = 600.0
 
 
 class Evict(Section, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from .config import ConfigError
 from .disk.tier import Disk
 from .evictor import Evictor
 from .flushing import Flushing
+from .idle_namespaces import IdleNamespaces
 from .in_force import InForce
 from .labels import printable, wrong_space
 from .metrics.histogram import Histogram
@@ -79,6 +80,7 @@ class Service:
         self._pinning = Pinning(self._owner, config.match.share)
         self._shortage = Shortage(self._owner)
         self.disk = Disk(segments, config, loop)
+        self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reserve_seconds = Histogram()
         self.in_force = InForce(config)
         self.in_force.follow(self._follow)
@@ -144,7 +146,7 @@ class Service:
         wrong = _wrong(request)
         space = -1 if wrong else self._space(request)
         if wrong or space < 0:
-            return _refused(request, wrong or "the table of namespaces is full of namespaces with pages")
+            return _refused(request, wrong or self.idle_namespaces.reject())
         pages = self._bounds.pages(slot, request.sizes)
         outcomes, entries, serials = self._owner.reserve(
             slot,
@@ -214,6 +216,7 @@ class Service:
         self._ttl_ns = int(config.store.expiry * 1e9)
         self._evictor.follow(config.evict)
         self._pinning.follow(config.match.share)
+        self.idle_namespaces.follow(config.index)
         self.disk.resize(config.disk.size)
 
     def close(self) -> None:
@@ -250,6 +253,7 @@ class Service:
         self.disk.tidy()
         self._bounds.renew()
         self._pinning.look()
+        self.idle_namespaces.poll()
         self._shortage.look()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)

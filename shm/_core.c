@@ -49,7 +49,10 @@ PyMODINIT_FUNC PyInit__core(void)
     if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
         add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
         add_type(module, "Observer", &observer_spec) && PyModule_AddIntConstant(module, "SLOTS", PT_SLOTS) == 0 &&
-        PyModule_AddIntConstant(module, "PARTS", PT_PARTS) == 0 && PyModule_AddIntConstant(module, "FORMAT", PT_FORMAT) == 0)
+        PyModule_AddIntConstant(module, "PARTS", PT_PARTS) == 0 && PyModule_AddIntConstant(module, "FORMAT", PT_FORMAT) == 0 &&
+        PyModule_AddIntConstant(module, "IDLE_NOTHING", PT_IDLE_NOTHING) == 0 &&
+        PyModule_AddIntConstant(module, "IDLE_MORE", PT_IDLE_MORE) == 0 &&
+        PyModule_AddIntConstant(module, "IDLE_DROPPED", PT_IDLE_DROPPED) == 0)
         return module;
     Py_DECREF(module);
     return NULL;

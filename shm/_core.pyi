@@ -12,6 +12,9 @@ _P = TypeVar("_P", bound=Pins)
 FORMAT: int
 PARTS: int
 SLOTS: int
+IDLE_NOTHING: int
+IDLE_MORE: int
+IDLE_DROPPED: int
 
 class ShmError(Exception):
     """The segments can not be used; the message says why."""
@@ -265,7 +268,20 @@ class Owner:
     def reap(self, slot: int, /) -> None:
         """Takes back all that a dead process held."""
     def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
-        """The number of a namespace, made on first use; -1 if the table is full of namespaces with pages."""
+        """The number of a namespace, made on first use; -1 if the table is full of namespaces with pages.
+
+        It means this namespace only until the loop's next turn, unless the namespace has pages.
+        """
+
+    def spare_spaces(self) -> int:
+        """How many more namespaces the table has room for."""
+
+    def drop_idle(self, idle_ns: int, budget: int, /) -> tuple[int, int, dict[str, Any] | None]:
+        """Looks at about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
+
+        Returns (found, pages, space): found is IDLE_NOTHING, IDLE_MORE (call again) or IDLE_DROPPED; pages: those dropped
+        of the namespace at hand, by this call and those before; space: the record of the one that has no pages any more.
+        """
     def reserve(
         self,
         slot: int,

@@ -63,6 +63,11 @@ def check_socket(path: Path, access: Access) -> Iterator[Result]:
         yield ok("socket", whose)
 
 
+_NAMESPACES_FULL = 0.8
+_NAMESPACES_ADVICE = (
+    "a full table drops those that were not used for index.namespace_idle, and where there are none, stores of new ones"
+    " are rejected: raise index.namespaces, or lower index.namespace_idle"
+)
 _REFUSED = "a restart with it is refused while pages are warm"
 _MADE_ANEW = "a restart with it makes the memory anew, as no page is in it now, and is refused once there is one"
 _DROPS = "a stop and a start (systemctl stop, systemctl start) drop what is in memory"
@@ -80,7 +85,18 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
         yield warning("restart", f"the daemon {differ}: {_REFUSED if memory.pages else _MADE_ANEW}; {_DROPS}")
     elif short := short_index(have, _with_disk_of(snapshot, config)):
         yield warning("index", short)
+    yield _namespaces(snapshot)
     yield from _integrity(daemon)
+
+
+def _namespaces(snapshot: Snapshot) -> Result:
+    """How full the table of namespaces is; records without pages are used again at once, and do not count."""
+    taken = sum(1 for space in snapshot.namespaces if space.pages or space.disk_pages)
+    most = snapshot.daemon.namespaces
+    full = f"{taken:,} of {most:,} namespaces have pages"
+    if taken < _NAMESPACES_FULL * most:
+        return ok("namespaces", full)
+    return warning("namespaces", f"{full}: {_NAMESPACES_ADVICE}")
 
 
 def _integrity(daemon: Daemon) -> Iterator[Result]:

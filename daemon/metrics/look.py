@@ -10,6 +10,7 @@ import msgspec
 from ...shm._core import Observer
 from ...shm.segments import Segments
 from ..disk.work import Work
+from ..idle_namespaces import IdleCounts
 from ..service import Service
 from .histogram import Histogram
 
@@ -27,6 +28,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     reserve_seconds: Histogram
     work: Work
+    idle_namespaces: IdleCounts = IdleCounts()
 
 
 class Looker:
@@ -48,6 +50,7 @@ class Looker:
             deaths=service.deaths,
             reserve_seconds=service.reserve_seconds,
             work=service.disk.work(),
+            idle_namespaces=service.idle_namespaces.counts,
         )
 
 

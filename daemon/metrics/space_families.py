@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 
 from .look import Look
-from .naming import gauge, gauges
+from .naming import counter, gauge, gauges
 
 OTHERS = "others"
 _KINDS = ("pages", "bytes")
@@ -17,6 +17,12 @@ _KINDS = ("pages", "bytes")
 def space_families(look: Look, most: int) -> Iterator[Metric]:
     """Pages and bytes of the `most` namespaces with most bytes, and of all others together."""
     yield gauge("namespaces", "Namespaces that the index knows.", len(look.spaces))
+    yield gauge("namespaces_limit", "Namespaces that there is room for.", look.header["spaces"])
+    counts = look.idle_namespaces
+    about = "Idle namespaces that were dropped as the table was full; of this daemon."
+    yield counter("namespaces_dropped", about, counts.dropped)
+    about = "Requests for room that were rejected as the table of namespaces was full; of this daemon."
+    yield counter("namespaces_rejected", about, counts.rejected)
     ordered = sorted(look.spaces, key=lambda space: -(space["bytes"] + space["disk_bytes"]))
     for kind in _KINDS:
         numbers: dict[tuple[str, str], float] = {}

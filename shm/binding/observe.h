@@ -142,10 +142,11 @@ static PyObject *describe_space(const pt_view *v, uint32_t number)
     char name[sizeof s->name + 1] = {0};
     memcpy(name, s->name, sizeof s->name);
     PyObject *text = PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
-    return text ? Py_BuildValue("{sIsy#sNsKsKsKsKsKsIsIsI}", "number", number, "digest", (const char *)s->digest,
+    return text ? Py_BuildValue("{sIsy#sNsKsKsKsKsKsKsIsIsI}", "number", number, "digest", (const char *)s->digest,
                                 (Py_ssize_t)sizeof s->digest, "name", text, "pages", (unsigned long long)s->pages, "bytes",
                                 (unsigned long long)s->bytes, "disk_pages", (unsigned long long)s->disk_pages,
-                                "disk_bytes", (unsigned long long)s->disk_bytes, "listed", (unsigned long long)s->listed, "page_tokens", s->page_tokens, "window", s->window, "group",
+                                "disk_bytes", (unsigned long long)s->disk_bytes, "listed", (unsigned long long)s->listed,
+                                "used_ns", (unsigned long long)s->used_ns, "page_tokens", s->page_tokens, "window", s->window, "group",
                                 (unsigned)s->group)
                 : NULL;
 }

@@ -4,6 +4,7 @@
 #include "observe.h"
 
 #include "../core/check.h"
+#include "../core/idle.h"
 #include "../core/lru.h"
 #include "../core/reserve.h"
 #include "../core/space.h"

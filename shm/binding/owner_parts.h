@@ -195,7 +195,7 @@ static PyObject *owner_flush(Owner *self, PyObject *args)
 /* space(digest, name, page_tokens, window, group) -> number, -1 if the table is full of namespaces with pages. */
 static PyObject *owner_space(Owner *self, PyObject *args)
 {
-    pt_space made = {.used = 1, .first = PT_NONE};
+    pt_space made = {.used = 1, .first = PT_NONE, .used_ns = pt_now_ns()};
     Py_buffer digest;
     const char *name;
     unsigned int group;
@@ -212,6 +212,27 @@ static PyObject *owner_space(Owner *self, PyObject *args)
     strncpy(made.name, name, sizeof made.name - 1);
     uint32_t number = pt_space_of(&self->shared.view, &made);
     return PyLong_FromLong(number == PT_NONE ? -1 : (long)number);
+}
+
+/* spare_spaces() -> how many namespaces the table has room for. */
+static PyObject *owner_spare_spaces(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    return owner_ready(self) ? PyLong_FromUnsignedLong(pt_spare_spaces(&self->shared.view)) : NULL;
+}
+
+/* drop_idle(idle_ns, budget) -> (found, pages, space): a turn of pt_idle_turn; space: the record of one that was dropped. */
+static PyObject *owner_drop_idle(Owner *self, PyObject *args)
+{
+    unsigned long long idle;
+    unsigned int budget;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI", &idle, &budget))
+        return NULL;
+    uint64_t now = pt_now_ns();
+    enum pt_idle_found found = pt_idle_turn(&self->shared, idle < now ? now - idle : 0, now, budget);
+    const pt_idle *i = &self->shared.idle;
+    PyObject *space = found == PT_IDLE_DROPPED ? describe_space(&self->shared.view, i->space) : Py_NewRef(Py_None);
+    return space ? Py_BuildValue("(IIN)", (unsigned)found, i->pages, space) : NULL;
 }
 
 /* check_integrity() -> what is wrong, a sentence each; empty if all is well. */

@@ -25,6 +25,8 @@ static PyMethodDef owner_methods[] = {
     {"evict", (PyCFunction)owner_evict, METH_VARARGS, NULL},
     {"flush", (PyCFunction)owner_flush, METH_VARARGS, NULL},
     {"space", (PyCFunction)owner_space, METH_VARARGS, NULL},
+    {"spare_spaces", (PyCFunction)owner_spare_spaces, METH_NOARGS, NULL},
+    {"drop_idle", (PyCFunction)owner_drop_idle, METH_VARARGS, NULL},
     {"check_integrity", (PyCFunction)owner_check, METH_NOARGS, NULL},
     {"disk_open", (PyCFunction)owner_disk_open, METH_VARARGS, NULL},
     {"disk_shrink", (PyCFunction)owner_disk_shrink, METH_VARARGS, NULL},

@@ -34,6 +34,7 @@ static inline void pt_format(void *index, void *locks, const pt_geometry *g, uin
 static inline void pt_forget_derived(pt_owner *o)
 {
     pt_header *h = o->view.header;
+    uint64_t now = pt_now_ns();
     h->free_entry = h->free_frame = h->open_first = h->open_last = PT_NONE;
     h->free_entries = h->free_frames = h->open_entries = 0;
     h->pages = h->bytes = h->used_frames = 0;
@@ -48,6 +49,7 @@ static inline void pt_forget_derived(pt_owner *o)
         pt_space *s = &o->view.spaces[i];
         s->first = PT_NONE;
         s->pages = s->bytes = s->disk_pages = s->disk_bytes = s->listed = 0;
+        s->used_ns = s->used_ns < now ? s->used_ns : now; /* damage would keep it for ever */
     }
 }
 

@@ -32,19 +32,25 @@ static inline bool pt_flush_means(pt_owner *o, uint32_t entry, uint8_t tiers)
     return (pt_tiers(e) & tiers) || (tiers & PT_TIER_DISK && e->marks & PT_MARK_ORDERED);
 }
 
+/* The same, counted. */
+static inline bool pt_flush_counted(pt_owner *o, uint32_t entry, uint8_t tiers, uint64_t now)
+{
+    pt_deeds *deeds = &o->view.header->deeds;
+    bool only_disk = !(pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY);
+    bool gone = pt_flush_page(o, entry, tiers, now);
+    PT_POINT("flush.page");
+    deeds->flushed += gone && tiers & PT_TIER_MEMORY && !only_disk;
+    deeds->disk_flushed += gone && only_disk;
+    return gone;
+}
+
 static inline pt_flushed pt_flush_space(pt_owner *o, pt_space *space, uint8_t tiers, uint64_t now)
 {
     pt_flushed done = {0, 0};
     for (uint32_t entry = space->first, next; entry != PT_NONE; entry = next) {
         next = o->view.entries[entry].space_next;
-        bool only_disk = !(pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY);
-        if (!pt_flush_means(o, entry, tiers))
-            continue;
-        bool gone = pt_flush_page(o, entry, tiers, now);
-        *(gone ? &done.dropped : &done.kept) += 1;
-        PT_POINT("flush.page");
-        o->view.header->deeds.flushed += gone && tiers & PT_TIER_MEMORY && !only_disk;
-        o->view.header->deeds.disk_flushed += gone && only_disk;
+        if (pt_flush_means(o, entry, tiers))
+            *(pt_flush_counted(o, entry, tiers, now) ? &done.dropped : &done.kept) += 1;
     }
     return done;
 }

@@ -112,7 +112,8 @@ typedef struct {
     uint64_t pages, bytes;           /* in memory */
     uint64_t disk_pages, disk_bytes; /* on disk, in memory too or not */
     uint64_t listed;                 /* length of the list */
-    uint64_t spare[5];
+    uint64_t used_ns;                /* CLOCK_MONOTONIC: the least that is known of its last use (idle.h); 0: nothing is */
+    uint64_t spare[4];
     uint32_t first;       /* entry */
     uint32_t page_tokens;
     uint32_t window;      /* tokens, of a sliding window group; else 0 */

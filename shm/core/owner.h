@@ -30,6 +30,19 @@ typedef struct {
     uint32_t drop_count, drop_room;
 } pt_disk;
 
+/* How far the owner is with the namespace that has the oldest known use (idle.h). */
+enum pt_idle_stage { PT_IDLE_NONE, PT_IDLE_WALK, PT_IDLE_DROP };
+
+typedef struct {
+    enum pt_idle_stage stage;
+    uint32_t space;
+    uint32_t entry;  /* of a walk: the page that is next; PT_NONE: all were seen */
+    uint64_t serial; /* of that page */
+    uint64_t used;   /* the latest use of the pages that were seen */
+    uint64_t since;  /* the record's used_ns when it was chosen: another one, and it was used meanwhile */
+    uint32_t pages;  /* that were dropped */
+} pt_idle;
+
 typedef struct {
     pt_view view;
     const pt_policy_kind *kind;
@@ -38,6 +51,7 @@ typedef struct {
     pt_policy *on_disk;   /* pages on disk, in the arena too or not */
     pt_disk disk;
     pt_lazy lazy;
+    pt_idle idle;
     uint32_t last_chain;
     bool settled;          /* all that is open, for the batch that is being answered (reserve.h) */
     uint64_t leased_until; /* until then pages may be listed as used later than they were (evict.h) */

@@ -1,0 +1,135 @@
+"""A full table of namespaces makes room: those that were not used for `index.namespace_idle` are dropped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from ..shm._core import IDLE_DROPPED, IDLE_NOTHING, Owner
+from ..shm.logfmt import event
+from ..shm.points import point
+from .labels import printable
+from .options import Index
+from .ration import NOBODY, Ration
+from .sizes import spell_duration
+
+log = logging.getLogger(__name__)
+
+_NS: Final = 1e9
+_CHECK_EVERY_S: Final = 1.0
+_WARN_EVERY_S: Final = 60.0
+_PAGES_AT_ONCE: Final = 1024  # looked at, or dropped, before requests get their turn again: below a millisecond
+_AT_ONCE: Final = 8  # namespaces that a full table makes room for
+
+
+class Tier(Protocol):
+    """What the pages that are dropped leave, too. See Disk.flushed."""
+
+    def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
+        """Drops pages of these namespaces, which have left the index, from disk."""
+
+
+class IdleCounts(msgspec.Struct):
+    """Namespaces that were dropped, and requests for room that were rejected for want of a record, since the start."""
+
+    dropped: int = 0
+    rejected: int = 0
+
+
+class IdleNamespaces:
+    """Drops idle namespaces from a full table, the oldest first, a few at a time. On the loop's thread only.
+
+    Records without pages are reused first, by the index itself. What counts as a use says the setting; how the daemon
+    learns of it, core/idle.h.
+    """
+
+    def __init__(
+        self, owner: Owner, index: Index, disk: Tier, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.counts = IdleCounts()
+        self._owner = owner
+        self._disk = disk
+        self._clock = clock
+        self._ration = Ration(log, clock)
+        self._limit = owner.header()["spaces"]
+        self._wanted = 0  # records that have to be free before it stops again; 0: the table was not full
+        self._due = self._quiet_until = 0.0
+        self._rejected = False  # since there was an idle one
+        self.follow(index)
+
+    def follow(self, index: Index) -> None:
+        """Another idle time from now on."""
+        self._idle = index.namespace_idle
+
+    def reject(self) -> str:
+        """Counts a request that finds no record; returns the reason for its client."""
+        self.counts.rejected += 1
+        self._rejected = True
+        self._due = 0.0
+        return (
+            f"the table of namespaces is full: all {self._limit:,} have pages, and only those that were not used for"
+            f" {spell_duration(self._idle)} are dropped (index.namespaces, index.namespace_idle)"
+        )
+
+    def poll(self) -> None:
+        """Does a little of the work, if there is some: for a few times a second."""
+        if not self._wanted and self._clock() < self._due:
+            return
+        spare = self._owner.spare_spaces()
+        if not spare:
+            self._wanted = max(1, min(_AT_ONCE, self._limit // _AT_ONCE))
+        if spare < self._wanted:
+            self._drop()
+        else:
+            self._rest()
+
+    def _drop(self) -> None:
+        found, pages, space = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
+        point("idle_namespaces.turned")
+        if found == IDLE_DROPPED and space is not None:
+            self._dropped(space, pages)
+        elif found == IDLE_NOTHING:
+            self._warn()
+            self._rest()
+
+    def _rest(self) -> None:
+        self._wanted = 0
+        self._due = self._clock() + _CHECK_EVERY_S
+
+    def _dropped(self, space: dict[str, Any], pages: int) -> None:
+        self._rejected = False
+        self.counts.dropped += 1
+        self._disk.flushed([space["digest"]], _nobody_waits)
+        idle = (time.monotonic_ns() - space["used_ns"]) / _NS
+        facts = event("namespace_dropped", namespace=printable(space["name"]), pages=pages, idle=round(idle))
+        self._ration.tell(
+            logging.INFO,
+            NOBODY,
+            "namespace %r dropped, it was not used for %.0f s: the table of namespaces is full (%d); %d pages left",
+            printable(space["name"]),
+            idle,
+            self._limit,
+            pages,
+            extra=facts,
+        )
+
+    def _warn(self) -> None:
+        """Stores were rejected, and no namespace is idle."""
+        rejected, self._rejected = self._rejected, False
+        if not rejected or self._clock() < self._quiet_until:
+            return
+        self._quiet_until = self._clock() + _WARN_EVERY_S
+        log.warning(
+            "table of namespaces full (%d, all used within %s): stores of new ones are rejected; raise index.namespaces",
+            self._limit,
+            spell_duration(self._idle),
+            extra=event("namespaces_full", rejected=self.counts.rejected),
+        )
+
+
+def _nobody_waits(trouble: str) -> None:
+    """Where the disk is away, its pages are dropped when it is back."""

@@ -1,0 +1,130 @@
+/* idle.h - a full table of namespaces makes room: the pages of the one that was not used for the longest time are dropped.
+ *
+ * Matches take no lock and send no message: the only trace of them are the ticks of pages. So a record's used_ns is the least
+ * that is known of its namespace's last use, and is believed once all its pages were walked, as the tick of a policy is once
+ * the page's own was read (evict.h). A page that is pinned or open is in use now. Walking and dropping are cut into turns,
+ * and what a store or a match does between two turns ends them: a page that is used again is never dropped.
+ */
+#pragma once
+
+#include "flush.h"
+
+#define PT_IDLE_RECORDS 16u /* records of the table are looked at in the time of one page */
+
+enum pt_idle_found {
+    PT_IDLE_NOTHING, /* no namespace is idle */
+    PT_IDLE_MORE,    /* the turn is over, and not all was done */
+    PT_IDLE_DROPPED, /* the namespace in pt_idle has no pages any more */
+};
+
+/* Pins of a page that is being written out are the disk worker's, or do not matter: it stays where it is. */
+static inline uint64_t pt_page_used(pt_owner *o, uint32_t entry, uint64_t now)
+{
+    const pt_entry *e = &o->view.entries[entry];
+    bool pinned = atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS;
+    if (e->on_list == PT_LIST_OPEN || (pinned && !(e->marks & PT_MARK_ORDERED)))
+        return now;
+    return pt_true_tick(o, entry, now);
+}
+
+/* Ends with the namespace that is looked at: it was used at `used`. */
+static inline void pt_idle_used(pt_owner *o, uint64_t used)
+{
+    o->view.spaces[o->idle.space].used_ns = used;
+    o->idle.stage = PT_IDLE_NONE;
+}
+
+/* Chooses the namespace with the oldest known use; false if that is not before `before`. */
+static inline bool pt_idle_choose(pt_owner *o, uint64_t before, uint32_t *budget)
+{
+    const pt_view *v = &o->view;
+    pt_idle next = {.stage = PT_IDLE_NONE, .since = before};
+    uint32_t s = 0;
+    for (; s < v->header->spaces && v->spaces[s].used; s++)
+        if (v->spaces[s].listed && v->spaces[s].used_ns < next.since)
+            next = (pt_idle){PT_IDLE_WALK, s, v->spaces[s].first, 0, 0, v->spaces[s].used_ns, 0};
+    o->idle = next;
+    *budget -= s / PT_IDLE_RECORDS < *budget ? s / PT_IDLE_RECORDS : *budget;
+    return next.stage != PT_IDLE_NONE;
+}
+
+/* True while the entry is the page that it was, and on the list of its namespace. */
+static inline bool pt_idle_stands(pt_owner *o)
+{
+    const pt_idle *i = &o->idle;
+    const pt_entry *e = &o->view.entries[i->entry];
+    if (e->serial != i->serial || e->space != i->space)
+        return false;
+    enum pt_state state = pt_true_state(o, i->entry);
+    return state == PT_READABLE || state == PT_WRITING || state == PT_ON_DISK;
+}
+
+/* Before a turn: what happened since the last one. A walk whose page has left begins again. */
+static inline void pt_idle_resume(pt_owner *o)
+{
+    pt_idle *i = &o->idle;
+    if (i->stage == PT_IDLE_NONE)
+        return;
+    const pt_space *s = &o->view.spaces[i->space];
+    if (!s->listed || s->used_ns != i->since) {
+        i->stage = PT_IDLE_NONE;
+    } else if (i->stage == PT_IDLE_WALK && !pt_idle_stands(o)) {
+        i->entry = s->first;
+        i->used = 0;
+    }
+}
+
+static inline void pt_idle_walk(pt_owner *o, uint64_t before, uint64_t now, uint32_t *budget)
+{
+    pt_idle *i = &o->idle;
+    for (; i->entry != PT_NONE && *budget; --*budget) {
+        uint64_t used = pt_page_used(o, i->entry, now);
+        i->used = used > i->used ? used : i->used;
+        i->entry = i->used < before ? o->view.entries[i->entry].space_next : PT_NONE;
+    }
+    if (i->entry != PT_NONE)
+        i->serial = o->view.entries[i->entry].serial;
+    else if (i->used > i->since)
+        pt_idle_used(o, i->used); /* another one may be older: they are compared again */
+    else
+        i->stage = PT_IDLE_DROP;
+}
+
+/* True if it has no pages any more. One whose pages are being written out gives way to the other idle ones. */
+static inline bool pt_idle_drop(pt_owner *o, uint64_t before, uint64_t now, uint32_t *budget)
+{
+    pt_idle *i = &o->idle;
+    const pt_space *s = &o->view.spaces[i->space];
+    for (uint32_t entry = s->first, next; entry != PT_NONE && *budget; entry = next, --*budget) {
+        next = o->view.entries[entry].space_next;
+        uint64_t used = pt_page_used(o, entry, now);
+        bool ordered = o->view.entries[entry].marks & PT_MARK_ORDERED;
+        if (used >= before || (!ordered && !pt_flush_counted(o, entry, PT_TIER_MEMORY | PT_TIER_DISK, now))) {
+            pt_idle_used(o, used >= before ? used : now);
+            return false;
+        }
+        i->pages += !ordered;
+        PT_POINT("idle.page");
+    }
+    if (s->listed && *budget)
+        pt_idle_used(o, before - 1);
+    return !s->listed;
+}
+
+/* Looks at about `budget` pages, and drops them if their namespace was not used since `before`. */
+static inline enum pt_idle_found pt_idle_turn(pt_owner *o, uint64_t before, uint64_t now, uint32_t budget)
+{
+    pt_idle *i = &o->idle;
+    pt_idle_resume(o);
+    while (budget) {
+        if (i->stage == PT_IDLE_NONE && !pt_idle_choose(o, before, &budget))
+            return PT_IDLE_NOTHING;
+        if (i->stage == PT_IDLE_WALK)
+            pt_idle_walk(o, before, now, &budget);
+        if (i->stage == PT_IDLE_DROP && pt_idle_drop(o, before, now, &budget)) {
+            i->stage = PT_IDLE_NONE;
+            return PT_IDLE_DROPPED;
+        }
+    }
+    return PT_IDLE_MORE;
+}
