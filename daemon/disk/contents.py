@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -10,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...shm._core import Owner
+from ...shm.logfmt import event
 from ...shm.points import point
 from ...shm.protocol import Space
 from ...tiers.messages import Holds
 from ..labels import printable
+
+log = logging.getLogger("pagetierd.disk")
 
 _AT_ONCE: Final = 10_000
 _NO_SPACE: Final = 0xFFFFFFFF
@@ -32,11 +36,10 @@ class Contents:
         self._stamps: list[bytes] = []
         self._spaces: list[npt.NDArray[np.uint32]] = []
         self._table: dict[Space, int] = {}
-        self._numbers: list[int] = []
 
     def add(self, held: Holds) -> None:
         """One batch."""
-        table = np.array([self._place(space) for space in held.table], dtype="<u4")
+        table = np.array([self._table.setdefault(space, len(self._table)) for space in held.table], dtype="<u4")
         self._keys.append(held.keys)
         self._sizes.append(held.sizes)
         self._stamps.append(held.stamps)
@@ -54,12 +57,12 @@ class Contents:
         sizes = np.frombuffer(b"".join(self._sizes), dtype="<u8")
         order = np.argsort(np.frombuffer(b"".join(self._stamps), dtype="<u8"), kind="stable")
         spaces = np.concatenate([np.empty(0, dtype="<u4"), *self._spaces])
-        numbers = np.array(self._numbers, dtype="<u4")
+        fitting = self._fitting(spaces[order])
         for first in range(0, len(order), _AT_ONCE):
             at = np.arange(first, min(first + _AT_ONCE, len(order)))
             at = at[~self._among(flushed)[spaces[order[at]]]]
             which, ticks = order[at], (at + 1).astype("<u8").tobytes()
-            told = numbers[spaces[which]].tobytes()
+            told = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
             self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), told, ticks)
             point("contents.told")
             await asyncio.sleep(0)
@@ -70,12 +73,45 @@ class Contents:
         """Of each namespace in the table."""
         return np.array([flushed(space.digest) for space in self._table], dtype=bool)
 
-    def _place(self, space: Space) -> int:
-        """Where it is in the table."""
-        if space not in self._table:
-            number = self._owner.space(
-                space.digest, printable(space.name), space.page_tokens, space.window, space.group
+    def _fitting(self, spaces: npt.NDArray[np.uint32]) -> frozenset[int]:
+        """The namespaces that the index has room for, those with the newest pages first. spaces: of pages, oldest first."""
+        known = {space["digest"] for space in self._owner.spaces() if space["listed"]}
+        table, room, fitting = list(self._table), self._owner.spare_spaces(), set()
+        newest = _by_last(spaces)[::-1]
+        for at in newest:
+            new = table[at].digest not in known
+            if new and not room:
+                continue
+            room -= new
+            fitting.add(at)
+        if left := len(newest) - len(fitting):
+            log.warning(
+                "%d namespaces leave the disk, the oldest: the table of namespaces is full; raise index.namespaces",
+                left,
+                extra=event("namespaces_dropped", namespaces=left),
             )
-            self._table[space] = len(self._numbers)
-            self._numbers.append(number if number >= 0 else _NO_SPACE)
-        return self._table[space]
+        return frozenset(fitting)
+
+    def _numbers(self, spaces: npt.NDArray[np.uint32], fitting: frozenset[int]) -> npt.NDArray[np.uint32]:
+        """The number of each namespace in the table, for these pages and this turn of the loop.
+
+        A record without pages may become another namespace's with the next one: then the first of the two has none.
+        """
+        numbers = np.full(len(self._table), _NO_SPACE, dtype="<u4")
+        table, takers = list(self._table), dict[int, int]()
+        for at in _by_last(spaces):
+            number = self._number(table[at]) if at in fitting else -1
+            if number >= 0:
+                numbers[takers.get(number, at)] = _NO_SPACE
+                numbers[at], takers[number] = number, at
+        return numbers
+
+    def _number(self, space: Space) -> int:
+        return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
+
+
+def _by_last(spaces: npt.NDArray[np.uint32]) -> list[int]:
+    """The namespaces among these pages, by where their last page is."""
+    last = np.full(int(spaces.max(initial=0)) + 1, -1)
+    last[spaces] = np.arange(len(spaces))
+    return [int(space) for space in np.argsort(last) if last[space] >= 0]

@@ -156,6 +156,49 @@ def test_more_namespaces_than_the_index_knows(owner: Owner) -> None:
     assert owner.header()["disk_pages"] >= GEOMETRY.spaces - 1
 
 
+def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
+    """Found once: a record was given to the next namespace before its first page was told."""
+    table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
+    owner.disk_open(1000, THROUGH)
+    held = holds(list(range(8)), spaces=list(range(8)))
+    tell(owner, Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+    there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
+    assert there == {f"space {number}": 1 for number in range(4, 8)}, "those that were used last have room"
+    assert dropped(owner) == {key_of(number) for number in range(4)}
+
+
+def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
+    """Found once: each reset of an engine leaves a name on disk, and a thousand of them took the records of others."""
+    table = (SPACE, *(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8)))
+    owner.disk_open(1000, THROUGH)
+    held = holds([1, 2, 3])
+    tell(owner, Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 3}
+
+
+def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
+    owner: Owner, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "_AT_ONCE", 1)
+    table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(1, 5))
+    owner.disk_open(1000, THROUGH)
+    held = holds(list(range(4)), spaces=list(range(4)))
+    collected = Contents(owner)
+    collected.add(Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+
+    async def run() -> None:
+        telling = asyncio.ensure_future(collected.tell(lambda _: False))
+        await asyncio.sleep(0)
+        slot = attach(owner, 1)
+        store(owner, memory.session(slot), [9])
+        await telling
+        owner.reap(slot)
+
+    asyncio.run(run())
+    there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
+    assert set(there.values()) == {1} and len(there) == 3
+
+
 @pytest.mark.parametrize(
     "report",
     [
