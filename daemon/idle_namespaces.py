@@ -47,9 +47,7 @@ class IdleNamespaces:
     learns of it, core/idle.h.
     """
 
-    def __init__(
-        self, owner: Owner, index: Index, disk: Tier, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, owner: Owner, index: Index, disk: Tier, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts = IdleCounts()
         self._owner = owner
         self._disk = disk
@@ -124,7 +122,7 @@ class IdleNamespaces:
             return
         self._quiet_until = self._clock() + _WARN_EVERY_S
         log.warning(
-            "table of namespaces full (%d, all used within %s): stores of new ones are rejected; raise index.namespaces",
+            "table of namespaces full (%d, all used in %s): stores of new ones are rejected; raise index.namespaces",
             self._limit,
             spell_duration(self._idle),
             extra=event("namespaces_full", rejected=self.counts.rejected),

@@ -82,9 +82,9 @@ class Index(Section, frozen=True, kw_only=True):
     namespace_idle: Annotated[
         float,
         duration_setting(
-            "A full table drops namespaces that were not used for this time, with their pages, the oldest first. A store"
-            " is a use, and a page that is found, read in, pinned or being written; of pages that only the disk has, the"
-            " daemon's start is, too."
+            "A full table drops namespaces that were not used for this time, with their pages, the oldest first. One is"
+            " used while a page of it is pinned or being written, when one is stored, found or read in, and when the"
+            " daemon finds it on disk at its start."
         ),
     ] = 600.0
 

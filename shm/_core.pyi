@@ -279,8 +279,8 @@ class Owner:
     def drop_idle(self, idle_ns: int, budget: int, /) -> tuple[int, int, dict[str, Any] | None]:
         """Looks at about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
 
-        Returns (found, pages, space): found is IDLE_NOTHING, IDLE_MORE (call again) or IDLE_DROPPED; pages: those dropped
-        of the namespace at hand, by this call and those before; space: the record of the one that has no pages any more.
+        Returns (found, pages, space). found: IDLE_NOTHING, IDLE_MORE (call again) or IDLE_DROPPED. pages: how many
+        of the namespace at hand were dropped so far. space: the record of the one that has none left.
         """
     def reserve(
         self,

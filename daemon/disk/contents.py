@@ -74,7 +74,7 @@ class Contents:
         return np.array([flushed(space.digest) for space in self._table], dtype=bool)
 
     def _fitting(self, spaces: npt.NDArray[np.uint32]) -> frozenset[int]:
-        """The namespaces that the index has room for, those with the newest pages first. spaces: of pages, oldest first."""
+        """The namespaces for which the index has room, newest pages first. spaces: of the pages, oldest first."""
         known = {space["digest"] for space in self._owner.spaces() if space["listed"]}
         table, room, fitting = list(self._table), self._owner.spare_spaces(), set()
         newest = _by_last(spaces)[::-1]

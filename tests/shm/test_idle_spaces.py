@@ -1,0 +1,182 @@
+"""Namespaces that were not used for long are dropped, the oldest first; a page that is in use never is."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from disk_place import DISK, MEMORY, Place, key
+from memory import DAY_NS
+from pagetier.shm._core import IDLE_DROPPED, IDLE_MORE, IDLE_NOTHING, Pins
+
+ANY_NS, IDLE_NS = 0, 20_000_000
+PLENTY = 1000
+
+
+@pytest.fixture
+def two(place: Place) -> Place:
+    """A full table: a page "old" of one namespace, and behind it "new" of another."""
+    place.store("old")
+    name(place, "other")
+    place.store("new")
+    return place
+
+
+def name(place: Place, space: str) -> None:
+    """What is stored from now on is this namespace's."""
+    place.space = place.owner.space(space.encode().ljust(32, b"."), space, 16, 0, 0)
+    assert place.space >= 0
+
+
+def drop(place: Place, idle_ns: int = ANY_NS) -> str:
+    """The name of the next one; "" if there is none."""
+    found, _, space = place.owner.drop_idle(idle_ns, PLENTY)
+    assert place.sound()
+    if space is None:
+        assert found == IDLE_NOTHING
+        return ""
+    assert found == IDLE_DROPPED and space["listed"] == 0
+    return str(space["name"])
+
+
+def test_the_oldest_is_dropped_first(two: Place) -> None:
+    assert two.owner.spare_spaces() == 0
+    assert drop(two) == "space"
+    assert (two.match("old"), two.match("new")) == ((0, 0), (1, 1))
+    assert two.owner.spare_spaces() == 1
+    assert drop(two) == "other"
+    assert (drop(two), two.owner.spare_spaces()) == ("", 2)
+    assert two.owner.header()["flushed"] == 2
+
+
+def test_a_record_without_pages_is_anothers(two: Place) -> None:
+    assert two.owner.space(b"third".ljust(32), "third", 16, 0, 0) == -1
+    assert drop(two) == "space"
+    name(two, "third")
+    assert {space["name"] for space in two.owner.spaces()} == {"other", "third"}
+
+
+def test_none_that_was_used_lately_is_dropped(two: Place) -> None:
+    assert drop(two, DAY_NS) == ""
+    assert two.match("old", "new") == (2, 2)
+
+
+def test_a_match_is_a_use(two: Place) -> None:
+    """It takes no lock and sends no message."""
+    assert two.match("old") == (1, 1)
+    assert drop(two) == "other"
+
+
+def test_to_ask_for_room_is_a_use(two: Place) -> None:
+    two.owner.space(b"s" * 32, "space", 16, 0, 0)
+    assert drop(two) == "other"
+
+
+def test_a_pinned_page_is_in_use(two: Place) -> None:
+    with two.session.match(Pins, None, key("old")):
+        assert drop(two) == "other"
+        assert drop(two) == ""
+    assert drop(two) == "space"
+
+
+def test_a_page_that_is_being_written_is_in_use(two: Place) -> None:
+    two.owner.reserve(two.slot, two.space, 0, 1, DAY_NS, key("open"), (1).to_bytes(8, "little"))
+    assert drop(two) == "space"
+    assert drop(two) == ""
+    two.owner.keep_only(two.slot, b"")
+    two.owner.settle()
+    assert drop(two) == "other"
+
+
+def test_turns_are_as_short_as_they_are_told_to_be(two: Place) -> None:
+    for page in "abc":
+        two.store(page)
+    turns, dropped = 0, ["space"]
+    assert drop(two) == "space"
+    while dropped[-1] != "other":
+        before = two.owner.header()["pages"]
+        found, pages, space = two.owner.drop_idle(ANY_NS, 1)
+        assert before - two.owner.header()["pages"] <= 1 and two.sound()
+        assert (found == IDLE_DROPPED) == (space is not None)
+        dropped += [space["name"]] if space else []
+        turns += 1
+    assert pages == 4 and turns >= 8
+
+
+@pytest.mark.parametrize("used", ["a", "d"])
+def test_a_use_between_two_turns_ends_the_walk(two: Place, used: str) -> None:
+    """Of a page that was walked already, or is next."""
+    for page in "abcd":
+        two.store(page)
+    assert drop(two) == "space"
+    time.sleep(2 * IDLE_NS / 1e9)
+    assert two.owner.drop_idle(IDLE_NS, 2)[0] == IDLE_MORE
+    assert two.match(used) == (1, 1)
+    while (found := two.owner.drop_idle(IDLE_NS, 2)[0]) == IDLE_MORE:
+        pass
+    assert found == IDLE_NOTHING
+    assert two.match(used) == (1, 1) and two.sound()
+
+
+def test_what_is_used_while_its_namespace_is_dropped_stays(two: Place) -> None:
+    for page in "abcd":
+        two.store(page)
+    assert drop(two) == "space"
+    time.sleep(2 * IDLE_NS / 1e9)
+    while not two.owner.drop_idle(IDLE_NS, 1)[1]:
+        pass
+    assert two.match("a") == (1, 1)
+    while (found := two.owner.drop_idle(IDLE_NS, 1)[0]) == IDLE_MORE:
+        pass
+    assert found == IDLE_NOTHING
+    assert two.match("a") == (1, 1) and two.sound()
+
+
+def test_a_walk_whose_page_has_left_begins_again(two: Place) -> None:
+    for page in "abcd":
+        two.store(page)
+    assert drop(two) == "space"
+    assert two.owner.drop_idle(ANY_NS, 2)[0] == IDLE_MORE
+    two.owner.flush(two.space, MEMORY | DISK)
+    assert drop(two) == ""
+    two.store("e")
+    assert drop(two) == "other"
+
+
+def test_copies_on_disk_leave_it_too(disk: Place) -> None:
+    disk.store("both")
+    disk.write()
+    disk.evict_all()
+    disk.store("both again")
+    disk.write()
+    disk.store("memory alone")
+    assert drop(disk) == "space"
+    assert disk.owner.disk_drops() == key("both again") + key("both")
+    header = disk.owner.header()
+    assert (header["pages"], header["disk_pages"]) == (0, 0)
+
+
+def test_a_page_that_is_being_written_out_stays_until_it_is_there(disk: Place) -> None:
+    disk.store("slow")
+    entries, *_ = disk.owner.order_writes(1 << 20, 100)
+    assert disk.owner.drop_idle(ANY_NS, PLENTY)[0] == IDLE_MORE
+    assert disk.match("slow") == (1, 1) and disk.sound()
+    disk.owner.end_orders(entries, b"\1")
+    while (found := disk.owner.drop_idle(ANY_NS, PLENTY)[0]) == IDLE_NOTHING:
+        pass
+    assert found == IDLE_DROPPED and disk.owner.disk_drops() == key("slow")
+
+
+def test_one_that_is_written_out_keeps_no_other_from_being_dropped(disk: Place) -> None:
+    disk.store("slow")
+    disk.owner.order_writes(1 << 20, 100)
+    name(disk, "other")
+    disk.store("quick")
+    assert disk.owner.drop_idle(ANY_NS, PLENTY)[2]["name"] == "other"  # type: ignore[index]
+
+
+def test_a_new_daemon_knows_what_was_used_before(two: Place) -> None:
+    two.match("old")
+    two.owner = two.memory.adopted(1)
+    assert drop(two) == "other"
