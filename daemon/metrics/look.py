@@ -28,7 +28,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     reserve_seconds: Histogram
     work: Work
-    idle_namespaces: IdleCounts = IdleCounts()
+    idle_namespaces: IdleCounts
 
 
 class Looker:

@@ -1,0 +1,117 @@
+"""A full table of namespaces: idle ones make room, and what is said where none is idle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from disk_daemon import SPACE, DiskDaemon, Engine
+from pagetier.client import Client, Keys
+from pagetier.daemon.cli import main
+from running import RunningDaemon, eventually, namespace
+from scraped import scrape, value
+
+TABLE = 8
+IDLE = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "1s")
+DAY = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "1d")
+
+
+def keys_of(name: str) -> Keys:
+    return namespace(salt=name).keys(range(32))
+
+
+def store(client: Client, name: str) -> int:
+    """How many of the two pages of a namespace are there then."""
+    return len(keys_of(name)) - client.store(keys_of(name), [b"x"] * 2).refused
+
+
+def has(client: Client, name: str) -> bool:
+    with client.match(keys_of(name)) as match:
+        return len(match) > 0
+
+
+@pytest.fixture
+def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunningDaemon, Client]]:
+    """A daemon whose table is full of namespaces with pages: "0" to "7"."""
+    with (
+        RunningDaemon("1MiB", "4KiB", *request.param, "--metrics-listen", str(tmp_path / "metrics")) as daemon,
+        daemon.client() as client,
+    ):
+        for number in range(TABLE):
+            assert store(client, str(number)) == 2
+        yield daemon, client
+
+
+@pytest.mark.parametrize("full", [IDLE], indirect=True)
+def test_a_new_namespace_has_room_once_another_is_idle(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
+    """Found once: a thousand updates of weights, and no new namespace was stored until somebody flushed by hand."""
+    daemon, client = full
+    assert eventually(lambda: has(client, "7") and store(client, "new") == 2, 10)
+    assert has(client, "7"), "it was used all the time"
+    assert not has(client, "0")
+    (line,) = re.findall("^.*namespace_dropped.*$", daemon.log.read_text(), re.MULTILINE)[:1]
+    assert "the table of namespaces is full (8); 2 pages left" in line and "namespace=" in line
+    metrics = scrape(tmp_path / "metrics")
+    assert value(metrics, "pagetier_namespaces_dropped_total") >= 1
+    assert value(metrics, "pagetier_namespaces_limit") == TABLE
+
+
+@pytest.mark.parametrize("full", [DAY], indirect=True)
+def test_none_that_was_used_lately_makes_room(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
+    daemon, client = full
+    for name in ("new", "newer"):
+        refused = client.store(keys_of(name), [b"x"] * 2)
+        assert "the table of namespaces is full: all 8 have pages" in refused.reason
+        assert "not used for 1d are dropped (index.namespaces, index.namespace_idle)" in refused.reason
+    assert eventually(lambda: "event=namespaces_full" in daemon.log.read_text())
+    assert all(has(client, str(number)) for number in range(TABLE))
+    metrics = scrape(tmp_path / "metrics")
+    assert value(metrics, "pagetier_namespaces_rejected_total") == 2
+    assert value(metrics, "pagetier_namespaces_dropped_total") == 0
+    assert daemon.log.read_text().count("event=namespaces_full") == 1, "a line a minute is enough"
+
+
+@pytest.mark.parametrize("full", [DAY], indirect=True)
+def test_one_that_is_flushed_makes_room_at_once(full: tuple[RunningDaemon, Client]) -> None:
+    daemon, client = full
+    assert store(client, "new") == 0
+    digest = keys_of("3").namespace.digest.hex()
+    CliRunner().invoke(main, ["flush", "--socket", str(daemon.socket), "--namespace", digest, "--yes"])
+    assert store(client, "new") == 2
+    assert [has(client, str(number)) for number in range(TABLE)].count(False) == 1
+
+
+def test_its_pages_leave_the_disk_and_are_not_back_after_a_restart() -> None:
+    arguments = ("--index-namespaces", "1", "--index-namespace-idle", "1s")
+    with DiskDaemon(16, "64MiB", *arguments) as daemon, Engine(daemon) as engine, daemon.client() as client:
+        engine.store_through(daemon, range(8))
+        assert daemon.snapshot().tiers.disk.pages == 8
+        assert eventually(lambda: store(client, "new") == 2, 10)
+        assert engine.places(range(8)) == {"nowhere": 8}
+        assert daemon.save().synced
+        daemon.kill_worker()
+        assert eventually(lambda: bool(daemon.lines("2 pages, ")), 20), daemon.told()
+        assert engine.places(range(8)) == {"nowhere": 8}
+        assert {space.digest for space in daemon.snapshot().namespaces} == {keys_of("new").namespace.digest.hex()}
+        assert SPACE.digest.hex() not in str(daemon.snapshot().namespaces)
+
+
+@pytest.mark.parametrize("full", [DAY], indirect=True)
+def test_doctor_warns_of_a_table_that_is_nearly_full(full: tuple[RunningDaemon, Client]) -> None:
+    daemon, client = full
+
+    def told() -> str:
+        output = CliRunner(env={"PAGETIER_NAME": daemon.name}).invoke(main, ["doctor", "--socket", str(daemon.socket)])
+        (line,) = re.findall("^(?:ok|warning|problem) +namespaces .*$", output.output, re.MULTILINE)
+        return str(line)
+
+    assert told().startswith("warning") and "8 of 8 namespaces have pages" in told()
+    assert "raise index.namespaces" in told()
+    for name in ("5", "6"):
+        digest = keys_of(name).namespace.digest.hex()
+        CliRunner().invoke(main, ["flush", "--socket", str(daemon.socket), "--namespace", digest, "--yes"])
+    assert told().startswith("ok") and "6 of 8" in told()
