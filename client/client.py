@@ -19,11 +19,12 @@ from ..kernels.host import Access, HostBuffers, pages_of
 from ..shm._core import Session, miss
 from ..shm.paths import default_socket
 from ..shm.points import point
-from ..shm.protocol import Fetch, Reserve
+from ..shm.protocol import Fetch, Flush, Reserve
 from .asking import packed_sizes, space_of
 from .blocks import Blocks, require_named
+from .flush import PendingFlush
 from .groups.match import GroupKeys, GroupMatch, Lookup, matched, missed
-from .keys import KEY_BYTES, Keys
+from .keys import KEY_BYTES, Keys, Namespace
 from .loading import destination_of, pages_behind
 from .match import Handover, Match
 from .membership import Membership
@@ -275,6 +276,25 @@ class Client:
         with self.reserve(keys, pages.page_bytes, pages.part, deadline) as reservation:
             reservation.gather(pages, self.threads)
             return reservation.publish()
+
+    def flush(self, namespace: Namespace, deadline: float | None = None) -> bool:
+        """Drops the pages of a namespace from memory and disk, whoever stored them. For one that is of no use any more.
+
+        Args:
+            namespace: this one alone, given by its digest.
+            deadline: seconds to wait for the answer, which comes when the pages have left the disk, too. The daemon
+                drops them also where nobody waits for that.
+
+        Returns whether no page of it is left in the index. Pages that are pinned or being written stay.
+        """
+        seconds = self._patience(deadline)
+        ends = time.monotonic() + seconds
+        member = self._mine()
+        attachment, digest = member.attachment, namespace.digest.hex()
+        pending = PendingFlush(member.requests, attachment)
+        member.requests.ask(attachment, lambda number: Flush(number, digest), pending, seconds)
+        answer = pending.wait(ends - time.monotonic())
+        return answer is not None and not answer.kept
 
     def close(self) -> None:
         """Lets go of everything; matches that are still held can not be loaded any more. May be called again.

@@ -21,7 +21,7 @@ import msgspec
 from ..shm._core import Session
 from ..shm.link import Link, LinkError
 from ..shm.points import point
-from ..shm.protocol import Answer, Fetched, Request, Reserved
+from ..shm.protocol import Answer, Fetched, Flushed, Request, Reserved
 
 log = logging.getLogger("pagetier.client")
 
@@ -227,7 +227,7 @@ class Requests:
     def _take(self, answer: Answer) -> None:
         """An answer came in. The caller has the guard."""
         self._heard = time.monotonic()
-        if not isinstance(answer, (Reserved, Fetched)):
+        if not isinstance(answer, (Reserved, Fetched, Flushed)):
             return
         owed = self._waiting.get(answer.number)
         if owed is None or not owed._take(answer):

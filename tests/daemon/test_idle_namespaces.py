@@ -102,7 +102,7 @@ def test_its_pages_leave_the_disk_and_are_not_back_after_a_restart() -> None:
 
 @pytest.mark.parametrize("full", [DAY], indirect=True)
 def test_doctor_warns_of_a_table_that_is_nearly_full(full: tuple[RunningDaemon, Client]) -> None:
-    daemon, client = full
+    daemon, _ = full
 
     def told() -> str:
         output = CliRunner(env={"PAGETIER_NAME": daemon.name}).invoke(main, ["doctor", "--socket", str(daemon.socket)])

@@ -92,7 +92,7 @@ def test_a_page_that_is_being_written_is_in_use(two: Place) -> None:
 def test_turns_are_as_short_as_they_are_told_to_be(two: Place) -> None:
     for page in "abc":
         two.store(page)
-    turns, dropped = 0, ["space"]
+    turns, pages, dropped = 0, 0, ["space"]
     assert drop(two) == "space"
     while dropped[-1] != "other":
         before = two.owner.header()["pages"]

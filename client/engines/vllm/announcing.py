@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -60,7 +61,7 @@ class Announcer:
         """The same order with a number."""
         number = next(self._numbers)
         self._ordered[number] = _announcement(order, tracked)
-        return StoreOrder(order.request, order.group, order.first, order.keys, order.blocks, order.held, number)
+        return replace(order, number=number)
 
     def told(self, told: Mapping[int, Sequence[bytes]], workers: int) -> None:
         """What workers said; a page is there if all of them have stored their part."""

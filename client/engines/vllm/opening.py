@@ -81,7 +81,8 @@ def open_scheduler(
         kind = kind_of(group.kv_cache_spec)
         namespace = namespace_of(config, group, shape, salt)
         paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong))
-    return SchedulerHalf(_client(settings), paged, settings.disk_deadline, _announcer(config))
+    private = () if salt == settings.salt else [group.namespace for group in paged]
+    return SchedulerHalf(_client(settings), paged, settings.disk_deadline, _announcer(config), private)
 
 
 def _salt(model: Any, settings: ConnectorSettings) -> str:

@@ -30,7 +30,8 @@ class StoreOrder:
 
     request, first: whose pages these are, and which of its prompt the first one is. keys: 32 bytes a page. blocks: one
     a page; 0: that page is left out. held: whether the request keeps its blocks until this is stored; if not, they may
-    be reused from the next step on. number: under which the workers tell what became of it; 0: nobody asks.
+    be reused from the next step on. number: under which the workers tell what became of it; 0: nobody asks. salt:
+    of the namespace that the index is to have these pages in; not shown, as it keeps tenants apart.
     """
 
     request: str
@@ -40,6 +41,7 @@ class StoreOrder:
     blocks: tuple[int, ...]
     held: bool = False
     number: int = 0
+    salt: str = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)

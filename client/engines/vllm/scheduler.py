@@ -11,10 +11,12 @@ import msgspec
 
 from ...client import Client
 from ...groups import GroupMatch
+from ...keys import Namespace
 from .announcing import Announcer
 from .identity import with_adapter
 from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
 from .prefetching import Asker
+from .private_namespaces import PrivateNamespaces
 from .requests import NOTHING, Found, PagedGroup, Taken, Tracked, some_of
 from .stores import late_orders, store_orders, take_blocks
 from .tally import Tally
@@ -32,10 +34,16 @@ class SchedulerHalf:
         groups: in vLLM's order.
         disk_deadline: seconds that a request may wait for pages on disk.
         announcer: is told what is stored; None: nobody listens.
+        private: the namespaces that no other engine can name.
     """
 
     def __init__(
-        self, client: Client, groups: Sequence[PagedGroup], disk_deadline: float, announcer: Announcer | None = None
+        self,
+        client: Client,
+        groups: Sequence[PagedGroup],
+        disk_deadline: float,
+        announcer: Announcer | None = None,
+        private: Iterable[Namespace] = (),
     ) -> None:
         self._client, self._groups, self._disk_deadline = client, tuple(groups), disk_deadline
         self._asker = Asker(client)
@@ -44,6 +52,7 @@ class SchedulerHalf:
         self._written: set[int] = set()
         self._late: list[StoreOrder] = []
         self._own = token_hex(16)
+        self._private = PrivateNamespaces(client, private)
         self.tally = Tally()
         self.announcer = announcer
 
@@ -125,6 +134,8 @@ class SchedulerHalf:
     def renew(self) -> None:
         """From now on nothing that was stored before is found, and nobody else finds what is stored.
 
+        What only this engine could have found is flushed: each reset makes a namespace of each group.
+
         Of requests that go on nothing is stored any more, unless they begin anew: some of it was computed or loaded
         before, and some is computed after.
         """
@@ -136,10 +147,12 @@ class SchedulerHalf:
             msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))
             for group in self._groups
         )
+        self._private.renew(group.namespace for group in self._groups)
 
     def close(self) -> None:
         """Lets go of everything."""
         self._asker.close()
+        self._private.close()
         for tracked in self._tracked.values():
             tracked.loaded()
         self._tracked.clear()

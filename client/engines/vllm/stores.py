@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...groups import Recurrent, grain_of
+from ...keys import Keys
 from .orders import StoreOrder
 from .requests import Tracked
 
@@ -74,7 +75,11 @@ def _pages(one: Tracked, at: int, first: int, ends: int, *, held: bool = False) 
     blocks = tuple(table[page] if kind.useful(page, grain) else 0 for page in range(first, last))
     one.stored[at] = last
     if any(blocks):
-        yield StoreOrder(one.request.request_id, at, first, keys[first:last].data, blocks, held)
+        yield _order(one, at, first, keys[first:last], blocks, held=held)
+
+
+def _order(one: Tracked, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, held: bool = False) -> StoreOrder:
+    return StoreOrder(one.request.request_id, at, first, keys.data, blocks, held, salt=keys.namespace.salt)
 
 
 def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreOrder]:
@@ -95,7 +100,7 @@ def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreOrde
     for group, block, boundary in offers:
         page = boundary // tokens - 1
         if group == at and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
-            yield StoreOrder(one.request.request_id, at, page, keys[page : page + 1].data, (block,))
+            yield _order(one, at, page, keys[page : page + 1], (block,))
 
 
 def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> None:

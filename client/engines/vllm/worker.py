@@ -93,6 +93,7 @@ class WorkerHalf:
     ) -> None:
         self._client, self._event, self._zeroing = client, event, zeroing
         self.lanes = tuple(lanes)
+        self._namespaces = [lane.namespace for lane in lanes]
         self.tally = Tally()
         self._storing: list[_Storing] = []
         self._told: dict[int, bytes] = {}
@@ -126,7 +127,7 @@ class WorkerHalf:
         for order in stores:
             lane = self.lanes[order.group]
             slots = slots_of(lane.cache, order.blocks)
-            store = lane.copier.store(Keys(lane.namespace, order.keys), slots, after=event)
+            store = lane.copier.store(Keys(self._namespace_of(order), order.keys), slots, after=event)
             self._storing.append(_Storing(store, frozenset(order.blocks) - {0}, order))
         if self._zeroing is Zeroing.AHEAD_OF_US:
             self._settle(self._storing)
@@ -145,6 +146,13 @@ class WorkerHalf:
             frozenset(failed),
             frozenset(block for loading in failed.values() for block in loading.blocks),
         )
+
+    def _namespace_of(self, order: StoreOrder) -> Namespace:
+        """Returns the namespace of an order's pages: a reset of the cache gives another salt to all that follow."""
+        namespace = self._namespaces[order.group]
+        if namespace.salt != order.salt:
+            namespace = self._namespaces[order.group] = msgspec.structs.replace(namespace, salt=order.salt)
+        return namespace
 
     def told(self) -> dict[int, bytes]:
         """Of numbered orders that have ended since the last call: for each page whether it is there, a byte each."""

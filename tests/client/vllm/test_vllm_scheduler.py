@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from pagetier.client import Client
+from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.requests import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
@@ -294,6 +296,8 @@ def test_who_begins_anew_after_the_weights_changed_is_stored() -> None:
         (order,) = half.build(nothing_scheduled()).stores
         new, old = (group.keys(one.block_hashes[:1]).data for group in (*half._groups, *groups))
         assert order.keys[:32] == new != old
+        assert order.salt == half._groups[0].namespace.salt != groups[0].namespace.salt
+        assert order.salt not in repr(order), "it keeps tenants apart"
         half.close()
 
 
@@ -321,3 +325,80 @@ def test_names_of_matches_are_real() -> None:
     """The stand-ins above have what the half reads of the real ones."""
     assert {"tokens", "reach", "matches"} <= set(GroupMatch.__struct_fields__)
     assert hasattr(GroupMatch, "firsts") and hasattr(GroupMatch, "release")
+
+
+def store(half: SchedulerHalf, client: Client) -> Keys:
+    """Pages of a prompt in the first group, under the keys that the half uses now."""
+    (group, *_) = half._groups
+    keys = group.keys(request().block_hashes)
+    client.store(keys, [b"x"] * len(keys))
+    return keys
+
+
+def there(client: Client, keys: Keys) -> bool:
+    with client.match(keys) as match:
+        return len(match) > 0
+
+
+def test_a_reset_flushes_what_only_this_engine_could_find() -> None:
+    """What others may share stays. Found once: each reset left a namespace for each group."""
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
+        half = SchedulerHalf(client, groups, 0.0)
+        shared = store(half, other)
+        half.renew()
+        first = store(half, other)
+        half.renew()
+        assert eventually(lambda: not there(other, first))
+        assert there(other, shared)
+        assert daemon.findings() == []
+        half.close()
+
+
+def test_a_reset_flushes_weights_that_nobody_else_can_name() -> None:
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE, salt="random"), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
+        half = SchedulerHalf(client, groups, 0.0, private=[groups[0].namespace])
+        keys = store(half, other)
+        half.renew()
+        assert eventually(lambda: not there(other, keys))
+        half.close()
+
+
+def test_what_is_in_use_at_a_reset_is_flushed_with_the_next_one() -> None:
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
+        half = SchedulerHalf(client, groups, 0.0)
+        half.renew()
+        keys = store(half, other)
+        with other.match(keys):
+            half.renew()
+            assert not other.flush(keys.namespace)
+        half.renew()
+        assert eventually(lambda: not there(other, keys))
+        half.close()
+
+
+def test_any_number_of_resets_leaves_room_for_namespaces() -> None:
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    small = RunningDaemon("1MiB", "4KiB", "--index-namespaces", "3")
+    with small as daemon, daemon.client() as client, daemon.client() as other:
+        half = SchedulerHalf(client, groups, 0.0)
+        for _ in range(20):
+            assert eventually(lambda: there(other, store(half, other))), "it is stored, at the latest soon"
+            half.renew()
+        half.close()
+
+
+def test_a_reset_waits_for_nobody() -> None:
+    """Not for a daemon that is stopped, nor for one that is not there."""
+    groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+        half = SchedulerHalf(client, groups, 0.0)
+        daemon.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(50):
+            half.renew()
+        assert time.monotonic() - began < 0.5
+        half.close()
+        daemon.signal(signal.SIGCONT)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from secrets import token_hex
 
+import msgspec
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -67,7 +68,8 @@ def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys
 def store_order(
     worker: WorkerHalf, group: int, blocks: Sequence[int], *, held: bool = False, prompt: int = 0
 ) -> StoreOrder:
-    return StoreOrder("storing", group, 0, keys_of(worker, group, len(blocks), prompt).data, tuple(blocks), held)
+    keys = keys_of(worker, group, len(blocks), prompt)
+    return StoreOrder("storing", group, 0, keys.data, tuple(blocks), held, salt=keys.namespace.salt)
 
 
 def load_order(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[int]]) -> LoadOrder:
@@ -118,6 +120,24 @@ def test_every_shape_of_cache(name: str, client: Client) -> None:
             assert same(target.page(block), source.page(BLOCKS_TO_STORE[BLOCKS_TO_LOAD.index(block)]))
         else:
             assert same(target.page(block), before[block]), f"block {block} was nobody's to write to"
+
+
+def test_pages_are_of_the_namespace_that_the_scheduler_names(client: Client) -> None:
+    """Found once: after a reset they were still of the one that the worker began with, and no flush told them apart."""
+    cache = heads_first()
+    worker = worker_of(client, cache, salt=token_hex(8))
+    before = worker.lanes[0].namespace
+    after = msgspec.structs.replace(before, salt=token_hex(16))
+    for namespace, block in ((before, 1), (after, 2), (before, 3)):
+        keys = namespace.keys(range(TOKENS * block, TOKENS * (block + 1)))
+        worker.store([StoreOrder("storing", 0, 0, keys.data, (block,), salt=namespace.salt)])
+        ends(worker)
+    assert client.flush(after)
+    there = []
+    for namespace, block in ((before, 1), (after, 2), (before, 3)):
+        with client.match(namespace.keys(range(TOKENS * block, TOKENS * (block + 1)))) as match:
+            there.append(len(match))
+    assert there == [1, 0, 1]
 
 
 def test_what_is_little_is_loaded_at_once_and_the_rest_beside(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

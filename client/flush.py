@@ -1,0 +1,39 @@
+"""Pages that the daemon was asked to drop."""
+
+from __future__ import annotations
+
+from ..shm.protocol import Answer, Flushed
+from .requests import Attachment, Owed, Requests
+
+
+class PendingFlush(Owed[Flushed]):
+    """A flush whose answer the daemon owes. From any thread; in a forked child it has none.
+
+    The daemon may take seconds to answer, as it waits for the disk: to wait in vain says nothing about the daemon.
+    """
+
+    def __init__(self, requests: Requests, attachment: Attachment | None) -> None:
+        super().__init__(requests, attachment, 0)
+
+    def wait(self, deadline: float) -> Flushed | None:
+        """Returns the answer, None if there is none within `deadline` seconds. The keeper reads a later one."""
+        if self._requests.foreign:
+            return None
+        self._requests.wait(self, deadline)
+        self._requests.leave(self)
+        return self._answer
+
+    def _hopeless(self) -> bool:
+        return self._requests.owes_at_once
+
+    def _take(self, answer: Answer) -> bool:
+        if not isinstance(answer, Flushed):
+            return False
+        self._answer = answer
+        return True
+
+    def _fail(self, reason: str) -> None:
+        self._answer = None
+
+    def __repr__(self) -> str:
+        return f"<PendingFlush, {'answered' if self._done else 'asked'}>"
