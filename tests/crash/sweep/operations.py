@@ -201,6 +201,28 @@ class FlushAll(Operation):
         self.engine.order("flush")
 
 
+class DropIdle(Operation):
+    """The table of namespaces is full, and nobody uses what is in it any more."""
+
+    roles = (Role.DAEMON,)
+    keeps = False
+
+    @classmethod
+    def flags(cls, folder: Path) -> tuple[str, ...]:
+        return "--index-namespaces", "1", "--index-namespace-idle", "1s"
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.scene.dropping()
+        self.engine.order("store_plainly", self.scene.numbers(_FEW))
+
+    def done(self) -> bool:
+        return super().done() and not self.scene.header()["pages"]
+
+    def lost(self) -> int:
+        return self.scene.header()["flushed"]
+
+
 OF_ENGINES: Final = (
     Store,
     StoreOver,
@@ -216,4 +238,5 @@ OF_ENGINES: Final = (
     Leave,
     Bury,
     FlushAll,
+    DropIdle,
 )
