@@ -64,6 +64,7 @@ static void meanwhile(void) { (wild ? scribble : misbehave)(&here); }
 static act *const daemons[] = {
     daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_bury, daemon_keep_only, daemon_settle, daemon_settle,
     daemon_evict, daemon_flush, disk_turns, disk_report, disk_write, disk_answer, disk_damaged, disk_questions,
+    daemon_drop_idle,
 };
 #define DAEMONS (sizeof daemons / sizeof *daemons)
 

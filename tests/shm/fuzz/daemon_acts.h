@@ -113,6 +113,12 @@ static inline void daemon_flush(place *p)
     pt_flush(&p->owner, space < SPACES ? space : PT_NONE, (uint8_t)choose(&p->choices, 4), pt_now_ns());
 }
 
+static inline void daemon_drop_idle(place *p)
+{
+    uint64_t now = pt_now_ns(), idle = 1000000ull * choose(&p->choices, 4);
+    pt_idle_turn(&p->owner, idle < now ? now - idle : 0, now, choose(&p->choices, 16));
+}
+
 /* ---- the disk ---- */
 
 /* What is being written or read in can not leave at once: a disk that has no room for it goes. */
@@ -194,7 +200,7 @@ static act *const acts[] = {
     engine_match, engine_match_groups, engine_repin, engine_release, engine_copy, engine_end_part, engine_end_part,
     engine_finish_all, daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_bury, daemon_keep_only,
     daemon_restart, daemon_settle, daemon_evict, daemon_flush, disk_turns, disk_report, disk_write, disk_answer,
-    disk_damaged, disk_questions,
+    disk_damaged, disk_questions, daemon_drop_idle,
 };
 #define ACTS (sizeof acts / sizeof *acts)
 

@@ -115,6 +115,8 @@ static inline void service_tend(service *s)
         pt_evict_until(&s->owner, FRAMES / 2, 1 + rng_below(&s->random, 8), now);
     else if (chance < 49)
         pt_flush(&s->owner, rng_below(&s->random, SPACES + 1) - 1, (uint8_t)rng_below(&s->random, 4), now);
+    else if (chance < 50)
+        pt_idle_turn(&s->owner, now, now, 1 + rng_below(&s->random, 64));
     else if (chance < 112)
         tier_tend(&s->tier, &s->owner, &s->random);
     else

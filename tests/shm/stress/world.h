@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "fetch.h"
+#include "idle.h"
 #include "lru.h"
 #include "match.h"
 #include "page.h"
