@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from ..shm._core import IDLE_DROPPED, IDLE_NOTHING, Owner
+from ..shm._core import IDLE_NOTHING, Owner
 from ..shm.logfmt import event
 from ..shm.points import point
 from .labels import printable
@@ -54,9 +54,9 @@ class IdleNamespaces:
         self._clock = clock
         self._ration = Ration(log, clock)
         self._limit = owner.header()["spaces"]
-        self._wanted = 0  # records that have to be free before it stops again; 0: the table was not full
+        self._left = 0  # to be dropped before the table is checked again
         self._due = self._quiet_until = 0.0
-        self._rejected = False  # since there was an idle one
+        self._rejected = False  # since an idle one was dropped
         self.follow(index)
 
     def follow(self, index: Index) -> None:
@@ -75,28 +75,21 @@ class IdleNamespaces:
 
     def poll(self) -> None:
         """Does a little of the work, if there is some: for a few times a second."""
-        if not self._wanted and self._clock() < self._due:
-            return
-        spare = self._owner.spare_spaces()
-        if not spare:
-            self._wanted = max(1, min(_AT_ONCE, self._limit // _AT_ONCE))
-        if spare < self._wanted:
+        if not self._left and self._clock() >= self._due:
+            self._due = self._clock() + _CHECK_EVERY_S
+            self._left = 0 if self._owner.spare_spaces() else max(1, min(_AT_ONCE, self._limit // _AT_ONCE))
+        if self._left:
             self._drop()
-        else:
-            self._rest()
 
     def _drop(self) -> None:
         found, pages, space = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
         point("idle_namespaces.turned")
-        if found == IDLE_DROPPED and space is not None:
+        if space is not None:
+            self._left -= 1
             self._dropped(space, pages)
         elif found == IDLE_NOTHING:
+            self._left = 0
             self._warn()
-            self._rest()
-
-    def _rest(self) -> None:
-        self._wanted = 0
-        self._due = self._clock() + _CHECK_EVERY_S
 
     def _dropped(self, space: dict[str, Any], pages: int) -> None:
         self._rejected = False

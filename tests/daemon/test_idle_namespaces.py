@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from disk_daemon import SPACE, DiskDaemon, Engine
+from disk_daemon import DiskDaemon, Engine
 from pagetier.client import Client, Keys
 from pagetier.daemon.cli import main
 from running import RunningDaemon, eventually, namespace
 from scraped import scrape, value
 
 TABLE = 8
-IDLE = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "1s")
+IDLE = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "2s")
 DAY = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "1d")
 
 
@@ -50,7 +51,7 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runni
 def test_a_new_namespace_has_room_once_another_is_idle(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
     """Found once: a thousand updates of weights, and no new namespace was stored until somebody flushed by hand."""
     daemon, client = full
-    assert eventually(lambda: has(client, "7") and store(client, "new") == 2, 10)
+    assert eventually(lambda: has(client, "7") and store(client, "new") == 2, 30)
     assert has(client, "7"), "it was used all the time"
     assert not has(client, "0")
     (line,) = re.findall("^.*namespace_dropped.*$", daemon.log.read_text(), re.MULTILINE)[:1]
@@ -85,19 +86,33 @@ def test_one_that_is_flushed_makes_room_at_once(full: tuple[RunningDaemon, Clien
     assert [has(client, str(number)) for number in range(TABLE)].count(False) == 1
 
 
+def idle(daemon: RunningDaemon, seconds: str) -> None:
+    """The time from now on; a reload changes it."""
+    before = len(daemon.log.read_text())
+    file = Path(daemon.folder.name) / "pagetierd.toml"
+    file.write_text(f'[index]\nnamespace_idle = "{seconds}"\n')
+    daemon.signal(signal.SIGHUP)
+    assert eventually(lambda: f"namespace_idle = {seconds}" in daemon.log.read_text()[before:])
+
+
 def test_its_pages_leave_the_disk_and_are_not_back_after_a_restart() -> None:
-    arguments = ("--index-namespaces", "1", "--index-namespace-idle", "1s")
-    with DiskDaemon(16, "64MiB", *arguments) as daemon, Engine(daemon) as engine, daemon.client() as client:
+    daemon = DiskDaemon(16, "64MiB", "--index-namespaces", "1")
+    file = Path(daemon.folder.name) / "pagetierd.toml"
+    file.write_text("")
+    daemon._arguments += ["--config", str(file)]
+    with daemon, Engine(daemon) as engine, daemon.client() as client:
         engine.store_through(daemon, range(8))
         assert daemon.snapshot().tiers.disk.pages == 8
-        assert eventually(lambda: store(client, "new") == 2, 10)
-        assert engine.places(range(8)) == {"nowhere": 8}
+        idle(daemon, "1ms")
+        assert eventually(lambda: not daemon.snapshot().tiers.disk.pages, 20), daemon.told()
+        idle(daemon, "1d")
+        assert store(client, "new") == 2
         assert daemon.save().synced
         daemon.kill_worker()
-        assert eventually(lambda: bool(daemon.lines("2 pages, ")), 20), daemon.told()
+        daemon.wait_open(1)
         assert engine.places(range(8)) == {"nowhere": 8}
-        assert {space.digest for space in daemon.snapshot().namespaces} == {keys_of("new").namespace.digest.hex()}
-        assert SPACE.digest.hex() not in str(daemon.snapshot().namespaces)
+        (space,) = daemon.snapshot().namespaces
+        assert (space.digest, space.disk_pages) == (keys_of("new").namespace.digest.hex(), 2)
 
 
 @pytest.mark.parametrize("full", [DAY], indirect=True)
