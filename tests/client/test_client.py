@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -220,3 +221,44 @@ def test_two_clients_of_one_process_do_not_share_pins(daemon: RunningDaemon, cli
         into = np.zeros_like(pages)
         assert client.load(match, into) == 4
         assert np.array_equal(into, pages)
+
+
+def there(client: Client, keys: Keys) -> int:
+    with client.match(keys) as match:
+        return len(match)
+
+
+def test_a_namespace_is_flushed_and_no_other(client: Client) -> None:
+    ours, others = (namespace(salt=salt).keys(range(64)) for salt in ("ours", "others"))
+    for keys in (ours, others):
+        client.store(keys, [b"x"] * 4)
+    assert client.flush(ours.namespace)
+    assert (there(client, ours), there(client, others)) == (0, 4)
+    assert client.flush(ours.namespace), "nothing is left of it"
+    assert client.store(ours, [b"x"] * 4).stored == 4
+
+
+def test_a_flush_keeps_what_is_in_use_and_says_so(client: Client) -> None:
+    keys = some_keys(4)
+    client.store(keys, some_pages(4, 1))
+    with client.match(keys[:1]):
+        assert not client.flush(SPACE)
+        assert there(client, keys) == 1
+    assert client.flush(SPACE)
+    assert there(client, keys) == 0
+
+
+def test_a_flush_that_is_not_answered_holds_up_nobody(daemon: RunningDaemon, client: Client) -> None:
+    """It waits for a disk, so it says nothing about the daemon: stores go on to be asked for."""
+    keys = some_keys(4)
+    daemon.signal(signal.SIGSTOP)
+    assert not client.flush(SPACE, 0.05)
+    assert not client.flush(SPACE, 0.0)
+    daemon.signal(signal.SIGCONT)
+    assert client.store(keys, some_pages(4, 1), deadline=20.0).stored == 4
+    assert eventually(lambda: not client._member.requests._strays), "the keeper has read the answers"
+
+
+def test_without_a_daemon_nothing_is_flushed() -> None:
+    with Client("/nowhere/pagetier.sock") as client:
+        assert not client.flush(SPACE)
