@@ -28,6 +28,7 @@ help:
 	@echo "make sweep   death and standstill in each operation, at all points that it crosses (half an hour)"
 	@echo "make crash   engines, daemons and disk workers die at random for MINUTES=20, and a report in build/crash"
 	@echo "make soak    a long run, MINUTES=90: deaths and faults, what grows, what slows; a report in bench/results"
+	@echo "make soak CHURN=1  the same with one daemon that is never killed: what grows in a long life"
 	@echo "make load    56 engines on the cores that there are: who is refused, who starves"
 	@echo "make faults  each call of the disk worker fails in each way; segments and disks damaged; power lost (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
@@ -133,7 +134,7 @@ soak load: export PYTHONPATH := tests/crash:tests/support:bench
 soak load: export OPENBLAS_NUM_THREADS := 1
 soak: venv
 	@echo "== a long run"
-	@$(BIN)/python -m soak --minutes $(or $(MINUTES),90)
+	@$(BIN)/python -m soak --minutes $(or $(MINUTES),90) $(if $(CHURN),--churn)
 
 load: venv
 	@echo "== an engine in each slot"

@@ -20,6 +20,12 @@ _PAUSE_S: Final = 1.0  # as long as asyncio waits
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
+def because(error: OSError) -> str:
+    """Returns why a descriptor could not be had, and which limit is to be raised, to follow what failed."""
+    advice = ": see LimitNOFILE of the unit, or ulimit -n" if error.errno in _NO_DESCRIPTORS else ""
+    return f": {error.strerror}{advice}"
+
+
 class Accepting:
     """Lets in who comes, from the constructor to close(), which leaves alone who is there. On the loop's thread.
 
@@ -71,6 +77,5 @@ class Accepting:
         """Who waits keeps the socket readable: the loop would turn for nothing else."""
         self._loop.remove_reader(self._listening)
         self._again = self._loop.call_later(_PAUSE_S, self._listen)
-        advice = ": see LimitNOFILE of the unit, or ulimit -n" if error.errno in _NO_DESCRIPTORS else ""
-        line = "nobody can connect for a moment: %s%s"
-        self._complaints.tell(logging.WARNING, NOBODY, line, error.strerror, advice, extra=event("descriptors"))
+        line = "nobody can connect for a moment%s"
+        self._complaints.tell(logging.WARNING, NOBODY, line, because(error), extra=event("descriptors"))

@@ -223,16 +223,15 @@ class Connection(asyncio.Protocol):
             self._go_on_soon()
 
     def _greet(self, request: Attach | Observe) -> None:
-        connection = self._transport.get_extra_info("socket").dup()
-        with connection:
-            try:
+        try:
+            with self._transport.get_extra_info("socket").dup() as connection:
                 admission = self._admit(request, connection)
                 point("connection.admitted")
                 _answer(connection, admission)
                 point("connection.answered")
-            except OSError as error:
-                self._end(f"it can not be answered: {error.strerror}")
-                return
+        except OSError as error:
+            self._end(f"it can not be answered: {error.strerror}")
+            return
         if isinstance(admission.answer, Refusal):
             self._end(admission.answer.reason)
             return

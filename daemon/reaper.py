@@ -7,10 +7,11 @@ import logging
 import os
 from collections import Counter
 
-from ..shm._core import Owner
+from ..shm._core import Owner, ShmError
 from ..shm.logfmt import event
 from ..shm.points import point
 from ..shm.process import Process
+from .accepting import because
 from .ration import Ration
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,17 @@ class Reaper:
         self._loop.add_reader(pidfd, self._died, slot)
 
     def watch_adopted(self) -> None:
-        """Watches the processes that an earlier daemon's segments name."""
+        """Watches the processes that an earlier daemon's segments name.
+
+        Raises ShmError if it cannot look whether one lives: nothing of a living process may be reclaimed.
+        """
         for taker in self._owner.takers():
             try:
                 self.watch(taker["slot"], Process(taker["pid"], taker["started"]).watch())
             except ProcessLookupError:
                 self._reap_later(taker["slot"])
+            except OSError as error:
+                raise ShmError(f"cannot watch process {taker['pid']}{because(error)}") from error
 
     def release(self, slot: int) -> None:
         """The process of this slot has let go of everything: its slot is free at once, if it is not dead already."""

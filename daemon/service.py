@@ -113,11 +113,12 @@ class Service:
         process, token, name = peer.process, request.token % _U64, printable(request.name)
         if why := why_no_slot(self._owner.takers(), process, token, self.disk.slots_kept):
             return Refusal(why)
+        pidfd = os.dup(peer.pidfd)  # before there is a slot: without one nothing would ever free it
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
         point("service.attached")
         self._owner.keep_only(slot, request.holds)
         point("service.kept")
-        self._reaper.watch(slot, os.dup(peer.pidfd))
+        self._reaper.watch(slot, pidfd)
         point("service.watched")
         return self._welcome(slot)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+_UNSEEN = (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM)  # also of one that hidepid hides
 _STARTED_FIELD = 22 - 3  # of /proc/PID/stat, counted from the field behind the command's closing bracket
 
 
@@ -23,15 +24,23 @@ class Process(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process that has this pid now. Raises ProcessLookupError if there is none that we can see."""
+        """Returns the process that has this pid now.
+
+        Raises ProcessLookupError if this process can see none, OSError if it cannot look: that proves no death.
+        """
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()  # the command in it may be no text
         except OSError as error:
+            if error.errno not in _UNSEEN:
+                raise
             raise ProcessLookupError(f"no process {pid} can be seen from here") from error
         return cls(pid, int(stat.rpartition(b")")[2].split()[_STARTED_FIELD]))
 
     def watch(self) -> int:
-        """A descriptor that becomes readable when the process is gone. Raises ProcessLookupError if it is."""
+        """Returns a descriptor that becomes readable when the process is gone.
+
+        Raises ProcessLookupError if it is, OSError if this process cannot look.
+        """
         descriptor = self._opened()
         try:
             if Process.of(self.pid) != self or _readable(descriptor):

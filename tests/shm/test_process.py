@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,18 @@ def child() -> Iterator[int]:
 
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def descriptors_to_spare(spare: int) -> Iterator[None]:
+    """Limits this process to the descriptors that it has, and a few more, until the end of the block."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [number for number in range(4096) if not Path(f"/proc/self/fd/{number}").exists()]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[spare], limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def gone(descriptor: int) -> bool:
@@ -52,6 +66,16 @@ def test_a_process_is_itself_and_no_other(child: int) -> None:
     assert Process.of(child).pid == child
     assert Process.of(os.getpid()).lives()
     assert not Process(child, Process.of(child).started + 1).lives(), "the pid is another's by now"
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_process_that_cannot_be_looked_at_is_not_dead(child: int, spare: int) -> None:
+    """With one descriptor to spare there is a pidfd, and none is left to read the start time."""
+    living = Process.of(child)
+    with descriptors_to_spare(spare), pytest.raises(OSError, match="Too many open files") as caught:
+        living.watch()
+    assert not isinstance(caught.value, ProcessLookupError)
+    assert living.lives()
 
 
 @pytest.mark.parametrize("name", [b"a) b (c", b") 1 2 3", b"\xff\xfe\x80", "ünï".encode()[:-1], b"\n"], ids=repr)

@@ -35,8 +35,9 @@ _NOTHING: Final = Tally()
 @click.option("--minutes", type=float, default=90.0, help="How long it is measured, after it has got warm.")
 @click.option("--seed", type=int, default=None, help="Chance that can be had again.")
 @click.option("--report", type=click.Path(path_type=Path), default=Path("bench/results"), help="Folder of the report.")
+@click.option("--churn", is_flag=True, help="One daemon lives all the time, clients attach and detach quickly.")
 @click.option("--beside", default="", help="What else the machine did meanwhile, for the report.")
-def main(minutes: float, seed: int | None, report: Path, beside: str) -> None:
+def main(minutes: float, seed: int | None, report: Path, churn: bool, beside: str) -> None:
     """Engines, daemons and disk workers die for a long time, and nothing breaks, grows or slows."""
     logging.getLogger("pagetier.client").disabled = True
     chosen = secrets.randbits(32) if seed is None else seed
@@ -44,7 +45,8 @@ def main(minutes: float, seed: int | None, report: Path, beside: str) -> None:
     sweep()
     signal.signal(signal.SIGTERM, _leave)
     gc.freeze()
-    told = soak(Plan.of(60 * minutes, chosen), report, beside)
+    plan = Plan.of(60 * minutes, chosen)
+    told = soak(plan.churning() if churn else plan, report, beside)
     sys.exit(_FAILED if told.failed else 0)
 
 

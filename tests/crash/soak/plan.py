@@ -21,6 +21,7 @@ _PART_S: Final = 600.0
 _PARTS: Final = 9
 _LONG_S: Final = 600.0
 _NEAR: Final = 8.0
+_CHURN_S: Final = 0.3
 _PROMPTS_A_SECOND: Final = 3.0
 
 
@@ -54,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seconds: float, seed: int) -> Plan:
-        """A soak of that length. In a short one everything happens sooner, and less can be said."""
+        """Returns the plan of a soak of that length; in a short one everything happens sooner."""
         is_long = seconds >= _LONG_S
         return cls(
             seconds=seconds,
@@ -68,6 +69,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             warm=max(8.0, min(600.0, seconds / 4)),
             growth=(2 if is_long else 8) * MIB,
         )
+
+    def churning(self) -> Plan:
+        """Returns the plan with one daemon and one disk worker for all of it, and clients that come and go quickly."""
+        scene = msgspec.structs.replace(self.scene, daemon_death=0.0, worker_death=0.0, engine_death=_CHURN_S)
+        return msgspec.structs.replace(self, scene=scene)
 
 
 def _scene(seconds: float) -> Scene:

@@ -1,0 +1,60 @@
+"""A daemon that has too few descriptors: it serves nobody new, and declares nobody dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pagetier.daemon.exits import Exit
+from pagetier.daemon.options import Config
+from pagetier.daemon.peers import Peer
+from pagetier.daemon.service import Service
+from pagetier.daemon.slots import MOST_OF_PROCESS
+from pagetier.shm.process import Process
+from pagetier.shm.protocol import BUILD, Attach
+from pagetier.shm.segments import Wish, take
+from running import START_S, RunningDaemon
+from serving import SMALL
+from starting import fill, still_holds
+
+MISSING = 5  # descriptors, so that it can watch some processes and not all
+
+
+def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -> None:
+    """It ends, says why, and leaves slots and pages to the next daemon."""
+    with RunningDaemon("10MiB") as daemon, ExitStack() as stack:
+        fill(daemon)
+        clients = [stack.enter_context(daemon.client()) for _ in range(MOST_OF_PROCESS)]
+        assert len(daemon.slots()) == MOST_OF_PROCESS
+        assert daemon.process is not None
+        connections = MOST_OF_PROCESS
+        most = len(list(Path(f"/proc/{daemon.process.pid}/fd").iterdir())) - connections - MISSING
+        daemon.kill()
+        daemon._before = ["prlimit", f"--nofile={most}"]
+        assert daemon.launch().wait(START_S) == Exit.REFUSED, daemon.log.read_text()
+        told = daemon.log.read_text().splitlines()[-1]
+        assert f"cannot watch process {os.getpid()}: Too many open files: see LimitNOFILE" in told
+        daemon._before = []
+        daemon.start()
+        assert len(daemon.slots()) == MOST_OF_PROCESS
+        assert all(client.wait_attached(START_S) and still_holds(client) for client in clients)
+
+
+def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path: Path) -> None:
+    segments = take(Wish(name, SMALL, BUILD))
+    loop = asyncio.new_event_loop()
+    service = Service(segments, Config(socket=tmp_path / "socket"), loop)
+    try:
+        service.admit()
+        unwatchable = Peer(Process.of(os.getpid()), os.getuid(), frozenset(), pidfd=-1)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            service.attach(unwatchable, Attach(BUILD, 1, "test"))
+        assert segments.owner.takers() == []
+    finally:
+        service.close()
+        loop.close()
+        segments.remove()
