@@ -13,6 +13,7 @@ from disk_daemon import DiskDaemon
 from hostile.cost import Sampled
 from hostile.harm import NOBODY, harm
 from hostile.honest import Honest
+from hostile.wire import CROWD
 from pagetier.daemon.gate import MOST_SILENT
 from pagetier.daemon.ration import LINES
 from running import RunningDaemon, eventually
@@ -22,6 +23,7 @@ FRAME, FRAMES = 64 << 10, 1024
 ROUNDS = 30
 SERVED_S = 15.0  # on a machine that is crowded, too; who waits for longer than 10 s is refused
 ON_THEIR_WAY = 3 * 128  # connections that the loop has taken out of the queue, and not closed yet
+FEW = 512  # descriptors
 DESCRIPTORS, MEMORY = 2 * MOST_SILENT + ON_THEIR_WAY, 192 << 20  # of two users; each may say 2 MiB before it is known
 # of one kind and user a minute, where there are two kinds at most; the daemon's own lines; a run may cross a minute
 MOST_LINES = 4 * LINES + 20
@@ -64,6 +66,24 @@ def test_nonsense(daemon: RunningDaemon) -> None:
 def test_connections_without_end(daemon: RunningDaemon) -> None:
     """A user's own connections may wait for each other, so the honest one is attached already."""
     expect_served(daemon, "silent", "turned_away")
+
+
+def test_ten_thousand_connections_to_a_daemon_with_few_descriptors() -> None:
+    """An attached engine is served all the time, one that comes later attaches, and nothing stays open."""
+    with RunningDaemon(str(FRAMES * FRAME), str(FRAME), before=["prlimit", f"--nofile={FEW}"]) as daemon:
+        with Honest(daemon.socket, FRAME) as honest, Sampled(_pid(daemon)) as sampled, ExitStack() as stack:
+            assert honest.wait_for(3)
+            for _ in range(10_000 // CROWD):
+                stack.enter_context(harm("wire", "crowd", daemon.socket))
+            assert honest.wait_for(ROUNDS), honest.served
+            with daemon.client() as late:
+                assert late.attached
+        assert (honest.served.wrong, honest.served.refused) == (0, 0), honest.served
+        assert honest.served.worst_s < SERVED_S, honest.served
+        assert sampled.most.descriptors < FEW
+        assert sampled.most.anon - sampled.first.anon < MEMORY
+        assert len(daemon.log.read_text().splitlines()) < MOST_LINES
+        assert eventually(lambda: Sampled(_pid(daemon)).first.descriptors <= sampled.first.descriptors, 20)
 
 
 def test_greetings_that_never_end(daemon: RunningDaemon) -> None:

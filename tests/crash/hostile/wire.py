@@ -37,6 +37,7 @@ from pagetier.shm.protocol import (
 _SEED: Final = 20261121
 _PAUSE_S: Final = 0.001
 _MANY: Final = 4000
+CROWD: Final = 2000
 _WALKERS: Final = 100
 
 
@@ -120,6 +121,19 @@ def silent(path: Path) -> None:
             begun()
         if len(peers) >= _MANY:
             peers.pop(0).close()
+
+
+def crowd(path: Path) -> None:
+    """Opens 2,000 connections and keeps them: silent, half a greeting, a whole one, and a length of 4 GiB."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, CROWD + 100), hard))
+    greetings = (b"", pack(Attach(BUILD, 1, "crowd"))[:-1], pack(Observe(BUILD)), bytes([255] * 4))
+    peers = list[socket.socket]()
+    for number in range(CROWD):
+        peers.append(connected(path))
+        say(peers[-1], greetings[number % len(greetings)])
+    begun()
+    signal.pause()
 
 
 def hoarding(path: Path) -> None:
@@ -237,6 +251,7 @@ ACTS: Final[dict[str, Callable[[Path], None]]] = {
     "huge": repeated(huge),
     "rights": repeated(rights),
     "silent": silent,
+    "crowd": crowd,
     "hoarding": hoarding,
     "stuffing": stuffing,
     "asking": asking,
