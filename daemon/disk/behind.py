@@ -74,7 +74,7 @@ class Behind:
         self._frame_bytes = header["frame_bytes"]
         self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header["frames"] // SMALLEST_PART))
         self._ahead = max(1, int(header["frames"] * options.ahead))
-        self._offset = time.time_ns() - time.monotonic_ns()
+        self._offset = 0  # from ticks to stamps
         self._ready = False
         self._syncing = False
         self._unsynced = False
@@ -104,11 +104,13 @@ class Behind:
         """Whether there is a worker that takes orders."""
         return self._ready
 
-    def begin(self, drops: bytes) -> int:
+    def begin(self, drops: bytes, newest: int = 0) -> int:
         """The worker is ready for orders. What was to leave the disk when the last one died still has to.
 
         drops: keys that leave it first of all; the order by which the last of them goes, 0 where there are none.
+        newest: the latest stamp on the disk.
         """
+        self._offset = self._offset or _offset(newest)
         self._owner.disk_drop(self._lost_drops)
         self._lost_drops = b""
         self._ready = True
@@ -303,6 +305,15 @@ class Behind:
         pages, _, spared = self._owner.unwritten()
         if not pages and not spared:
             self._writes.forget()
+
+
+def _offset(newest: int) -> int:
+    """Returns what turns ticks into stamps, which order pages on disk beyond a restart of the host.
+
+    What is written later is stamped later, also where the host's clock was set back or is wrong until it has a network:
+    else the newest pages would be the first to leave the disk.
+    """
+    return max(time.time_ns(), newest) - time.monotonic_ns()
 
 
 def _space(told: dict[str, object]) -> Space:

@@ -20,6 +20,7 @@ from ..labels import printable
 log = logging.getLogger("pagetierd.disk")
 
 _AT_ONCE: Final = 10_000
+_LATEST: Final = 1 << 62  # nanoseconds, in the year 2116
 _NO_SPACE: Final = 0xFFFFFFFF
 
 
@@ -47,6 +48,12 @@ class Contents:
 
     def __len__(self) -> int:
         return sum(map(len, self._sizes)) // 8
+
+    @property
+    def newest(self) -> int:
+        """The latest stamp that a clock can have shown, 0 if there is none; damaged pages may have any."""
+        stamps = np.frombuffer(b"".join(self._stamps), dtype="<u8")
+        return int(stamps.max(initial=0, where=stamps < _LATEST))
 
     async def tell(self, flushed: Callable[[bytes], bool]) -> bytes:
         """Tells the index all of it but namespaces that were flushed, also meanwhile; the keys of all their pages.

@@ -296,7 +296,7 @@ class Disk:
         contents, self._contents = self._contents, Contents(self._owner)
         drops = await contents.tell(self._flushes.among)
         point("disk.known")
-        self._flushes.again(self._behind.begin(drops))
+        self._flushes.again(self._behind.begin(drops, contents.newest))
         point("disk.begun")
         self._bulletin.note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()

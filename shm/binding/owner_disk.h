@@ -136,11 +136,12 @@ static PyObject *owner_frames_ahead(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(pt_frames_ahead(&self->shared, enough));
 }
 
-static void describe_ordered(const pt_view *v, const uint32_t *entries, uint32_t count, char *fields[7])
+/* Clients may write ticks at any moment, so what goes out is checked when it is read and not before. */
+static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now, char *fields[7])
 {
     for (uint32_t i = 0; i < count; i++) {
-        const pt_entry *e = &v->entries[entries[i]];
-        uint64_t tick = atomic_load_explicit(&v->locks[entries[i]].tick, memory_order_relaxed);
+        const pt_entry *e = &o->view.entries[entries[i]];
+        uint64_t tick = pt_true_tick(o, entries[i], now);
         memcpy(fields[0] + 4 * i, &entries[i], 4);
         memcpy(fields[1] + 8 * i, &e->serial, 8);
         memcpy(fields[2] + PT_KEY_BYTES * i, e->key, PT_KEY_BYTES);
@@ -151,7 +152,7 @@ static void describe_ordered(const pt_view *v, const uint32_t *entries, uint32_t
     }
 }
 
-static PyObject *pack_ordered(const pt_view *v, const uint32_t *entries, uint32_t count)
+static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now)
 {
     static const Py_ssize_t widths[7] = {4, 8, PT_KEY_BYTES, 8, 4, 8, 4};
     char *fields[7];
@@ -166,7 +167,7 @@ static PyObject *pack_ordered(const pt_view *v, const uint32_t *entries, uint32_
         PyTuple_SetItem(tuple, i, bytes);
     }
     if (tuple)
-        describe_ordered(v, entries, count, fields);
+        describe_ordered(o, entries, count, now, fields);
     return tuple;
 }
 
@@ -180,8 +181,9 @@ static PyObject *owner_order_writes(Owner *self, PyObject *args)
     uint32_t *entries = malloc((size_t)limit * sizeof *entries + 1);
     if (!entries)
         return PyErr_NoMemory();
-    uint32_t count = pt_order_writes(&self->shared, frames, limit, pt_now_ns(), entries);
-    PyObject *packed = pack_ordered(&self->shared.view, entries, count);
+    uint64_t now = pt_now_ns();
+    uint32_t count = pt_order_writes(&self->shared, frames, limit, now, entries);
+    PyObject *packed = pack_ordered(&self->shared, entries, count, now);
     free(entries);
     return packed;
 }

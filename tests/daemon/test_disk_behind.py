@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -15,22 +17,28 @@ from pagetier.daemon.options import Disk
 from pagetier.shm._core import Owner, Session
 from pagetier.tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
 
+YEAR_NS = 366 * 86_400 * 10**9
 FULL = "the file system is full"
 
 
 class Scene:
     """Writing behind, whose worker is the test."""
 
-    def __init__(self, owner: Owner, session: Session) -> None:
+    def __init__(self, owner: Owner, session: Session, newest: int) -> None:
         self.owner, self._session = owner, session
         self._orders: list[Order] = []
         self.behind = Behind(owner, Disk(size=1 << 30, write="through"), Budget(0), self._orders.append)
         owner.disk_open(1000, RULES["through"])
-        self.behind.begin(b"")
+        self.behind.begin(b"", newest)
 
     def store(self, *numbers: int) -> None:
         store(self.owner, self._session, list(numbers))
         self.owner.settle()
+
+    def stamps(self) -> list[int]:
+        """Of all pages that are ordered."""
+        self.behind.tidy()
+        return [stamp for order in self._orders if isinstance(order, Write) for stamp in array("Q", order.stamps)]
 
     def write(self, result: Stored, reason: str = "") -> None:
         """All that is ordered ends so."""
@@ -49,12 +57,18 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def newest() -> int:
+    """The latest stamp on the disk."""
+    return 0
+
+
+@pytest.fixture
+def scene(newest: int) -> Iterator[Scene]:
     memory = Memory(GEOMETRY)
     owner = memory.adopted()
     slot = attach(owner, 1)
     session = memory.session(slot)
-    yield Scene(owner, session)
+    yield Scene(owner, session, newest)
     session.retire()
     owner.reap(slot)
     assert owner.check_integrity() == []
@@ -121,3 +135,19 @@ def test_a_worker_that_is_gone_has_another_trouble(scene: Scene) -> None:
     scene.owner.disk_close()
     scene.behind.lost()
     assert (scene.behind.trouble, scene.behind.refusal) == ("", FULL)
+
+
+@pytest.mark.parametrize(
+    "newest", [0, time.time_ns() + 3 * YEAR_NS], ids=["empty", "written before the clock was set back"]
+)
+def test_what_is_written_later_is_stamped_later(scene: Scene, newest: int) -> None:
+    began = max(time.time_ns(), newest)
+    scene.store(1, 2)
+    assert len(scene.stamps()) == 2
+    assert all(began <= stamp < began + YEAR_NS for stamp in scene.stamps())
+    before = scene.stamps()
+    scene.behind.lost()
+    scene.owner.disk_close()
+    scene.owner.disk_open(1000, RULES["through"])
+    scene.behind.begin(b"", max(before) + YEAR_NS)
+    assert sorted(scene.stamps()[2:]) == sorted(before), "one daemon has one offset"

@@ -86,6 +86,14 @@ def test_the_oldest_leave_first_whatever_the_order_they_come_in(owner: Owner) ->
     assert max(ages[key] for key in gone) < min(age for key, age in ages.items() if key not in gone)
 
 
+@pytest.mark.parametrize(("stamps", "newest"), [([3, 9, 5], 9), ([3, 2**64 - 1, 5], 5)], ids=["sound", "damaged"])
+def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(owner: Owner, stamps: list[int], newest: int) -> None:
+    collected = Contents(owner)
+    assert collected.newest == 0
+    collected.add(holds([1, 2, 3], stamps))
+    assert collected.newest == newest
+
+
 def test_where_the_index_is_full_the_warmest_stay(owner: Owner) -> None:
     numbers = list(range(3 * GEOMETRY.entries))
     owner.disk_open(10_000, THROUGH)

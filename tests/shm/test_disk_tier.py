@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+
+import numpy as np
 import pytest
 
 from disk_place import (
@@ -26,8 +29,11 @@ from disk_place import (
     u32,
     u64,
 )
+from dying import kill, spawn
 from memory import DAY_NS
 from pagetier.shm._core import Observer, Pins
+
+AT_LOCKS, TICK, FAR = 2 * 4096, 2, 2**64 - 1  # where lock words begin, which word the tick is, a tick of no clock
 
 
 def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
@@ -67,6 +73,27 @@ def test_orders_name_the_pages_as_they_are(disk: Place) -> None:
     pins.release()
     assert disk.owner.order_writes(100, 100) == (b"",) * 7
     assert disk.owner.flush(-1, MEMORY | DISK) == (0, 2) and disk.owner.evict(8, 100) == 0
+
+
+def test_orders_name_no_tick_that_a_client_made_up(disk: Place) -> None:
+    """Another process writes ticks of the far future all the time, also while pages are being ordered."""
+    for name in "abcdefgh":
+        disk.store(name)
+
+    def scribble() -> None:
+        segment = mmap.mmap(disk.memory.descriptors[1], 0)
+        ticks = np.frombuffer(segment, np.uint64, 4 * GEOMETRY.entries, AT_LOCKS).reshape(-1, 4)[:, TICK]
+        while True:
+            ticks[:] = FAR
+
+    scribbler = spawn(scribble)
+    try:
+        for _ in range(3000):
+            entries, *_, ticks, _ = disk.owner.order_writes(100, 100)
+            assert max(ints(ticks, 8)) < FAR
+            disk.owner.end_orders(entries, bytes([AGAIN]) * (len(entries) // 4))
+    finally:
+        kill(scribbler)
 
 
 def test_orders_keep_to_their_limits(disk: Place) -> None:
