@@ -1,4 +1,4 @@
-"""gate.c as a library, and the environment of processes whose workers it is to watch."""
+"""gate.c and others as libraries, and the environment of processes whose workers it is to watch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _BUILD: Final = _HERE.parent / "build"
 _FLAGS: Final = ("-shared", "-fPIC", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
-def library() -> Path:
-    """Made if its source has changed."""
-    source = _HERE / "gate.c"
+def library(source: Path = _HERE / "gate.c") -> Path:
+    """Returns a library to be preloaded, which is made if its source has changed."""
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    place = _BUILD / f"gate-{digest}.so"
+    place = _BUILD / f"{source.stem}-{digest}.so"
     _BUILD.mkdir(exist_ok=True)
     with (_BUILD / "gate.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

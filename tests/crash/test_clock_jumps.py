@@ -1,0 +1,78 @@
+"""The wall clock of daemon, disk worker and engines jumps while they work: time passes by the monotonic clock alone."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from pagetier.shm.protocol import Save, Saved
+from running import RunningDaemon, eventually, namespace
+from trials.clock import Clock
+from trials.company import Company
+from trials.engine import PAGE
+from with_disk import is_open, worker_of
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler here")
+DAY_S = 86_400.0
+YEAR_S = 366 * DAY_S
+JUMPS = (3600.0, -3600.0, 10 * YEAR_S, -20 * YEAR_S, 0.5, -56 * YEAR_S, 0.0)
+LATE_S = 4.0  # an engine's patience is 5 s, and what it waits for that long is refused
+EXPIRY_S = 60
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    return Clock(tmp_path / "clock")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, clock: Clock) -> Iterator[RunningDaemon]:
+    flags = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB", "--disk-write", "through")
+    with RunningDaemon("4MiB", "64KiB", *flags, f"--store-expiry={EXPIRY_S}s", before=clock.before) as daemon:
+        assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
+        yield daemon
+
+
+def syncs(daemon: RunningDaemon) -> bool:
+    """Whether all that is in memory comes to be on disk."""
+
+    def synced() -> bool:
+        with daemon._looking() as (link, _):
+            saved = link.ask(Save(1), 20)
+        return isinstance(saved, Saved) and saved.synced
+
+    return eventually(synced, 20)
+
+
+def notices(daemon: RunningDaemon, jump: float) -> bool:
+    """Whether the daemon's own clock has jumped, by a line that it is asked to log."""
+    year = datetime.fromtimestamp(time.time() + jump, UTC).year
+    lines = len(daemon.log.read_text().splitlines())
+    daemon.signal(signal.SIGHUP)
+    return eventually(
+        lambda: any(line.startswith(f"ts={year}") for line in daemon.log.read_text().splitlines()[lines:])
+    )
+
+
+def test_nothing_waits_expires_or_is_lost(daemon: RunningDaemon, clock: Clock) -> None:
+    worker = worker_of(daemon)
+    with Company(daemon, clock.variables) as company, daemon.client() as client:
+        reservation = client.reserve(namespace(salt="slow").keys(range(16)), PAGE)
+        company.hire(1)
+        company.hire(2)
+        for jump in JUMPS:
+            clock.jump(jump)
+            assert notices(daemon, jump), daemon.log.read_text()
+            company.work(rounds=15)
+            assert syncs(daemon), daemon.log.read_text()
+        reservation.write(0, bytes(PAGE))
+        assert reservation.publish().stored == 1, "a reservation expired early"
+        served = company.leave()
+    assert all((one.wrong, one.missed) == (0, 0) and one.worst_s < LATE_S for one in served), served
+    assert worker_of(daemon) == worker, daemon.log.read_text()

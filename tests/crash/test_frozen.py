@@ -1,0 +1,65 @@
+"""Daemon, disk worker and engines stand still together under load, and go on: a host or a container that was frozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from running import RunningDaemon, eventually
+from trials.company import Company
+from with_disk import is_open, worker_of
+
+FROZEN_S = float(os.environ.get("FROZEN", "3"))  # FROZEN=60: as long as a live migration may take
+EXPIRY_S = 1.0  # shorter than that, so that whatever is told by time is told wrongly if it can be
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
+    flags = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB", "--disk-write", "through")
+    with RunningDaemon("4MiB", "64KiB", *flags, f"--store-expiry={EXPIRY_S}s", "--store-quarantine=50ms") as daemon:
+        assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
+        yield daemon
+
+
+@contextmanager
+def frozen(pids: list[int], waking: list[int]) -> Iterator[None]:
+    """These processes stand still in the block, and go on one after the other, in the order of `waking`."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in waking:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("first", ["daemon", "worker", "engines"])
+def test_all_stand_still_and_go_on(daemon: RunningDaemon, first: str) -> None:
+    assert daemon.process is not None
+    with Company(daemon) as company:
+        for seed in range(3):
+            company.hire(seed)
+        company.work(rounds=10)
+        groups = {
+            "daemon": [daemon.process.pid],
+            "worker": [worker_of(daemon)],
+            "engines": [member.process.pid for member in company.members],
+        }
+        everybody = [pid for group in groups.values() for pid in group]
+        waking = groups.pop(first) + [pid for group in groups.values() for pid in group]
+        with frozen(everybody, waking):
+            time.sleep(FROZEN_S)
+        company.work(rounds=20)
+        served = company.leave()
+    assert all((one.wrong, one.missed) == (0, 0) for one in served), served
+    assert max(one.worst_s for one in served) < FROZEN_S + 6
+    log, header = daemon.log.read_text(), daemon.header()
+    assert header["deaths"] == 0 and "process_died" not in log and "disk_down" not in log, log
+    assert header["disk_lost"] == 0, header

@@ -1,0 +1,89 @@
+"""Engines beside a daemon, and what each of them was served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from running import RunningDaemon, eventually
+
+from .engine import Served
+
+_FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "support")]
+_WORKS_S: Final = 60.0
+
+
+class Member:
+    """One engine. before: a command that runs it."""
+
+    def __init__(self, daemon: RunningDaemon, seed: int, before: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.told = Path(daemon.folder.name) / f"engine-{seed}"
+        command = [*before, sys.executable, "-m", "trials.engine", str(daemon.socket), str(seed)]
+        environ = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(_FOLDERS)}
+        with self.told.open("wb") as told:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=told, env=environ)
+
+    @property
+    def served(self) -> Served:
+        """Until now."""
+        for line in reversed(self.told.read_bytes().splitlines(keepends=True)):
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode(line, type=Served)
+        return Served()
+
+    def wait_for(self, rounds: int, seconds: float = _WORKS_S) -> bool:
+        """Until it has done so many more rounds."""
+        wanted = self.served.rounds + rounds
+        return eventually(lambda: self.served.rounds >= wanted, seconds)
+
+    def leave(self) -> Served:
+        """Has it end by itself; raises AssertionError if it did not end well."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(_WORKS_S) == 0, self.told.read_text()
+        return self.served
+
+
+class Company:
+    """As a context manager it leaves no engine behind."""
+
+    def __init__(self, daemon: RunningDaemon, variables: Mapping[str, str] | None = None) -> None:
+        self._daemon = daemon
+        self._variables = variables or {}
+        self.members: list[Member] = []
+
+    def hire(self, seed: int, before: Sequence[str] = ()) -> Member:
+        """Starts one more engine, and waits until it has done some rounds."""
+        self.members.append(Member(self._daemon, seed, before, self._variables))
+        assert self.members[-1].wait_for(2), self.members[-1].told.read_text()
+        return self.members[-1]
+
+    def work(self, rounds: int = 20) -> None:
+        """Waits until each engine has done so many more rounds."""
+        for member in self.members:
+            assert member.wait_for(rounds), f"{member.told.read_text()[-2000:]}\n{self._daemon.log.read_text()}"
+
+    def leave(self) -> list[Served]:
+        """Has all end; what they were served."""
+        return [member.leave() for member in self.members]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            member.process.kill()
+            member.process.wait()
+            if member.process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    member.process.stdin.close()

@@ -1,0 +1,99 @@
+"""An engine that stores prompts and loads them again: `python -m trials.engine SOCKET SEED`, until its input ends.
+
+It writes a line of JSON after each request, so that what it has done outlives it.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from oracle.contents import content, wrong
+from pagetier.client import Client, Keys
+from running import namespace
+
+PAGES: Final = 4
+PAGE: Final = 64 << 10
+PROMPTS: Final = 24
+_DEADLINE_S: Final = 5.0
+_REST_S: Final = 0.005
+
+
+class Served(msgspec.Struct):
+    """What it was given so far.
+
+    missed: pages that it had been told are stored, and that were neither in memory nor on disk. wrong: pages with
+    other bytes. worst_s: the longest that one request took.
+    """
+
+    rounds: int = 0
+    stored: int = 0
+    refused: int = 0
+    loaded: int = 0
+    missed: int = 0
+    wrong: int = 0
+    worst_s: float = 0.0
+    reason: str = ""
+
+
+class Engine:
+    """It asks for prompts in an order that follows from the seed."""
+
+    def __init__(self, socket: Path, seed: int) -> None:
+        self.served = Served()
+        self._client = Client(socket, name=f"engine {seed}", deadline=_DEADLINE_S)
+        self._chance = random.Random(seed)
+        self._seed = seed
+        self._stored: set[bytes] = set()
+
+    def request(self) -> None:
+        """One prompt: what is cached is loaded, what is not is stored."""
+        began = time.monotonic()
+        number = self._chance.randrange(PROMPTS)
+        keys = namespace(salt=f"{self._seed} {number}").keys(range(16 * PAGES))
+        self._look(keys)
+        self._store(keys)
+        self.served.rounds += 1
+        self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
+
+    def close(self) -> None:
+        """Says goodbye."""
+        self._client.close()
+
+    def _look(self, keys: Keys) -> None:
+        with self._client.match(keys) as match:
+            self.served.missed += sum(key in self._stored for key in list(keys)[match.reach :])
+            self._stored.difference_update(list(keys)[match.reach :])
+            into = np.zeros((PAGES, PAGE), np.uint8)
+            done = self._client.load(match, into) if match.reach else 0
+        self.served.loaded += done
+        self.served.wrong += sum(wrong(into[page], keys[page], self._seed) is not None for page in range(done))
+
+    def _store(self, keys: Keys) -> None:
+        result = self._client.store(keys, [content(key, self._seed, PAGE) for key in keys])
+        self.served.stored += result.stored
+        self.served.refused += result.refused
+        self.served.reason = result.reason or self.served.reason
+        if result.stored + result.present == PAGES:
+            self._stored.update(keys)
+
+
+def main() -> None:
+    """Works until standard input ends."""
+    engine = Engine(Path(sys.argv[1]), int(sys.argv[2]))
+    while not select.select([sys.stdin], [], [], _REST_S)[0]:
+        engine.request()
+        sys.stdout.buffer.write(msgspec.json.encode(engine.served) + b"\n")
+        sys.stdout.buffer.flush()
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
