@@ -60,6 +60,6 @@ def test_all_stand_still_and_go_on(daemon: RunningDaemon, first: str) -> None:
         served = company.leave()
     assert all((one.wrong, one.missed) == (0, 0) for one in served), served
     assert max(one.worst_s for one in served) < FROZEN_S + 6
-    log, header = daemon.log.read_text(), daemon.header()
-    assert header["deaths"] == 0 and "process_died" not in log and "disk_down" not in log, log
-    assert header["disk_lost"] == 0, header
+    log = daemon.log.read_text()
+    assert "process_died" not in log and "disk_down" not in log, log
+    assert daemon.header()["disk_lost"] == 0
