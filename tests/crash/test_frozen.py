@@ -58,7 +58,7 @@ def test_all_stand_still_and_go_on(daemon: RunningDaemon, first: str) -> None:
             time.sleep(FROZEN_S)
         company.work(rounds=20)
         served = company.leave()
-    assert all((one.wrong, one.missed) == (0, 0) for one in served), served
+    assert all((one.wrong, one.missed) == (0, 0) for one in served), (served, daemon.header(), daemon.log.read_text())
     assert max(one.worst_s for one in served) < FROZEN_S + 6
     log = daemon.log.read_text()
     assert "process_died" not in log and "disk_down" not in log, log

@@ -52,7 +52,8 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 _READ_ONLY = (
-    "; a service may write to its own folder below /var/lib alone: `systemctl edit` it, [Service] ReadWritePaths="
+    "; if the kernel made it read-only after errors (dmesg), repair and mount it again; a service may write to its own"
+    " folder below /var/lib alone: `systemctl edit` it, [Service] ReadWritePaths="
 )
 
 
