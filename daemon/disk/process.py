@@ -90,6 +90,8 @@ class WorkerProcess:
         code = self._child.returncode
         if self._why:
             return self._why
+        if code == -signal.SIGKILL:
+            return "was killed by signal 9, perhaps for want of memory: see dmesg"
         if code == -signal.SIGBUS:
             return "was killed by SIGBUS: its file system is full, or a file of its was cut short or could not be read"
         return f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"

@@ -1,4 +1,4 @@
-"""The kernel makes a disk read-only under a running tier, as it does after errors, and an administrator mounts it again.
+"""The kernel makes a disk read-only under a running tier, as it does after errors; then it is mounted again.
 
 Engines go on meanwhile, and what was on the disk is there afterwards.
 """

@@ -44,6 +44,20 @@ class Member:
         wanted = self.served.rounds + rounds
         return eventually(lambda: self.served.rounds >= wanted, seconds)
 
+    def bury(self) -> int:
+        """Waits until something has ended it; its exit code."""
+        code = self.process.wait(_WORKS_S)
+        self.end()
+        return code
+
+    def end(self) -> None:
+        """Kills it, if it lives."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+
     def leave(self) -> Served:
         """Has it end by itself; raises AssertionError if it did not end well."""
         assert self.process.stdin is not None
@@ -82,8 +96,4 @@ class Company:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for member in self.members:
-            member.process.kill()
-            member.process.wait()
-            if member.process.stdin is not None:
-                with suppress(BrokenPipeError):
-                    member.process.stdin.close()
+            member.end()

@@ -1,0 +1,70 @@
+"""The kernel kills one of a company for want of memory in its control group: the others go on, and nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from limited import Group, limited
+from running import RunningDaemon, eventually
+from trials.company import Company
+from with_disk import is_open, until_written, worker_of
+
+LIMIT = 640 << 20
+KILLED_S = 30.0
+
+
+@contextmanager
+def hog(group: Group) -> Iterator[None]:
+    """Takes all of the group's memory, until the end of the block."""
+    command = [*group.before, sys.executable, str(Path(__file__).parent / "trials" / "hog.py")]
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def prefer(pid: int) -> None:
+    """The kernel kills this process first."""
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
+@pytest.mark.parametrize("victim", ["daemon", "worker", "engine"])
+def test_one_is_killed_for_want_of_memory(tmp_path: Path, victim: str) -> None:
+    flags = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB", "--disk-write", "through")
+    with (
+        limited(LIMIT) as group,
+        RunningDaemon("16MiB", "64KiB", *flags, before=group.before) as daemon,
+        Company(daemon) as company,
+    ):
+        assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
+        for seed in range(2):
+            company.hire(seed, before=group.before)
+        company.work(rounds=20)
+        assert daemon.process is not None
+        pids = {"daemon": daemon.process.pid, "worker": worker_of(daemon), "engine": company.members[0].process.pid}
+        prefer(pids[victim])
+        with hog(group):
+            assert eventually(lambda: group.kills > 0, KILLED_S)
+        if victim == "daemon":
+            assert daemon.wait() == -9
+            daemon.start()
+        if victim == "engine":
+            assert company.members.pop(0).bury() == -9
+            assert eventually(lambda: f"process {pids['engine']} (engine 0) is gone" in daemon.log.read_text())
+        if victim == "worker":
+            assert eventually(
+                lambda: "killed by signal 9, perhaps for want of memory: see dmesg" in daemon.log.read_text()
+            )
+        assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
+        company.work(rounds=20)
+        served = company.leave()
+        assert all((one.wrong, one.missed) == (0, 0) for one in served), (served, daemon.log.read_text())
+        until_written(daemon)
+        assert group.kills == 1

@@ -1,0 +1,19 @@
+"""Takes memory until its control group has none left: `python -m trials.hog`, killed when something else was."""
+
+from __future__ import annotations
+
+import time
+
+_PIECE = 1 << 20
+
+
+def main() -> None:
+    """Never ends by itself."""
+    taken = []
+    while True:
+        taken.append(b"x" * _PIECE)
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main()
