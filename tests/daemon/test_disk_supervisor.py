@@ -103,7 +103,10 @@ def test_twenty_dead_workers_leave_nothing_behind(
 
     watcher = supervised(segments, test, tmp_path)
     gc.collect()
-    assert set(watcher.deaths) <= {"its worker ended with exit code 3", "its worker was killed by signal 9, perhaps for want of memory: see dmesg"}
+    assert set(watcher.deaths) <= {
+        "its worker ended with exit code 3",
+        "its worker was killed by signal 9, perhaps for want of memory: see dmesg",
+    }
     assert watcher.failures == []
     assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
     assert segments.owner.takers() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Final
@@ -12,6 +13,7 @@ import msgspec
 from .engine import Post, lone
 from .family import Child, Family
 from .ranks import RANKS, rank, scheduler
+from .spawned import Job, become
 
 LONE_ENGINES: Final = 3
 ENGINES_OF_RANKS: Final = 2
@@ -43,7 +45,7 @@ class Crew:
 
     def _lone(self, number: int) -> list[Child]:
         chance, post = self._rng.getrandbits(32), self._at(number)
-        return [self._family.fork("engine", lambda: lone(post, chance), number)]
+        return [self._start(Job("engine", post, chance), lambda: lone(post, chance))]
 
     def _with_ranks(self, number: int) -> list[Child]:
         """Each end of each pipe is open in one process alone, so that a death is heard of."""
@@ -66,7 +68,7 @@ class Crew:
                 pipe.close()
             scheduler(post, chance, ours)
 
-        return self._family.fork("scheduler", live, seat)
+        return self._start(Job("scheduler", post, chance, pipes=tuple(pipe.fileno() for pipe in ours)), live)
 
     def _rank(self, seat: int, index: int, theirs: list[Connection]) -> Child:
         chance, post = self._rng.getrandbits(32), self._at(seat)
@@ -77,7 +79,12 @@ class Crew:
                     pipe.close()
             rank(post, chance, index, theirs[index])
 
-        return self._family.fork("rank", live, seat)
+        return self._start(Job("rank", post, chance, index, (theirs[index].fileno(),)), live)
+
+    def _start(self, job: Job, forked: Callable[[], object]) -> Child:
+        """A process that does the job, by exec or as a fork does it."""
+        action = (lambda: become(job)) if job.post.scene.spawned else forked
+        return self._family.fork(job.role, action, job.post.seat)
 
     def _at(self, seat: int) -> Post:
         self._post.seats.beat(seat)

@@ -120,15 +120,19 @@ class Family:
     def _live(self, parent: int, role: str, action: Callable[[], object]) -> NoReturn:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        code = 1
-        try:
-            if os.getppid() == parent:
-                action()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - whatever it is, it is written down and ends the process
-            (self._folder / f"{role}-{os.getpid()}.traceback").write_text(traceback.format_exc())
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
+        live(self._folder, role, action if os.getppid() == parent else lambda: None)
+
+
+def live(folder: Path, role: str, action: Callable[[], object]) -> NoReturn:
+    """Does this and ends the process: 0, or 1 where it raises, and then it writes down why."""
+    code = 1
+    try:
+        action()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - whatever it is, it is written down and ends the process
+        (folder / f"{role}-{os.getpid()}.traceback").write_text(traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        os._exit(code)

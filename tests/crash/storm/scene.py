@@ -38,7 +38,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: as many different ones come up in the course of a round. roomy: nothing is ever evicted, so nothing may be
     lost. disk: bytes, 0: none. warm: no daemon and no disk worker dies before so many pages were written to disk, and
-    one was read where that can be. pause: of engines, in seconds between two requests at most.
+    one was read where that can be. pause: of engines, in seconds between two requests at most. spawned: engines'
+    processes begin by exec, not by fork.
     expiry: of reservations, in seconds. hangs: a process that did nothing for so many seconds hangs. late: a slot of
     the dead that is taken for so many is a violation: DESIGN says one, the rest is what a machine may take on which a
     hundred processes want two cores.
@@ -59,6 +60,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     expiry: float = EXPIRY_S
     hangs: float = 15.0
     late: float = 5.0
+    spawned: bool = False
 
     def flags(self, disk: Path) -> list[str]:
         """Of the daemon."""
@@ -84,8 +86,18 @@ _ROOMY_DISK: Final = Scene(
     warm=200,
     pause=0.02,
 )
+_SPAWNED: Final = Scene(
+    name="roomy, spawned",
+    arena=512 * MIB,
+    prompts=400,
+    roomy=True,
+    engine_death=2.0,  # an interpreter is there after half a second, and after some where nine of them start
+    daemon_death=1.6,
+    spawned=True,
+)
 SCENES: Final = (
     Scene(name="roomy", arena=512 * MIB, prompts=1500, roomy=True),
+    _SPAWNED,
     Scene(name="tight", arena=8 * MIB, prompts=1500, roomy=False),
     _ROOMY_DISK,
     msgspec.structs.replace(

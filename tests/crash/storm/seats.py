@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from typing import Final
 
@@ -15,11 +16,19 @@ _FIELDS: Final = 3
 
 
 class Seats:
-    """Anonymous memory that forked processes share: a line for each seat, written by whoever has the seat."""
+    """Memory that processes share: a line for each seat, written by whoever has the seat.
 
-    def __init__(self, seats: int) -> None:
-        self._memory = mmap.mmap(-1, seats * _FIELDS * 8)
+    A forked process has it; one that was started by exec has it, too, if it inherited `file`, a descriptor.
+    """
+
+    def __init__(self, seats: int, file: int = -1) -> None:
+        self.file = os.memfd_create("pagetier-storm-seats") if file < 0 else file
+        os.truncate(self.file, seats * _FIELDS * 8)
+        self._memory = mmap.mmap(self.file, seats * _FIELDS * 8)
         self._lines = np.frombuffer(self._memory, dtype=np.int64).reshape(seats, _FIELDS)
+
+    def __reduce__(self) -> tuple[type[Seats], tuple[int, int]]:
+        return Seats, (len(self._lines), self.file)
 
     def beat(self, seat: int) -> None:
         """The process of this seat gets on."""
