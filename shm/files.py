@@ -54,9 +54,10 @@ def _open(name: str, kind: str, flags: int, *, read_only: bool) -> int:
             raise _can_not_be_made(name, kind, f"there is no {_FOLDER}") from error
         raise
     except OSError as error:
+        why = error.strerror or str(error)  # posix_ipc names no number where a limit on open files is reached
         if flags & posix_ipc.O_CREAT:
-            raise _can_not_be_made(name, kind, str(error.strerror)) from error
-        raise
+            raise _can_not_be_made(name, kind, why) from error
+        raise OSError(error.errno or errno.EMFILE, why) from error
 
 
 def resize(name: str, kind: str, size: int) -> None:

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 _TRIES: Final = 20
 _U64: Final = 64
 _BLOCK: Final = 512  # what st_blocks counts
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the moment, and no matter of the segments
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -267,7 +268,10 @@ def _adopt(wish: Wish, index: int) -> Owner | None:
     except posix_ipc.ExistentialError:
         return None
     except OSError as error:
-        raise _no_use(wish.name, f"can not be mapped: {error.strerror}") from error
+        why = f"can not be mapped: {error.strerror}"
+        if error.errno in _SHORTAGES:
+            raise ShmError(f"segments {wish.name!r} {why}") from error
+        raise _no_use(wish.name, why) from error
     return _adopt_mapped(wish, owner)
 
 
