@@ -6,7 +6,8 @@
  * What of the code: pt_adopt with all that it calls (adopt.h), but for dictionaries (dictionary.pml); pt_reap and
  * pt_let_go_of_parts (attach.h), also when one who stored tells a new daemon what he holds; pt_grant, pt_fill and pt_refill
  * (reserve.h); pt_settle (settle.h); pt_drop_page (evict.h); pt_free_on_disk (ondisk.h); pt_pin_key (match.h), for any
- * entry; pt_part_finish (part.h). Two entries share one frame; a page has one part and one frame.
+ * entry; pt_part_finish (part.h). Two entries share one frame; a page has one part and one frame. CASE_halves: a page has two
+ * parts, and nobody stores the other one, so that no page is ever whole.
  *
  * Memory that may be another's is set to 0, so that who looks is found at once.
  *
@@ -17,6 +18,7 @@
  *   3. An adoption drops nothing: every entry that is not free is whole, at whatever step the daemon before died.
  *   4. Between two deeds of a daemon the frame is free or one page's, pins are those of slots that somebody has, and what is
  *      being written is being written by somebody who knows of it.
+ *   5. Once a dead process was reaped, or a daemon has taken over, no page waits for the other part of one that is dead.
  */
 #define ENTRIES 2
 #include "lockword.pml"
@@ -24,6 +26,7 @@
 #define STORER 0 /* slots */
 #define LOOKER 1
 #define NOBODY 7
+#define DEAD_WRITER 6
 #define NOW 1 /* of the filling that is in the entry */
 #define OLD 2 /* of one that was there before */
 #define LIVES 3 /* of daemons */
@@ -32,7 +35,7 @@
 bool key[ENTRIES];  /* false while it is being written, and of a free entry */
 bool framed[ENTRIES]; /* first_frame is the frame, and frame_count 1 */
 byte owner = NOBODY;  /* of the frame: an entry */
-byte writer[ENTRIES]; /* a slot */
+byte writer[ENTRIES]; /* a slot, or what became of who had it */
 bool done[ENTRIES], gone[ENTRIES];
 byte content;  /* of the frame: the number of the entry that it was written for, and 1; else 0 */
 
@@ -43,6 +46,12 @@ bool entry_free[ENTRIES], frame_free, opened[ENTRIES], listed[ENTRIES];
 byte mine[ENTRIES]; /* for what filling the storer was granted the page, 0: none */
 bool asks, attached;
 bool dying[2], dead[2];
+#ifdef CASE_halves
+#define PUBLISHES false
+bool its[ENTRIES], died[ENTRIES]; /* the part is of the process that has the storer's slot now; of one that died */
+#else
+#define PUBLISHES true
+#endif
 
 byte daemons;
 bool dying_daemon;
@@ -80,10 +89,12 @@ end:
 inline pt_part_finish(e)
 {
     done[e] = true;
+#ifndef CASE_halves
     atomic {
         pt_change(e, WRITING, READABLE, did);
         assert(!did || (mine[e] == NOW && content == e + 1)) /* 2 */
     }
+#endif
     atomic { gone[e] = true; mine[e] = 0; did = false }
 }
 
@@ -127,7 +138,12 @@ inline put_frame(e)
 inline pt_reclaim(e)
 {
     put_frame(e);
-    d_step { key[e] = false; writer[e] = NOBODY; done[e] = false; gone[e] = false; entry_free[e] = true }
+    d_step {
+        key[e] = false; writer[e] = NOBODY; done[e] = false; gone[e] = false; entry_free[e] = true
+#ifdef CASE_halves
+        ; its[e] = false; died[e] = false
+#endif
+    }
 }
 
 inline take_frame(e)
@@ -146,7 +162,12 @@ inline answer(e)
 
 inline pt_fill(e, from)
 {
-    atomic { writer[e] = STORER; mine[e] = (mine[e] -> OLD : 0) }
+    atomic {
+        writer[e] = STORER; mine[e] = (mine[e] -> OLD : 0)
+#ifdef CASE_halves
+        ; its[e] = true; died[e] = false
+#endif
+    }
 #ifdef MUTANT_state_before_frames
     atomic { done[e] = false; gone[e] = false }
     pt_change(e, from, WRITING, did);
@@ -199,8 +220,12 @@ inline pt_settle(e)
 {
     if
     :: state[e] == WRITING && gone[e] && !done[e] -> pt_change(e, WRITING, DOOMED, did)
-    :: state[e] == WRITING && gone[e] && done[e] -> pt_change(e, WRITING, READABLE, did)
-    :: state[e] == WRITING && !gone[e] -> pt_change(e, WRITING, DOOMED, did) /* expired */
+    :: state[e] == WRITING && gone[e] && done[e] && PUBLISHES -> pt_change(e, WRITING, READABLE, did)
+    :: state[e] == WRITING && gone[e] && done[e] && !PUBLISHES && writer[e] == DEAD_WRITER ->
+        pt_change(e, WRITING, DOOMED, did)
+    :: state[e] == WRITING && writer[e] != DEAD_WRITER && (!gone[e] || (done[e] && !PUBLISHES)) ->
+        pt_change(e, WRITING, DOOMED, did) /* expired */
+    :: state[e] == WRITING && writer[e] != DEAD_WRITER && gone[e] && done[e] && !PUBLISHES -> skip /* it waits */
     :: state[e] != WRITING
     fi;
     if
@@ -212,12 +237,30 @@ inline pt_settle(e)
     fi
 }
 
-inline let_go_of_part(slot, e)
+inline settle_open(e)
 {
     if
-    :: opened[e] && writer[e] == slot -> gone[e] = true
+    :: opened[e] -> pt_settle(e)
     :: else
     fi
+}
+
+inline let_go_of_part(slot, e, mark)
+{
+    if
+    :: opened[e] && writer[e] == slot -> gone[e] = true; writer[e] = mark
+    :: else
+    fi
+}
+
+inline note_death(e)
+{
+#ifdef CASE_halves
+    died[e] = died[e] || its[e];
+    its[e] = false
+#else
+    skip
+#endif
 }
 
 inline new_client(slot)
@@ -225,7 +268,7 @@ inline new_client(slot)
     assert(!((pins[0] | pins[1]) & BIT(slot))); /* 4 */
     dead[slot] = false;
     if
-    :: slot == STORER -> mine[0] = 0; mine[1] = 0; attached = true; run Storer()
+    :: slot == STORER -> note_death(0); note_death(1); mine[0] = 0; mine[1] = 0; attached = true; run Storer()
     :: else -> run Looker()
     fi
 }
@@ -235,9 +278,16 @@ inline pt_reap(slot)
 {
     pins[0] = pins[0] & (255 ^ BIT(slot));
     pins[1] = pins[1] & (255 ^ BIT(slot));
-    let_go_of_part(slot, 0);
-    let_go_of_part(slot, 1);
+#ifdef MUTANT_slot_free_before_its_writers_are_marked
     atomic { new_client(slot) }
+#endif
+    let_go_of_part(slot, 0, DEAD_WRITER);
+    let_go_of_part(slot, 1, DEAD_WRITER);
+    settle_open(0);
+    settle_open(1);
+#ifndef MUTANT_slot_free_before_its_writers_are_marked
+    atomic { new_client(slot) }
+#endif
 }
 
 /* The storer tells a new daemon what it holds; it lets go of the rest. */
@@ -303,13 +353,19 @@ inline pt_adopt_entry(e)
     fi
 }
 
+#ifdef MUTANT_finished_parts_of_the_dead_adopted
+#define MARK_OF_ADOPTED(slot) slot
+#else
+#define MARK_OF_ADOPTED(slot) DEAD_WRITER
+#endif
+
 inline pt_bury(slot)
 {
     if
     :: known_dead & BIT(slot) ->
 #ifndef MUTANT_parts_of_the_dead_adopted
-        let_go_of_part(slot, 0);
-        let_go_of_part(slot, 1);
+        let_go_of_part(slot, 0, MARK_OF_ADOPTED(slot));
+        let_go_of_part(slot, 1, MARK_OF_ADOPTED(slot));
 #endif
         atomic { new_client(slot) }
     :: else
@@ -329,7 +385,9 @@ inline pt_adopt()
     :: else
     fi;
     pt_bury(STORER);
-    pt_bury(LOOKER)
+    pt_bury(LOOKER);
+    settle_open(0);
+    settle_open(1)
 }
 
 /* 4 */
@@ -340,6 +398,9 @@ inline check_entry(e)
     assert(opened[e] + listed[e] + entry_free[e] + (state[e] == ON_DISK) == 1);
     assert(!opened[e] || GONE(e) || writer[e] != STORER || !attached || mine[e] || dead[STORER]);
     assert(!(pins[e] & BIT(STORER)))
+#ifdef CASE_halves
+    ; assert(state[e] != WRITING || !died[e]) /* 5 */
+#endif
 }
 
 inline pt_check()
@@ -377,20 +438,26 @@ end:
         :: deed(0); atomic { forget(); pt_check() }
         :: deed(1); atomic { forget(); pt_check() }
         :: asks -> asks = false /* refused, present, pending */
-        :: dead[STORER] && !asks -> pt_reap(STORER)
-        :: dead[LOOKER] -> pt_reap(LOOKER)
+        :: dead[STORER] && !asks -> pt_reap(STORER); atomic { forget(); pt_check() }
+        :: dead[LOOKER] -> pt_reap(LOOKER); atomic { forget(); pt_check() }
         :: !attached && !dead[STORER] -> attach_again()
         od
     } unless { dying_daemon };
     atomic { forget(); dying_daemon = false; asks = false; attached = false; daemons++; run Daemon() }
 }
 
+/* Daemons, then one of the clients; with halves also the other way round, so that a daemon dies while it reaps. */
 active proctype Death()
 {
+    bool one_died;
     do
     :: daemons < LIVES - 1 -> atomic { !dying_daemon -> dying_daemon = true }; !dying_daemon
+#ifdef CASE_halves
+    :: atomic { !one_died -> one_died = true; dying[STORER] = true }
+#else
     :: dying[STORER] = true; break
     :: dying[LOOKER] = true; break
+#endif
     :: break
     od
 }
