@@ -61,14 +61,11 @@ class Reaper:
                 raise ShmError(f"cannot watch process {taker['pid']}{because(error)}") from error
 
     def release(self, slot: int) -> None:
-        """The process of this slot has let go of everything: its slot is free at once, if it is not dead already."""
+        """Frees the slot of a process that has let go of everything, at once, if it is not dead already."""
         if slot not in self._dead:
-            self._free(slot)
-
-    def _free(self, slot: int) -> None:
-        self._forget(slot)
-        self._owner.reap(slot)
-        self._ends[slot] += 1
+            self._forget(slot)
+            self._owner.detach(slot)
+            self._ends[slot] += 1
 
     def ends(self, slot: int) -> int:
         """How many who had this slot are gone: what is done later for one of them is done only if none went since."""
@@ -92,7 +89,8 @@ class Reaper:
     def _reap(self, slot: int) -> None:
         taker = next(t for t in self._owner.takers() if t["slot"] == slot)
         del self._dead[slot]
-        self._free(slot)
+        self._owner.reap(slot)
+        self._ends[slot] += 1
         self.deaths += 1
         point("reaper.freed")
         facts = event("process_died", pid=taker["pid"], engine=taker["name"], slot=slot)

@@ -90,16 +90,23 @@ static PyObject *owner_keep_only(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* reap(slot): takes back all that a dead process held. */
-static PyObject *owner_reap(Owner *self, PyObject *args)
+typedef void slot_end(pt_owner *o, uint32_t slot, uint64_t now);
+
+static PyObject *owner_free_slot(Owner *self, PyObject *args, slot_end *end)
 {
     unsigned int slot;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &slot))
         return NULL;
     if (slot < PT_SLOTS && self->shared.view.slots[slot].pid)
-        pt_reap(&self->shared, slot, pt_now_ns());
+        end(&self->shared, slot, pt_now_ns());
     Py_RETURN_NONE;
 }
+
+/* reap(slot): takes back all that a dead process held, and dooms pages of which only the dead were granted parts. */
+static PyObject *owner_reap(Owner *self, PyObject *args) { return owner_free_slot(self, args, pt_reap); }
+
+/* detach(slot): takes back all that a living process held; the parts that it finished wait for the others. */
+static PyObject *owner_detach(Owner *self, PyObject *args) { return owner_free_slot(self, args, pt_detach); }
 
 /* settle(most) -> open entries left: moves reservations on whose writers have finished, given up or overstayed; 0: all. */
 static PyObject *owner_settle(Owner *self, PyObject *args)

@@ -16,6 +16,7 @@ static PyMethodDef owner_methods[] = {
     {"attach", (PyCFunction)owner_attach, METH_VARARGS, NULL},
     {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
     {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},
+    {"detach", (PyCFunction)owner_detach, METH_VARARGS, NULL},
     {"process_of", (PyCFunction)owner_process_of, METH_VARARGS, NULL},
     {"frames_writing", (PyCFunction)owner_frames_writing, METH_VARARGS, NULL},
     {"bound_pins", (PyCFunction)owner_bound_pins, METH_VARARGS, NULL},

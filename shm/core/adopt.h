@@ -84,13 +84,18 @@ typedef struct {
     uint8_t *seen;
 } pt_adoption;
 
-/* Lets go of the parts whose writer is dead. Damage can name one that there never was: nobody else would let go of his. */
+/* Lets go of the parts whose writer is dead, and notes its death before its slot is free. Damage can name one that there never
+ * was: nobody else would let go of its part. */
 static inline void pt_let_go_of_nobody(const pt_view *v, uint32_t entry, uint64_t alive)
 {
-    const pt_entry *e = &v->entries[entry];
+    pt_entry *e = &v->entries[entry];
     for (uint32_t part = 0; part < e->parts; part++)
-        if (e->writers[part] != PT_NO_WRITER && (e->writers[part] >= PT_SLOTS || !(alive >> e->writers[part] & 1)))
+        if (e->writers[part] != PT_NO_WRITER && (e->writers[part] >= PT_SLOTS || !(alive >> e->writers[part] & 1))) {
             pt_part_abandon(v, entry, part);
+            if (e->writers[part] != PT_DETACHED_WRITER)
+                e->writers[part] = PT_DEAD_WRITER;
+            PT_POINT("adopt.writer_ended");
+        }
 }
 
 /* Settles what an entry is, after the dead have been cleared away; true if it keeps its page. */

@@ -38,7 +38,7 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
     return free_slot;
 }
 
-/* Lets go, in the name of a slot's process, of the parts that `holds` does not know of. */
+/* Lets go, in the name of a slot's process that lives, of the parts that `holds` does not know of. */
 typedef bool pt_holds(const void *context, uint64_t serial);
 
 static inline void pt_let_go_of_parts(pt_owner *o, uint32_t slot, pt_holds *holds, const void *context)
@@ -52,10 +52,20 @@ static inline void pt_let_go_of_parts(pt_owner *o, uint32_t slot, pt_holds *hold
     }
 }
 
-static inline bool pt_holds_nothing(const void *context, uint64_t serial)
+/* Lets go of all parts of a process that is about to lose its slot, and notes in their pages what became of it, so that nobody
+ * takes the slot's next process for their writer. */
+static inline void pt_end_writer(pt_owner *o, uint32_t slot, uint8_t became)
 {
-    (void)context, (void)serial;
-    return false;
+    const pt_view *v = &o->view;
+    for (uint32_t entry = v->header->open_first; entry != PT_NONE; entry = v->entries[entry].list_next) {
+        pt_entry *e = &v->entries[entry];
+        for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
+            if (e->writers[part] == slot) {
+                pt_part_abandon(v, entry, part);
+                e->writers[part] = became;
+                PT_POINT("writer.ended");
+            }
+    }
 }
 
 static inline void pt_clear_pins(const pt_view *v, uint64_t slots)
@@ -86,20 +96,26 @@ static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
     pt_fold((pt_a64 *)&v->uses[slot], (pt_a64 *)v->retired_uses, PT_USES);
 }
 
-/* Takes back all that a dead process held, and pins in slots that nobody has: who wrote those can only be one who is gone, and
- * they would keep their pages for ever. The caller guarantees that it can touch nothing any more. */
-static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now)
+/* Takes back all that a slot's process held, and pins in slots that nobody has: who wrote those can only be one who is gone, and
+ * they would keep their pages for ever. Its writers are marked, and what that dooms is settled, before the slot is free. */
+static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint64_t now)
 {
-    pt_slot *s = &o->view.slots[slot];
     pt_clear_pins(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));
     PT_POINT("reap.unpinned");
-    pt_let_go_of_parts(o, slot, pt_holds_nothing, NULL);
+    pt_end_writer(o, slot, became);
     PT_POINT("reap.parted");
     pt_settle_all(o, now);
     PT_POINT("reap.settled");
     pt_fold_counts(&o->view, slot);
     PT_POINT("reap.folded");
-    atomic_store_explicit(&s->pid, 0, memory_order_release);
+    atomic_store_explicit(&o->view.slots[slot].pid, 0, memory_order_release);
     PT_POINT("reap.freed");
     o->view.header->deeds.deaths++;
 }
+
+/* Frees the slot of a dead process. The caller guarantees that it can touch nothing any more. */
+static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DEAD_WRITER, now); }
+
+/* Frees the slot of a process that lives and says that it touches nothing any more. The parts that it finished wait for those of
+ * other ranks until they expire. */
+static inline void pt_detach(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DETACHED_WRITER, now); }

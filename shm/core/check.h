@@ -171,6 +171,15 @@ static void pt_check_tiers(pt_check *c, uint32_t entry, enum pt_state state)
     c->disk_frames += on_disk ? pt_frames_for(c->v, c->v->entries[entry].size) : 0;
 }
 
+/* Whether each writer of an open entry has its slot, or is marked as gone: else the slot's next process is taken for it. */
+static void pt_check_writers(pt_check *c, uint32_t entry, uint64_t taken)
+{
+    const pt_entry *e = &c->v->entries[entry];
+    for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
+        if (e->writers[part] < PT_SLOTS ? !(taken >> e->writers[part] & 1) : e->writers[part] < PT_DETACHED_WRITER)
+            pt_finding(c->found, "entry %u: part %u is written by slot %u, which nobody has", entry, part, e->writers[part]);
+}
+
 static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
 {
     uint64_t word = atomic_load_explicit(&c->v->locks[entry].word, memory_order_acquire);
@@ -189,6 +198,8 @@ static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
         pt_finding(c->found, "entry %u: free, and has %u frames", entry, c->v->entries[entry].frame_count);
     if (state != PT_FREE)
         pt_check_chain(c, entry);
+    if (c->v->entries[entry].on_list == PT_LIST_OPEN)
+        pt_check_writers(c, entry, taken);
 }
 
 static void pt_check_frames(pt_check *c)

@@ -15,6 +15,7 @@
  * The daemon keeps this order, so that a successor can adopt the segments after a death at any instruction:
  *   - key, serial, namespace, frames, size and parts are written before the state leaves PT_FREE;
  *   - the state goes back to PT_FREE before dictionary, lists and frames let the entry go;
+ *   - a slot is replaced in the open entries of which it wrote a part before it is free;
  *   - every entry that is not PT_FREE owns its chain of frames, and every frame of a chain names that entry.
  * Lists, dictionary, counts and free frames are derived: adoption makes them anew from the entries.
  */
@@ -38,6 +39,8 @@
 #define PT_WINDOW 8u        /* buckets in which an entry may live, counted from its home */
 #define PT_NONE 0xffffffffu /* no entry, no frame */
 #define PT_NO_WRITER 0xffu
+#define PT_DEAD_WRITER 0xfeu     /* instead of a slot: the writer died, and its part is of use only if another writer lives */
+#define PT_DETACHED_WRITER 0xfdu /* instead of a slot: the writer detached */
 #define PT_NAME_BYTES 56u
 #define PT_TEXT_BYTES 2048u
 
@@ -65,7 +68,7 @@ typedef struct {
     uint32_t list_prev, list_next;   /* free entries, or open reservations */
     uint32_t space_prev, space_next; /* the pages of one namespace */
     uint64_t expires_ns;             /* CLOCK_MONOTONIC: an open reservation is doomed after it */
-    uint8_t writers[PT_PARTS];       /* slot of each part's writer, PT_NO_WRITER while nobody was granted it */
+    uint8_t writers[PT_PARTS];       /* slot of each part's writer, or PT_*_WRITER. The daemon replaces a slot before it frees it */
     uint32_t division;               /* how the page was cut into parts: parts of two divisions make no page */
     uint32_t chain;                  /* the run of pages that were granted together; 0: not known */
 } pt_entry;

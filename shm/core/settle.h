@@ -32,6 +32,16 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     return true;
 }
 
+/* True if no writer of the page is left that could want it finished. One that detached counts as left: it stored its part for
+ * other ranks, which may still come. The caller guarantees that the page is open. */
+static inline bool pt_writers_are_dead(const pt_entry *e)
+{
+    for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
+        if (e->writers[part] != PT_NO_WRITER && e->writers[part] != PT_DEAD_WRITER)
+            return false;
+    return true;
+}
+
 /* What should become of a page that is being written. */
 static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
 {
@@ -42,6 +52,8 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
         pt_doom(o, entry);
     else if ((gone & all) == all) /* the last writer died between its bit and the state */
         pt_change(&o->view.locks[entry].word, PT_WRITING, PT_READABLE);
+    else if (pt_writers_are_dead(e)) /* the parts that are done would hold memory until they expire */
+        pt_doom(o, entry);
     else if (now > e->expires_ns && pt_doom(o, entry))
         o->view.header->deeds.expired++;
 }

@@ -6,6 +6,7 @@ What a single process leaves is in tests/client/test_client_life.py, and in copi
 from __future__ import annotations
 
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -93,6 +94,107 @@ def test_a_rank_that_died_after_its_part_was_done_spoils_nothing(daemon: Running
         time.sleep(0.5)  # longer than the quarantine
         assert found(reader, prompt(1)) == 0
         assert all_told(ranks[1:], None) == [8] * (RANKS - 1)
+        assert found(reader, prompt(1)) == 8
+
+
+# --- parts that are done ---------------------------------------------------------------------------------------------
+
+
+def store_part(client: Client, pipe: Connection) -> None:
+    """Stores one part of each page of a prompt; detaches and ends when the message is None."""
+    while (order := pipe.recv()) is not None:
+        number, index, count = order
+        part = Part(index, count)
+        pipe.send(store(client, prompt(number), part=part, deadline=LONG_S).stored)
+    client.close()
+    pipe.send("detached")
+
+
+def storing(stack: ExitStack, daemon: RunningDaemon, count: int) -> list[Mortal]:
+    """Returns attached processes that store parts of pages."""
+    return [stack.enter_context(attached(daemon.socket, store_part)) for _ in range(count)]
+
+
+def kill_all(ranks: list[Mortal]) -> None:
+    """Kills them before any of them is waited for."""
+    for rank in ranks:
+        rank.signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.kill()
+
+
+def test_finished_parts_of_dead_ranks_hold_no_memory(daemon: RunningDaemon) -> None:
+    with ExitStack() as stack:
+        other = stack.enter_context(daemon.client())
+        ranks = storing(stack, daemon, 2)
+        for number in range(6):
+            assert ranks[number % 2].ask((number, 0, 8)) == 8
+        assert daemon.header()["used_frames"] == 48
+        kill_all(ranks)
+        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 0)
+        for number in range(FRAMES // 8):
+            assert store(other, prompt(100 + number)).stored == 8
+
+
+def test_an_engine_of_eight_ranks_that_died_stores_its_prompt_within_a_second(daemon: RunningDaemon) -> None:
+    """Its last rank had not begun: no page was whole, none of the parts is of use, and none is in the way."""
+    with ExitStack() as stack:
+        reader = stack.enter_context(daemon.client())
+        dead, restarted = storing(stack, daemon, 8), storing(stack, daemon, 8)
+        for index, rank in enumerate(dead[:-1]):
+            assert rank.ask((1, index, 8)) == 8
+        kill_all(dead)
+        second = Second(daemon)
+        assert second.sees(lambda: restarted[0].ask((1, 0, 8)) == 8)
+        for index in range(1, 8):
+            assert restarted[index].ask((1, index, 8)) == 8
+        assert not second.is_over
+        assert found(reader, prompt(1)) == 8
+
+
+def test_a_rank_that_joined_and_lives_keeps_the_page_until_it_dies(daemon: RunningDaemon) -> None:
+    with ExitStack() as stack:
+        reader = stack.enter_context(daemon.client())
+        first, joined, last = storing(stack, daemon, 3)
+        for index, rank in enumerate((first, joined)):
+            assert rank.ask((1, index, 4)) == 8 and rank.ask((2, index, 4)) == 8
+        kill_all([first])
+        assert Second(daemon).sees(lambda: len(daemon.slots()) == 3)
+        assert daemon.header()["used_frames"] == 16
+        assert last.ask((1, 2, 4)) == 8 and last.ask((1, 3, 4)) == 8
+        assert found(reader, prompt(1)) == 8
+        kill_all([joined])
+        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 8), "the page that is whole stays"
+        assert found(reader, prompt(1)) == 8
+
+
+def test_a_rank_that_detached_is_not_dead(daemon: RunningDaemon) -> None:
+    """Its pages wait for the other ranks, whoever gets its slot and dies."""
+    with ExitStack() as stack:
+        reader = stack.enter_context(daemon.client())
+        left, last = storing(stack, daemon, 2)
+        assert left.ask((1, 0, 2)) == 8
+        assert left.ask(None) == "detached"
+        next_ones = storing(stack, daemon, 1)
+        kill_all([left, *next_ones])
+        assert Second(daemon).sees(lambda: len(daemon.slots()) == 2)
+        assert daemon.header()["used_frames"] == 8
+        assert last.ask((1, 1, 2)) == 8
+        assert found(reader, prompt(1)) == 8
+
+
+def test_finished_parts_of_ranks_that_died_without_a_daemon(daemon: RunningDaemon) -> None:
+    """The next daemon finds them dead."""
+    with ExitStack() as stack:
+        reader = stack.enter_context(daemon.client())
+        dead, living = storing(stack, daemon, 2)
+        assert dead.ask((1, 0, 2)) == 8
+        assert living.ask((2, 0, 2)) == 8
+        daemon.kill()
+        kill_all([dead])
+        daemon.start()
+        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 8)
+        assert eventually(lambda: store(reader, prompt(1)).stored == 8)
         assert found(reader, prompt(1)) == 8
 
 

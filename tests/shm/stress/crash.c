@@ -136,6 +136,12 @@ static void expect_found(supervisor *s, uint32_t id, uint64_t serial)
     s->survived += serial != 0;
 }
 
+static bool holds_nothing(const void *context, uint64_t serial)
+{
+    (void)context, (void)serial;
+    return false;
+}
+
 /* Those who wait for an answer have no grants: what is in their name is of the answer that died. */
 static void hang_up(supervisor *s, pt_owner *o)
 {
@@ -145,7 +151,7 @@ static void hang_up(supervisor *s, pt_owner *o)
         if (question == NOTHING)
             continue;
         if (question != DAMAGED) /* he who reports a damage may still hold what he is to give up */
-            pt_let_go_of_parts(o, m->slot, pt_holds_nothing, NULL);
+            pt_let_go_of_parts(o, m->slot, holds_nothing, NULL);
         m->lost = true;
         atomic_store_explicit(&m->question, NOTHING, memory_order_release);
     }
