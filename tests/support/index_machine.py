@@ -132,7 +132,6 @@ class StoringMachine(RuleBasedStateMachine):
     def bury(self, member: Member) -> None:
         self.members.remove(member)
         self.dead.append(member)
-        self.model.give_up(member.slot)
 
     @precondition(lambda self: self.members and self.model.by_key)
     @rule(pick=picks)
@@ -140,6 +139,7 @@ class StoringMachine(RuleBasedStateMachine):
         member = self.members[pick % len(self.members)]
         self.owner.reap(member.slot)
         self.bury(member)
+        self.model.die(member.slot)
         self.model.settle()
 
     @precondition(lambda self: self.members and self.model.by_key)
@@ -148,8 +148,9 @@ class StoringMachine(RuleBasedStateMachine):
         member = self.members[pick % len(self.members)]
         assert member.session.retire()
         assert not member.session.usable
-        self.owner.reap(member.slot)
+        self.owner.detach(member.slot)
         self.bury(member)
+        self.model.detach(member.slot)
         self.model.settle()
 
     @precondition(lambda self: self.model.by_key)
@@ -159,7 +160,9 @@ class StoringMachine(RuleBasedStateMachine):
         incarnation = self.owner.header()["incarnation"]
         for pick in deaths:
             if self.members:
-                self.bury(self.members[pick % len(self.members)])
+                member = self.members[pick % len(self.members)]
+                self.bury(member)
+                self.model.die(member.slot)
         self.owner = None
         self.owner = self.memory.adopted(sum(1 << member.slot for member in [*self.members, self.watcher]))
         self.model.settle()

@@ -38,7 +38,8 @@ class Page:
     state: State = State.WRITING
     settled: bool = False
     hands: dict[int, Hand] = field(default_factory=dict)
-    slots: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)  # of the parts' writers, as long as they have them
+    dead: set[int] = field(default_factory=set)  # parts whose writer has died
 
     @property
     def frames(self) -> int:
@@ -118,9 +119,23 @@ class Model:
                 if owner == slot and page.hands[part] is Hand.WRITES and page.serial not in keep:
                     page.hands[part] = Hand.GAVE_UP
 
+    def detach(self, slot: int) -> set[tuple[Page, int]]:
+        """Ends what a slot's process writes; returns the parts that were granted to it."""
+        self.give_up(slot)
+        its = {(page, part) for page in self.all() for part, owner in page.slots.items() if owner == slot}
+        for page, part in its:
+            del page.slots[part]
+        return its
+
+    def die(self, slot: int) -> None:
+        """Ends what a slot's process writes, and remembers that it died."""
+        for page, part in self.detach(slot):
+            page.dead.add(part)
+
     def settle(self) -> None:
         for page in list(self.by_key.values()):
-            if page.state is State.WRITING and (page.late or Hand.GAVE_UP in page.hands.values()):
+            abandoned = Hand.GAVE_UP in page.hands.values() or page.dead == page.hands.keys()
+            if page.state is State.WRITING and (page.late or abandoned):
                 page.state = State.DOOMED
                 self.doomed.append(self.by_key.pop(page.key))
         for page in self.by_key.values():

@@ -69,7 +69,7 @@ static inline void daemon_fetch(place *p)
     grants_add(p, engine, 0, answers, count);
 }
 
-/* A process is gone, with all that it held; another one takes its place. */
+/* A process has died or detached, with all that it held; another one takes its place. */
 static inline void daemon_bury(place *p)
 {
     uint32_t engine;
@@ -81,7 +81,7 @@ static inline void daemon_bury(place *p)
         if (p->pins[i].engine == engine)
             p->pins[i] = p->pins[--p->pin_count];
     place_forget(s);
-    pt_reap(&p->owner, s->slot, pt_now_ns());
+    (choose_one_in(&p->choices, 4) ? pt_detach : pt_reap)(&p->owner, s->slot, pt_now_ns());
     place_attach(p, engine);
 }
 

@@ -62,8 +62,8 @@ static inline void service_hang_up(service *s, uint32_t slot)
 static inline void service_bury(service *s, mailbox *m)
 {
     service_hang_up(s, m->slot);
-    pt_reap(&s->owner, m->slot, pt_now_ns());
-    expect_sound(&s->owner, "after a death");
+    (rng_one_in(&s->random, 4) ? pt_detach : pt_reap)(&s->owner, m->slot, pt_now_ns());
+    expect_sound(&s->owner, "after a death or a detach");
     if (s->owner.disk.open && rng_one_in(&s->random, 2)) /* he was the disk's worker, too */
         tier_close(&s->tier, &s->owner);
 }

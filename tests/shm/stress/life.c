@@ -100,6 +100,99 @@ static void a_writer_that_dies_after_its_bit_has_published(void)
     scene_end(&s);
 }
 
+static pt_answer stores_part(scene *s, const pt_session *who, const char *name, uint32_t part)
+{
+    pt_answer a = ask(s, who, name, FRAME, part, 3);
+    EXPECT(a.outcome == PT_GRANTED && finish(s, &a, part));
+    return a;
+}
+
+/* One that joined keeps the page as long as it lives, and in whatever order they die. */
+static void a_page_ends_with_the_last_of_its_writers(void)
+{
+    for (int first_dies_first = 0; first_dies_first < 2; first_dies_first++) {
+        scene s = scene_new(8, 8);
+        stores_part(&s, &s.one, "a", 0);
+        stores_part(&s, &s.other, "a", 1);
+        pt_reap(&s.owner, first_dies_first ? s.one.slot : s.other.slot, s.now);
+        settle(&s, s.now);
+        EXPECT(used(&s) == 1 && s.owner.view.header->deeds.doomed == 0);
+        pt_reap(&s.owner, first_dies_first ? s.other.slot : s.one.slot, s.now);
+        expect_sound(&s.owner, "after the last death");
+        EXPECT(used(&s) == 0 && s.owner.view.header->deeds.doomed == 1 && s.owner.view.header->deeds.expired == 0);
+        scene_end(&s);
+    }
+}
+
+static void one_that_joined_and_lives_still_stores_the_page(void)
+{
+    scene s = scene_new(8, 8);
+    stores_part(&s, &s.one, "a", 0);
+    stores_part(&s, &s.other, "a", 1);
+    pt_reap(&s.owner, s.one.slot, s.now);
+    EXPECT(attach(&s.owner, 3) == s.one.slot);
+    stores_part(&s, &s.one, "a", 2);
+    EXPECT(there(&s.other, "a"));
+    scene_end(&s);
+}
+
+static void a_whole_page_outlives_its_writers(void)
+{
+    scene s = scene_new(8, 8);
+    pt_answer a = ask(&s, &s.one, "a", FRAME, 0, 2);
+    EXPECT(ask(&s, &s.other, "a", FRAME, 1, 2).outcome == PT_GRANTED);
+    atomic_fetch_or(&s.one.view.locks[a.entry].parts, 3); /* and neither gets any further */
+    pt_reap(&s.owner, s.one.slot, s.now);
+    pt_reap(&s.owner, s.other.slot, s.now);
+    expect_sound(&s.owner, "after both deaths");
+    EXPECT(attach(&s.owner, 3) == s.one.slot && there(&s.one, "a"));
+    scene_end(&s);
+}
+
+/* Nor is the next process in its slot taken for it. */
+static void a_writer_that_detached_keeps_its_page(void)
+{
+    scene s = scene_new(8, 8);
+    stores_part(&s, &s.one, "a", 0);
+    pt_detach(&s.owner, s.one.slot, s.now);
+    expect_sound(&s.owner, "after a detach");
+    EXPECT(attach(&s.owner, 3) == s.one.slot);
+    pt_reap(&s.owner, s.one.slot, s.now);
+    EXPECT(used(&s) == 1);
+    stores_part(&s, &s.other, "a", 1);
+    stores_part(&s, &s.other, "a", 2);
+    EXPECT(there(&s.other, "a"));
+    stores_part(&s, &s.other, "b", 0);
+    pt_detach(&s.owner, s.other.slot, s.now);
+    settle(&s, s.now + TTL + 1);
+    EXPECT(used(&s) == 1 && s.owner.view.header->deeds.expired == 1);
+    scene_end(&s);
+}
+
+/* Who is dead when a daemon takes over, and who was marked by the one before. */
+static void a_new_daemon_knows_which_writers_are_dead(void)
+{
+    scene s = scene_new(8, 8);
+    stores_part(&s, &s.one, "only the dead", 0);
+    stores_part(&s, &s.one, "one lives", 0);
+    stores_part(&s, &s.other, "one lives", 1);
+    uint32_t third = attach(&s.owner, 3);
+    pt_session left = {.view = s.one.view, .slot = third};
+    stores_part(&s, &left, "one detached", 0);
+    pt_detach(&s.owner, third, s.now);
+    pt_owner_end(&s.owner);
+    for (int daemons = 0; daemons < 2; daemons++) {
+        s.owner = world_adopt(s.world, 1ull << s.other.slot);
+        expect_sound(&s.owner, "after the adoption");
+        EXPECT(used(&s) == 2 && s.owner.view.header->deeds.doomed == 1);
+        if (!daemons)
+            pt_owner_end(&s.owner);
+    }
+    settle(&s, 2 * NOON);
+    EXPECT(used(&s) == 0);
+    scene_end(&s);
+}
+
 static void the_dead_let_go_of_pins(void)
 {
     scene s = scene_new(8, 1);
@@ -214,6 +307,11 @@ int main(int count, char **arguments)
         an_abandoned_part_dooms_the_page,
         a_dead_writer_dooms_the_page,
         a_writer_that_dies_after_its_bit_has_published,
+        a_page_ends_with_the_last_of_its_writers,
+        one_that_joined_and_lives_still_stores_the_page,
+        a_whole_page_outlives_its_writers,
+        a_writer_that_detached_keeps_its_page,
+        a_new_daemon_knows_which_writers_are_dead,
         the_dead_let_go_of_pins,
         an_answer_dies_with_the_daemon,
         slots_run_out_and_come_back,
