@@ -94,7 +94,6 @@ static inline void pt_let_go_of_nobody(const pt_view *v, uint32_t entry, uint64_
             pt_part_abandon(v, entry, part);
             if (e->writers[part] != PT_DETACHED_WRITER)
                 e->writers[part] = PT_DEAD_WRITER;
-            PT_POINT("adopt.writer_ended");
         }
 }
 

@@ -9,7 +9,7 @@ import pytest
 from sweep.cases import Case, run
 from sweep.control import Action
 from sweep.operation import Operation, Role
-from sweep.operations import Load, Store, StoreByRanks
+from sweep.operations import Load, Store, StoreByRanks, StorePart
 from sweep.scene import Scene
 from sweep.sweeping import stage
 from sweep.variant import HERE, ROOT
@@ -19,7 +19,8 @@ _OF_THE_CORE = ROOT / "tests" / "shm" / "stress" / "mutants" / "crash"
 _SLOW = ("--store-quarantine", "0.5s")
 MISTAKES = [
     (_OF_THE_CORE / "pins-of-the-dead-stay.patch", Load, "match.stamped", "pinned by slots that nobody has"),
-    (HERE / "mutants" / "parts-of-the-dead-stay.patch", Store, "copy.piece", "not let go of"),
+    (HERE / "mutants" / "parts-of-the-dead-stay.patch", Store, "copy.piece", "not let go of|which nobody has"),
+    (HERE / "mutants" / "finished-parts-of-the-dead-stay.patch", StorePart, "part.gone", "not let go of"),
     (HERE / "mutants" / "one-part-is-enough.patch", StoreByRanks, "copy.piece", "other bytes than were stored"),
 ]
 

@@ -45,17 +45,19 @@ class StartOver(Start):
 
 
 class Adopt(Start):
-    """A daemon takes over: pages that are whole, held, being written, and given up."""
+    """A daemon takes over: pages that are whole, held, being written, given up, and of which the dead stored a part."""
 
     keeps = True
 
     def prepare(self) -> None:
         Operation.prepare(self)
-        writes, gave_up = self.scene.engine(), self.scene.engine()
+        writes, gave_up, finished = self.scene.engine(), self.scene.engine(), self.scene.engine()
         self.others = [writes]
         writes.do("open", self.scene.numbers(2))
         gave_up.do("open", self.scene.numbers(2), 0, 2)
+        finished.do("store", self.scene.numbers(2), 0, 2)
         gave_up.process.kill()
+        finished.process.kill()
         assert self.engine is not None
         self.engine.do("hold", self.known)
         self.scene.daemon.kill()

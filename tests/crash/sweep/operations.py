@@ -76,6 +76,31 @@ class StoreByRanks(Operation):
         return True
 
 
+class StorePart(Operation):
+    """One rank stores its part of pages, and the other rank never comes.
+
+    The pages expire long after its death: what is in use again within a second, came back because it died.
+    """
+
+    @classmethod
+    def flags(cls, folder: Path) -> tuple[str, ...]:
+        return "--store-expiry", "12s"
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("store", self.scene.numbers(_FEW), 0, 2)
+
+    def done(self) -> bool:
+        return self.engines_done()
+
+    def verify(self) -> bool:
+        """The rank dies after its part was done, if it has not died before."""
+        if self.engine is not None:
+            self.engine.process.kill()
+            self.engine = None
+        return True
+
+
 class Load(Operation):
     """Match, load, release."""
 
@@ -170,15 +195,16 @@ class Leave(Operation):
 
 
 class Bury(Operation):
-    """An engine is killed that holds pins, and one that has reserved pages."""
+    """An engine is killed that holds pins, one that has reserved pages, and one that has stored its part of pages."""
 
     roles = (Role.DAEMON,)
 
     def prepare(self) -> None:
         super().prepare()
-        self.dying = [self.scene.engine(), self.scene.engine()]
+        self.dying = [self.scene.engine(), self.scene.engine(), self.scene.engine()]
         self.dying[0].do("hold", self.known)
         self.dying[1].do("open", self.scene.numbers(_FEW))
+        self.dying[2].do("store", self.scene.numbers(_FEW), 0, 2)
 
     def act(self) -> None:
         for engine in self.dying:
@@ -228,6 +254,7 @@ OF_ENGINES: Final = (
     StoreOver,
     EvictAhead,
     StoreByRanks,
+    StorePart,
     Load,
     LoadHandedOver,
     MatchGroups,
