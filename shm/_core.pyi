@@ -266,9 +266,9 @@ class Owner:
     def keep_only(self, slot: int, serials: Array, /) -> None:
         """Lets go of all that was granted to a slot but the serials (u64) that its process knows of."""
     def reap(self, slot: int, /) -> None:
-        """Takes back all that a dead process held; a page is doomed if all processes that were granted parts of it are dead."""
+        """Takes back all that a dead process held, and dooms pages of which only the dead were granted parts."""
     def detach(self, slot: int, /) -> None:
-        """Takes back all that a living process held; the parts that it finished wait for the others until they expire."""
+        """Takes back all that a living process held; the parts that it finished wait for those of others."""
     def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
         """The number of a namespace, made on first use; -1 if the table is full of namespaces with pages.
 

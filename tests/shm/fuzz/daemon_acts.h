@@ -81,7 +81,7 @@ static inline void daemon_bury(place *p)
         if (p->pins[i].engine == engine)
             p->pins[i] = p->pins[--p->pin_count];
     place_forget(s);
-    (choose_one_in(&p->choices, 4) ? pt_detach : pt_reap)(&p->owner, s->slot, pt_now_ns());
+    (engine ? pt_reap : pt_detach)(&p->owner, s->slot, pt_now_ns()); /* no choice of its own: corpora would mean something else */
     place_attach(p, engine);
 }
 
