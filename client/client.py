@@ -252,7 +252,8 @@ class Client:
         if not seconds:
             packed_sizes(sizes, len(keys))
             return Reservation(None, set(), Answered.refused(len(keys), "no time was given to ask"), part)
-        promise = self._ask(keys, sizes, part, seconds)
+        self._mine().wait_attachment(seconds)
+        promise = self._ask(keys, sizes, part, max(0.0, ends - time.monotonic()))
         return promise.wait(ends - time.monotonic())
 
     def reserve_soon(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import secrets
 import threading
 import time
@@ -15,9 +16,9 @@ import numpy as np
 
 from ..kernels.arenas import PinnedArenas
 from ..shm._core import Session, ShmError
-from ..shm.link import Greeting, Link, LinkError, RefusedError
+from ..shm.link import Greeting, Link, RefusedError
 from ..shm.points import point
-from ..shm.protocol import BUILD, Attach, Detach
+from ..shm.protocol import BUILD, Attach
 from .keeper import Keeper
 from .requests import Attachment, Requests
 
@@ -25,10 +26,10 @@ log = logging.getLogger("pagetier.client")
 
 _TOKEN_BITS = 63
 _CHUNK = 64 << 20
+_GIB = 1 << 30
 _RETIRE_S = 5.0
 _RETIRE_PAUSE_S = 0.001
 _LONGEST_RETIRE_PAUSE_S = 1.0
-_GOODBYE_S = 0.5
 
 
 class Membership:
@@ -49,6 +50,8 @@ class Membership:
         self._pid = os.getpid()
         self._name = name
         self._token = secrets.randbits(_TOKEN_BITS)
+        self._known = threading.Event()  # cleared while a daemon's socket answers, and it is open what comes of it
+        self._hangs = False  # a call waited in vain for a daemon whose socket answers: no other does until it is there
         self._keeper = Keeper(path, self)
 
     @property
@@ -73,9 +76,22 @@ class Membership:
         """For a forked child: closes what it inherited, its parent goes on."""
         self._keeper.disown()
 
+    def wait_attachment(self, timeout: float) -> Attachment | None:
+        """Waits for the attachment while a daemon's socket answers, at most `timeout` seconds; else not at all.
+
+        One call waits for a daemon that hangs, not each.
+        """
+        if self.attachment is None and not self._hangs and timeout > 0 and not self._known.wait(timeout):
+            self._hangs = True
+        return self.attachment
+
     def greeting(self) -> Attach:
         """The same token each time, so that the daemon gives back the same slot."""
         return Attach(BUILD, self._token, self._name, np.array(list(self._held), dtype="<u8").tobytes())
+
+    def meets(self) -> None:
+        """A daemon's socket answers: calls with a timeout wait for what comes of it."""
+        self._known.clear()
 
     def take_up(self, link: Link, greeting: Greeting) -> None:
         """The daemon has answered: the old session goes on if it is about the same segments."""
@@ -83,11 +99,15 @@ class Membership:
             session = self._session_for(greeting)
         except ShmError as error:
             raise RefusedError(str(error)) from error
+        except (OSError, MemoryError) as error:
+            raise RefusedError(_why_not_mapped(greeting, error)) from error
         finally:
             for descriptor in greeting.descriptors:
                 os.close(descriptor)
         self.attachment = Attachment(link, session, self._held)
+        self._hangs = False
         self.attached.set()
+        self._known.set()
 
     def pump(self, link: Link) -> None:
         """Reads what nobody waits for."""
@@ -99,29 +119,35 @@ class Membership:
         self.attachment = None
         self.requests.lost()
         point("client.lost")
-        self._let_go_if_told()
 
-    def alone(self) -> None:
-        """No daemon yet: what a dead one left may have been given back meanwhile, and be wanted back."""
-        self._let_go_if_told()
+    def rests(self) -> bool:
+        """No daemon for now. What a dead one left may have been given back meanwhile, and be wanted back.
 
-    def _let_go_if_told(self) -> None:
+        Returns False if it was: then there is no slot either.
+        """
+        self._known.set()
         session = self.session
-        if session is not None and session.closed:
-            self.session = None
-            self.arenas.look()
-            _let_go(session)
-            point("client.let_go")
+        if session is None or not session.closed:
+            return True
+        self.session = None
+        self.arenas.look()
+        _let_go(session)
+        point("client.let_go")
+        return False
 
-    def leave(self, link: Link | None) -> None:
-        """Lets go of everything. Where a copy goes on for too long, its process's end does it."""
+    def leave(self) -> bool:
+        """Lets go of everything. False where no slot can be given back.
+
+        The segments have ended with all slots, or a copy goes on for too long: then the end of the process frees it.
+        """
         session, self.session = self.session, None
+        self.attached.clear()
         self.attachment = None
+        self._known.set()
+        self.requests.lost()
         self.arenas.look()
         point("client.leaving")
-        if session is not None and _retire(session) and link is not None:
-            _say_goodbye(link)
-            point("client.gone")
+        return session is None or (not session.closed and _retire(session))
 
     def _session_for(self, greeting: Greeting) -> Session:
         old, welcome = self.session, greeting.welcome
@@ -135,8 +161,14 @@ class Membership:
         if old is not None and old.segments_id != welcome.segments_id:
             _let_go(old)
         if welcome.populated:
-            threading.Thread(target=self._populate, args=(session,), name="pagetier-populate", daemon=True).start()
+            self._populate_soon(session)
         return session
+
+    def _populate_soon(self, session: Session) -> None:
+        try:
+            threading.Thread(target=self._populate, args=(session,), name="pagetier-populate", daemon=True).start()
+        except RuntimeError as error:  # as where the address space has no room for its stack
+            log.debug("the arena is mapped as it is used: %s", error)
 
     def _populate(self, session: Session) -> None:
         """Maps all memory ahead of its use, so that no match and no copy has to wait for page faults."""
@@ -175,8 +207,11 @@ def _retire(session: Session) -> bool:
     return True
 
 
-def _say_goodbye(link: Link) -> None:
-    try:
-        link.send(Detach(), _GOODBYE_S)
-    except LinkError as error:
-        log.debug("not said goodbye: %s", error)
+def _why_not_mapped(greeting: Greeting, error: OSError | MemoryError) -> str:
+    """Names the limit on the address space where there is one: the usual reason, and one that can be changed."""
+    nbytes = sum(os.fstat(descriptor).st_size for descriptor in greeting.descriptors)
+    why = getattr(error, "strerror", None) or "no memory"
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        why += f"; the address space of this process is limited to {limit / _GIB:.1f} GiB (RLIMIT_AS, ulimit -v)"
+    return f"cannot map the daemon's segments of {nbytes / _GIB:.1f} GiB: {why}"

@@ -22,6 +22,7 @@ from ..shm.protocol import (
     Attach,
     Check,
     Detach,
+    Detached,
     Fetch,
     Findings,
     Flush,
@@ -87,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._entered = self._greeted = False
         self._rights = Rights.NOTHING
         self._slot = -1
+        self._had_slot = False
         self._ends = 0
         self._open = 0
         self._choked = self._waits = self._walked_for = False
@@ -188,6 +190,8 @@ class Connection(asyncio.Protocol):
             case Detach():
                 self._service.detach(self._slot)
                 self._slot = -1
+                if request.number:
+                    self._send(Detached(request.number))
 
     def _handle_if_allowed(self, request: Save | Flush | Check | Resize) -> None:
         if self._rights < (Rights.RULE if isinstance(request, Resize) else Rights.USE):
@@ -230,7 +234,7 @@ class Connection(asyncio.Protocol):
                 _answer(connection, admission)
                 point("connection.answered")
         except OSError as error:
-            self._end(f"it can not be answered: {error.strerror}")
+            self._unanswered(error)
             return
         if isinstance(admission.answer, Refusal):
             self._end(admission.answer.reason)
@@ -239,6 +243,24 @@ class Connection(asyncio.Protocol):
         self._house.gate.greeted(self._caller, self._end)
         self._unpacker.limit(_WATCHER_LIMIT if isinstance(request, Observe) else REQUEST_LIMIT)
         self._late.cancel()
+
+    def _unanswered(self, error: OSError) -> None:
+        """The peer has gone, or can not be given the segments.
+
+        A session that had its slot before and left while it attached again says so behind its Attach: it is read on.
+        """
+        self._free_unused()
+        if self._slot < 0 or not isinstance(error, ConnectionError):
+            self._end(f"it can not be answered: {error.strerror}")
+
+    def _free_unused(self) -> None:
+        """Frees a slot that was given just now, whose segments nobody got. A slot that the session had before stays.
+
+        It has to be done at once: the same session may attach over another connection next, and use the slot.
+        """
+        if self._slot >= 0 and not self._had_slot:
+            self._service.detach(self._slot)
+            self._slot = -1
 
     def _admit(self, request: Attach | Observe, connection: socket.socket) -> Admission:
         if request.build != BUILD:
@@ -250,6 +272,7 @@ class Connection(asyncio.Protocol):
         try:
             return self._admit_peer(request, peer)
         except ShmError as error:
+            self._free_unused()
             return _refuse(str(error))
         finally:
             os.close(peer.pidfd)
@@ -261,6 +284,7 @@ class Connection(asyncio.Protocol):
             return _refuse(f"user {peer.uid} may not attach: see access.users and access.groups")
         if isinstance(request, Observe):
             return Admission(self._service.observe(), segments.read_only_descriptors())
+        self._had_slot = self._service.has_slot(peer, request)
         answer = self._service.attach(peer, request)
         if isinstance(answer, Refusal):
             return Admission(answer)

@@ -45,7 +45,7 @@ from .pinning import Pinning
 from .plan import short_index
 from .reaper import Reaper
 from .shortage import Shortage
-from .slots import why_no_slot
+from .slots import has_slot, why_no_slot
 from .walks import Walks
 
 log = logging.getLogger(__name__)
@@ -104,6 +104,10 @@ class Service:
         """How many who had this slot have let go of it, or are gone: whose it is now is told by no number but this."""
         return self._reaper.ends(slot)
 
+    def has_slot(self, peer: Peer, request: Attach) -> bool:
+        """Whether the peer's session has one already."""
+        return has_slot(self._owner.takers(), peer.process, request.token % _U64)
+
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """A slot for the peer's session, its old one where it has one."""
         if not self._admits:
@@ -113,7 +117,7 @@ class Service:
         process, token, name = peer.process, request.token % _U64, printable(request.name)
         if why := why_no_slot(self._owner.takers(), process, token, self.disk.slots_kept):
             return Refusal(why)
-        pidfd = os.dup(peer.pidfd)  # before there is a slot: without one nothing would ever free it
+        pidfd = os.dup(peer.pidfd)  # before the slot is taken: without a pidfd the slot would never be freed
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
         point("service.attached")
         self._owner.keep_only(slot, request.holds)

@@ -21,6 +21,8 @@ from .protocol import (
     REQUEST_LIMIT,
     Answer,
     Attach,
+    Detach,
+    Detached,
     Observe,
     ProtocolError,
     Refusal,
@@ -37,6 +39,9 @@ _DESCRIPTORS = 3
 _CROWDED = "the daemon lets nobody in, too many are waiting"
 _TIMEVAL = struct.Struct("@ll")
 _SHORTEST_S = 1e-3  # 0 would be for ever
+_DETACH = 1  # the number of a link's only numbered Detach
+_LOOK_S = 60.0
+_OTHER_READS_S = 0.005
 
 
 class LinkError(Exception):
@@ -72,6 +77,8 @@ class Link:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._reading = threading.Lock()
         self._stopped = False
+        self._cut = False  # in the middle of a request: what is sent behind it would be read as its rest
+        self._detached = False
         self._broken = ""
         self._watched = select.POLLRDHUP
         try:
@@ -112,9 +119,28 @@ class Link:
         if not self._sending.acquire(timeout=max(0.0, deadline)):
             raise LinkError("the daemon takes no requests")
         try:
+            if self._cut:
+                raise LinkError("a request was sent by half: the daemon understands no other over this connection")
             self._send_all(memoryview(data), ends)
         finally:
             self._sending.release()
+
+    def detach(self, deadline: float) -> None:
+        """Sends Detach, also behind an Attach that is not answered yet: the slot of this link is free, now or soon.
+
+        Raises LinkError if it could not be sent within the deadline.
+        """
+        self.send(Detach(_DETACH), deadline)
+
+    def wait_detached(self) -> bool:
+        """Waits until the daemon has freed the slot, however long that takes; False if the link ends before."""
+        try:
+            while not self._detached:
+                if not self.read(_LOOK_S):
+                    time.sleep(_OTHER_READS_S)
+        except LinkError:
+            return self._detached
+        return True
 
     def read(self, deadline: float) -> list[Answer]:
         """The answers that come next; none if none comes in time, or while another thread reads."""
@@ -201,6 +227,7 @@ class Link:
                 point("link.sent")
         finally:
             if 0 < sent < len(data):
+                self._cut = True
                 self.stop()
 
     def _send_some(self, data: memoryview, ends: float) -> int:
@@ -240,7 +267,9 @@ class Link:
     def _read(self, data: bytes) -> Iterator[Answer]:
         try:
             for body in self._unpacker.feed(data):
-                yield read_answer(body)
+                answer = read_answer(body)
+                self._detached |= isinstance(answer, Detached)
+                yield answer
         except ProtocolError as error:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
 

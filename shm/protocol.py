@@ -192,11 +192,22 @@ class Findings(_Message, frozen=True):
 
 
 class Detach(_Message, frozen=True):
-    """From an engine that touches nothing any more: its slot may go to another."""
+    """From an engine that touches nothing any more: its slot may go to another. number: 0 asks for no answer.
+
+    May follow Attach at once, for an engine that leaves while it attaches.
+    """
+
+    number: int = 0
+
+
+class Detached(_Message, frozen=True):
+    """Answers Detach once the slot is free."""
+
+    number: int
 
 
 Request: TypeAlias = Attach | Observe | Reserve | Fetch | Flush | Save | Resize | Check | Detach
-Answer: TypeAlias = Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Resized | Findings
+Answer: TypeAlias = Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Resized | Findings | Detached
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
