@@ -130,9 +130,10 @@ class Reservation:
     def write_all(self, pages: HostPages, threads: int) -> None:
         """Copies the memory of all pages into those that were granted, each at this writer's part."""
         offsets = pages.sizes[self._open] * self._part.index
-        for offset, which in [(offset, self._open[offsets == offset]) for offset in np.unique(offsets)]:
+        # Not np.unique: its first call imports numpy.ma, and a child that is forked meanwhile can import that no more.
+        for offset, which in [(offset, self._open[offsets == offset]) for offset in set(offsets.tolist())]:
             memory = HostPages(pages.addresses[which], pages.sizes[which], pages.owners)
-            copied = self._copy(which, memory, int(offset), threads)
+            copied = self._copy(which, memory, offset, threads)
             self._give_up(which[copied:])
 
     def gather(self, pages: Blocks, threads: int = 1) -> None:
@@ -168,7 +169,7 @@ class Reservation:
 
         The caller guarantees that nobody, no GPU either, writes to them any more.
         """
-        self._give_up(self._open if pages is None else np.intersect1d(pages, self._open))
+        self._give_up(self._open if pages is None else self._those_open(pages))
 
     def keep(self) -> None:
         """Neither publishes nor gives up what is open: it comes back when this process ends.
@@ -218,9 +219,12 @@ class Reservation:
         if pages is None:
             pages, self._open = self._open, self._open[:0]
         else:
-            pages = np.intersect1d(pages, self._open)
+            pages = self._those_open(pages)
             self._open = np.setdiff1d(self._open, pages, assume_unique=True)
         return pages
+
+    def _those_open(self, pages: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        return self._open[np.isin(self._open, pages)]
 
     def _refuse(self, pages: npt.NDArray[np.intp]) -> None:
         for page in pages:

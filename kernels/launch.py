@@ -171,7 +171,7 @@ def _units(transfer: Transfer) -> Table:
 
 def _groups(planes: Table, units: Table) -> list[Group]:
     groups, begin = [], 0
-    for unit in np.unique(units)[::-1].tolist():
+    for unit in sorted(set(units.tolist()), reverse=True):
         rows = np.flatnonzero(units == unit)
         groups.append(Group(unit, rows, begin, planes[rows, 6] * (planes[rows, 7] // unit)))
         begin += len(rows)
