@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import msgspec
 
 from ..kernels.host_copy import require_host
 from ..kernels.page import PageOrder, Shard
 from ..kernels.slots import SlotMap
 from ..kernels.transfer import PagedCache, Transfer
+from ..shm.cached import CachedProperty
 from .keys import Namespace
 from .part import Part
 
@@ -41,14 +40,14 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
         self.slots.require_whole(count)
         return self.storing
 
-    @cached_property
+    @CachedProperty
     def loading(self) -> Transfer:
         """Raises ValueError for a cache that is not in host memory, and as PagedCache.loading does."""
         transfer = self.cache.loading(self.slots)
         require_host(transfer)
         return transfer
 
-    @cached_property
+    @CachedProperty
     def storing(self) -> tuple[Transfer, ...]:
         """Raises ValueError for a cache that is not in host memory, and as PagedCache.storing does."""
         transfers = self.cache.storing(self.slots)

@@ -45,6 +45,10 @@ class Client:
     log, and the client attaches again by itself. Threads may share a client. A forked child misses, and attaches anew
     with its first call.
 
+    It attaches in the background. store(), reserve() and load() wait within their timeout for an attachment that is
+    under way: where a daemon's socket answers, and not where there is no daemon or it refuses. match(), prefetch() and
+    reserve_soon() never wait for it.
+
     Args:
         socket: the control socket's path; None: where default_socket() says, asked anew at each attempt.
         deadline: seconds that a call may wait for the daemon, where the call itself says nothing else.
@@ -93,6 +97,9 @@ class Client:
 
         Each call counts as one lookup; a request that matches again calls rematch(). Pinned pages count as tokens from
         memory, pages behind them in the tier where they were found once load() has copied them, all others as missed.
+
+        A page that this client has pinned 65,535 times already, by as many unreleased matches, is a miss and ends the
+        prefix.
         """
         session = self._member.session
         if session is None or not session.usable:
@@ -195,6 +202,7 @@ class Client:
         ends = time.monotonic() + seconds
         # The disk works while memory is copied. It is given a little less time than there is, so that what is not
         # heard of in time is the daemon's fault.
+        self._mine().wait_attachment(seconds)
         prefetch = self._fetch(behind.rest.data, seconds - min(ANSWER_S, seconds / 8), seconds)
         try:
             done = to.copy(match, 0)
@@ -301,7 +309,8 @@ class Client:
         """Lets go of everything; matches that are still held can not be loaded any more. May be called again.
 
         A client that is dropped is closed, too. Waits for copies that go on, at most the client's deadline: after that
-        the rest is done when they end.
+        the rest is done when they end. Where the daemon is away or stopped, a thread of this process gives the slot
+        back once a daemon answers.
         """
         self._closed = True
         if not self._member.foreign:

@@ -17,7 +17,6 @@ digits. A field that is added, renamed or moved needs a new number in the tag.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from hashlib import sha256
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, overload
@@ -26,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..shm.cached import CachedProperty
 from .digests import HASH_BYTES, all_bytes, digests_of, is_sequence, mixed_into
 from .tokens import TOKEN_BYTES, Tokens, token_ids
 
@@ -125,12 +125,12 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _fields(self) -> Iterator[tuple[str, object]]:
         return ((field, getattr(self, field)) for field in self.__struct_fields__)
 
-    @cached_property
+    @CachedProperty
     def digest(self) -> bytes:
         """32 bytes that stand for all fields; where every chain of keys begins."""
         return sha256(_TAG + b"".join(_sized(field) + _sized(str(value)) for field, value in self._fields())).digest()
 
-    @cached_property
+    @CachedProperty
     def name(self) -> str:
         """A short label for people: the model without its folder, and 8 hex digits of the digest."""
         model = self.model.rstrip("/").rpartition("/")[2][:_LABEL_CHARACTERS]

@@ -31,6 +31,8 @@ class Handover(msgspec.Struct, frozen=True):
 class Match(Pins):
     """The longest cached prefix of some keys, pinned: what is in it can be loaded until release() or `with` ends.
 
+    A client can pin a page 65,535 times at once; another match of it is a miss from that page on.
+
     Where a daemon gives its memory back meanwhile, as a stop does, what is not being copied by then is a miss.
 
     len() is the number of pages. Made by Client.match and Client.adopt. Pickling one gives a Handover.

@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from typing import Final, TypeAlias
 
 import msgspec
 
+from ..shm.cached import CachedProperty
 from .views import View
 
 _MOST: Final = 1 << 62
@@ -191,7 +192,7 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The number of tokens in a block; 1 where every token has its own slot."""
         return self.planes[0].tokens
 
-    @cached_property
+    @CachedProperty
     def by_layer(self) -> tuple[tuple[Plane, ...], ...]:
         """The planes of each layer."""
         return tuple(tuple(planes) for _, planes in groupby(self.planes, lambda plane: plane.layer))

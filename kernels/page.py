@@ -8,12 +8,12 @@ between two planes are never written and have no meaning.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from hashlib import sha256
 from typing import Final
 
 import msgspec
 
+from ..shm.cached import CachedProperty
 from .layout import CacheLayout, LayoutError, Plane
 
 ALIGNMENT: Final = 16
@@ -83,17 +83,17 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
         planes = [own[at if layers == len(own) else 0] for at in range(layers)]
         return cls(tokens, tuple(tuple(_with_heads(row, heads) for row in layer) for layer in planes))
 
-    @cached_property
+    @CachedProperty
     def offsets(self) -> tuple[tuple[int, ...], ...]:
         """The offset of each plane in the page, layer by layer."""
         return self._laid_out[0]
 
-    @cached_property
+    @CachedProperty
     def nbytes(self) -> int:
         """The size of a page in bytes."""
         return self._laid_out[1]
 
-    @cached_property
+    @CachedProperty
     def _laid_out(self) -> tuple[tuple[tuple[int, ...], ...], int]:
         at, offsets = 0, []
         for layer in self.layers:
@@ -104,7 +104,7 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
             offsets.append(tuple(begins))
         return tuple(offsets), at
 
-    @cached_property
+    @CachedProperty
     def layout(self) -> str:
         """The text for Namespace.layout: equal only for pages whose bytes have the same meaning."""
         return f"page-1-{sha256(_VERSION + msgspec.msgpack.encode(self)).hexdigest()[:32]}"

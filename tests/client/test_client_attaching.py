@@ -1,0 +1,293 @@
+"""Clients that leave, fork or end while they attach: no slot stays taken while their process lives on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dying import in_child
+from pagetier.client import Client
+from pagetier.shm.link import LinkError
+from running import START_S, RunningDaemon, eventually, namespace
+
+KEYS = namespace().keys(range(160))
+MORE = namespace().keys(range(5000, 5160))
+PAGES = np.random.default_rng(1).integers(0, 256, (10, 100_000), dtype=np.uint8)
+AT_ONCE_S = 1.0
+LONGEST_MOMENT_S = 0.004  # longer than attaching takes
+
+
+def nobody_is_attached(daemon: RunningDaemon) -> bool:
+    """In a crowd that greets, who looks may be sent away to come again."""
+    try:
+        return not daemon.slots()
+    except LinkError:
+        return False
+
+
+def attaches_at_once(daemon: RunningDaemon) -> bool:
+    """Whether one more client attaches, and leaves no slot taken."""
+    with Client(daemon.socket) as client:
+        attached = client.wait_attached(AT_ONCE_S)
+    return attached and eventually(lambda: nobody_is_attached(daemon))
+
+
+def at_once(_: random.Random) -> None:
+    """No time at all."""
+
+
+def some_time(chance: random.Random) -> None:
+    time.sleep(chance.uniform(0, LONGEST_MOMENT_S))
+
+
+@pytest.mark.parametrize("moment", [at_once, some_time])
+def test_clients_that_are_closed_while_they_attach_leave_no_slot(moment: Callable[[random.Random], None]) -> None:
+    chance = random.Random(17)
+    with RunningDaemon() as daemon:
+        for _ in range(1000):
+            with Client(daemon.socket) as client:
+                moment(chance)
+                client.match(KEYS)
+        assert attaches_at_once(daemon)
+        assert "this process has" not in daemon.log.read_text(), "slots were never short"
+
+
+def test_clients_that_are_dropped_while_they_attach_leave_no_slot() -> None:
+    """Nobody closes them but the garbage collector."""
+    with RunningDaemon() as daemon:
+        for _ in range(300):
+            Client(daemon.socket).match(KEYS)
+        assert eventually(lambda: nobody_is_attached(daemon))
+        assert attaches_at_once(daemon)
+
+
+def test_clients_that_are_closed_while_the_daemon_is_stopped_leave_no_slot() -> None:
+    """Before it has read their Attach, and after that: it is stopped at any moment of theirs."""
+    chance = random.Random(17)
+    with RunningDaemon() as daemon:
+        for _ in range(6):
+            clients = [Client(daemon.socket, deadline=0.2) for _ in range(10)]
+            some_time(chance)
+            daemon.signal(signal.SIGSTOP)
+            clients += [Client(daemon.socket, deadline=0.2) for _ in range(10)]
+            for client in clients:
+                some_time(chance)
+                client.close()
+            daemon.signal(signal.SIGCONT)
+            assert eventually(lambda: nobody_is_attached(daemon), START_S)
+        assert attaches_at_once(daemon)
+
+
+def test_a_crowd_that_leaves_a_stopped_daemon_leaves_no_slot() -> None:
+    """More than its queue has room for."""
+    with RunningDaemon() as daemon:
+        daemon.signal(signal.SIGSTOP)
+        for _ in range(200):
+            Client(daemon.socket, deadline=0.01).close()
+        daemon.signal(signal.SIGCONT)
+        assert eventually(lambda: nobody_is_attached(daemon))
+        assert attaches_at_once(daemon)
+
+
+@pytest.mark.parametrize("closed_while", ["it is dead", "it is stopped"])
+def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one(closed_while: str) -> None:
+    """The segments keep the slot, and its process lives: nobody but the client itself can tell that it is free."""
+    with RunningDaemon() as daemon, daemon.client() as other:
+        client = daemon.client()
+        assert client.store(KEYS, PAGES).stored == 10
+        match = client.match(KEYS)
+        daemon.signal(signal.SIGKILL if closed_while == "it is dead" else signal.SIGSTOP)
+        assert eventually(lambda: not client.attached) or closed_while == "it is stopped"
+        began = time.monotonic()
+        client.close()
+        assert time.monotonic() - began < AT_ONCE_S, "nobody is waited for"
+        assert not match.held or client.load(match, np.zeros_like(PAGES)) == 0
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        daemon.start()
+        assert other.wait_attached(START_S)
+        assert eventually(lambda: len(daemon.slots()) == 1, START_S)
+        assert other.store(MORE, PAGES).stored == 10
+
+
+def test_a_client_that_is_closed_while_it_attaches_again_leaves_no_slot() -> None:
+    chance = random.Random(17)
+    with RunningDaemon() as daemon:
+        for _ in range(4):
+            clients = [daemon.client() for _ in range(10)]
+            daemon.kill()
+            daemon.start()
+            for client in clients:
+                some_time(chance)
+                client.close()
+            assert eventually(lambda: nobody_is_attached(daemon), START_S)
+
+
+def test_a_client_that_is_closed_after_the_daemon_gave_its_memory_back_ends() -> None:
+    """There is no slot any more, and nobody to tell."""
+    with RunningDaemon() as daemon:
+        client = daemon.client()
+        assert daemon.stop() == 0
+        client.close()
+        assert eventually(lambda: not any(thread.name == "pagetier-keeper" for thread in threading.enumerate()))
+        daemon.start()
+
+
+def test_a_process_that_forks_while_it_attaches() -> None:
+    """The child has a slot of its own, the parent keeps the one that is on its way."""
+    chance = random.Random(17)
+    with RunningDaemon() as daemon:
+        for _ in range(40):
+            with Client(daemon.socket) as client:
+                some_time(chance)
+
+                def child(client: Client = client) -> None:
+                    client.match(KEYS)
+                    assert client.wait_attached(START_S)
+                    client.close()
+
+                assert in_child(child) == 0
+                assert client.wait_attached(AT_ONCE_S)
+        assert eventually(lambda: nobody_is_attached(daemon))
+
+
+_ENDS = """
+import sys, time
+from pagetier.client import Client
+client = Client(sys.argv[1])
+time.sleep(float(sys.argv[2]))
+if sys.argv[3] == "close":
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "close"])
+def test_an_interpreter_that_ends_while_it_attaches(how: str) -> None:
+    chance = random.Random(17)
+    with RunningDaemon() as daemon:
+        for _ in range(4):
+            moment = str(chance.uniform(0, LONGEST_MOMENT_S))
+            command = [sys.executable, "-c", _ENDS, daemon.socket, moment, how]
+            ended = subprocess.run(command, capture_output=True, check=True)
+            assert ended.stderr == b""
+        assert eventually(lambda: nobody_is_attached(daemon))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may hit a callback of Python's own
+def test_a_keyboard_interrupt_while_it_attaches() -> None:
+    chance = random.Random(17)
+    with RunningDaemon() as daemon:
+        for _ in range(60):
+            before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
+            try:
+                with Client(daemon.socket) as client:
+                    client.wait_attached(START_S)
+                    time.sleep(1.0)
+            except KeyboardInterrupt:
+                client = None  # type: ignore[assignment]
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+        assert eventually(lambda: nobody_is_attached(daemon))
+
+
+_SHORT_OF_ADDRESSES = """
+import logging, resource, sys, time
+from pagetier.client import Client
+logging.basicConfig(format="%(message)s")
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
+client = Client(sys.argv[1])
+assert not client.wait_attached(1.0)
+sys.stdin.readline()
+"""
+
+
+def test_a_limit_on_the_address_space_is_named() -> None:
+    """It is no missing daemon, and who can not map the segments keeps no slot."""
+    with RunningDaemon("512MiB", "1MiB", "--arena-prefault", "lazy") as daemon:
+        command = [sys.executable, "-c", _SHORT_OF_ADDRESSES, daemon.socket]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
+            assert engine.stderr is not None
+            line = engine.stderr.readline().decode()
+            assert "cannot map the daemon's segments of 0.5 GiB" in line and "RLIMIT_AS, ulimit -v" in line, line
+            assert "no daemon" not in line
+            assert eventually(lambda: nobody_is_attached(daemon))
+            engine.communicate(b"\n")
+            assert engine.returncode == 0
+
+
+# ---- the first calls
+
+
+def test_a_first_store_waits_for_the_attachment() -> None:
+    with RunningDaemon() as daemon:
+        for _ in range(5):
+            with Client(daemon.socket) as client:
+                result = client.store(KEYS, PAGES)
+                assert result.stored + result.present == 10, result
+        with Client(daemon.socket) as client, client.reserve(MORE, PAGES.shape[1]) as reservation:
+            assert reservation.granted.size == 10
+
+
+def test_a_first_match_and_what_is_asked_for_soon_wait_for_nobody() -> None:
+    with RunningDaemon() as daemon:
+        daemon.signal(signal.SIGSTOP)
+        with Client(daemon.socket) as client:
+            began = time.monotonic()
+            assert len(client.match(KEYS)) == 0
+            assert client.prefetch(KEYS).ready and client.reserve_soon(KEYS, 8).ready
+            assert client.store(KEYS, PAGES, deadline=0).refused == 10
+            assert time.monotonic() - began < AT_ONCE_S / 4
+        daemon.signal(signal.SIGCONT)
+
+
+def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches() -> None:
+    with RunningDaemon() as daemon:
+        daemon.signal(signal.SIGSTOP)
+        with Client(daemon.socket, deadline=0.5) as client:
+            for least, most in ((0.5, 1.5), (0.0, 0.25), (0.0, 0.25)):
+                began = time.monotonic()
+                assert client.store(KEYS, PAGES).refused == 10
+                assert least <= time.monotonic() - began < most
+            daemon.signal(signal.SIGCONT)
+            assert client.wait_attached(START_S)
+            assert client.store(KEYS, PAGES).stored == 10
+
+
+@pytest.mark.parametrize("there", ["nothing", "a socket of the dead"])
+def test_without_a_daemon_the_first_store_is_refused_at_once(there: str, tmp_path: Path) -> None:
+    path = tmp_path / "pagetier.sock"
+    if there != "nothing":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(os.fspath(path))
+    with Client(path, deadline=30) as client:
+        for _ in range(20):
+            began = time.monotonic()
+            assert client.store(KEYS, PAGES).refused == 10
+            assert time.monotonic() - began < AT_ONCE_S
+            time.sleep(0.01)
+
+
+def test_who_is_refused_is_told_so_at_once() -> None:
+    with RunningDaemon() as daemon:
+        clients = [daemon.client() for _ in range(14)]
+        with Client(daemon.socket, deadline=30) as client:
+            began = time.monotonic()
+            assert client.store(KEYS, PAGES).refused == 10
+            assert time.monotonic() - began < 5
+        for one in clients:
+            one.close()
+        assert attaches_at_once(daemon)
