@@ -250,8 +250,10 @@ class Connection(asyncio.Protocol):
         A session that had its slot before and left while it attached again says so behind its Attach: it is read on.
         """
         self._free_unused()
-        if self._slot < 0 or not isinstance(error, ConnectionError):
+        if not isinstance(error, ConnectionError):
             self._end(f"it can not be answered: {error.strerror}")
+        elif self._slot < 0:
+            self._transport.close()
 
     def _free_unused(self) -> None:
         """Frees a slot that was given just now, whose segments nobody got. A slot that the session had before stays.

@@ -61,7 +61,8 @@ def store_blocks():
 
 def reserve():
     with client.reserve(keys(3), 1000) as room:
-        room.write(0, PAGES[0])
+        if 0 in room.granted:
+            room.write(0, PAGES[0])
         room.publish(np.array([0]))
         room.abandon(np.array([1]))
 
@@ -103,8 +104,10 @@ call = globals()[sys.argv[3]]
 children, over = [], threading.Event()
 
 def first_call():
-    call()
-    over.set()
+    try:
+        call()
+    finally:
+        over.set()
 
 thread = threading.Thread(target=first_call)
 thread.start()
@@ -117,7 +120,7 @@ while not over.is_set() and len(children) < 60:
 thread.join()
 ends = time.monotonic() + 30
 for child in children:
-    while not os.waitpid(child, os.WNOHANG)[0]:
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > ends:
             for other in children:
                 try:
@@ -126,6 +129,7 @@ for child in children:
                     pass
             os._exit(3)
         time.sleep(0.001)
+    assert ended[1] == 0
 print(len(children))
 os._exit(0)
 """

@@ -29,6 +29,7 @@ from .paging import PAGE, SEED, SPACE, keys_of
 
 LONG_S: Final = 20.0
 _PATIENCE_S: Final = 3.0
+_MOMENT_S: Final = 0.002  # about as long as attaching takes
 _TOKENS, _BLOCKS, _HEADS, _DIM = 16, 8, 2, 64
 
 
@@ -180,6 +181,13 @@ class Actor:
     def close(self) -> None:
         """Detaches."""
         self._client.close()
+
+    def come_and_go(self) -> None:
+        """Others of this process, that are closed before they are attached, while they attach and when they are."""
+        for moment in (0.0, _MOMENT_S, LONG_S):
+            other = Client(self._socket, deadline=_PATIENCE_S, name="comes and goes")
+            other.wait_attached(moment)
+            other.close()
 
     def _ask(self, request: Any) -> Any:
         """As an administrator; None where the daemon goes meanwhile."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Final
+
+from running import eventually
 
 from .operation import KNOWN, Operation, Role
 from .paging import PAGES
@@ -194,6 +197,26 @@ class Leave(Operation):
         self.engine.order("close")
 
 
+class ComeAndGo(Operation):
+    """Clients of an engine are closed while they attach, and its process lives on: only they can tell of their slots."""
+
+    def act(self) -> None:
+        assert self.engine is not None
+        self.engine.order("come_and_go")
+
+    def done(self) -> bool:
+        return super().done() and self._slots_are_free()
+
+    def verify(self) -> bool:
+        """A closed client tells the next daemon, which it looks for once a second."""
+        return eventually(self._slots_are_free, _WAIT_S)
+
+    def _slots_are_free(self) -> bool:
+        """Whether an engine has the one that it is attached with."""
+        pids = Counter(slot["pid"] for slot in self.scene.daemon.observer().slots())
+        return all(pids[pid] <= 1 for pid in self.pids_of_engines())
+
+
 class Bury(Operation):
     """An engine is killed that holds pins, one that has reserved pages, and one that has stored its part of pages."""
 
@@ -263,6 +286,7 @@ OF_ENGINES: Final = (
     Overstay,
     Arrive,
     Leave,
+    ComeAndGo,
     Bury,
     FlushAll,
     DropIdle,

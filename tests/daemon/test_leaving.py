@@ -1,0 +1,98 @@
+"""Slots of peers that leave while they attach, or cannot be answered: free at once, and never while they may be used."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pagetier.shm._core import SLOTS
+from pagetier.shm.protocol import BUILD, Attach, Check, Detach, Detached, Findings, Welcome
+from running import RunningDaemon
+from serving import Peer, serving
+
+ROUNDS = 3 * SLOTS
+CROWD = 60  # fewer than are sent away for being silent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    with serving(tmp_path) as socket:
+        yield socket
+
+
+def attach(token: int) -> Attach:
+    return Attach(BUILD, token, "test")
+
+
+def slot_of(peer: Peer, token: int) -> int:
+    answer = peer.ask(attach(token))
+    assert isinstance(answer, Welcome), answer
+    return answer.slot
+
+
+def is_all_free(path: Path) -> bool:
+    """Whether a new session gets the first slot."""
+    with Peer(path) as peer:
+        slot = slot_of(peer, 1 << 40)
+        assert peer.ask(Detach(1)) == Detached(1)
+        return slot == 0
+
+
+def test_a_goodbye_with_a_number_is_confirmed_once_the_slot_is_free(path: Path) -> None:
+    with Peer(path) as peer, Peer(path) as other:
+        slot = slot_of(peer, 1)
+        assert peer.ask(Detach(7)) == Detached(7)
+        assert slot_of(other, 2) == slot
+        assert peer.ask(Check(1)) == Findings(1, []), "it stays connected"
+        assert other.ask(Detach(1)) == Detached(1)
+
+
+def test_a_goodbye_without_a_number_is_not_answered(path: Path) -> None:
+    with Peer(path) as peer:
+        slot_of(peer, 1)
+        assert peer.ask(Detach(), Check(1)) == Findings(1, [])
+
+
+def test_a_goodbye_behind_the_greeting_is_read(path: Path) -> None:
+    for token in range(ROUNDS):
+        with Peer(path) as peer:
+            assert isinstance(peer.ask(attach(token), Detach(1)), Welcome)
+            assert peer.answer() == Detached(1)
+    assert is_all_free(path)
+
+
+@pytest.mark.parametrize("goodbye", [(), (Detach(1),), (Detach(),)], ids=["none", "numbered", "plain"])
+def test_who_is_gone_before_it_is_answered_has_no_slot(goodbye: tuple[Detach, ...]) -> None:
+    """Its Attach is read after its end, and nobody ever has the segments of this slot."""
+    with RunningDaemon() as daemon:
+        daemon.signal(signal.SIGSTOP)
+        for token in range(CROWD):
+            with Peer(daemon.socket) as peer:
+                peer.send(attach(token), *goodbye)
+        daemon.signal(signal.SIGCONT)
+        assert daemon.slots() == [], "who looks is answered after them"
+        assert "its connection is closed" not in daemon.log.read_text(), "leaving is nothing to complain of"
+
+
+def test_a_slot_that_its_session_uses_stays_when_an_old_connection_of_it_can_not_be_answered(path: Path) -> None:
+    with Peer(path) as uses, Peer(path) as other:
+        slot = slot_of(uses, 1)
+        for _ in range(20):
+            with Peer(path) as old:
+                old.send(attach(1))
+        assert slot_of(other, 2) != slot
+        assert other.ask(Detach(1)) == Detached(1)
+        assert uses.ask(Detach(1)) == Detached(1), "it is still its own"
+    assert is_all_free(path)
+
+
+def test_a_session_that_had_its_slot_and_leaves_while_it_attaches_again_is_heard(path: Path) -> None:
+    for token in range(20):
+        with Peer(path) as first:
+            slot_of(first, token)
+        with Peer(path) as again:
+            again.send(attach(token), Detach(1))
+    assert is_all_free(path)
