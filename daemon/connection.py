@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -287,6 +288,8 @@ class Connection(asyncio.Protocol):
         if isinstance(request, Observe):
             return Admission(self._service.observe(), segments.read_only_descriptors())
         self._had_slot = self._service.has_slot(peer, request)
+        if not self._had_slot and _has_gone(self._transport.get_extra_info("socket")):
+            raise BrokenPipeError  # its session may have ended: a daemon that died over its slot would leave it taken
         answer = self._service.attach(peer, request)
         if isinstance(answer, Refusal):
             return Admission(answer)
@@ -306,6 +309,13 @@ def _answer(connection: socket.socket, admission: Admission) -> None:
     finally:
         for descriptor in admission.descriptors:
             os.close(descriptor)
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the peer has closed its end."""
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)  # POLLHUP comes unasked
+    return bool(poll.poll(0))
 
 
 def _refuse(reason: str) -> Admission:

@@ -178,7 +178,7 @@ def test_an_interpreter_that_ends_while_it_attaches(how: str) -> None:
     with RunningDaemon() as daemon:
         for _ in range(4):
             moment = str(chance.uniform(0, LONGEST_MOMENT_S))
-            command = [sys.executable, "-c", _ENDS, daemon.socket, moment, how]
+            command = [sys.executable, "-c", _ENDS, str(daemon.socket), moment, how]
             ended = subprocess.run(command, capture_output=True, check=True)
             assert ended.stderr == b""
         assert eventually(lambda: nobody_is_attached(daemon))
@@ -196,7 +196,7 @@ def test_a_keyboard_interrupt_while_it_attaches() -> None:
                     client.wait_attached(START_S)
                     time.sleep(1.0)
             except KeyboardInterrupt:
-                client = None  # type: ignore[assignment]
+                pass
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
@@ -218,7 +218,7 @@ sys.stdin.readline()
 def test_a_limit_on_the_address_space_is_named() -> None:
     """It is no missing daemon, and who can not map the segments keeps no slot."""
     with RunningDaemon("512MiB", "1MiB", "--arena-prefault", "lazy") as daemon:
-        command = [sys.executable, "-c", _SHORT_OF_ADDRESSES, daemon.socket]
+        command = [sys.executable, "-c", _SHORT_OF_ADDRESSES, str(daemon.socket)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
             assert engine.stderr is not None
             line = engine.stderr.readline().decode()

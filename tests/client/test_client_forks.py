@@ -145,7 +145,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def run(program: str, daemon: RunningDaemon, call: str) -> str:
-    command = [sys.executable, "-c", program, SUPPORT, daemon.socket, call]
+    command = [sys.executable, "-c", program, str(SUPPORT), str(daemon.socket), call]
     done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False, env=dict(os.environ))
     assert done.returncode == 0, f"{done.returncode} {done.stderr.decode()}"
     return done.stdout.decode().strip()

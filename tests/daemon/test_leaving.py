@@ -1,4 +1,4 @@
-"""Slots of peers that leave while they attach, or cannot be answered: free at once, and never while they may be used."""
+"""Slots of peers that leave while they attach: free at once, and never while they may be used."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Leave(Operation):
 
 
 class ComeAndGo(Operation):
-    """Clients of an engine are closed while they attach, and its process lives on: only they can tell of their slots."""
+    """Clients of an engine are closed while they attach. Its process lives on: only they can tell of their slots."""
 
     def act(self) -> None:
         assert self.engine is not None
