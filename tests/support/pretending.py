@@ -17,6 +17,8 @@ from memory import DAY_NS, Memory, attach
 from pagetier.shm.protocol import (
     Answer,
     Attach,
+    Detach,
+    Detached,
     Refusal,
     Request,
     Reserve,
@@ -91,6 +93,8 @@ class PretendedDaemon:
             request = peer.next()
             if isinstance(request, Reserve):
                 self.asked.put((peer, request))
+            if isinstance(request, Detach) and request.number:
+                peer.send(Detached(request.number))
 
     def next(self) -> tuple[Peer, Reserve]:
         """What is asked next."""
