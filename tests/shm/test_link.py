@@ -26,6 +26,8 @@ def test_a_peer_that_reads_nothing(deadline: float) -> None:
             link.send(BIG, deadline)
         assert time.monotonic() - began < max(0.0, deadline) + SLACK_S
         assert not link.watch()
+        with pytest.raises(LinkError, match="by half"):
+            link.detach(SOON_S)
 
 
 def test_a_message_that_could_not_begin_leaves_the_link_alone() -> None:
