@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
-TEXT = (".md", ".py", ".pyi", ".c", ".h", ".toml", ".service", ".conf", ".yml", ".yaml", ".json", ".pml", ".1", ".5", ".8")
+TEXT = tuple(".md .py .pyi .c .h .toml .service .conf .yml .yaml .json .pml .1 .5 .8".split())
 UNCHECKED = ("bench/results/", "CONTRIBUTING.md", ".ci/check_style.py")
 
 # Words that hide the subject of a sentence, or stand for a technical term that the glossary has.
@@ -71,7 +71,7 @@ def _markdown(texts: dict[str, str]) -> list[str]:
     return [
         f"{place}: wrap at {MARKDOWN_COLUMNS} columns"
         for place, line in _lines(texts, ".md")
-        if len(line) > MARKDOWN_COLUMNS and "|" not in line and "http" not in line and not line.startswith(("    ", "```"))
+        if len(line) > MARKDOWN_COLUMNS and not ("|" in line or "http" in line or line.startswith(("    ", "```")))
     ]
 
 

@@ -93,7 +93,7 @@ def test_why_a_part_is_begun_anew_is_told() -> None:
             file.write_bytes(data)
         daemon.open()
         daemon.pagetier("flush", "--all", "--yes")
-        assert eventually(lambda: bool(daemon.lines("which verification does not detect: it is rebuilt empty")), WAIT_S), daemon.told()
+        assert eventually(lambda: bool(daemon.lines("which verification does not detect")), WAIT_S), daemon.told()
         assert daemon.until(lambda disk: "data.mdb is missing" in disk.opened), daemon.told()
         with Engine(daemon) as engine:
             engine.goes_on(1000)
