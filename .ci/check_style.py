@@ -13,8 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
-TEXT = tuple(
-    [".md", ".py", ".pyi", ".c", ".h", ".toml", ".service", ".conf", ".yml", ".yaml", ".json", ".pml", ".1", ".5", ".8"]
+TEXT = (
+    *(".md", ".py", ".pyi", ".c", ".h", ".pml", ".toml", ".yml", ".yaml", ".json"),
+    *(".service", ".conf", ".1", ".5", ".8"),
 )
 UNCHECKED = ("bench/results/", "CONTRIBUTING.md", ".ci/check_style.py")
 
