@@ -8,7 +8,7 @@ INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
 JOBS ?= 2
-TYPED := .typing/pagetier $(wildcard tests bench examples)
+TYPED := src/pagetier $(wildcard tests bench examples)
 STRESS := $(wildcard tests/shm/stress/Makefile)
 # Chance breaks a promise once, and keeps it the next time.
 NO_SECOND_CHANCE := ! grep -qs 'test_nothing_is_lost_when_anything_dies' .cache/pytest/v/cache/lastfailed
@@ -75,7 +75,7 @@ $(VENV)/.kernels: $(VENV)/.made $(PINS)
 
 .PRECIOUS: .engines/%/.made .engines/%/.ready
 
-$(CORE): shm/_core.c $(wildcard shm/*/*.h) setup.py | $(VENV)/.made
+$(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
 	@$(BIN)/python setup.py --quiet build_ext --inplace --force
 
@@ -122,15 +122,15 @@ models: $(VENV)/.dev
 .PHONY: sweep
 sweep: venv
 	@echo "== death and standstill in each operation, at all points that it crosses"
-	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/test_sweep.py
+	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/test_kill_points.py
 
 .PHONY: crash
 crash: venv
 	@echo "== random death"
-	@PYTHONPATH=tests/crash:tests/support OPENBLAS_NUM_THREADS=1 $(BIN)/python -m storm --minutes $(or $(MINUTES),20)
+	@PYTHONPATH=tests/crash:tests/harness OPENBLAS_NUM_THREADS=1 $(BIN)/python -m chaos --minutes $(or $(MINUTES),20)
 
 .PHONY: soak load
-soak load: export PYTHONPATH := tests/crash:tests/support:bench
+soak load: export PYTHONPATH := tests/crash:tests/harness:bench
 soak load: export OPENBLAS_NUM_THREADS := 1
 soak: venv
 	@echo "== a long run"
@@ -143,7 +143,7 @@ load: venv
 .PHONY: faults
 faults: venv
 	@echo "== faults of the disk, power loss, damage"
-	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(wildcard tests/crash/test_faults_*.py tests/crash/test_power_*.py tests/crash/test_damage_*.py)
+	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(wildcard tests/crash/test_disk_faults_*.py tests/crash/test_power_*.py tests/crash/test_*_corruption*.py)
 
 test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \
@@ -153,18 +153,18 @@ test-engines: core $(VLLM:%=.engines/%/.ready)
 	done
 
 man: venv
-	@$(BIN)/python -m pagetier.daemon.manual docs
+	@$(BIN)/python -m pagetier.daemon.man docs
 
 bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
 	@$(BIN)/python bench/hostcopy.py
 	@$(BIN)/python bench/disk.py
 	@$(BIN)/python bench/overlap.py
-	@$(BIN)/python bench/idle.py
+	@$(BIN)/python bench/cpu_idle.py
 	@$(or $(wildcard .engines/0.32/bin/python),$(BIN)/python) bench/engines.py
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
-	@$(BIN)/python bench/gpu_death.py
+	@$(BIN)/python bench/gpu_process_death.py
 
 clean:
 	@rm -rf build dist .cache .*_cache .hypothesis *.egg-info shm/_core*.so

@@ -5,16 +5,10 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
-ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
 UNITS = "pagetier.systemd"  # files that `pagetier unit` hands out
 PYTHON_ABI = "0x030B0000"  # the stable ABI of CPython 3.11
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("WERROR") == "1" else []
-
-
-def packages_of(room: str) -> list[str]:
-    """Name the room's package and those below it."""
-    return [f"pagetier.{room}", *(f"pagetier.{room}.{name}" for name in find_packages(room))]
 
 
 def manual() -> list[tuple[str, list[str]]]:
@@ -35,9 +29,9 @@ def _files_in(folder: Path) -> list[str]:
 
 core = Extension(
     "pagetier.shm._core",
-    sources=["shm/_core.c"],
-    depends=sorted(map(str, Path("shm").rglob("*.h"))),
-    include_dirs=["shm"],
+    sources=["src/pagetier/shm/_core.c"],
+    depends=sorted(map(str, Path("src/pagetier/shm").rglob("*.h"))),
+    include_dirs=["src/pagetier/shm"],
     define_macros=[("Py_LIMITED_API", PYTHON_ABI)],
     extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-pthread", *WARNINGS],
     extra_link_args=["-pthread"],
@@ -45,10 +39,9 @@ core = Extension(
 )
 
 setup(
-    packages=[*(package for room in ROOMS for package in packages_of(room)), UNITS],
-    package_dir={f"pagetier.{room}": room for room in ROOMS} | {UNITS: "systemd"},
-    package_data={f"pagetier.{room}": ["*.pyi", "py.typed"] for room in ROOMS}
-    | {UNITS: ["*.service", "*.conf", "*.toml"]},
+    package_dir={"": "src"},
+    packages=[*find_packages("src"), UNITS],
+    package_data={"": ["*.pyi", "py.typed"], UNITS: ["*.service", "*.conf", "*.toml"]},
     include_package_data=False,
     data_files=[*manual(), *documents()],
     ext_modules=[core],

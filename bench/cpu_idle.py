@@ -1,4 +1,4 @@
-"""`python bench/idle.py`: measures the cost of the daemon and its commands while nothing happens.
+"""`python bench/cpu_idle.py`: measures the cost of the daemon and its commands while nothing happens.
 
 It times commands and scrapes, takes the idle daemon's CPU time and private memory, and compares the time until it is
 ready with the time to touch as much memory on as many threads.
@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from daemon_setup import Stage
 from measure import Result, at_most, main, time_of
-from stage import Stage
 
 SIZE, ENTRIES = 8 << 30, 1_000_000
 ROUNDS, SCRAPES, IDLE_S = 9, 60, 20.0

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bare import BLOCK, clear, read_direct, write_direct
+from disk_setup import Scene, until
 from measure import REPORTED, Result, at_least, at_most, main, time_of
 from pagetier.client import Client, Keys, Namespace
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
-from pagetier.tiers.store import LmdbTier
-from scene import Scene, until
+from pagetier.tiers.lmdb import LmdbTier
+from raw_device import BLOCK, clear, read_direct, write_direct
 
 MIB = 1 << 20
 GIB = 1 << 30

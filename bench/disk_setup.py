@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from daemon_setup import Stage
 from pagetier.shm._core import Observer
-from pagetier.shm.link import Link
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved
-from stage import Stage
 
 
 class Scene(Stage):

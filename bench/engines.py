@@ -19,8 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from filed import row_of, save
 from measure import machine
+from results_file import row_of, save
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 21
@@ -28,14 +28,14 @@ ROUNDS = 21
 
 def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
     """Yields all rows."""
-    from serving import looking
-    from serving import rounds as turns
+    from serving import batches as turns
+    from serving import lookup_timing
+    from serving.confidence import Spread
     from serving.engine import ENVIRONMENT
-    from serving.spread import Spread
 
     found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
-    for result in (*looking.measure(), *turns.measure(rounds, minutes)):
+    for result in (*lookup_timing.measure(), *turns.measure(rounds, minutes)):
         yield result.row() if isinstance(result, Spread) else row_of(result)
 
 

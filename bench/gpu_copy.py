@@ -24,14 +24,14 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import torch
 
-from filed import row_of, save, show
 from measure import REPORTED, Goal, Result, at_least, at_most
-from pagetier.client.calibrate.decide import ORDER, thresholds_of
-from pagetier.client.calibrate.measure import Streams, Timing, Work, begin_plain, do, gpu_streams, speeds_of
-from pagetier.client.calibrate.measure import median_seconds as medians
-from pagetier.client.calibrate.scene import MIB, Scene
+from pagetier.client.cli.calibrate.measure import Streams, Timing, Work, begin_plain, do, gpu_streams, speeds_of
+from pagetier.client.cli.calibrate.measure import median_seconds as medians
+from pagetier.client.cli.calibrate.test_memory import MIB, Scene
+from pagetier.client.cli.calibrate.thresholds import ORDER, thresholds_of
+from pagetier.kernels.config.copy_settings import CopySettings, Thresholds, WayName
 from pagetier.kernels.device import Copy, Direction, Event, Stream
-from pagetier.kernels.thresholds import CopySettings, Thresholds, WayName
+from results_file import row_of, save, show
 
 KIB: Final = 1 << 10
 RESULTS: Final = Path(__file__).parent / "results" / "gpu_copy.json"

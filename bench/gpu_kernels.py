@@ -20,12 +20,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pagetier.kernels.caches import latents
-from pagetier.kernels.frames import Arena, frames_of
-from pagetier.kernels.launch import Grid, Tables, gather, scatter
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.gpu.launch import Grid, Tables, gather, scatter
+from pagetier.kernels.layout.engine_layouts import latents
+from pagetier.kernels.layout.frames import Arena, frames_of
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 KIB, MIB = 1 << 10, 1 << 20
 RUNS = (2 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, 512 * KIB, 2 * MIB)

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from filed import row_of, save, show
 from measure import Result, at_most
+from results_file import row_of, save, show
 
 RESULTS = Path(__file__).parent / "results" / "gpu_death.json"
 MIB = 1 << 20
@@ -34,7 +34,7 @@ ROUNDS = 5
 
 def child(path: str) -> None:
     """Gives the GPU more work than it can finish before this process is killed."""
-    from pagetier.kernels.registrar import cuda_registrar
+    from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 
     with Path(path).open("r+b") as file:
         memory: Any = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from daemon_setup import Stage, settle
 from measure import Result, at_least, main, median_times
 from pagetier.client import Client, Keys, Namespace
-from stage import Stage, settle
 
 MIB = 1 << 20
 ROUNDS = 60

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from filed import row_of, save, show
+from daemon_setup import Stage, settle
 from measure import Result, at_most, machine, median_times, time_of
 from pagetier.client import Client, Copier, Keys, Load, Namespace
-from pagetier.kernels import caches
-from pagetier.kernels.host_device import HostDevice
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.transfer import PagedCache
-from stage import Stage, settle
+from pagetier.kernels.host.host_device import HostDevice
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
+from results_file import row_of, save, show
 
 LAYERS, TOKENS, HEADS, WIDTH = 16, 2048, 8, 128
 PAGE_TOKENS, BLOCK = 256, 16
@@ -43,7 +43,7 @@ class Model:
         torch.set_num_threads(1)
         torch.manual_seed(1)
         self.cache = [torch.rand(2, TOKENS // BLOCK, BLOCK, HEADS, WIDTH) - 0.5 for _ in range(LAYERS)]
-        layout = caches.kv_first(self.cache)
+        layout = engine_layouts.kv_first(self.cache)
         self.paged = PagedCache(layout, PageOrder.of(layout, PAGE_TOKENS))
         self.slots: SlotMap = slot_map(np.arange(TOKENS // BLOCK), TOKENS // PAGE_TOKENS, PAGE_TOKENS, BLOCK)
         self.queries = torch.rand(8, HEADS * WIDTH) - 0.5

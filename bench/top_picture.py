@@ -18,14 +18,14 @@ import numpy as np
 from rich.console import Console
 
 from pagetier.client import Client, Namespace
-from pagetier.daemon.cli.reach import daemon_at
-from pagetier.daemon.cli.top_history import History, Moment
-from pagetier.daemon.cli.top_screen import UNICODE, WIDTH, Place, screen
-from pagetier.daemon.stats import take_snapshot
+from pagetier.daemon.cli.connect import daemon_at
+from pagetier.daemon.cli.snapshot import take_snapshot
+from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.cli.top.screen import UNICODE, WIDTH, Place, screen
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-from running import RunningDaemon, eventually
-from with_disk import is_open
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/harness"))
+from daemon_with_disk import is_open
+from running_daemon import RunningDaemon, eventually
 
 PICTURE = Path(__file__).parents[1] / "docs/top.svg"
 SHOWN_AS = Path("/run/pagetier/pagetier.sock")

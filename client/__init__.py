@@ -1,15 +1,15 @@
 """What an engine imports: keys, groups, match, load, prefetch, store. Attaches to the daemon over its Unix socket."""
 
-from .blocks import Blocks
-from .client import Client
-from .copying import Copier, Load, Store
-from .groups import FullAttention, Group, GroupKeys, GroupMatch, Lookup, Recurrent, SlidingWindow
-from .keys import Keys, Namespace
-from .match import Handover, Match
-from .part import Part
-from .prefetch import Prefetch
-from .promise import Promise
-from .store import Outcome, Reservation, StoreResult
+from pagetier.client.async_copy import Copier, Load, Store
+from pagetier.client.client import Client
+from pagetier.client.futures import Promise
+from pagetier.client.groups import FullAttention, Group, GroupKeys, GroupMatch, Lookup, Recurrent, SlidingWindow
+from pagetier.client.keys import Keys, Namespace
+from pagetier.client.match import Handover, Match
+from pagetier.client.paged_blocks import Blocks
+from pagetier.client.part import Part
+from pagetier.client.prefetch import Prefetch
+from pagetier.client.reservation import Outcome, Reservation, StoreResult
 
 __all__ = [
     "Blocks",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..shm.protocol import Space
-from .keys import Namespace
+from pagetier.client.keys import Namespace
+from pagetier.shm.protocol import Space
 
 
 def space_of(namespace: Namespace) -> Space:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..kernels.arenas import PinnedArenas
-from ..shm._core import Session, ShmError
-from ..shm.link import Greeting, Link, RefusedError
-from ..shm.points import point
-from ..shm.protocol import BUILD, Attach
-from .keeper import Keeper
-from .requests import Attachment, Requests
+from pagetier.client.reconnect import Keeper
+from pagetier.client.rpc import Attachment, Requests
+from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
+from pagetier.shm._core import Session, ShmError
+from pagetier.shm.daemon_link import Greeting, Link, RefusedError
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import BUILD, Attach
 
 log = logging.getLogger("pagetier.client")
 

@@ -14,26 +14,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.arenas import PinnedArenas
-from ..kernels.host import Access, HostBuffers, pages_of
-from ..shm._core import Session, miss
-from ..shm.paths import default_socket
-from ..shm.points import point
-from ..shm.protocol import Fetch, Flush, Reserve
-from .asking import packed_sizes, space_of
-from .blocks import Blocks, require_named
-from .flush import PendingFlush
-from .groups.match import GroupKeys, GroupMatch, Lookup, matched, missed
-from .keys import KEY_BYTES, Keys, Namespace
-from .loading import destination_of, pages_behind
-from .match import Handover, Match
-from .membership import Membership
-from .naming import shown_name
-from .part import WHOLE, Part
-from .prefetch import ANSWER_S, Prefetch
-from .promise import Promise
-from .requests import patience
-from .store import Answered, Reservation, StoreResult
+from pagetier.client.asking import packed_sizes, space_of
+from pagetier.client.attachment import Membership
+from pagetier.client.client_name import shown_name
+from pagetier.client.flush import PendingFlush
+from pagetier.client.futures import Promise
+from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed
+from pagetier.client.keys import KEY_BYTES, Keys, Namespace
+from pagetier.client.load import destination_of, pages_behind
+from pagetier.client.match import Handover, Match
+from pagetier.client.paged_blocks import Blocks, require_named
+from pagetier.client.part import WHOLE, Part
+from pagetier.client.prefetch import ANSWER_S, Prefetch
+from pagetier.client.reservation import Answered, Reservation, StoreResult
+from pagetier.client.rpc import patience
+from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
+from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
+from pagetier.shm._core import Session, miss
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Fetch, Flush, Reserve
+from pagetier.shm.socket_path import default_socket
 
 _COPY_THREADS = 4
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from ..shm._core import keys_of_hashes
+from pagetier.shm._core import keys_of_hashes
 
 HASH_BYTES: Final = 32
 """Bytes of a SHA-256, and so of a key."""

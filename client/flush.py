@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..shm.protocol import Answer, Flushed
-from .requests import Attachment, Owed, Requests
+from pagetier.client.rpc import Attachment, Owed, Requests
+from pagetier.shm.protocol import Answer, Flushed
 
 
 class PendingFlush(Owed[Flushed]):

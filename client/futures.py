@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..shm.protocol import Answer, Reserved
-from .part import Part
-from .requests import Attachment, Owed, Requests
-from .store import Answered, Reservation
+from pagetier.client.part import Part
+from pagetier.client.reservation import Answered, Reservation
+from pagetier.client.rpc import Attachment, Owed, Requests
+from pagetier.shm.protocol import Answer, Reserved
 
 
 class Promise(Owed[Answered]):

@@ -1,6 +1,6 @@
 """Attention to all that came before."""
 
-from .base import EVERYTHING, Group
+from pagetier.client.group_base import EVERYTHING, Group
 
 
 class FullAttention(Group, frozen=True):

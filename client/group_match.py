@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...shm._core import Session, miss
-from ..keys import KEY_BYTES, Keys
-from ..match import Handover, Match
-from .base import EVERYTHING, Group
+from pagetier.client.group_base import EVERYTHING, Group
+from pagetier.client.keys import KEY_BYTES, Keys
+from pagetier.client.match import Handover, Match
+from pagetier.shm._core import Session, miss
 
 _KEY: Final = np.dtype(("V", KEY_BYTES))
 

@@ -1,6 +1,6 @@
 """State that is carried from token to token: Mamba, gated delta, linear attention."""
 
-from .base import Group
+from pagetier.client.group_base import Group
 
 
 class Recurrent(Group, frozen=True):

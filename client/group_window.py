@@ -1,6 +1,6 @@
 """Attention to the last tokens alone."""
 
-from .base import Group, require_count
+from pagetier.client.group_base import Group, require_count
 
 
 class SlidingWindow(Group, frozen=True):

@@ -1,10 +1,10 @@
 """Groups of KV state: layers that behave alike, and one match over all groups of a model."""
 
-from .base import Group, grain_of
-from .full import FullAttention
-from .match import GroupKeys, GroupMatch, Lookup
-from .recurrent import Recurrent
-from .window import SlidingWindow
+from pagetier.client.group_base import Group, grain_of
+from pagetier.client.group_full import FullAttention
+from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
+from pagetier.client.group_recurrent import Recurrent
+from pagetier.client.group_window import SlidingWindow
 
 __all__ = [
     "FullAttention",

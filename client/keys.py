@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..shm.cached import CachedProperty
-from .digests import HASH_BYTES, all_bytes, digests_of, is_sequence, mixed_into
-from .tokens import TOKEN_BYTES, Tokens, token_ids
+from pagetier.client.digests import HASH_BYTES, all_bytes, digests_of, is_sequence, mixed_into
+from pagetier.client.hash_inputs import TOKEN_BYTES, Tokens, token_ids
+from pagetier.shm.cached import CachedProperty
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on

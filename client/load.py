@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.host import Access, HostBuffers, HostPages, page_count, pages_of
-from ..shm._core import Session
-from .blocks import Blocks, require_named
-from .keys import Keys
-from .match import Match
+from pagetier.client.keys import Keys
+from pagetier.client.match import Match
+from pagetier.client.paged_blocks import Blocks, require_named
+from pagetier.kernels.host.buffers import Access, HostBuffers, HostPages, page_count, pages_of
+from pagetier.shm._core import Session
 
 
 class Destination(ABC):

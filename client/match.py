@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..shm._core import Pins
-from .keys import Keys
+from pagetier.client.keys import Keys
+from pagetier.shm._core import Pins
 
 
 class Handover(msgspec.Struct, frozen=True):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from ..kernels.host_copy import require_host
-from ..kernels.page import PageOrder, Shard
-from ..kernels.slots import SlotMap
-from ..kernels.transfer import PagedCache, Transfer
-from ..shm.cached import CachedProperty
-from .keys import Namespace
-from .part import Part
+from pagetier.client.keys import Namespace
+from pagetier.client.part import Part
+from pagetier.kernels.host.copy import require_host
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.transfer import PagedCache, Transfer
+from pagetier.shm.cached import CachedProperty
 
 
 class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):

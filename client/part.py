@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from ..shm._core import PARTS
+from pagetier.shm._core import PARTS
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ..shm.protocol import Answer, Fetched
-from .requests import Attachment, Owed, Requests
+from pagetier.client.rpc import Attachment, Owed, Requests
+from pagetier.shm.protocol import Answer, Fetched
 
 ANSWER_S: Final = 0.1
 """What a daemon that is well may take to answer beyond the time that the disk was given."""

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ..shm.link import Greeting, Link, LinkError, RefusedError
-from ..shm.points import point
-from ..shm.protocol import Attach
+from pagetier.shm.daemon_link import Greeting, Link, LinkError, RefusedError
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Attach
 
 log = logging.getLogger("pagetier.client")
 

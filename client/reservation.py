@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.host import Access, HostBuffer, HostPages, pages_of
-from ..kernels.transfer import Transfer
-from ..shm._core import Session
-from ..shm.points import point
-from .blocks import Blocks
-from .part import Part
+from pagetier.client.paged_blocks import Blocks
+from pagetier.client.part import Part
+from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
+from pagetier.kernels.layout.transfer import Transfer
+from pagetier.shm._core import Session
+from pagetier.shm.failpoints import point
 
 _GRANTED = 0
 _OUTCOMES_FROM_INDEX = bytes.maketrans(bytes(range(5)), bytes([0, 1, 2, 3, 3]))

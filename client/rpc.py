@@ -18,10 +18,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ..shm._core import Session
-from ..shm.link import Link, LinkError
-from ..shm.points import point
-from ..shm.protocol import Answer, Fetched, Flushed, Request, Reserved
+from pagetier.shm._core import Session
+from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Answer, Fetched, Flushed, Request, Reserved
 
 log = logging.getLogger("pagetier.client")
 

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ..shm.logfmt import event
-from ..shm.points import point
-from ..shm.segments import Origin, Segments
-from .advise import Region, advise
-from .config import Beside, ConfigError
-from .host import Host
-from .leave import Leave, Told, meant_by
-from .notify import Notifier
-from .options import Config
-from .prefault import Prefaulted, prefault
-from .progress import progress_for_people
-from .server import Server
-from .service import Service
-from .sizes import format_size
+from pagetier.daemon.common.progress import progress_for_people
+from pagetier.daemon.common.systemd_notify import Notifier
+from pagetier.daemon.config.load import Beside, ConfigError
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.memory_policy import Region, advise
+from pagetier.daemon.host.prefault import Prefaulted, prefault
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.server.control_socket import Server
+from pagetier.daemon.stop_signals import Leave, Told, meant_by
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.segments import Origin, Segments
+from pagetier.shm.units import format_size
 
 if TYPE_CHECKING:
-    from .metrics.listener import Listener
+    from pagetier.daemon.metrics.endpoint import Listener
 
 log = logging.getLogger("pagetierd")
 
@@ -168,7 +168,7 @@ class _Life:
 
     async def _tell_metrics(self, service: Service) -> None:
         # whom nobody scrapes spends neither time nor memory on this
-        from .metrics.listener import Listener
+        from pagetier.daemon.metrics.endpoint import Listener
 
         self._metrics = Listener(self._config, service)
         await self._metrics.start()

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 import click
 
-from ..shm.logfmt import event, formatter
-from ..shm.stderr import settle_stderr
-from .exits import Exit
-from .flags import ConfigCommand
-from .output import end_without_stdout, told_if_not_written
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.common.stdout import end_without_stdout, told_if_not_written
+from pagetier.daemon.config.cli_options import ConfigCommand
+from pagetier.shm.log_format import event, formatter
+from pagetier.shm.stdio import settle_stderr
 
 
 def give_up(code: Exit, error: object) -> NoReturn:

@@ -7,17 +7,17 @@ import sys
 import numpy as np
 
 from pagetier.client import Client, Namespace
-from pagetier.client.copying import open_copier
-from pagetier.kernels import caches
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache
+from pagetier.client.async_copy import open_copier
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 
 def main() -> int:
     """Returns 0 if every layer of a prompt comes back before it is needed."""
     kv_caches = np.random.default_rng(7).integers(0, 2**16, (4, 2, 64, 16, 8, 128), np.uint16)
-    layout = caches.kv_first(list(kv_caches))  # for each layer: [K and V, blocks, tokens, heads, dim]
+    layout = engine_layouts.kv_first(list(kv_caches))  # for each layer: [K and V, blocks, tokens, heads, dim]
     cache = PagedCache(layout, order := PageOrder.of(layout, 256))
     keys = Namespace(model="example/async", dtype="uint16", page_tokens=256, layout=order.layout).keys(range(512))
 

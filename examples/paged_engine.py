@@ -7,10 +7,10 @@ import sys
 import numpy as np
 
 from pagetier.client import Blocks, Client, Namespace
-from pagetier.kernels import caches
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 LAYERS, BLOCKS, BLOCK_TOKENS, HEADS, DIM, PAGE_TOKENS = 4, 64, 16, 8, 128, 256
 
@@ -19,7 +19,7 @@ def main() -> int:
     """Returns 0 if a prompt moves from scattered blocks to other blocks without a change."""
     shape = (LAYERS, BLOCKS, 2, BLOCK_TOKENS, HEADS, DIM)  # for each layer: [blocks, K and V, tokens, heads, dim]
     kv_caches = np.random.default_rng(7).integers(0, 2**16, shape, np.uint16)
-    layout = caches.kv_second(list(kv_caches))
+    layout = engine_layouts.kv_second(list(kv_caches))
     cache = PagedCache(layout, order := PageOrder.of_model(layout, PAGE_TOKENS, HEADS, LAYERS))
     space = Namespace(model="example/paged", dtype="uint16", page_tokens=PAGE_TOKENS, layout=order.layout)
     keys = space.keys(range(2 * PAGE_TOKENS))

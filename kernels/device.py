@@ -8,8 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from .frames import Frames
-from .transfer import Transfer
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import Transfer
 
 
 class DeviceError(RuntimeError):

@@ -1,7 +1,7 @@
 /* _core.c - the one binding of the C core, on CPython's stable ABI. Contracts are in core/ and in _core.pyi. */
-#include "binding/hashes.h"
+#include "binding/key_hashes.h"
 #include "binding/owner_type.h"
-#include "binding/session_parts.h"
+#include "binding/session_publish.h"
 
 /* plan(frame_bytes, frames, entries, spaces) -> (index, locks, arena): bytes of the segments. */
 static PyObject *plan(PyObject *module, PyObject *args)

@@ -43,7 +43,7 @@ def gather(
 ) -> None:
     """Copies tokens of pages out of a strided cache into frames (u32, as many for each page) of an arena in memory.
 
-    planes, pages: i64, rows of pt_plane and pt_tokens (core/tables.h); blocks: i32; skip: u8, a flag for each page,
+    planes, pages: i64, rows of pt_plane and pt_tokens (copy_tables.h); blocks: i32; skip: u8, a flag for each page,
     1: leave it alone, or none. What can be seen to be wrong is a ValueError before any byte moves; what is named
     must be memory.
     """
@@ -143,7 +143,7 @@ class Session:
     def match_groups(
         self, kind: type[_P], groups: tuple[tuple[Any, Array, int, int], ...], limit: int, /
     ) -> tuple[int, int, int, tuple[_P, ...]]:
-        """Pins what the longest hit needs on which all groups agree, at most `limit` tokens; see core/groups.h.
+        """Pins what the longest hit needs on which all groups agree, at most `limit` tokens; see match_groups.h.
 
         Counts nothing: see count_lookup().
 
@@ -296,7 +296,7 @@ class Owner:
         division: int = 0,
         /,
     ) -> tuple[bytes, bytes, bytes]:
-        """Answers a chain of keys, head first, as (outcomes u8, entries u32, serials u64); see core/reserve.h.
+        """Answers a chain of keys, head first, as (outcomes u8, entries u32, serials u64); see core/daemon/reserve.h.
 
         division: how a page is cut into its parts; writers of one page have to agree in it.
         """
@@ -320,7 +320,7 @@ class Owner:
     def flush(self, space: int, tiers: int, /) -> tuple[int, int]:
         """Drops a namespace's pages, all pages for -1, out of tiers (1 memory, 2 disk): (dropped, kept as in use)."""
     def disk_open(self, frames: int, rule: int, /) -> None:
-        """A disk tier with so much room is there, empty until it reports. rule: enum pt_write_rule (core/owner.h)."""
+        """A disk tier with so much room is there, empty until it reports. rule: enum pt_write_rule (owner.h)."""
     def disk_shrink(self, frames: int, /) -> None:
         """The tier has so much less room than it said: what is too much leaves it."""
     def disk_rule(self, rule: int, /) -> None:
@@ -349,7 +349,7 @@ class Owner:
         end_orders().
         """
     def end_orders(self, entries: Array, results: Array, /) -> None:
-        """What became of pages that were ordered; results: an enum pt_write_result (core/behind.h) a byte."""
+        """What became of pages that were ordered; results: an enum pt_write_result (write_behind.h) a byte."""
     def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> tuple[bytes, bytes, bytes]:
         """Frames for pages that are on disk, granted to the worker's slot; answers like reserve(), 5: not there.
 

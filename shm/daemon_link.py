@@ -15,9 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from .paths import DefaultSocket
-from .points import point
-from .protocol import (
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import (
     REQUEST_LIMIT,
     Answer,
     Attach,
@@ -32,7 +31,8 @@ from .protocol import (
     pack,
     read_answer,
 )
-from .trust import why_untrusted
+from pagetier.shm.socket_path import DefaultSocket
+from pagetier.shm.socket_trust import why_untrusted
 
 _CHUNK = 256 << 10
 _DESCRIPTORS = 3

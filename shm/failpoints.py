@@ -1,6 +1,6 @@
 """Named points between the steps of a change that other processes can see: where a test ends or stops a process.
 
-Here they do nothing. The crash suite puts a module in this one's place that does; core/points.h has those of the core.
+Here they do nothing. The crash suite puts a module in this one's place that does; failpoints.h has those of the core.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import struct
 
 import msgspec
 
-from ._core import FORMAT
+from pagetier.shm._core import FORMAT
 
 MAGIC = b"pagetier"
 _HEAD = struct.Struct("<8sI12x40s")

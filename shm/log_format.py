@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from .stderr import settle_stderr
+from pagetier.shm.stdio import settle_stderr
 
 _PLAIN: Final = re.compile(r"[!-~]+")
 _PRIORITIES: Final = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))

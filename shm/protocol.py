@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from ._core import FORMAT
+from pagetier.shm._core import FORMAT
 
 PROTOCOL: Final = 3
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
@@ -92,7 +92,7 @@ class Reserve(_Message, frozen=True):
 
 
 class Reserved(_Message, frozen=True):
-    """Answers Reserve, an element a page: outcomes u8 (core/reserve.h), entries u32, serials u64."""
+    """Answers Reserve, an element a page: outcomes u8 (core/daemon/reserve.h), entries u32, serials u64."""
 
     number: int
     outcomes: bytes

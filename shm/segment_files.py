@@ -14,8 +14,8 @@ from typing import Final
 
 import posix_ipc
 
-from ._core import ShmError
-from .points import point
+from pagetier.shm._core import ShmError
+from pagetier.shm.failpoints import point
 
 KINDS: Final = ("index", "locks", "arena")
 _FOLDER: Final = Path("/dev/shm")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from .files import KINDS, is_locked
-from .head import Head, head_of
+from pagetier.shm.index_header import Head, head_of
+from pagetier.shm.segment_files import KINDS, is_locked
 
 _INDEX = ".index"
 

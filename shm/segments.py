@@ -18,8 +18,11 @@ from typing import Final, Self
 import msgspec
 import posix_ipc
 
-from ._core import Owner, ShmError, plan
-from .files import (
+from pagetier.shm._core import Owner, ShmError, plan
+from pagetier.shm.failpoints import point
+from pagetier.shm.index_header import head_of
+from pagetier.shm.log_format import event
+from pagetier.shm.segment_files import (
     KINDS,
     is_current,
     is_locked,
@@ -31,9 +34,6 @@ from .files import (
     resize,
     unlink,
 )
-from .head import head_of
-from .logfmt import event
-from .points import point
 
 log = logging.getLogger(__name__)
 

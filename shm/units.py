@@ -11,7 +11,7 @@ import math
 import re
 from fractions import Fraction
 
-from .spelling import shown
+from pagetier.shm.values_in_messages import shown
 
 _LIMIT = 2**63 - 1
 # what is longer than Python reads is no number

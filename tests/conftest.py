@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sweep.summary import pytest_terminal_summary  # noqa: F401  a hook of pytest
+from kill_points.summary import pytest_terminal_summary  # noqa: F401  a hook of pytest
 
 # Engines' environments have no hypothesis. A busy machine is slow now and then: that is no finding.
 with suppress(ImportError):

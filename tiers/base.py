@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..shm.protocol import Space
+from pagetier.shm.protocol import Space
 
 KEY_BYTES = 32
 NO_ROOM = "there is no room: drop pages first"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .base import Held, Incoming, Outcome, Outgoing, ReadResult, TierState, Written
+from pagetier.tiers.base import Held, Incoming, Outcome, Outgoing, ReadResult, TierState, Written
 
 
 class NullTier:

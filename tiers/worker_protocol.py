@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from ..shm.protocol import ProtocolError, Space
-from .base import TierState
+from pagetier.shm.protocol import ProtocolError, Space
+from pagetier.tiers.base import TierState
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from background import Daemon, DemoError, environ, installed, run_engine
-from reading import SHARED_TOKENS, TEXT_BYTES
+from ipc import Report, Step, Task
+from processes import Daemon, DemoError, environ, installed, run_engine
+from prompt import SHARED_TOKENS, TEXT_BYTES
 from show import Screen, summary_of, table_of
-from wire import Report, Step, Task
 
 FROM_DISK = 4
 INTRO = f"""\

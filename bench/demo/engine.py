@@ -14,10 +14,10 @@ import torch
 from transformers import DynamicCache
 
 import model
+from ipc import Event, Report, Step, Task
 from pagetier.client import Client
 from pagetier.client.engines.transformers import CachedPrompt, PromptCache, namespace_of
-from reading import PAGE_TOKENS, prompt_of
-from wire import Event, Report, Step, Task
+from prompt import PAGE_TOKENS, prompt_of
 
 WAIT_S = 10.0  # for the daemon, on a busy host
 

@@ -18,7 +18,7 @@ from typing import Self
 
 import msgspec
 
-from wire import Event, Report, Step, Task
+from ipc import Event, Report, Step, Task
 
 ARENA = "256MiB"
 DISK = "1GiB"

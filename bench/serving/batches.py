@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from measure import Result
-from serving.contest import ALONE, CACHING, EVERYONE, NATIVE, OURS, Contest, MissedError, contest
+from serving.compare import ALONE, CACHING, EVERYONE, NATIVE, OURS, Contest, MissedError, contest
+from serving.confidence import AHEAD, NO_CLAIM, NOT_LESS, NOT_SLOWER, Claim, Spread, ratios, spread
 from serving.engine import BLOCK
-from serving.spread import AHEAD, NO_CLAIM, NOT_LESS, NOT_SLOWER, Claim, Spread, ratios, spread
 
 LENGTHS = (
     260,

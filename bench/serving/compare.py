@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from scene import Scene, until
+from disk_setup import Scene, until
 from serving.engine import LENGTH, Answer, Engine, Prompts
 from serving.model import VOCABULARY, make
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from filed import row_of
 from measure import REPORTED, Goal, Result, at_least, at_most
+from results_file import row_of
 
 
 class Spread(Result, frozen=True, kw_only=True):

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from daemon_setup import Stage, settle
 from measure import at_least, time_of
+from serving.confidence import Claim, Spread, ratios, spread
 from serving.model import VOCABULARY, make
-from serving.spread import Claim, Spread, ratios, spread
-from stage import Stage, settle
 
 TOKENS, BLOCK = 131_072, 16
 PAGES = TOKENS // BLOCK
@@ -41,8 +41,8 @@ class Ours:
 
     def __init__(self, model: Path, stage: Stage) -> None:
         from pagetier.client.engines.vllm import PagetierConnector
-        from pagetier.client.engines.vllm.identity import PageShape, namespace_of
-        from pagetier.client.engines.vllm.metadata import ShapesMetadata
+        from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
+        from pagetier.client.engines.vllm.namespace import PageShape, namespace_of
 
         extra = {"socket": str(stage.socket)}
         config = config_of(model, "PagetierConnector", extra, kv_connector_module_path="pagetier.client.engines.vllm")

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...kernels.frames import Arena, Frames, frames_of
-from ...kernels.transfer import Transfer
-from ...shm._core import Session
+from pagetier.kernels.layout.frames import Arena, Frames, frames_of
+from pagetier.kernels.layout.transfer import Transfer
+from pagetier.shm._core import Session
 
 Indices = npt.NDArray[np.intp]
 

@@ -9,23 +9,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from ...kernels.device import Device, Direction, Gate
-from ...kernels.slots import SlotMap
-from ...kernels.thresholds import CopySettings
-from ...kernels.transfer import PagedCache
-from ..blocks import part_of, require_named
-from ..keys import Keys
-from ..match import Match
-from ..part import Part
-from ..promise import Promise
-from .counts import Counts
-from .lane import Lane
-from .loading_job import LoadingJob, source_of
-from .loads import Load
-from .restraint import Backlog, Pace, Rate
-from .stores import Store
-from .storing_job import Door, Order, StoringJob
-from .thread import Drive, in_thread
+from pagetier.client.async_copy.counters import Counts
+from pagetier.client.async_copy.handles import Store
+from pagetier.client.async_copy.load_handle import Load
+from pagetier.client.async_copy.load_job import LoadingJob, source_of
+from pagetier.client.async_copy.queue_thread import Drive, in_thread
+from pagetier.client.async_copy.store_job import Door, Order, StoringJob
+from pagetier.client.async_copy.stream_queue import Lane
+from pagetier.client.async_copy.throttle import Backlog, Pace, Rate
+from pagetier.client.futures import Promise
+from pagetier.client.keys import Keys
+from pagetier.client.match import Match
+from pagetier.client.paged_blocks import part_of, require_named
+from pagetier.client.part import Part
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.device import Device, Direction, Gate
+from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.transfer import PagedCache
 
 _LAYERS_AHEAD: Final = 256  # of loads: a device may make whoever enqueues more than about a thousand wait
 # A socket that takes anything takes the keys of so many pages whole. Of more it may take half, and half a request ends

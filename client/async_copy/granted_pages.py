@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...kernels.frames import Frames
-from ..store import Outcome, Reservation, StoreResult
-from .pages import Indices, located
+from pagetier.client.async_copy.arena_pages import Indices, located
+from pagetier.client.reservation import Outcome, Reservation, StoreResult
+from pagetier.kernels.layout.frames import Frames
 
 _NONE = np.zeros(0, np.intp)
 

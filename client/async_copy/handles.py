@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..store import Outcome, StoreResult
-from .storing_job import StoringJob
+from pagetier.client.async_copy.store_job import StoringJob
+from pagetier.client.reservation import Outcome, StoreResult
 
 
 class Store:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...kernels.device import Copy, Event
+from pagetier.kernels.device import Copy, Event
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False):

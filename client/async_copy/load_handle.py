@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ...kernels.device import DeviceError, Gate
-from .loading_job import LoadingJob
+from pagetier.client.async_copy.load_job import LoadingJob
+from pagetier.kernels.device import DeviceError, Gate
 
 
 class Load:

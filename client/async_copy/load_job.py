@@ -7,14 +7,14 @@ import time
 import msgspec
 import numpy as np
 
-from ...kernels.device import Copy, Direction, Event
-from ...kernels.frames import Frames
-from ...kernels.transfer import Transfer
-from ...shm._core import Pins, Session
-from ..match import Match
-from .counts import Counts
-from .job import Job, Piece
-from .pages import located
+from pagetier.client.async_copy.arena_pages import located
+from pagetier.client.async_copy.counters import Counts
+from pagetier.client.async_copy.job import Job, Piece
+from pagetier.client.match import Match
+from pagetier.kernels.device import Copy, Direction, Event
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import Transfer
+from pagetier.shm._core import Pins, Session
 
 
 class Source(msgspec.Struct, frozen=True, eq=False):

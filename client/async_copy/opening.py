@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...kernels.device import Device
-from ...kernels.frames import Frames
-from ...kernels.host_device import HostDevice
-from ...kernels.pinning import Registering, Unregistering
-from ...kernels.settings import load_settings
-from ...kernels.thresholds import CopySettings
-from ...kernels.transfer import PagedCache
-from ..client import Client
-from .copier import Copier
+from pagetier.client.async_copy.copier import Copier
+from pagetier.client.client import Client
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.config.file import load_settings
+from pagetier.kernels.device import Device
+from pagetier.kernels.host.host_device import HostDevice
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.kernels.pinning.pinning import Registering, Unregistering
 
 
 def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None = None) -> Copier:
@@ -52,8 +52,8 @@ def copier_pinning(
 
 
 def _on_gpu(client: Client, cache: PagedCache, settings: CopySettings) -> Copier:
-    from ...kernels.cuda import cuda_device
-    from ...kernels.registrar import cuda_registrar
+    from pagetier.kernels.gpu.cuda import cuda_device
+    from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 
     name = cache.cache.device
     return copier_pinning(

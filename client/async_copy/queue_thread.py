@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .lane import Lane
+from pagetier.client.async_copy.stream_queue import Lane
 
 Drive: TypeAlias = Callable[[Lane, str], object]
 """Sees to it that a lane's step() is called, under some name, until the lane is over."""

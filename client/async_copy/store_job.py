@@ -10,17 +10,17 @@ from typing import Final
 
 import msgspec
 
-from ...kernels.device import Copy, Direction, Event
-from ...kernels.frames import Frames
-from ...kernels.thresholds import CopySettings
-from ...kernels.transfer import Transfer
-from ..promise import Promise
-from ..store import Outcome, Reservation, StoreResult
-from .counts import Counts
-from .grant import Grant
-from .job import Job, Piece
-from .pages import Indices, bytes_of_pages, chunks_of, picked
-from .restraint import Backlog
+from pagetier.client.async_copy.arena_pages import Indices, bytes_of_pages, chunks_of, picked
+from pagetier.client.async_copy.counters import Counts
+from pagetier.client.async_copy.granted_pages import Grant
+from pagetier.client.async_copy.job import Job, Piece
+from pagetier.client.async_copy.throttle import Backlog
+from pagetier.client.futures import Promise
+from pagetier.client.reservation import Outcome, Reservation, StoreResult
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.device import Copy, Direction, Event
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import Transfer
 
 _AGAIN_S: Final = 2e-3
 _UNHEARD = "the daemon did not answer in time"

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from ...kernels.device import DeviceError, Event, Stream
-from .job import Job, Piece
-from .restraint import Pace, Rate
+from pagetier.client.async_copy.job import Job, Piece
+from pagetier.client.async_copy.throttle import Pace, Rate
+from pagetier.kernels.device import DeviceError, Event, Stream
 
 log = logging.getLogger("pagetier.client")
 

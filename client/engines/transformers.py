@@ -22,14 +22,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ...kernels import caches
-from ...kernels.page import PageOrder, Rows
-from ...kernels.slots import slot_map
-from ...kernels.transfer import PagedCache
-from ..blocks import Blocks
-from ..client import Client
-from ..keys import Namespace
-from ..store import StoreResult
+from pagetier.client.client import Client
+from pagetier.client.keys import Namespace
+from pagetier.client.paged_blocks import Blocks
+from pagetier.client.reservation import StoreResult
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder, Rows
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
@@ -121,7 +121,7 @@ class PromptCache:
     def _blocks(self, states: list[torch.Tensor], pages: int) -> Blocks:
         """The cache of a prompt is one block of as many tokens as it has."""
         rows = [state.transpose(1, 2) for state in states]
-        layout = caches.separate_blocks(rows[::2], rows[1::2])
+        layout = engine_layouts.separate_blocks(rows[::2], rows[1::2])
         slots = slot_map([0], pages, self._order.tokens, layout.block_tokens)
         return Blocks(PagedCache(layout, self._order), slots)
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..exits import exit_code_help
-from ..output import told_if_not_written
-from ..version import version_option
-from .commands import Place, others, own
-from .summary import summary_of
+from pagetier.daemon.cli.registry import Place, others, own
+from pagetier.daemon.cli.summary import summary_of
+from pagetier.daemon.common.exit_codes import exit_code_help
+from pagetier.daemon.common.stdout import told_if_not_written
+from pagetier.daemon.common.version_option import version_option
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -69,7 +69,7 @@ class Commands(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands, or options where a hyphen was typed; imports no command."""
-        from .completion import commands_that_begin
+        from pagetier.daemon.cli.completion import commands_that_begin
 
         return commands_that_begin(incomplete, self.found) or click.Command.shell_complete(self, ctx, incomplete)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from click.shell_completion import CompletionItem
 
-from .commands import Place
-from .summary import summary_of
+from pagetier.daemon.cli.registry import Place
+from pagetier.daemon.cli.summary import summary_of
 
 
 def commands_that_begin(begun: str, places: Mapping[str, Place]) -> list[CompletionItem]:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import click
 
-from ...shm._core import Observer, ShmError
-from ...shm.link import Link, LinkError, RefusedError
-from ...shm.paths import default_socket
-from ...shm.protocol import BUILD, Answer, Observe, Refusal, Request
-from ..exits import Exit
-from ..some_path import SomePath
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.config.path_option import SomePath
+from pagetier.shm._core import Observer, ShmError
+from pagetier.shm.daemon_link import Link, LinkError, RefusedError
+from pagetier.shm.protocol import BUILD, Answer, Observe, Refusal, Request
+from pagetier.shm.socket_path import default_socket
 
 _GREETING_S = 5.0
 _ANSWER_S = 60.0

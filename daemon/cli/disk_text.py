@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ..disk.report import DiskReport
-from ..sizes import format_size
-from ..stats import DiskWork
+from pagetier.daemon.cli.snapshot import DiskWork
+from pagetier.daemon.disk.status import DiskReport
+from pagetier.shm.units import format_size
 
 
 def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:

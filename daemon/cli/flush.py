@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
-from ...shm.protocol import Flush, Flushed
-from ..labels import means
-from ..sizes import format_size
-from ..stats import NamespaceStats, take_snapshot
-from .reach import Daemon, daemon_at, socket_option
-from .save import save
+from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.save_to_disk import save
+from pagetier.daemon.cli.snapshot import NamespaceStats, take_snapshot
+from pagetier.daemon.common.namespaces import means
+from pagetier.shm.protocol import Flush, Flushed
+from pagetier.shm.units import format_size
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

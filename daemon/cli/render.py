@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..disk.report import Standing
-from ..sizes import format_size
-from ..stats import ClientStats, Snapshot, Tier
-from .console import console_for_people
-from .disk_lines import disk_lines
+from pagetier.daemon.cli.console import console_for_people
+from pagetier.daemon.cli.disk_text import disk_lines
+from pagetier.daemon.cli.snapshot import ClientStats, Snapshot, Tier
+from pagetier.daemon.disk.status import Standing
+from pagetier.shm.units import format_size
 
 _COLUMNS = 80
 _NAME = 12  # as wide as the longest label

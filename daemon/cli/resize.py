@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ...shm.protocol import Resize, Resized
-from ..options import fields
-from .reach import daemon_at, socket_option
+from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.config.schema import fields
+from pagetier.shm.protocol import Resize, Resized
 
 
 def _readable(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:

@@ -8,10 +8,10 @@ import time
 
 import click
 
-from ...shm.protocol import Save, Saved
-from ..progress import Progress, progress_for_people
-from ..sizes import format_size
-from .reach import Daemon
+from pagetier.daemon.cli.connect import Daemon
+from pagetier.daemon.common.progress import Progress, progress_for_people
+from pagetier.shm.protocol import Save, Saved
+from pagetier.shm.units import format_size
 
 log = logging.getLogger("pagetier")
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..shm._core import Observer
-from ..shm.protocol import BUILD
-from .disk.report import DiskReport, unpack
+from pagetier.daemon.disk.status import DiskReport, unpack
+from pagetier.shm._core import Observer
+from pagetier.shm.protocol import BUILD
 
 _NS = 1_000_000_000
 _LOOKS = 1000

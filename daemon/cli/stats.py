@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..stats import Snapshot, take_snapshot
-from .reach import daemon_at, socket_option
+from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
 
 
 @click.command()
@@ -29,6 +29,6 @@ def stats(socket: Path, show: str | None) -> None:
 
 
 def _show_tables(snapshot: Snapshot, socket: Path) -> None:
-    from .tables import show_snapshot
+    from pagetier.daemon.cli.render import show_snapshot
 
     show_snapshot(snapshot, socket)

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from .sealed import is_as_sealed, sealed
-from .tenants import tenant_name
-from .whole_file import write_whole
+from pagetier.daemon.cli.atomic_file import write_whole
+from pagetier.daemon.cli.tenants import tenant_name
+from pagetier.daemon.cli.unmodified_file import is_as_sealed, sealed
 
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _PROGRAM = "/usr/bin/pagetierd"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ...shm.logfmt import event
+from pagetier.shm.log_format import event
 
 log = logging.getLogger("pagetierd.disk")
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..shm.logfmt import event
+from pagetier.shm.log_format import event
 
 LINES: Final = 20
 SAME: Final = 3

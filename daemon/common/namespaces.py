@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shm.protocol import Space
+from pagetier.shm.protocol import Space
 
 _LEAST_DIGITS = 8
 _DIGEST_BYTES = 32

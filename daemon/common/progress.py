@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
-from ..shm.logfmt import event
-from .sizes import format_size
+from pagetier.shm.log_format import event
+from pagetier.shm.units import format_size
 
 Progress = Callable[[int, int], None]
 """`progress(done, total)` in bytes; `done` never falls. Called often and from one thread; returns at once."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
-from .exits import Exit
+from pagetier.daemon.common.exit_codes import Exit
 
 # a file that is opened, and can not be, has a name; commands write to nothing but stdout
 _OF_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})

@@ -10,7 +10,7 @@ def _show(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None: 
         return
     from importlib.metadata import version
 
-    from ..shm.protocol import BUILD
+    from pagetier.shm.protocol import BUILD
 
     click.echo(f"{ctx.info_name} {version('pagetier')} ({BUILD.removeprefix('pagetier ')})")
     ctx.exit()

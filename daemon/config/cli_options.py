@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from .options import Config, Field, fields
+from pagetier.daemon.config.schema import Config, Field, fields
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

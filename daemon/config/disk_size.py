@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..tiers.room import holds_any, least_cap
-from .options import MOST_FRAMES, Config, Disk
-from .sizes import format_size, spell_size
+from pagetier.daemon.config.schema import MOST_FRAMES, Config, Disk
+from pagetier.shm.units import format_size, spell_size
+from pagetier.tiers.capacity import holds_any, least_cap
 
 # Its files are mapped, beside the arena and into several processes: half of the addresses that a process has.
 MOST_MAPPED: Final = 1 << 46

@@ -9,18 +9,18 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ..shm.paths import default_socket
-from .options import PREFIX, Config, Field, fields, replaced
-from .places import Places, line_of_deepest, line_of_long_number
-from .settings import hint
-from .spelling import shown
-from .textfile import NoTextFileError, text_of
-from .together import wrong_together
+from pagetier.daemon.config.schema import PREFIX, Config, Field, fields, replaced
+from pagetier.daemon.config.textfile import NoTextFileError, text_of
+from pagetier.daemon.config.toml_lines import Places, line_of_deepest, line_of_long_number
+from pagetier.daemon.config.validate import wrong_together
+from pagetier.daemon.config.value_types import hint
+from pagetier.shm.socket_path import default_socket
+from pagetier.shm.values_in_messages import shown
 
 __all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
-# the engines' own, which a host may set for all its processes; see kernels/settings.py
+# the engines' own, which a host may set for all its processes; see kernels/config/file.py
 _OF_OTHERS = ("PAGETIER_COPY_CONFIG",)
 
 # what would be in force of what is asked for, beside what is now

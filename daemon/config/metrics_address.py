@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..settings import Setting, socket_setting
-from ..spelling import shown
+from pagetier.daemon.config.value_types import Setting, socket_setting
+from pagetier.shm.values_in_messages import shown
 
 _EXAMPLES = '"127.0.0.1:9464", "[::1]:9464" or "/run/pagetier/metrics.sock"'
 _LOCAL = "127.0.0.1"

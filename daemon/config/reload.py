@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from .config import ConfigError, with_changes
-from .disk_size import wrong_disk_size
-from .options import Config, fields, replaced, value_of
-from .sizes import parse_size
+from pagetier.daemon.config.disk_size import wrong_disk_size
+from pagetier.daemon.config.load import ConfigError, with_changes
+from pagetier.daemon.config.schema import Config, fields, replaced, value_of
+from pagetier.shm.units import parse_size
 
 AT_ONCE: Final = frozenset(
     {

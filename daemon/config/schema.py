@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..shm.paths import default_socket
-from .metrics.address import Address, address_setting
-from .settings import (
+from pagetier.daemon.config.metrics_address import Address, address_setting
+from pagetier.daemon.config.value_types import (
     Setting,
     choice_setting,
     count_setting,
@@ -32,6 +31,7 @@ from .settings import (
     socket_setting,
     users_setting,
 )
+from pagetier.shm.socket_path import default_socket
 
 PREFIX = "PAGETIER_"
 # the core takes an index of more pages for a damaged one

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from .disk_size import wrong_disk_size
-from .options import MOST_FRAMES, Config
-from .sizes import spell_size
+from pagetier.daemon.config.disk_size import wrong_disk_size
+from pagetier.daemon.config.schema import MOST_FRAMES, Config
+from pagetier.shm.units import spell_size
 
 # a setting and its value as they are told, with the place that they are from
 Telling: TypeAlias = Callable[[str, str], str]

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from .sizes import parse_duration, parse_size, spell_duration, spell_size
-from .spelling import shown
+from pagetier.shm.units import parse_duration, parse_size, spell_duration, spell_size
+from pagetier.shm.values_in_messages import shown
 
 # struct sockaddr_un has 108 bytes for the path and its closing zero
 _SOCKET_PATH_LIMIT = 107

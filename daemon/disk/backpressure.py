@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...shm._core import Owner
+from pagetier.shm._core import Owner
 
 
 class _Waiting(msgspec.Struct, frozen=True, eq=False):

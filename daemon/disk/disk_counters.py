@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .report import DiskReport
+from pagetier.daemon.disk.status import DiskReport
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -11,27 +11,39 @@ from typing import Final
 
 import msgspec
 
-from ...shm._core import Owner
-from ...shm.logfmt import event
-from ...shm.points import point
-from ...shm.protocol import Fetch, Fetched, ProtocolError, Saved
-from ...shm.segments import Segments
-from ...tiers.messages import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tell, Tells, Trust, Wrote
-from ..disk_size import beyond_its_disk
-from ..options import Config
-from ..sizes import format_size, spell_duration
-from .alone import Alone, alone, in_memory, tell_lost
-from .backlog import Backlog
-from .behind import RULES, STALLED_S, Behind
-from .budget import Budget
-from .bulletin import Bulletin
-from .contents import Contents
-from .fetches import Fetches
-from .flushes import Flushes
-from .report import Standing
-from .saving import Saving
-from .supervisor import Supervisor
-from .work import Work
+from pagetier.daemon.config.disk_size import beyond_its_disk
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.backpressure import Backlog
+from pagetier.daemon.disk.disk_counters import Work
+from pagetier.daemon.disk.flush_to_disk import Saving
+from pagetier.daemon.disk.inventory import Contents
+from pagetier.daemon.disk.memory_only import Alone, alone, in_memory, tell_lost
+from pagetier.daemon.disk.pending_flushes import Flushes
+from pagetier.daemon.disk.publish_status import Bulletin
+from pagetier.daemon.disk.reads import Fetches
+from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.disk.supervisor import Supervisor
+from pagetier.daemon.disk.write_behind import RULES, STALLED_S, Behind
+from pagetier.daemon.disk.write_budget import Budget
+from pagetier.shm._core import Owner
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.protocol import Fetch, Fetched, ProtocolError, Saved
+from pagetier.shm.segments import Segments
+from pagetier.shm.units import format_size, spell_duration
+from pagetier.tiers.worker_protocol import (
+    Complete,
+    Fails,
+    HasRead,
+    Holds,
+    Opened,
+    Report,
+    Synced,
+    Tell,
+    Tells,
+    Trust,
+    Wrote,
+)
 
 log = logging.getLogger("pagetierd.disk")
 

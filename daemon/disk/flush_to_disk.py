@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from ...shm._core import Owner
-from ...shm.protocol import Saved
-from ..options import Disk as DiskOptions
-from .behind import RULES, Behind
+from pagetier.daemon.config.schema import Disk as DiskOptions
+from pagetier.daemon.disk.write_behind import RULES, Behind
+from pagetier.shm._core import Owner
+from pagetier.shm.protocol import Saved
 
 _ASKED_AGAIN_S: Final = 2.0
 

@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...shm._core import Owner
-from ...shm.logfmt import event
-from ...shm.points import point
-from ...shm.protocol import Space
-from ...tiers.messages import Holds
-from ..labels import printable
+from pagetier.daemon.common.namespaces import printable
+from pagetier.shm._core import Owner
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.protocol import Space
+from pagetier.tiers.worker_protocol import Holds
 
 log = logging.getLogger("pagetierd.disk")
 

@@ -6,10 +6,10 @@ import logging
 
 import msgspec
 
-from ...shm._core import Owner
-from ...shm.logfmt import event
-from ..sizes import format_size
-from .behind import RULES
+from pagetier.daemon.disk.write_behind import RULES
+from pagetier.shm._core import Owner
+from pagetier.shm.log_format import event
+from pagetier.shm.units import format_size
 
 log = logging.getLogger("pagetierd.disk")
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...shm._core import Owner
-from ...tiers.base import TierState
-from .behind import Behind
-from .budget import Budget
-from .grumble import Grumble
-from .report import DiskReport, Standing, with_state
+from pagetier.daemon.common.fault_log import Grumble
+from pagetier.daemon.disk.status import DiskReport, Standing, with_state
+from pagetier.daemon.disk.write_behind import Behind
+from pagetier.daemon.disk.write_budget import Budget
+from pagetier.shm._core import Owner
+from pagetier.tiers.base import TierState
 
 
 class Bulletin:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...shm._core import Owner
-from ...shm.points import point
-from ...shm.protocol import Fetch, Fetched, ProtocolError
-from ...tiers.messages import HasRead, Order, Read
-from .busy import Busy
-from .grumble import Grumble
+from pagetier.daemon.common.fault_log import Grumble
+from pagetier.daemon.disk.busy_time import Busy
+from pagetier.shm._core import Owner
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Fetch, Fetched, ProtocolError
+from pagetier.tiers.worker_protocol import HasRead, Order, Read
 
-# enum pt_outcome in core/reserve.h
+# enum pt_outcome in core/daemon/reserve.h
 _GRANTED, _PENDING = 0, 2
 _ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([1, 0, 1, 3, 2]))
 _HERE, _NOT_YET, _ABSENT = 0, 1, 2

@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from ...tiers.base import TierState
+from pagetier.tiers.base import TierState
 
 _MOST_BYTES = 2048
 _LONGEST_TEXT = 400

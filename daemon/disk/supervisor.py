@@ -6,12 +6,12 @@ import asyncio
 import os
 from typing import Final, Protocol
 
-from ...shm._core import ShmError
-from ...shm.points import point
-from ...shm.segments import Segments
-from ...tiers.messages import Fails, Leave, Opened, Order, Report, Serve, Trust
-from ..options import Disk as DiskOptions
-from .process import WorkerProcess
+from pagetier.daemon.config.schema import Disk as DiskOptions
+from pagetier.daemon.disk.worker_process import WorkerProcess
+from pagetier.shm._core import ShmError
+from pagetier.shm.failpoints import point
+from pagetier.shm.segments import Segments
+from pagetier.tiers.worker_protocol import Fails, Leave, Opened, Order, Report, Serve, Trust
 
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0

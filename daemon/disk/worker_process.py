@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from ...shm.points import point
-from ...shm.process import Process
-from ...shm.protocol import ProtocolError, Unpacker, pack
-from ...tiers.messages import Order, Report, Serve, read_report
-from .sense import check
+from pagetier.daemon.disk.worker_validation import check
+from pagetier.shm.failpoints import point
+from pagetier.shm.process import Process
+from pagetier.shm.protocol import ProtocolError, Unpacker, pack
+from pagetier.tiers.worker_protocol import Order, Report, Serve, read_report
 
 # What LMDB allocates for each transaction is kept by the process: giving it back and getting it anew costs more than
 # the copying. It is kept once, and not by each thread. All are read by glibc when the process starts.

@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.protocol import ProtocolError
-from ...tiers.base import KEY_BYTES
-from ...tiers.messages import HasRead, Holds, Opened, Report, Wrote
-from ..labels import wrong_space
+from pagetier.daemon.common.namespaces import wrong_space
+from pagetier.shm.protocol import ProtocolError
+from pagetier.tiers.base import KEY_BYTES
+from pagetier.tiers.worker_protocol import HasRead, Holds, Opened, Report, Wrote
 
 _MOST_FRAMES: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 48

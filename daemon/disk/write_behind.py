@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
-from ...shm._core import Owner
-from ...shm.points import point
-from ...shm.protocol import ProtocolError, Space
-from ...tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
-from ..options import Disk as DiskOptions
-from .budget import Budget
-from .busy import Busy
-from .grumble import Grumble
+from pagetier.daemon.common.fault_log import Grumble
+from pagetier.daemon.config.schema import Disk as DiskOptions
+from pagetier.daemon.disk.busy_time import Busy
+from pagetier.daemon.disk.write_budget import Budget
+from pagetier.shm._core import Owner
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import ProtocolError, Space
+from pagetier.tiers.worker_protocol import Order, Stored, Sync, Synced, Write, Wrote
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
 BATCH_BYTES: Final = 128 << 20
@@ -28,7 +28,7 @@ _MOST_DROPS: Final = 1 << 20  # in one order: a message has its bounds
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
 _LOOK_S: Final = 10.0  # it is a walk over the whole index
-# enum pt_write_result in core/behind.h
+# enum pt_write_result in core/daemon/write_behind.h
 _FAILED, _DONE, _SPARED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
     bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]), bytes([_FAILED, _DONE, _AGAIN, _AGAIN])

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from .report import BudgetReport
+from pagetier.daemon.disk.status import BudgetReport
 
 _DAY_S: Final = 86400.0
 _MOST_CHAINS: Final = 1 << 20

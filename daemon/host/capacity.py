@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from .host import Host
-from .sizes import format_size, spell_size
+from pagetier.daemon.host.host import Host
+from pagetier.shm.units import format_size, spell_size
 
 # the daemon alone: its RssAnon is 23 MiB after its start and 33 after 90 minutes; sockets, stacks and buffers beside it
 _DAEMON_BYTES = 48 << 20

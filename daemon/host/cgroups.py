@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from .mounts import Mount, read_mounts
+from pagetier.daemon.host.mounts import Mount, read_mounts
 
 # version 1 says "no limit" with the largest multiple of a page that fits 63 bits
 _NO_LIMIT = 1 << 62

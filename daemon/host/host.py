@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from .cgroup import MemoryGroup, memory_groups
-from .mounts import Mount, read_mounts
+from pagetier.daemon.host.cgroups import MemoryGroup, memory_groups
+from pagetier.daemon.host.mounts import Mount, read_mounts
 
 _THP = "sys/kernel/mm/transparent_hugepage"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from .host import Host
+from pagetier.daemon.host.host import Host
 
 _MADV_HUGEPAGE = 14
 _MADV_DONTDUMP = 16

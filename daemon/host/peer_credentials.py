@@ -10,9 +10,9 @@ from enum import IntEnum
 
 import msgspec
 
-from ..shm.process import Process
-from ..shm.trust import peer_credentials
-from .options import Access
+from pagetier.daemon.config.schema import Access
+from pagetier.shm.process import Process
+from pagetier.shm.socket_trust import peer_credentials
 
 # not in Python's socket module
 _SO_PEERGROUPS = 59

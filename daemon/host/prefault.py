@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 import msgspec
 
-from .progress import Progress, no_progress
-from .sizes import format_size
+from pagetier.daemon.common.progress import Progress, no_progress
+from pagetier.shm.units import format_size
 
 # small enough to stop soon and to show progress, large enough that starting one costs nothing
 CHUNK_BYTES = 32 << 20

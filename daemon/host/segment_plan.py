@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from ..shm._core import ShmError
-from ..shm.segments import Geometry
-from ..tiers.room import TRANSACTION_BYTES
-from .disk.behind import BATCH_BYTES, SMALLEST_PART
-from .fit import MAPPING_SHARE, Need, Processes
-from .options import Config
-from .sizes import spell_size
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.write_behind import BATCH_BYTES, SMALLEST_PART
+from pagetier.daemon.host.capacity import MAPPING_SHARE, Need, Processes
+from pagetier.shm._core import ShmError
+from pagetier.shm.segments import Geometry
+from pagetier.shm.units import spell_size
+from pagetier.tiers.capacity import TRANSACTION_BYTES
 
 # RssAnon of a daemon that was asked for its metrics, over that of one that has none
 _METRICS_BYTES = 16 << 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from ..shm._core import Owner
-from ..shm.points import point
-from .options import Evict
+from pagetier.daemon.config.schema import Evict
+from pagetier.shm._core import Owner
+from pagetier.shm.failpoints import point
 
 _BATCH = 256  # pages evicted before requests get their turn again: a fraction of a millisecond
 

@@ -7,14 +7,14 @@ from typing import Final
 
 import msgspec
 
-from ..shm._core import Owner
-from ..shm.points import point
-from ..shm.protocol import Flush, Flushed
-from .disk.tier import Disk
-from .labels import means
-from .walks import Walks
+from pagetier.daemon.common.namespaces import means
+from pagetier.daemon.disk.disk_tier import Disk
+from pagetier.daemon.index.scan_queue import Walks
+from pagetier.shm._core import Owner
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Flush, Flushed
 
-_TIERS: Final = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/layout.h
+_TIERS: Final = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/common/layout.h
 _DISK: Final = _TIERS["disk"]
 
 

@@ -9,13 +9,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from ..shm._core import IDLE_NOTHING, Owner
-from ..shm.logfmt import event
-from ..shm.points import point
-from .labels import printable
-from .options import Index
-from .ration import NOBODY, Ration
-from .sizes import spell_duration
+from pagetier.daemon.common.log_throttle import NOBODY, Ration
+from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.config.schema import Index
+from pagetier.shm._core import IDLE_NOTHING, Owner
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.units import spell_duration
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class IdleNamespaces:
     """Drops idle namespaces from a full table, the oldest first, a few at a time. On the loop's thread only.
 
     Records without pages are reused first, by the index itself. What counts as a use says the setting; how the daemon
-    learns of it, core/idle.h.
+    learns of it, core/daemon/idle_namespaces.h.
     """
 
     def __init__(self, owner: Owner, index: Index, disk: Tier, clock: Callable[[], float] = time.monotonic) -> None:

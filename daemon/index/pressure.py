@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..shm._core import Owner
-from ..shm.logfmt import event
-from .bounds import share_of
+from pagetier.daemon.index.quotas import share_of
+from pagetier.shm._core import Owner
+from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import struct
 from array import array
 from typing import Final, TypeAlias
 
-from ..shm._core import SLOTS, Owner
+from pagetier.shm._core import SLOTS, Owner
 
 _Process: TypeAlias = tuple[int, int]  # pid and start time
 _SIZE: Final = struct.Struct("<Q")

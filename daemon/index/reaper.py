@@ -7,12 +7,12 @@ import logging
 import os
 from collections import Counter
 
-from ..shm._core import Owner, ShmError
-from ..shm.logfmt import event
-from ..shm.points import point
-from ..shm.process import Process
-from .accepting import because
-from .ration import Ration
+from pagetier.daemon.common.log_throttle import Ration
+from pagetier.daemon.server.listener import because
+from pagetier.shm._core import Owner, ShmError
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.process import Process
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,27 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..shm._core import PARTS, Owner
-from ..shm.logfmt import event
-from ..shm.points import point
-from ..shm.protocol import (
+from pagetier.daemon.common.histogram import Histogram
+from pagetier.daemon.common.namespaces import printable, wrong_space
+from pagetier.daemon.config.load import ConfigError
+from pagetier.daemon.config.reload import InForce
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.disk_tier import Disk
+from pagetier.daemon.host.peer_credentials import Peer
+from pagetier.daemon.host.segment_plan import short_index
+from pagetier.daemon.index.evictor import Evictor
+from pagetier.daemon.index.flush import Flushing
+from pagetier.daemon.index.idle_namespaces import IdleNamespaces
+from pagetier.daemon.index.pressure import Pinning
+from pagetier.daemon.index.quotas import Bounds
+from pagetier.daemon.index.reaper import Reaper
+from pagetier.daemon.index.scan_queue import Walks
+from pagetier.daemon.index.shortage import Shortage
+from pagetier.daemon.index.slot_quota import has_slot, why_no_slot
+from pagetier.shm._core import PARTS, Owner
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.protocol import (
     Attach,
     Check,
     Fetch,
@@ -29,24 +46,7 @@ from ..shm.protocol import (
     Saved,
     Welcome,
 )
-from ..shm.segments import Geometry, Segments
-from .bounds import Bounds
-from .config import ConfigError
-from .disk.tier import Disk
-from .evictor import Evictor
-from .flushing import Flushing
-from .idle_namespaces import IdleNamespaces
-from .in_force import InForce
-from .labels import printable, wrong_space
-from .metrics.histogram import Histogram
-from .options import Config
-from .peers import Peer
-from .pinning import Pinning
-from .plan import short_index
-from .reaper import Reaper
-from .shortage import Shortage
-from .slots import has_slot, why_no_slot
-from .walks import Walks
+from pagetier.shm.segments import Geometry, Segments
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ..shm._core import Owner
-from ..shm.logfmt import event
+from pagetier.shm._core import Owner
+from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 

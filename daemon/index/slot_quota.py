@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..shm._core import SLOTS
-from ..shm.process import Process
+from pagetier.shm._core import SLOTS
+from pagetier.shm.process import Process
 
 MOST_OF_PROCESS: Final = SLOTS // 4
 

@@ -1,11 +1,11 @@
-"""`python -m pagetier.daemon.manual FOLDER` writes the manual pages and configuration.md there."""
+"""`python -m pagetier.daemon.man FOLDER` writes the manual pages and configuration.md there."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from .pages import documents
+from pagetier.daemon.man.pages import documents
 
 folder = Path(sys.argv[1])
 (folder / "man").mkdir(parents=True, exist_ok=True)

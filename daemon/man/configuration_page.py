@@ -7,9 +7,9 @@ from itertools import groupby
 
 import msgspec
 
-from ..flags import about
-from ..in_force import AT_ONCE
-from ..options import Field, fields
+from pagetier.daemon.config.cli_options import about
+from pagetier.daemon.config.reload import AT_ONCE
+from pagetier.daemon.config.schema import Field, fields
 
 _HEAD = """\
 # Configuration

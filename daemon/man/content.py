@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ..cli import main as pagetier
-from ..exits import Exit
-from ..flags import headed
-from ..main import main as pagetierd
-from .roff import Roff
+from pagetier.daemon.cli import main as pagetier
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.config.cli_options import headed
+from pagetier.daemon.main import main as pagetierd
+from pagetier.daemon.man.roff import Roff
 
 _SEE_ALSO = "`pagetier`(1), `pagetierd`(8), `pagetierd.toml`(5)"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from .commands import pagetier_page, pagetierd_page
-from .configuration_page import configuration_page
-from .settings_page import settings_page
+from pagetier.daemon.man.configuration_page import configuration_page
+from pagetier.daemon.man.content import pagetier_page, pagetierd_page
+from pagetier.daemon.man.settings_page import settings_page
 
 
 def manual() -> dict[str, str]:

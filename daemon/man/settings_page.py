@@ -6,10 +6,10 @@ from itertools import groupby
 
 import msgspec
 
-from ..flags import about
-from ..in_force import AT_ONCE
-from ..options import Field, fields
-from .roff import Roff
+from pagetier.daemon.config.cli_options import about
+from pagetier.daemon.config.reload import AT_ONCE
+from pagetier.daemon.config.schema import Field, fields
+from pagetier.daemon.man.roff import Roff
 
 _EXAMPLE = """\
 socket = "/run/pagetier/pagetier.sock"

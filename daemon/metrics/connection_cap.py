@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from ...shm.logfmt import event
-from ..ration import NOBODY, Ration
+from pagetier.daemon.common.log_throttle import NOBODY, Ration
+from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 

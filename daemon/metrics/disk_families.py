@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from ..disk.report import DiskReport, Standing
-from .look import Look
-from .naming import counter, counters, gauge, gauges
+from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.metrics.family_builders import counter, counters, gauge, gauges
+from pagetier.daemon.metrics.sample import Look
 
 
 def disk_families(look: Look) -> Iterator[Metric]:

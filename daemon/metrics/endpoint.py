@@ -14,15 +14,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from ..accepting import Accepting
-from ..options import Config
-from ..server import SocketError, identity, open_socket, remove_socket
-from ..service import Service
-from .address import Address
-from .answer import Answering, Page
-from .families import families
-from .guests import Guests
-from .look import Looker
+from pagetier.daemon.config.metrics_address import Address
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.metrics.connection_cap import Guests
+from pagetier.daemon.metrics.families import families
+from pagetier.daemon.metrics.http import Answering, Page
+from pagetier.daemon.metrics.sample import Looker
+from pagetier.daemon.server.control_socket import SocketError, identity, open_socket, remove_socket
+from pagetier.daemon.server.listener import Accepting
 
 _BACKLOG = 128
 _AT_ONCE = 16

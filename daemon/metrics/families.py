@@ -11,13 +11,13 @@ from importlib.metadata import version
 
 from prometheus_client.metrics_core import HistogramMetricFamily, InfoMetricFamily, Metric
 
-from ...shm._core import FORMAT, SLOTS
-from ...shm.protocol import PROTOCOL
-from ..disk.report import Standing
-from .disk_families import disk_families
-from .look import Look
-from .naming import PREFIX, counter, counters, gauge, gauges
-from .space_families import space_families
+from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.metrics.disk_families import disk_families
+from pagetier.daemon.metrics.family_builders import PREFIX, counter, counters, gauge, gauges
+from pagetier.daemon.metrics.sample import Look
+from pagetier.daemon.metrics.space_families import space_families
+from pagetier.shm._core import FORMAT, SLOTS
+from pagetier.shm.protocol import PROTOCOL
 
 _BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
 _NS = 1_000_000_000

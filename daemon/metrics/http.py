@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from .guests import Guests
+from pagetier.daemon.metrics.connection_cap import Guests
 
 PATIENCE_S = 5.0
 _MOST_BYTES = 16 << 10

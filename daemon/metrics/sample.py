@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from ...shm._core import Observer
-from ...shm.segments import Segments
-from ..disk.work import Work
-from ..idle_namespaces import IdleCounts
-from ..service import Service
-from .histogram import Histogram
+from pagetier.daemon.common.histogram import Histogram
+from pagetier.daemon.disk.disk_counters import Work
+from pagetier.daemon.index.idle_namespaces import IdleCounts
+from pagetier.daemon.index.service import Service
+from pagetier.shm._core import Observer
+from pagetier.shm.segments import Segments
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

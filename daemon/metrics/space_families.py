@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from .look import Look
-from .naming import counter, gauge, gauges
+from pagetier.daemon.metrics.family_builders import counter, gauge, gauges
+from pagetier.daemon.metrics.sample import Look
 
 OTHERS = "others"
 _KINDS = ("pages", "bytes")

@@ -12,10 +12,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..shm._core import ShmError
-from ..shm.logfmt import event
-from ..shm.points import point
-from ..shm.protocol import (
+from pagetier.daemon.common.log_throttle import Ration
+from pagetier.daemon.config.schema import Access
+from pagetier.daemon.host.peer_credentials import Peer, Rights, caller_of, peer_of, rights_of
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.server.limits import Gate
+from pagetier.shm._core import ShmError
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.protocol import (
     BUILD,
     GREETING_LIMIT,
     REQUEST_LIMIT,
@@ -40,11 +45,6 @@ from ..shm.protocol import (
     pack,
     read_request,
 )
-from .gate import Gate
-from .options import Access
-from .peers import Peer, Rights, caller_of, peer_of, rights_of
-from .ration import Ration
-from .service import Service
 
 log = logging.getLogger(__name__)
 

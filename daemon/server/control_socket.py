@@ -9,15 +9,15 @@ import socket
 import stat
 from pathlib import Path
 
-from ..shm.logfmt import event
-from ..shm.points import point
-from ..shm.trust import folder_flaw
-from .accepting import Accepting
-from .connection import GREETING_S, Connection, House
-from .gate import Gate
-from .options import Access
-from .ration import Ration
-from .service import Service
+from pagetier.daemon.common.log_throttle import Ration
+from pagetier.daemon.config.schema import Access
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.server.connection import GREETING_S, Connection, House
+from pagetier.daemon.server.limits import Gate
+from pagetier.daemon.server.listener import Accepting
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.socket_trust import folder_flaw
 
 log = logging.getLogger(__name__)
 

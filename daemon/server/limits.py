@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from ..shm.protocol import REQUEST_LIMIT
-from .peers import Caller, Rights
+from pagetier.daemon.host.peer_credentials import Caller, Rights
+from pagetier.shm.protocol import REQUEST_LIMIT
 
 End: TypeAlias = Callable[[str], None]
 MOST_OF_PROCESS: Final = 256

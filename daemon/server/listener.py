@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from ..shm.logfmt import event
-from .ration import NOBODY, Ration
+from pagetier.daemon.common.log_throttle import NOBODY, Ration
+from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 

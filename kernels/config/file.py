@@ -24,8 +24,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from .thresholds import WAYS, CopySettings, Thresholds
-from .units import read_count, read_duration, read_rate, read_size, shown, spell_size
+from pagetier.kernels.config.copy_settings import WAYS, CopySettings, Thresholds
+from pagetier.kernels.config.units import read_count, read_duration, read_rate, read_size, shown, spell_size
 
 COPY_VARIABLE: Final = "PAGETIER_COPY_CONFIG"
 _Told = TypeVar("_Told", CopySettings, Thresholds)

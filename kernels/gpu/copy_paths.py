@@ -11,14 +11,14 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from . import copy_kernels
-from .device import Copy, Direction
-from .frames import Frames
-from .launch import GRID, Grid, Tables, launch
-from .runs import Addresses, Cutting, Runs, run_bytes, runs_of
-from .staging import Ring, Slot, batches, slot_needed
-from .thresholds import CopySettings, WayName
-from .transfer import Transfer
+from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.kernels.device import Copy, Direction
+from pagetier.kernels.gpu import triton_kernels
+from pagetier.kernels.gpu.launch import GRID, Grid, Tables, launch
+from pagetier.kernels.gpu.runs import Addresses, Cutting, Runs, run_bytes, runs_of
+from pagetier.kernels.gpu.staging import Ring, Slot, batches, slot_needed
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import Transfer
 
 
 class Queue(Protocol):
@@ -62,7 +62,7 @@ class Way(Protocol):
         """
 
 
-PAIR: Final[Mapping[Direction, Any]] = {Direction.STORE: copy_kernels.gather, Direction.LOAD: copy_kernels.scatter}
+PAIR: Final[Mapping[Direction, Any]] = {Direction.STORE: triton_kernels.gather, Direction.LOAD: triton_kernels.scatter}
 
 
 class _Uploaded(msgspec.Struct, frozen=True, eq=False):

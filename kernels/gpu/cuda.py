@@ -11,15 +11,15 @@ from typing import Any, Final, cast
 import msgspec
 import torch
 
-from .device import Copy, DeviceError, Direction, event_of
-from .driver import Driver
-from .frames import Frames
-from .launch import Grid
-from .memcpy import OneByOne, memcpy_of
-from .staging import Ring
-from .thresholds import CopySettings, WayName
-from .transfer import Transfer
-from .ways import DmaWay, KernelWay, Memcpy, Memory, StagedWay, Way, chosen
+from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.kernels.device import Copy, DeviceError, Direction, event_of
+from pagetier.kernels.gpu.copy_paths import DmaWay, KernelWay, Memcpy, Memory, StagedWay, Way, chosen
+from pagetier.kernels.gpu.cuda_driver import Driver
+from pagetier.kernels.gpu.launch import Grid
+from pagetier.kernels.gpu.memcpy import OneByOne, memcpy_of
+from pagetier.kernels.gpu.staging import Ring
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import Transfer
 
 _SHORTEST_NAP: Final = 20e-6  # seconds between two polls of an event; each pause is 1.5 times the one before
 _LONGEST_NAP: Final = 1e-3

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, Final
 
-from .device import DeviceError
-from .runs import Addresses
+from pagetier.kernels.device import DeviceError
+from pagetier.kernels.gpu.runs import Addresses
 
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING: no implicit synchronisation with the engine's default stream

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 import triton
 
-from . import copy_kernels
-from .frames import Arena, Frames
-from .slots import SlotMap
-from .transfer import Transfer
+from pagetier.kernels.gpu import triton_kernels
+from pagetier.kernels.layout.frames import Arena, Frames
+from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.transfer import Transfer
 
 _MOST: Final = 1 << 31
 _WIDEST: Final = 16  # bytes of an access; tables begin at multiples of it, so that alignment never causes a compilation
@@ -98,12 +98,12 @@ class Tables:
 
 def gather(tables: Tables, planes: range | None = None, grid: Grid = GRID) -> None:
     """Copies from the cache into the pages; see launch()."""
-    launch(copy_kernels.gather, tables, planes, grid)
+    launch(triton_kernels.gather, tables, planes, grid)
 
 
 def scatter(tables: Tables, planes: range | None = None, grid: Grid = GRID) -> None:
     """Copies from the pages into the cache; see launch()."""
-    launch(copy_kernels.scatter, tables, planes, grid)
+    launch(triton_kernels.scatter, tables, planes, grid)
 
 
 def launch(kernel: Any, tables: Tables, planes: range | None = None, grid: Grid = GRID) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from .driver import Driver
-from .ways import Memcpy, Moves, Queue
+from pagetier.kernels.gpu.copy_paths import Memcpy, Moves, Queue
+from pagetier.kernels.gpu.cuda_driver import Driver
 
 # Batches of some ten thousand moves hung drivers of 2026; beside 4096 moves the cost of a call is small.
 _AT_ONCE: Final = 4096

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .device import Copy
-from .frames import Frames
-from .slots import SlotMap
-from .transfer import Transfer
+from pagetier.kernels.device import Copy
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.transfer import Transfer
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Addresses: TypeAlias = npt.NDArray[np.uint64]

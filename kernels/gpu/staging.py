@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .device import Copy
-from .frames import Arena, Frames
-from .runs import Runs, buffer_runs
-from .transfer import Transfer
+from pagetier.kernels.device import Copy
+from pagetier.kernels.gpu.runs import Runs, buffer_runs
+from pagetier.kernels.layout.frames import Arena, Frames
+from pagetier.kernels.layout.transfer import Transfer
 
 _WIDEST: Final = 16  # bytes of a kernel's access: pages in the ring begin at multiples of it, as in frames
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..shm import _core
-from .frames import Frames
-from .transfer import Transfer
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import Transfer
+from pagetier.shm import _core
 
 
 def gather(transfer: Transfer, frames: Frames, threads: int = 1) -> None:

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from .device import Copy, DeviceError, Direction, Gate, event_of
-from .host_copy import gather, require_host, scatter
+from pagetier.kernels.device import Copy, DeviceError, Direction, Gate, event_of
+from pagetier.kernels.host.copy import gather, require_host, scatter
 
 _LOOK_S = 0.1  # seconds between two checks whether a wait for an engine's event is still needed
 

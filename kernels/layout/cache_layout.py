@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from ..shm.cached import CachedProperty
-from .views import View
+from pagetier.kernels.layout.tensors import View
+from pagetier.shm.cached import CachedProperty
 
 _MOST: Final = 1 << 62
 

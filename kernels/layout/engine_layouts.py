@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from .layout import CacheLayout, LayoutError, cache_of
-from .views import Tensor, View, view_of
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, cache_of
+from pagetier.kernels.layout.tensors import Tensor, View, view_of
 
 
 def vllm(tensors: Sequence[Tensor], k_width: int | None = None) -> CacheLayout:

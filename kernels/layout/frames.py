@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .tables import frozen
+from pagetier.kernels.layout.arrays import frozen
 
 
 class Arena(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from ..shm.cached import CachedProperty
-from .layout import CacheLayout, LayoutError, Plane
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
+from pagetier.shm.cached import CachedProperty
 
 ALIGNMENT: Final = 16
 _MOST_BYTES: Final = 1 << 31  # offsets in a page are 32-bit numbers in the kernels

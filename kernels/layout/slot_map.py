@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .tables import frozen
+from pagetier.kernels.layout.arrays import frozen
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
 """Block IDs on the host: a sequence, an array or a CPU tensor."""

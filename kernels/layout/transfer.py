@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .layout import CacheLayout, LayoutError, Plane
-from .page import ALONE, Heads, PageOrder, Rows, Shard
-from .slots import SlotMap
-from .tables import frozen
+from pagetier.kernels.layout.arrays import frozen
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
+from pagetier.kernels.layout.page_layout import ALONE, Heads, PageOrder, Rows, Shard
+from pagetier.kernels.layout.slot_map import SlotMap
 
 PLANE_FIELDS: Final = 8
 

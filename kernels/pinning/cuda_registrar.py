@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from .device import DeviceError
-from .driver import Driver
-from .pinning import Registering, Unregistering
+from pagetier.kernels.device import DeviceError
+from pagetier.kernels.gpu.cuda_driver import Driver
+from pagetier.kernels.pinning.pinning import Registering, Unregistering
 
 _PORTABLE_AND_MAPPED: Final = 1 | 2  # for every context of the process, and mapped for kernels
 

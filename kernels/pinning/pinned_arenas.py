@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from ..shm._core import Session
-from .device import Copy, Device, DeviceError, Direction, Event, Stream
-from .frames import Frames
-from .pinning import Pinning, Registering, Unregistering
+from pagetier.kernels.device import Copy, Device, DeviceError, Direction, Event, Stream
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.pinning.pinning import Pinning, Registering, Unregistering
+from pagetier.shm._core import Session
 
 _LOOK_S: Final = 1.0  # seconds between two checks whether the session is still the current one
 _LANDING_S: Final = 0.02  # seconds between two checks whether the copies of an arena that is to be unpinned have ended

@@ -13,7 +13,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from .frames import Frames
+from pagetier.kernels.layout.frames import Frames
 
 LARGEST_CHUNK: Final = 64 << 30
 CHUNK: Final = 1 << 30

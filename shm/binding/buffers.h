@@ -1,4 +1,4 @@
-/* memory.h - mapping descriptors, and arrays that Python hands in. */
+/* buffers.h - mapping descriptors, and arrays that Python hands in. */
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "../core/adopt.h"
+#include "../core/daemon/adopt.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_READ 22

@@ -1,7 +1,7 @@
-/* hashes.h - keys of pages that an engine has named by SHA-256 itself: each hash XOR the namespace's digest, end to end. */
+/* key_hashes.h - keys of pages that an engine has named by SHA-256 itself: each hash XOR the namespace's digest, end to end. */
 #pragma once
 
-#include "memory.h"
+#include "buffers.h"
 
 enum { AHEAD = 8 }; /* hashes lie wherever the engine's allocator put them */
 

@@ -1,7 +1,7 @@
-/* observe.h - the Python type Observer: looks at index and lock words through read-only mappings. */
+/* observer.h - the Python type Observer: looks at index and lock words through read-only mappings. */
 #pragma once
 
-#include "memory.h"
+#include "buffers.h"
 
 typedef struct {
     PyObject_HEAD

@@ -1,9 +1,9 @@
 /* owner_disk.h - the type Owner and the disk tier: what it holds, what it is told to write, what is read in. */
 #pragma once
 
-#include "owner_parts.h"
+#include "owner_reservations.h"
 
-#include "../core/fetch.h"
+#include "../core/daemon/fetch.h"
 
 /* disk_open(frames, rule): a tier with so much room is there, empty until it reports. */
 static PyObject *owner_disk_open(Owner *self, PyObject *args)

@@ -1,9 +1,9 @@
-/* owner_parts.h - the type Owner: pages and processes, after adoption. */
+/* owner_reservations.h - the type Owner: pages and processes, after adoption. */
 #pragma once
 
-#include "owner.h"
+#include "owner_segments.h"
 
-#include "../core/writing.h"
+#include "../core/daemon/write_quota.h"
 
 /* The answers as three arrays: outcomes (u8), entries (u32), serials (u64). */
 static PyObject *answers_pack(const pt_answer *answers, Py_ssize_t count)

@@ -1,13 +1,13 @@
 /* owner.h - the Python type Owner: the daemon's hold on the segments. One thread at a time; it never waits. */
 #pragma once
 
-#include "observe.h"
+#include "observer.h"
 
-#include "../core/check.h"
-#include "../core/idle.h"
-#include "../core/lru.h"
-#include "../core/reserve.h"
-#include "../core/space.h"
+#include "../core/daemon/integrity.h"
+#include "../core/daemon/idle_namespaces.h"
+#include "../core/daemon/lru.h"
+#include "../core/daemon/reserve.h"
+#include "../core/common/namespaces.h"
 
 typedef struct {
     PyObject_HEAD

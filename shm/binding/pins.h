@@ -3,7 +3,7 @@
 
 #include <structmember.h>
 
-#include "handle.h"
+#include "session_handle.h"
 
 typedef struct Pins {
     PyObject_HEAD

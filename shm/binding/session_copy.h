@@ -1,9 +1,9 @@
 /* strided.h - gather and scatter: the tables of a transfer as Python hands them in, for plain memory and for sessions. */
 #pragma once
 
-#include "session.h"
+#include "session_match.h"
 
-#include "../core/strided.h"
+#include "../core/client/copy_strided.h"
 
 enum { PLANES, PAGES, BLOCKS, SKIP, TABLES };
 

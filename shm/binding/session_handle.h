@@ -1,11 +1,11 @@
-/* handle.h - the object behind the Python type Session: the mappings of an attached process. */
+/* session_handle.h - the object behind the Python type Session: the mappings of an attached process. */
 #pragma once
 
-#include "memory.h"
+#include "buffers.h"
 
-#include "../core/copy.h"
-#include "../core/match.h"
-#include "../core/part.h"
+#include "../core/client/copy.h"
+#include "../core/client/match.h"
+#include "../core/client/publish.h"
 
 typedef struct {
     PyObject_HEAD

@@ -1,9 +1,9 @@
 /* groups.h - Session.match_groups: one match over several groups of state, and the pins of each. */
 #pragma once
 
-#include "session.h"
+#include "session_match.h"
 
-#include "../core/groups.h"
+#include "../core/client/match_groups.h"
 
 /* What was asked for, and what one match works in: each group's room is that of pins for all its pages. */
 typedef struct {

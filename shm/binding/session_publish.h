@@ -1,8 +1,8 @@
-/* session_parts.h - the rest of the type Session: finishing and giving up parts, and small questions. */
+/* session_publish.h - the rest of the type Session: finishing and giving up parts, and small questions. */
 #pragma once
 
-#include "groups.h"
-#include "strided.h"
+#include "session_match_groups.h"
+#include "session_copy.h"
 
 /* True if the entry is still the filling that was granted, and the part this process's: what is another's is left alone. */
 static bool still_granted(const pt_session *s, uint32_t entry, uint64_t serial, uint32_t part)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elsewhere import elsewhere, load_handovers, write_part
 from pagetier.client import Client, Handover, Keys, Outcome, Part
-from running import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually, namespace
+from spawned_process import elsewhere, load_handovers, write_part
 
 PAGE = 100_000
 SPACE = namespace()

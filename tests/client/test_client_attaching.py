@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dying import in_child
+from forked_child import in_child
 from pagetier.client import Client
-from pagetier.shm.link import LinkError
-from running import START_S, RunningDaemon, eventually, namespace
+from pagetier.shm.daemon_link import LinkError
+from running_daemon import START_S, RunningDaemon, eventually, namespace
 
 KEYS = namespace().keys(range(160))
 MORE = namespace().keys(range(5000, 5160))

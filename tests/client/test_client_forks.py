@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from running import RunningDaemon
+from running_daemon import RunningDaemon
 
-SUPPORT: Final = Path(__file__).parent.parent / "support"
+SUPPORT: Final = Path(__file__).parent.parent / "harness"
 PATIENCE_S: Final = 60.0
 
 _CALLS = """

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eventually import Second
 from pagetier.client import Client, Outcome
-from running import START_S, RunningDaemon, eventually, namespace
-from soon import Second
+from running_daemon import START_S, RunningDaemon, eventually, namespace
 
 KEYS = namespace().keys(range(160))
 MORE = namespace().keys(range(5000, 5160))

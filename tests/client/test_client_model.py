@@ -1,6 +1,6 @@
 """Several clients against a dictionary of pages, step by step, while daemons stop, die and sleep, and with a disk.
 
-What the index does under all this is in tests/shm/test_machine.py; here it is what a caller is told.
+What the index does under all this is in tests/shm/test_index_model.py; here it is what a caller is told.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from client_world import PAGES, PROMPTS, Held, Room, World, keys_of
-from paged import PAGE, assert_exact, page_of, store
+from keyed_pages import PAGE, assert_exact, page_of, store
 from pagetier.client import Keys, Outcome
-from running import eventually
+from running_daemon import eventually
 
 who = st.integers(0, 2)
 chains = st.builds(keys_of, st.integers(0, PROMPTS - 1), st.integers(1, PAGES))

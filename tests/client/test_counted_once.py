@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from daemon_with_disk import push_out, running_with_disk, stopped_worker
 from pagetier.client import Client, Keys
-from replaying import BLOCK, chat, replay_json, write_trace
-from running import RunningDaemon, eventually, namespace
-from with_disk import push_out, running_with_disk, stopped_worker
+from replay_command import BLOCK, chat, replay_json, write_trace
+from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE = 60_000
 PAGES = 10

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from running import RunningDaemon
+from running_daemon import RunningDaemon
 
 README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))

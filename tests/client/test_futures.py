@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from fake_daemon import Peer, PretendedDaemon
 from pagetier.client import Client, Keys, Outcome, Part, Promise
 from pagetier.shm.protocol import Reserve
-from pretending import Peer, PretendedDaemon
-from running import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE = 10_000
 SPACE = namespace()

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daemon_with_disk import running_with_disk, until_written
+from fake_disk import DiskDaemon
 from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Lookup, Recurrent, SlidingWindow
 from pagetier.client.groups import grain_of
 from pagetier.shm._core import Observer
-from pretended_disk import DiskDaemon
-from running import eventually, namespace
-from with_disk import running_with_disk, until_written
+from running_daemon import eventually, namespace
 
 PAGE = 4000
 FULL, WINDOW, STATE = FullAttention(16), SlidingWindow(16, 40), Recurrent(48)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fake_daemon import Peer
+from fake_disk import ON_ITS_WAY, DiskDaemon
 from pagetier.client import Client, Keys
 from pagetier.shm.protocol import Fetch, Fetched
-from pretended_disk import ON_ITS_WAY, DiskDaemon
-from pretending import Peer
-from running import namespace
+from running_daemon import namespace
 
 PAGE = 5000
 SPACE = namespace()

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon_with_disk import FRAMES, is_open, push_out, running_with_disk, stopped_worker, until_written
 from pagetier.client import Client, Keys
-from running import RunningDaemon, eventually, namespace
-from with_disk import FRAMES, is_open, push_out, running_with_disk, stopped_worker, until_written
+from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE = 60_000
 SPACE = namespace()

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from fake_disk import DiskDaemon
 from pagetier.client import Blocks, Client, Keys, Namespace, Outcome, Part
-from pagetier.kernels import caches
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.transfer import PagedCache
-from pretended_disk import DiskDaemon
-from running import RunningDaemon, namespace
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
+from running_daemon import RunningDaemon, namespace
 
 TOKENS, BLOCK = 12, 8
 LONG_S = 30.0
@@ -29,7 +29,7 @@ class Engine:
     def __init__(self, seed: int) -> None:
         shape = (2, 30, BLOCK, 4, 20)
         self.tensors = list(np.random.default_rng(seed).integers(0, 2**16, (2, *shape), dtype=np.uint16))
-        layout = caches.kv_first(self.tensors)
+        layout = engine_layouts.kv_first(self.tensors)
         self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
 
     def tokens(self, slots: SlotMap, count: int) -> Any:
@@ -168,7 +168,7 @@ def test_pages_of_a_namespace_that_says_another_order_are_refused(client: Client
 
 def test_a_tensor_that_is_given_other_memory_leaves_the_cache_as_it_was(client: Client) -> None:
     tensor = torch.zeros(2, 30, BLOCK, 4, 20, dtype=torch.int16)
-    layout = caches.kv_first([tensor])
+    layout = engine_layouts.kv_first([tensor])
     paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
     space = namespace(TOKENS, layout=paged.page.layout)
     keys, slots = space.keys(range(TOKENS * 2)), request(1, 2)
@@ -198,7 +198,7 @@ def test_without_a_daemon_all_is_refused_and_missed() -> None:
 
 
 def test_more_parallel_ranks_than_parts_are_told() -> None:
-    layout = caches.latents([np.zeros((30, BLOCK, 6), np.uint8)])
+    layout = engine_layouts.latents([np.zeros((30, BLOCK, 6), np.uint8)])
     paged = PagedCache(layout, PageOrder.of(layout, TOKENS), Shard(rank=3, ranks=64))
     with Client("/nowhere/pagetier.sock") as client, pytest.raises(ValueError, match="part 3 of 64"):
         client.store(Keys(namespace(TOKENS, layout=paged.page.layout), bytes(32)), Blocks(paged, request(1, 1)))

@@ -14,10 +14,10 @@ from functools import partial
 
 import pytest
 
+from fake_disk import IN_MEMORY, NOT_THERE, ON_ITS_WAY, DiskDaemon
 from pagetier.client import Client, Keys, Prefetch
 from pagetier.shm.protocol import Fetched, Findings, Reserved
-from pretended_disk import IN_MEMORY, NOT_THERE, ON_ITS_WAY, DiskDaemon
-from running import eventually, namespace
+from running_daemon import eventually, namespace
 
 PAGE = 5000
 SPACE = namespace()

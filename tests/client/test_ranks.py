@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elsewhere import elsewhere
-from ranked import GROUPS, MODELS, PAGES, START_S, Group, serve_rank
-from running import RunningDaemon, eventually
+from rank_fixtures import GROUPS, MODELS, PAGES, START_S, Group, serve_rank
+from running_daemon import RunningDaemon, eventually
+from spawned_process import elsewhere
 
 Engines = dict[Group, list[Connection]]
 

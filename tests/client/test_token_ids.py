@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagetier.client.hash_inputs import token_ids
 from pagetier.client.keys import Namespace
-from pagetier.client.tokens import token_ids
 
 NS = Namespace(model="m", dtype="bfloat16", page_tokens=4)
 IDS = [0, 1, 5, 127, 3, 2, 99, 4, 17]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from other_users import ALICE, MALLORY, as_root, command_as, environ_with, fallback_of, folder_of, output_as
-from running import START_S
+from running_daemon import START_S
 
 pytestmark = as_root
 
@@ -148,7 +148,7 @@ def test_commands_believe_it_as_little(command: str) -> None:
 
 
 def test_a_replay_believes_it_as_little() -> None:
-    imports = "from pagetier.client.replay import replay, run, worker"
+    imports = "from pagetier.client.cli.replay import replay, run, worker"
     with fallback_of(ALICE) as folder, tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
         trace.write('{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n')
         trace.flush()

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hostile.harm import harm
-from hostile.honest import Honest
-from running import RunningDaemon, eventually, namespace
+from adversarial.control_client import Honest
+from adversarial.processes import harm
+from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES = 64 << 10, 1024
 ROUNDS, SERVED_S, SHARE = 30, 15.0, 0.9
@@ -24,7 +24,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 @pytest.mark.parametrize("act", ["reserves", "pins", "gives_up"])
 def test_who_keeps_to_the_calls_has_his_share_and_no_more(daemon: RunningDaemon, act: str) -> None:
-    with Honest(daemon.socket, FRAME) as honest, harm("engines", act, daemon.socket):
+    with Honest(daemon.socket, FRAME) as honest, harm("hostile_engines", act, daemon.socket):
         assert honest.wait_for(ROUNDS), honest.served
         (hostile,) = (slot for slot in daemon.slots() if slot["name"] == "hostile")
         assert hostile["pinned_bytes"] <= SHARE * FRAMES * FRAME
@@ -44,7 +44,7 @@ def test_who_holds_every_page_by_himself_is_named(daemon: RunningDaemon) -> None
     keys = namespace(salt="full").keys(range(16 * HELD))
     with daemon.client() as client:
         assert client.store(keys, [bytes(FRAME)] * HELD).stored == HELD
-        with harm("engines", "holds_all", daemon.socket):
+        with harm("hostile_engines", "holds_all", daemon.socket):
             began = time.monotonic()
             result = client.store(namespace(salt="late").keys(range(16 * MORE)), [bytes(FRAME)] * MORE)
             assert result.refused and "pinned" in result.reason, result
@@ -63,7 +63,7 @@ def test_who_writes_to_lock_words_costs_pages_and_nothing_else(daemon: RunningDa
     A page may be lost, or be found before it is whole: that is not judged here.
     """
     with Honest(daemon.socket, FRAME) as honest:
-        with harm("engines", "scribbles", daemon.socket):
+        with harm("hostile_engines", "scribbles", daemon.socket):
             assert honest.wait_for(ROUNDS), honest.served
         assert eventually(lambda: len(daemon.slots()) == 1, 20)
         assert honest.wait_for(3)

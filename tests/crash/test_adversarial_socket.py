@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from adversarial.bad_peers import CROWD
+from adversarial.control_client import Honest
+from adversarial.processes import NOBODY, harm
+from adversarial.resource_cost import Sampled
 from disk_daemon import DiskDaemon
-from hostile.cost import Sampled
-from hostile.harm import NOBODY, harm
-from hostile.honest import Honest
-from hostile.wire import CROWD
-from pagetier.daemon.gate import MOST_SILENT
-from pagetier.daemon.ration import LINES
-from running import RunningDaemon, eventually
+from pagetier.daemon.common.log_throttle import LINES
+from pagetier.daemon.server.limits import MOST_SILENT
+from running_daemon import RunningDaemon, eventually
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FRAME, FRAMES = 64 << 10, 1024
@@ -43,7 +43,7 @@ def expect_served(daemon: RunningDaemon, *acts: str, user: int | None = None) ->
         assert honest.wait_for(3)
         with ExitStack() as stack:
             for act in acts:
-                stack.enter_context(harm("wire", act, daemon.socket, user))
+                stack.enter_context(harm("bad_peers", act, daemon.socket, user))
             assert honest.wait_for(ROUNDS), honest.served
     served, most = honest.served, sampled.most
     assert (served.wrong, served.refused) == (0, 0), served
@@ -74,7 +74,7 @@ def test_ten_thousand_connections_to_a_daemon_with_few_descriptors() -> None:
         with Honest(daemon.socket, FRAME) as honest, Sampled(_pid(daemon)) as sampled, ExitStack() as stack:
             assert honest.wait_for(3)
             for _ in range(10_000 // CROWD):
-                stack.enter_context(harm("wire", "crowd", daemon.socket))
+                stack.enter_context(harm("bad_peers", "crowd", daemon.socket))
             assert honest.wait_for(ROUNDS), honest.served
             with daemon.client() as late:
                 assert late.attached
@@ -106,7 +106,7 @@ def test_walks_through_a_large_index() -> None:
 @as_root
 def test_who_may_not_attach_can_do_less(daemon: RunningDaemon) -> None:
     expect_served(daemon, "garbage", "silent", "hoarding", "turned_away", user=NOBODY)
-    with daemon.client(), harm("wire", "silent", daemon.socket, NOBODY), daemon.client() as late:
+    with daemon.client(), harm("bad_peers", "silent", daemon.socket, NOBODY), daemon.client() as late:
         assert late.attached, "another user's silence is no reason to wait"
 
 
@@ -116,6 +116,6 @@ def test_who_may_only_watch_leaves_room_for_an_engine() -> None:
         Path(daemon.folder.name).chmod(0o755)
         with ExitStack() as stack:
             for _ in range(5):  # a process has a quarter of all connections
-                stack.enter_context(harm("wire", "crowding", daemon.socket, NOBODY))
+                stack.enter_context(harm("bad_peers", "crowding", daemon.socket, NOBODY))
             with daemon.client() as late:
                 assert late.attached

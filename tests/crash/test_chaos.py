@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from chaos.mutant_build import mutant
+from chaos.report import Report
 from oracle.checker import Kind
-from storm.mutant import mutant
-from storm.report import Report
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support")
+FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "harness")
 ENGINE_DEATHS, DAEMON_DEATHS, DISK_READS = 300, 30, 10
 ROUND_S = 6
 PATIENCE_S = 400
@@ -46,7 +46,7 @@ daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DI
 # With each worker of the disk tier that dies its daemon loses all that is on disk.
 DISK_LOST = """
 import shutil
-from pagetier.daemon.disk.tier import Disk
+from pagetier.daemon.disk.disk_tier import Disk
 ended = Disk.ended
 def forget(self, slot, why):
     shutil.rmtree(self._options.path)

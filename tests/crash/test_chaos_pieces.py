@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from chaos.__main__ import Enough
+from chaos.child_processes import Child, Family
+from chaos.cleanup import sweep
+from chaos.daemons import StormDaemon
+from chaos.eviction_accounting import Leaving
+from chaos.random_schedule import Fates
+from chaos.report import Report
+from chaos.round_counts import Tally
+from chaos.scenario import SCENES, chain_of, pick
+from chaos.slot_reuse import Mourning
 from oracle.checker import WORKER_NAME, Kind, Violation
-from pagetier.daemon.exits import Exit
-from storm.__main__ import Enough
-from storm.daemons import StormDaemon
-from storm.family import Child, Family
-from storm.fates import Fates
-from storm.leaving import Leaving
-from storm.remains import sweep
-from storm.report import Report
-from storm.scene import SCENES, chain_of, pick
-from storm.slots import Mourning
-from storm.tally import Tally
+from pagetier.daemon.common.exit_codes import Exit
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from daemon_with_disk import is_open, worker_of
 from pagetier.shm.protocol import Save, Saved
-from running import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually, namespace
 from trials.clock import Clock
 from trials.company import Company
 from trials.engine import PAGE
-from with_disk import is_open, worker_of
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler here")
 DAY_S = 86_400.0

@@ -1,6 +1,6 @@
 """Daemons that start at once, and daemons of another format: who serves is one, and what it serves is exact.
 
-Which segments a daemon refuses, one by one, is in tests/daemon/test_leftovers.py.
+Which segments a daemon refuses, one by one, is in tests/daemon/index/test_leftover_segments.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from paged import PAGE, found, prompt, store
+from keyed_pages import PAGE, found, prompt, store
 from pagetier.client import Client
-from pagetier.daemon.exits import Exit
-from running import START_S, RunningDaemon, eventually
+from pagetier.daemon.common.exit_codes import Exit
+from running_daemon import START_S, RunningDaemon, eventually
 
 FORMAT_AT = 8
 OTHER_FORMAT = 99

@@ -15,15 +15,15 @@ from random import Random
 import msgspec
 import pytest
 
-from chance import chance
-from damage_of_disk.anatomy import PAGE, Anatomy, Part
-from damage_of_disk.harms import Damage, Harm, Patient
-from damage_of_disk.runs import Tally
+from disk_corruption.corruptions import Damage, Harm, Patient
+from disk_corruption.file_anatomy import PAGE, Anatomy, Part
+from disk_corruption.runs import Tally
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import Outcome, TierError
-from pagetier.tiers.store import records
-from pagetier.tiers.store.counting import miscounted
-from power.recorded import plain
+from pagetier.tiers.lmdb import records
+from pagetier.tiers.lmdb.frame_count import miscounted
+from power_loss.recording import plain
+from seeded_random import chance
 from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
@@ -40,7 +40,7 @@ LAST_PAGE_AT = 16 + 24 + 2 * 48  # behind the page's header, the meta's and two 
 
 def tried(count: int, *more: str, seed: int | None = None) -> Tally:
     number = int(chance().integers(1 << 31)) if seed is None else seed
-    command = [sys.executable, "-m", "damage_of_disk.runs", "--count", str(count), "--seed", str(number), *more]
+    command = [sys.executable, "-m", "disk_corruption.runs", "--count", str(count), "--seed", str(number), *more]
     done = subprocess.run(command, env=plain(), stdout=subprocess.PIPE, timeout=LONG_S, check=False)
     print(done.stdout.decode())  # noqa: T201
     return msgspec.json.decode(done.stdout, type=Tally)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from damage_of_disk.anatomy import PAGE, Anatomy, Part
+from disk_corruption.file_anatomy import PAGE, Anatomy, Part
 from disk_daemon import ABSENT, HERE, WAIT_S, DiskDaemon, Engine
 from pagetier.tiers.base import TierError
-from pagetier.tiers.store import LmdbTier, doubt, give_up
-from running import eventually
+from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
+from running_daemon import eventually
 from tier_pages import keys_in, outgoings, small_tier
 
 PAGES = 160  # two environments with leaves of headers below a branch
@@ -22,7 +22,7 @@ FITTING = 24  # pages that one fetch may bring in, which takes no more than nine
 CRASHING = """
 import os, signal, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
-    from pagetier.tiers.store import reading
+    from pagetier.tiers.lmdb import reading
     def listed(environment):
         if environment.used:
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -32,7 +32,7 @@ if "pagetier.tiers.worker" in sys.orig_argv:
 STUMBLING = """
 import os, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
-    from pagetier.tiers.store import reading
+    from pagetier.tiers.lmdb import reading
     real = reading.read
     def read(environment, page):
         if not os.path.exists({flag!r}):

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from faults import judging
-from faults.gate import ALL, WRITES, Action, Call, Fault, Gate, Noted
-from faults.preload import gated
-from faults.sweeping import Theatre, faults_at, theatre
+from disk_faults import verdicts
+from disk_faults.gate import ALL, WRITES, Action, Call, Fault, Gate, Noted
+from disk_faults.preload import gated
+from disk_faults.sweep import Theatre, faults_at, theatre
+from kill_points.disk_operations import WriteBehind
+from kill_points.scene import Scene
 from pagetier.shm.protocol import Flush
-from running import eventually
-from sweep.disk_operations import WriteBehind
-from sweep.scene import Scene
+from running_daemon import eventually
 
 _SCRIPT = """
 import os, sys
@@ -121,18 +121,18 @@ def test_who_judges_finds_what_is_wrong(on: Theatre, tmp_path: Path) -> None:
         scene.begin()
         operation = WriteBehind(scene)
         operation.prepare()
-        judging.goes_on(scene, operation)
+        verdicts.goes_on(scene, operation)
         scene.daemon.signal(signal.SIGSTOP)
         with pytest.raises(AssertionError, match="a store is refused"):
-            judging.goes_on(scene, operation)
+            verdicts.goes_on(scene, operation)
         scene.daemon.signal(signal.SIGCONT)
         on.gate.arm(Fault(Action.FAIL, WRITES, 1, errno.ENOSPC, lasting=True))
         with pytest.raises(AssertionError, match="No space left"):
-            judging.works_again(scene)
+            verdicts.works_again(scene)
         on.gate.open()
-        judging.comes_to_work(scene)
-        begun = judging.begun(scene)
-        judging.works_again(scene)
+        verdicts.comes_to_work(scene)
+        begun = verdicts.begun(scene)
+        verdicts.works_again(scene)
         scene.ask(Flush(1, None))
         with pytest.raises(AssertionError, match="a stored page was not found"):
-            judging.settle(scene, begun)
+            verdicts.settle(scene, begun)

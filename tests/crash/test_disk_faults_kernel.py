@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 from lmdb.verify import verify
 
-from faults import judging, tracked
-from faults.changes import CHANGES, Change
-from faults.gate import Call
-from faults.meeting import OnDisk, meet
-from faults.mounting import ext4, frozen, mount_again, tmpfs
-from faults.sweeping import EVERYTHING, Theatre, theatre
-from faults.tracing import calls_in, recorded
-from faults.tracked import Injection, StoreAndSave, death, deaths
+from disk_faults import strace_cases, verdicts
+from disk_faults.changed_files import OnDisk, meet
+from disk_faults.file_changes import CHANGES, Change
+from disk_faults.gate import Call
+from disk_faults.loop_mounts import ext4, frozen, mount_again, tmpfs
+from disk_faults.strace import calls_in, recorded
+from disk_faults.strace_cases import Injection, StoreAndSave, death, deaths
+from disk_faults.sweep import EVERYTHING, Theatre, theatre
+from kill_points.disk_operations import WriteBehind
+from kill_points.scene import Scene
 from pagetier.shm.protocol import Save, Saved
-from running import START_S, eventually
-from sweep.disk_operations import WriteBehind
-from sweep.scene import Scene
+from running_daemon import START_S, eventually
 
 _STOPS_S = 8.0
 _TOLD_S = 20.0
@@ -56,13 +56,13 @@ def test_nothing_passes_the_gate_unseen(on: Theatre, scene: Scene, tmp_path: Pat
     scene.begin()
     operation = StoreAndSave(scene)
     operation.prepare()
-    judging.works_again(scene)
+    verdicts.works_again(scene)
     worker = scene.worker()
     with recorded([scene.daemon.pid, worker], tmp_path / "trace"):
         on.gate.forget()
         operation.act()
         assert eventually(operation.done, START_S)
-        judging.works_again(scene)
+        verdicts.works_again(scene)
         scene.empty()
         scene.daemon.signal(signal.SIGTERM)
         scene.daemon.wait()
@@ -83,11 +83,11 @@ def test_nothing_passes_the_gate_unseen(on: Theatre, scene: Scene, tmp_path: Pat
 
 @pytest.mark.parametrize("injection", _INJECTED_ALL if EVERYTHING else _INJECTED, ids=str)
 def test_calls_that_the_kernel_is_told_to_fail(scene: Scene, injection: Injection) -> None:
-    tracked.meet(scene, injection)
+    strace_cases.meet(scene, injection)
 
 
 def test_death_at_the_first_write(scene: Scene) -> None:
-    assert tracked.meet(scene, death("pwrite64", 1))
+    assert strace_cases.meet(scene, death("pwrite64", 1))
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes minutes: make faults")
@@ -131,25 +131,25 @@ def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
         scene.begin()
         operation = WriteBehind(scene)
         operation.prepare()
-        begun = judging.begun(scene)
+        begun = verdicts.begun(scene)
         with frozen(mount):
             operation.act()
             worker = scene.worker()
             assert eventually(lambda: hangs(worker)), "nothing hangs"
-            judging.goes_on(scene, operation)
-            judging.answers_in_time(scene, operation)
+            verdicts.goes_on(scene, operation)
+            verdicts.answers_in_time(scene, operation)
             scene.daemon.signal(signal.SIGUSR1)
             scene.daemon.process.wait(_STOPS_S)  # type: ignore[union-attr]
             assert hangs(worker)
             scene.daemon.start()
             assert eventually(lambda: scene.client.attached)
-            judging.goes_on(scene, operation)
+            verdicts.goes_on(scene, operation)
             if EVERYTHING:
                 assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _TOLD_S)
         assert eventually(lambda: not hangs(worker)), "who hung does not end"
         assert eventually(operation.engines_done), "an engine hangs"
-        judging.comes_to_work(scene)
-        judging.settle(scene, begun)
+        verdicts.comes_to_work(scene)
+        verdicts.settle(scene, begun)
 
 
 def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> None:
@@ -162,13 +162,13 @@ def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> N
         scene.begin()
         operation = Tight(scene)
         operation.prepare()
-        begun = judging.begun(scene)
+        begun = verdicts.begun(scene)
         fill(device)
         scene.dropping()
         lose(scene)
-        judging.goes_on(scene, operation)
+        verdicts.goes_on(scene, operation)
         (device / "filler").unlink()
-        pages = judging.comes_to_work(scene)
+        pages = verdicts.comes_to_work(scene)
         scene.daemon.stop()
         mount_again(device / "image", mount)
         assert [sound(data) for data in sorted(mount.glob("disk/*/data.mdb"))] == [[], []]
@@ -177,8 +177,8 @@ def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> N
         assert eventually(lambda: scene.client.attached)
         assert eventually(lambda: scene.look(pages, 1.0).loaded == len(pages)), scene.daemon.log.read_text()
         scene.empty()
-        judging.settle(scene, begun)
-        judging.works_again(scene)
+        verdicts.settle(scene, begun)
+        verdicts.works_again(scene)
 
 
 def sound(data: Path) -> list[str]:

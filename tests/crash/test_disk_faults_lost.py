@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from lmdb.verify import verify
 
-from dying import in_child
-from faults.mounting import ext4, mount_again, tmpfs
+from disk_faults.loop_mounts import ext4, mount_again, tmpfs
+from forked_child import in_child
 from pagetier.tiers.base import DoubtError, Outcome
-from pagetier.tiers.store import LmdbTier
+from pagetier.tiers.lmdb import LmdbTier
 from tier_pages import keys_in, outcomes, outgoings, small_tier
 
 KEPT = outgoings(range(60))

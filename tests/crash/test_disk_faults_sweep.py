@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from faults.scenario import FEW, SCENARIO
-from faults.sweeping import EVERYTHING, Part, Theatre, sweep, theatre
-from sweep.disk_lives import StartWithSmallerDisk
-from sweep.operation import Operation
+from disk_faults.operations import FEW, SCENARIO
+from disk_faults.sweep import EVERYTHING, Part, Theatre, sweep, theatre
+from kill_points.disk_lifecycles import StartWithSmallerDisk
+from kill_points.operation import Operation
 
 _FEW = 2
 _PARTS = 8

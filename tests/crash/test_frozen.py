@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from running import RunningDaemon, eventually
+from daemon_with_disk import is_open, worker_of
+from running_daemon import RunningDaemon, eventually
 from trials.company import Company
-from with_disk import is_open, worker_of
 
 FROZEN_S = float(os.environ.get("FROZEN", "3"))  # FROZEN=60: as long as a live migration may take
 EXPIRY_S = 1.0  # shorter than that, so that whatever is told by time is told wrongly if it can be

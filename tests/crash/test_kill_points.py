@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sweep.control import Action
-from sweep.operation import Operation
-from sweep.sweeping import Stage, stage, sweep
-from sweep.table import OPERATIONS
+from kill_points.control import Action
+from kill_points.failpoint_table import OPERATIONS
+from kill_points.operation import Operation
+from kill_points.sweep import Stage, stage, sweep
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from memory import DAY_NS, Memory, attach
+from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Pins
 from pagetier.shm.segments import Geometry
 

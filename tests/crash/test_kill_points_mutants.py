@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sweep.cases import Case, run
-from sweep.control import Action
-from sweep.operation import Operation, Role
-from sweep.operations import Load, Store, StoreByRanks, StorePart
-from sweep.scene import Scene
-from sweep.sweeping import stage
-from sweep.variant import HERE, ROOT
+from kill_points.cases import Case, run
+from kill_points.control import Action
+from kill_points.instrumented_build import HERE, ROOT
+from kill_points.operation import Operation, Role
+from kill_points.operations import Load, Store, StoreByRanks, StorePart
+from kill_points.scene import Scene
+from kill_points.sweep import stage
 
 _OF_THE_CORE = ROOT / "tests" / "shm" / "stress" / "mutants" / "crash"
 # on a busy machine the others are to be as far as that before the dead is reaped

@@ -9,17 +9,17 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from kill_points.control import Action, Control
+from kill_points.failpoint_table import OPERATIONS, points_in_sources, table
+from kill_points.instrumented_build import ROOT, environment
+from kill_points.operation import Role
 from pagetier.shm import _core
-from sweep.control import Action, Control
-from sweep.operation import Role
-from sweep.table import OPERATIONS, points_in_sources, table
-from sweep.variant import ROOT, environment
 
 _MOST_NS = 500  # about 50 on a machine that has nothing else to do
 
 
 def test_every_point_is_swept() -> None:
-    """After adding one: `python -m sweep.table` in tests/crash, and an operation that crosses it where none does."""
+    """After adding one: `python -m kill_points.failpoint_table` in tests/crash, and an operation that crosses it where none does."""
     swept = {point for of_role in table().values() for of_one in of_role.values() for point in of_one}
     assert sorted(points_in_sources() - swept) == [], "no operation crosses these"
     assert sorted(swept - points_in_sources()) == [], "these are named nowhere any more"
@@ -52,14 +52,14 @@ def test_the_core_that_is_installed_has_no_points() -> None:
 
 
 def test_in_python_a_point_is_nothing() -> None:
-    command = [sys.executable, "-m", "timeit", "-n", "100000", "-s", "from pagetier.shm.points import point"]
+    command = [sys.executable, "-m", "timeit", "-n", "100000", "-s", "from pagetier.shm.failpoints import point"]
     told = subprocess.run([*command, 'point("client.attached")'], check=True, capture_output=True, text=True).stdout
     nanoseconds = float(told.split("best of")[1].split(": ")[1].split()[0])
     assert "nsec" in told and nanoseconds < _MOST_NS
 
 
 def _cross(control: Control, name: str) -> int:
-    code = f"from pagetier.shm.points import point; point('{name}'); point('{name}'); print('on')"
+    code = f"from pagetier.shm.failpoints import point; point('{name}'); point('{name}'); print('on')"
     return subprocess.run([sys.executable, "-c", code], env=environment(control.path), check=False).returncode
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from load.ledger import Column, Ledger
-from load.loading import SHARE, Load
+from load.load_run import SHARE, Load
+from load.shared_counters import Column, Ledger
 from pagetier.shm._core import SLOTS
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support", ROOT / "bench")
+FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "bench")
 PATIENCE_S = 300
 SECONDS = 3
 OTHERS_FIRST = ("--nice", "10")
@@ -25,7 +25,7 @@ RUN = "import runpy; runpy.run_module('load', run_name='__main__', alter_sys=Tru
 
 # Of the pages of every fourth engine nothing is granted.
 REFUSING = """
-from pagetier.daemon.service import Service, _refused
+from pagetier.daemon.index.service import Service, _refused
 reserve = Service.reserve
 Service.reserve = lambda self, slot, request: reserve(self, slot, request) if slot % 4 else _refused(request, "no")
 """

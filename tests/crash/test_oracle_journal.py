@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dying import kill, spawn
+from forked_child import kill, spawn
 from oracle.journal import Journal, Told, read_journal, read_journals
 
 KEYS = [bytes([number]) * 32 for number in range(5)]

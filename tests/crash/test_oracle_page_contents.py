@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.contents import content, wrong
+from oracle.page_contents import content, wrong
 
 KEYS = [hashlib.sha256(b"%d" % number).digest() for number in range(50)]
 SEED = 7

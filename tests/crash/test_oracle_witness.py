@@ -13,7 +13,7 @@ from oracle.journal import Journal, Told, read_journals
 from oracle.samples import Caps, end_of, segments_bytes, taken
 from oracle.witness import Looked, Witness
 from pagetier.client import Client, Part
-from running import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE = 64 << 10
 SEED = 3

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from limited import Group, limited
-from running import RunningDaemon, eventually
+from daemon_with_disk import is_open, until_written, worker_of
+from memory_cgroup import Group, limited
+from running_daemon import RunningDaemon, eventually
 from trials.company import Company
-from with_disk import is_open, until_written, worker_of
 
 LIMIT = 640 << 20
 KILLED_S = 30.0

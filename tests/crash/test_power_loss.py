@@ -11,19 +11,19 @@ from random import Random
 import msgspec
 import pytest
 
-from chance import chance
+from daemon_with_disk import FRAME, running_with_disk, until_written
 from oracle.journal import Journal
 from oracle.witness import Witness
-from power.losses import Way, fate, names_fate
-from power.mistakes import MISTAKES
-from power.platter import History
-from power.recorded import can_record, plain, record, recording
-from power.stream import read_stream
-from power.tale import ACTS
-from power.terms import SEED, Terms
-from power.trials import Tally
-from running import namespace
-from with_disk import FRAME, running_with_disk, until_written
+from power_loss.constants import SEED, Terms
+from power_loss.disk_model import History
+from power_loss.losses import Way, fate, names_fate
+from power_loss.mutants import MISTAKES
+from power_loss.recording import can_record, plain, record, recording
+from power_loss.runs import Tally
+from power_loss.workload import ACTS
+from power_loss.write_stream import read_stream
+from running_daemon import namespace
+from seeded_random import chance
 
 ALL = os.environ.get("POWER") == "all"
 STATES = 6000 if ALL else 80
@@ -41,11 +41,11 @@ pytestmark = pytest.mark.skipif(not can_record(), reason="there is no compiler f
 def told(folder: Path, acts: tuple[str, ...] = tuple(ACTS), mistake: str = "") -> Path:
     """Records a tale of a tier in folder/tier; the stream."""
     for act in acts:
-        record("power.tale", folder / "tier", folder / "stream", act, mistake)
+        record("power_loss.workload", folder / "tier", folder / "stream", act, mistake)
     return folder / "stream"
 
 
-def tried(stream: Path, states: int, *more: str, seed: int | None = None, module: str = "power.trials") -> Tally:
+def tried(stream: Path, states: int, *more: str, seed: int | None = None, module: str = "power_loss.runs") -> Tally:
     """What so many power losses came to."""
     number = int(chance().integers(1 << 31)) if seed is None else seed
     command = [sys.executable, "-m", module, str(stream), str(stream.with_name("tier"))]
@@ -89,14 +89,16 @@ def test_a_tier_that_believes_what_it_finds_is_found(tmp_path: Path, mistake: st
 
 def test_getting_over_it_may_be_cut_short(tmp_path: Path) -> None:
     """By a death at any call of the opening, or by another power loss."""
-    tally = tried(told(tmp_path.resolve()), AGAIN, module="power.again")
+    tally = tried(told(tmp_path.resolve()), AGAIN, module="power_loss.crash_in_recovery")
     assert tally.violations == []
     assert tally.count == AGAIN
 
 
 def test_a_tier_that_is_believed_too_early_is_found(tmp_path: Path) -> None:
     more = ["--violations", "1", "--mistake", TOO_EARLY]
-    assert tried(told(tmp_path.resolve(), ("first",)), 200, *more, seed=1, module="power.again").violations
+    assert tried(
+        told(tmp_path.resolve(), ("first",)), 200, *more, seed=1, module="power_loss.crash_in_recovery"
+    ).violations
 
 
 def test_every_mistake_is_tried() -> None:

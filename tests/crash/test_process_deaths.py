@@ -1,6 +1,6 @@
 """Processes that are not what they seem: equal numbers in namespaces of their own, other programs after exec, sleepers.
 
-What a fork does is in tests/client/test_client_life.py, as is a process that exits and never detaches.
+What a fork does is in tests/client/test_client_lifecycle.py, as is a process that exits and never detaches.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mortal import attached
-from paged import PAGE, assert_exact, found, page_of, prompt, store
+from eventually import Second
+from keyed_pages import PAGE, assert_exact, found, page_of, prompt, store
+from killable_process import attached
 from pagetier.client import Client
-from running import RunningDaemon, eventually
-from soon import Second
+from running_daemon import RunningDaemon, eventually
 
 FRAMES = 64
 

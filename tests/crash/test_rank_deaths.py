@@ -1,6 +1,6 @@
 """Deaths in an engine of several processes: a rank among others that write the same page, a scheduler over its workers.
 
-What a single process leaves is in tests/client/test_client_life.py, and in copiers in tests/client/copying.
+What a single process leaves is in tests/client/test_client_lifecycle.py, and in copiers in tests/client/async_copy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
-from mortal import Mortal, attached
-from paged import PAGE, assert_exact, found, pages_of, prompt, store
+from eventually import Second
+from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
+from killable_process import Mortal, attached
 from pagetier.client import Client, Part
-from running import RunningDaemon, eventually
-from soon import Second
+from running_daemon import RunningDaemon, eventually
 
 FRAMES = 64
 RANKS = 4

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
-from faults.mounting import ext4, mount_again
-from pagetier.daemon.disk.report import Standing
-from running import eventually
+from disk_faults.loop_mounts import ext4, mount_again
+from pagetier.daemon.disk.status import Standing
+from running_daemon import eventually
 
 ON_DISK = range(40)  # more than there is room for in memory
 

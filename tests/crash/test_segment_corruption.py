@@ -14,17 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chance import chance
-from damage_of_segments.__main__ import Trial
-from damage_of_segments.lives import BROKE
-from pagetier.daemon.exits import Exit
+from pagetier.daemon.common.exit_codes import Exit
+from seeded_random import chance
+from segment_corruption.__main__ import Trial
+from segment_corruption.lifecycles import BROKE
 
-_FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+_FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "harness")]
 _CHUNKS, _LIVES, _EACH = (10, 51, 5) if os.environ.get("SWEEP") == "all" else (1, 9, 5)
 
 
 def trials(seed: int, lives: int, each: int) -> Iterator[Trial]:
-    command = [sys.executable, "-m", "damage_of_segments", str(seed), str(lives), str(each)]
+    command = [sys.executable, "-m", "segment_corruption", str(seed), str(lives), str(each)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(_FOLDERS), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
     yield from (msgspec.json.decode(line, type=Trial) for line in done.stdout.splitlines())

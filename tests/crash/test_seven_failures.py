@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from chance import chance
 from disk_daemon import ABSENT, HERE, DiskDaemon, Engine
-from mortal import attached
-from paged import PAGE, found, page_of, pages_of, prompt, store
+from eventually import Second
+from in_process_server import Peer
+from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
+from killable_process import attached
 from pagetier.client import Client, Outcome
 from pagetier.shm.protocol import (
     BUILD,
@@ -33,9 +34,8 @@ from pagetier.shm.protocol import (
     Reserved,
     Space,
 )
-from running import RunningDaemon, eventually
-from serving import Peer
-from soon import Second
+from running_daemon import RunningDaemon, eventually
+from seeded_random import chance
 
 FRAMES = 64
 NOTICED_S = 6.0  # what is not noticed by then never is

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "support", ROOT / "bench")
+FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "bench")
 PATIENCE_S = 300
 MINUTES = 0.15
 
@@ -20,7 +20,7 @@ RUN = "import runpy; runpy.run_module('soak', run_name='__main__', alter_sys=Tru
 # Whoever attaches costs a daemon two descriptors and 4 MiB for ever.
 LEAK = """
 import os
-from pagetier.daemon.service import Service
+from pagetier.daemon.index.service import Service
 attached, kept = Service.attach, []
 def attach(self, peer, request):
     kept.extend((os.open("/dev/null", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY), bytearray(os.urandom(4 << 20))))

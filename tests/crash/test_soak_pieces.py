@@ -14,21 +14,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from chance import chance
+from chaos.round_counts import Tally
 from oracle.checker import Kind
 from oracle.journal import Told
-from soak.chapters import Chapters, Verdict
+from seeded_random import chance
 from soak.chart import Line, Panel, chart, from_zero, in_ratios
-from soak.drift import Windows, drift
-from soak.flat import Growth, Point, judged, slope_of, thinned
-from soak.meters import Reading, Vitals, readers, vitals
-from soak.picture import picture
+from soak.chart_panels import picture
+from soak.journal_rotation import Chapters, Verdict
+from soak.latency_histogram import BUCKETS, Counts, Times, longest, quantile
 from soak.plan import WINDOWS, Plan
 from soak.probe import Timed
 from soak.report import Measured, growths_of, report_of
-from soak.tables import markdown
-from soak.times import BUCKETS, Counts, Times, longest, quantile
-from storm.tally import Tally
+from soak.report_tables import markdown
+from soak.sampling import Reading, Vitals, readers, vitals
+from soak.slope_test import Growth, Point, judged, slope_of, thinned
+from soak.slowdown_test import Windows, drift
 
 HOUR = 3600.0
 KEY, OTHER = b"k" * 32, b"o" * 32

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
-from running import RunningDaemon
-from starting import fill, shared_memory, still_holds
+from refused_starts import fill, shared_memory, still_holds
+from running_daemon import RunningDaemon
 
 
 @pytest.fixture

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from pagetier.daemon import run as daemon_run
-from pagetier.daemon.leave import Told
-from pagetier.daemon.notify import Notifier
-from pagetier.daemon.options import Access, Arena, Config
-from pagetier.daemon.prefault import Prefaulted, PrefaultError
-from pagetier.daemon.server import Server
+from in_process_server import SMALL, WAIT_S, Peer, see_peers_off
+from pagetier.daemon import lifecycle as daemon_run
+from pagetier.daemon.common.systemd_notify import Notifier
+from pagetier.daemon.config.schema import Access, Arena, Config
+from pagetier.daemon.host.prefault import Prefaulted, PrefaultError
+from pagetier.daemon.server.control_socket import Server
+from pagetier.daemon.stop_signals import Told
 from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Observe, Refusal, Welcome
 from pagetier.shm.segments import Origin, Segments, Wish, take
-from serving import SMALL, WAIT_S, Peer, see_peers_off
-from starting import shared_memory
+from refused_starts import shared_memory
 
 Scenario = Callable[[Config], Coroutine[Any, Any, None]]
 

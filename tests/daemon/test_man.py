@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.cli.commands import others, own
-from pagetier.daemon.exits import Exit
-from pagetier.daemon.in_force import AT_ONCE
-from pagetier.daemon.manual.pages import documents, manual
-from pagetier.daemon.manual.roff import Roff
-from pagetier.daemon.options import fields
+from pagetier.daemon.cli.registry import others, own
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.config.reload import AT_ONCE
+from pagetier.daemon.config.schema import fields
+from pagetier.daemon.man.pages import documents, manual
+from pagetier.daemon.man.roff import Roff
 
 DOCS = Path(__file__).parents[2] / "docs"
 

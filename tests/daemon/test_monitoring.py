@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from running import eventually, namespace
-from scraped import names_in, sample_names, scrape
-from with_disk import running_with_disk
+from daemon_with_disk import running_with_disk
+from metrics_scrape import names_in, sample_names, scrape
+from running_daemon import eventually, namespace
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVENT = re.compile(r'event\(\s*"(\w+)"')

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from pagetier.daemon import main as daemon_main
-from pagetier.daemon.exits import Exit
-from pagetier.daemon.host import Host
-from running import START_S, RunningDaemon
-from starting import AS_NOBODY, MAIN, OWN_SHM, arguments, fill, own_shm, pagetierd, refused, shared_memory
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.host.host import Host
+from refused_starts import AS_NOBODY, MAIN, OWN_SHM, arguments, fill, own_shm, pagetierd, refused, shared_memory
+from running_daemon import START_S, RunningDaemon
 
 FITS = "import pagetier.daemon.main as m; m.fit = lambda host, need: type('Fit', (), {'fits': True}); m.main()"
 

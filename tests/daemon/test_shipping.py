@@ -23,6 +23,8 @@ import msgspec
 import pytest
 from packaging.requirements import Requirement
 
+import pagetier
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
 BESIDE = ("docs", "systemd", "bench", "tests", ".ci")
@@ -60,6 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("sources")
     for name in (*ROOMS, "docs", "systemd"):
         shutil.copytree(ROOT / name, folder / name, ignore=BUILT)
+    shutil.copytree(ROOT / "src", folder / "src", symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
     for name in (*ABOUT, "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder, cwd=folder, CC="gcc")
@@ -121,12 +124,18 @@ def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
 def test_the_sdist_has_what_builds_it_and_nothing_that_was_built(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
-    assert {"setup.py", "shm/_core.c", "shm/core/layout.h", "LICENSE", "docs/man/pagetierd.8"} <= set(names)
+    assert {
+        "setup.py",
+        "src/pagetier/shm/_core.c",
+        "src/pagetier/shm/layout.h",
+        "LICENSE",
+        "docs/man/pagetierd.8",
+    } <= set(names)
     assert not any(name.endswith((".so", ".o", ".pyc")) for name in names)
 
 
 def test_the_version_stands_in_one_place(place: Path, built: Built) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = pagetier.__version__
     assert built.wheel.name.split("-")[1] == version
     assert run(place / "bin/pagetier", "--version", cwd=place).startswith(f"pagetier {version} (")
     named = re.compile(rf"(?<![0-9.]){re.escape(version)}(?![0-9])")
@@ -135,9 +144,9 @@ def test_the_version_stands_in_one_place(place: Path, built: Built) -> None:
 
 def _texts() -> Iterator[tuple[Path, str]]:
     """All that is written by hand, and by nobody else."""
-    made = (ROOT / "docs/man").iterdir()  # with the version, which test_manual.py compares
-    others = {ROOT / "pyproject.toml", ROOT / "CHANGELOG.md", ROOT / "constraints.txt", *made}
-    below = (path for folder in (*ROOMS, *BESIDE) for path in (ROOT / folder).rglob("*"))
+    made = (ROOT / "docs/man").iterdir()  # with the version, which test_man.py compares
+    others = {ROOT / "src/pagetier/__init__.py", ROOT / "CHANGELOG.md", ROOT / "constraints.txt", *made}
+    below = (path for folder in (*ROOMS, *BESIDE, "src/pagetier") for path in (ROOT / folder).rglob("*"))
     for path in {*ROOT.iterdir(), *below} - others:
         if path.is_file() and not {"__pycache__", "build"} & set(path.parts):
             with suppress(UnicodeDecodeError):

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from disk_daemon import DiskDaemon, Engine
 from other_users import ALICE, MALLORY, as_root, environ_with, fallback_of, folder_of, output_as
 from pagetier.daemon.cli.unit import unit
-from pagetier.daemon.disk.report import Standing
-from pagetier.daemon.server import SocketError, open_socket
+from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.server.control_socket import SocketError, open_socket
 
 pytestmark = as_root
 

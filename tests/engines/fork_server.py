@@ -65,12 +65,12 @@ def _live(environment: dict[str, str], commands: int, answers: int, log: int) ->
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
-    import commanded
+    import engine_commands
 
     code = 1
     try:
         with os.fdopen(commands) as lines, os.fdopen(answers, "w", buffering=1) as out:
-            commanded.main(lines, out)
+            engine_commands.main(lines, out)
         code = 0
     except BaseException:  # noqa: BLE001
         sys.excepthook(*sys.exc_info())

@@ -8,15 +8,15 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
-import tiny
-from harness import harness
+import tiny_model
 from one_host import MODELS
 from pagetier.client import Client, Keys
-from pagetier.client.engines.vllm.identity import PageShape
-from pagetier.client.engines.vllm.metadata import ShapesMetadata
-from pagetier.client.engines.vllm.requests import PagedGroup
-from running import RunningDaemon
-from vllm_truth import Computed, TrueWorker
+from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
+from pagetier.client.engines.vllm.namespace import PageShape
+from pagetier.client.engines.vllm.request_state import PagedGroup
+from running_daemon import RunningDaemon
+from vllm_expected_blocks import Computed, TrueWorker
+from vllm_harness import harness
 
 BLOCK = 16
 BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
@@ -46,7 +46,7 @@ class HarnessedEngine:
     ) -> None:
         told: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
         config = harness().create_vllm_config(
-            model=str(tiny.make("llama", MODELS)),
+            model=str(tiny_model.make("llama", MODELS)),
             block_size=BLOCK,
             kv_connector="PagetierConnector",
             kv_connector_module_path="pagetier.client.engines.vllm",

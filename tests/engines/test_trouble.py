@@ -17,7 +17,7 @@ import pytest
 
 from disk_daemon import DiskDaemon
 from one_host import Scene, ask, ask_anew, distance, exact, prompt, texts
-from running import eventually
+from running_daemon import eventually
 from vllm_engine import VllmEngine
 
 PROMPTS = [prompt(70 + at) for at in range(6)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from one_host import Scene, ask, distance, hybrid, prompt, scene_of, texts
-from running import eventually
+from running_daemon import eventually
 
 PROMPTS = [prompt(40 + at, 1100) for at in range(3)]
 ANSWER = 500  # of 300 a fast machine had the last before the second engine had asked

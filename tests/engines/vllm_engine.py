@@ -37,9 +37,9 @@ class EngineEndedError(Exception):
 
 
 class VllmEngine:
-    """See commanded.py. What it writes goes to `log`. Its start goes on beside the caller until ready().
+    """See engine_commands.py. What it writes goes to `log`. Its start goes on beside the caller until ready().
 
-    settings: "engine", "extra" and "transfer" of commanded.py; "environment": variables of its own.
+    settings: "engine", "extra" and "transfer" of engine_commands.py; "environment": variables of its own.
     """
 
     def __init__(self, model: Path, socket: Path | None, **settings: Any) -> None:
@@ -167,7 +167,7 @@ class _Nursery:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env={**os.environ, **ENVIRONMENT, "NURSERY": str(theirs.fileno())},

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from paged import PAGE, prompt
+from daemon_with_disk import is_open, until_written
+from keyed_pages import PAGE, prompt
 from pagetier.client import Client, Keys, Match, Outcome
-from pagetier.client.store import Reservation
+from pagetier.client.reservation import Reservation
 from pagetier.shm.protocol import Flush, Flushed
-from running import START_S, RunningDaemon, eventually
-from with_disk import is_open, until_written
+from running_daemon import START_S, RunningDaemon, eventually
 
 FRAMES = 64
 PROMPTS, PAGES = 4, 6

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paged_cases import FRAME_BYTES, Case
-from pagetier.kernels import host_copy
+from copy_cases import FRAME_BYTES, Case
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.frames import Arena, Frames
-from pagetier.kernels.transfer import Transfer
+from pagetier.kernels.host import copy as host_copy
+from pagetier.kernels.layout.frames import Arena, Frames
+from pagetier.kernels.layout.transfer import Transfer
 
 _ALIGNMENT = 4096
 

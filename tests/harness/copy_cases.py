@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from pagetier.kernels.frames import Arena, Frames
-from pagetier.kernels.launch import GRID, Grid
-from pagetier.kernels.slots import SlotMap
-from pagetier.kernels.transfer import Transfer
+from pagetier.kernels.gpu.launch import GRID, Grid
+from pagetier.kernels.layout.frames import Arena, Frames
+from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.transfer import Transfer
 
 FRAME_BYTES = 4096
 GUARD = 64  # bytes before and behind each tensor of a cache

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.kernels.frames import Frames
-from pagetier.kernels.transfer import Transfer
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.transfer import Transfer
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[Any]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from pagetier.client import Client, Copier, Keys, Load, Namespace
-from pagetier.kernels import caches
-from pagetier.kernels.host_device import HostDevice
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.thresholds import CopySettings
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.host.host_device import HostDevice
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 TOKENS, BLOCK, LAYERS, BLOCKS = 16, 8, 4, 64
 LONG_S = 30.0
@@ -25,7 +25,7 @@ class Engine:
     def __init__(self, client: Client, seed: int, settings: CopySettings = COPYING) -> None:
         shape = (LAYERS, 2, BLOCKS, BLOCK, 8, 128)
         self.tensors = list(np.random.default_rng(seed).integers(0, 2**16, shape, dtype=np.uint16))
-        layout = caches.kv_first(self.tensors)
+        layout = engine_layouts.kv_first(self.tensors)
         self.client = client
         self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
         self.copier = Copier(client, self.paged, HostDevice(), settings)

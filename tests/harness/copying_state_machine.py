@@ -1,4 +1,4 @@
-"""The steps of test_copying_machine.py that an engine takes, and what all of its steps need."""
+"""The steps of test_copier_model.py that an engine takes, and what all of its steps need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from copying_world import BLOCKS, MOST_PAGES, PAGE_BLOCKS, SPACE, Process, World, content_of, keys_of
 from fake_device import EngineEvent
 from pagetier.client import Copier, Keys, Load, Match, Store
-from pagetier.kernels.thresholds import CopySettings
+from pagetier.kernels.config.copy_settings import CopySettings
 
 PAGE = 6016
 PROMPTS = 3

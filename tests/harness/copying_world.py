@@ -8,21 +8,21 @@ from typing import Any, cast
 
 import numpy as np
 
+from anonymous_segments import DAY_NS, Memory, attach
 from fake_device import FakeDevice
-from memory import DAY_NS, Memory, attach
 from pagetier.client import Copier, Keys, Namespace, Part, Promise
-from pagetier.client.copying.lane import Lane
-from pagetier.client.requests import Attachment, Requests
-from pagetier.kernels import caches
+from pagetier.client.async_copy.stream_queue import Lane
+from pagetier.client.rpc import Attachment, Requests
+from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Direction
-from pagetier.kernels.frames import Arena, frames_of
-from pagetier.kernels.host_copy import gather, scatter
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.thresholds import CopySettings
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.host.copy import gather, scatter
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.frames import Arena, frames_of
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import Pins, Session
-from pagetier.shm.link import Link
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
 from pagetier.shm.segments import Geometry
 
@@ -42,7 +42,7 @@ class Cache:
     def __init__(self) -> None:
         shape = (LAYERS, 2, BLOCKS, BLOCK, HEADS, WIDTH)
         self.tensors = list(np.random.default_rng(1).integers(0, 2**16, shape, dtype=np.uint16))
-        layout = caches.kv_first(self.tensors)
+        layout = engine_layouts.kv_first(self.tensors)
         self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
         self.page_bytes = self.paged.page.nbytes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagetier.client import Client, Keys
 from pagetier.shm.protocol import Save, Saved
-from running import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME = 64 << 10
 FRAMES = 16

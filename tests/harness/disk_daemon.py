@@ -19,12 +19,12 @@ import numpy as np
 from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
-from pagetier.daemon.disk.report import DiskReport, Standing
-from pagetier.daemon.stats import Snapshot, take_snapshot
+from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
+from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm._core import Observer, Pins, Session
-from pagetier.shm.link import Link, LinkError
+from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Answer, Attach, Fetch, Fetched, Request, Reserve, Reserved, Save, Saved, Space
-from running import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon, eventually
 
 PAGE, FRAME = 60_000, 1 << 16
 SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import torch
 
-from pagetier.kernels import caches
-from pagetier.kernels.layout import CacheLayout, joined
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import CacheLayout, joined
 
 GUARD = 64
 VLLM_ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
@@ -71,7 +71,7 @@ def _vllm(order: str, shape: Shape, kinds: int = 2) -> EngineCache:
     tensors = list(whole)
     rows = [tensor.transpose(1, 2) for tensor in tensors]
     planes = [[row[..., kind * shape.width : (kind + 1) * shape.width] for kind in range(kinds)] for row in rows]
-    return EngineCache(memory.all, planes, caches.vllm(tensors, shape.width if kinds == 1 else None))
+    return EngineCache(memory.all, planes, engine_layouts.vllm(tensors, shape.width if kinds == 1 else None))
 
 
 def _in_memory(memory: _Memory, shape: Sequence[int], dtype: Any, swapped: tuple[int, int] | None) -> Any:
@@ -98,7 +98,7 @@ def _token_slots(shape: Shape) -> EngineCache:
     tensor = memory.tensor((shape.layers, shape.blocks, 2 * shape.heads, shape.width), shape.dtype)
     k, v = tensor[:, :, : shape.heads], tensor[:, :, shape.heads :]
     planes = [[k[layer].unsqueeze(1), v[layer].unsqueeze(1)] for layer in range(shape.layers)]
-    return EngineCache(memory.all, planes, caches.token_slots(tensor))
+    return EngineCache(memory.all, planes, engine_layouts.token_slots(tensor))
 
 
 def _separate_slots(shape: Shape) -> EngineCache:
@@ -106,7 +106,7 @@ def _separate_slots(shape: Shape) -> EngineCache:
     sizes = (shape.blocks, shape.heads, shape.width)
     keys, values = ([memory.tensor(sizes, shape.dtype) for _ in range(shape.layers)] for _ in range(2))
     planes = [[k.unsqueeze(1), v.unsqueeze(1)] for k, v in zip(keys, values, strict=True)]
-    return EngineCache(memory.all, planes, caches.separate_slots(keys, values))
+    return EngineCache(memory.all, planes, engine_layouts.separate_slots(keys, values))
 
 
 def _separate_blocks(shape: Shape) -> EngineCache:
@@ -117,13 +117,13 @@ def _separate_blocks(shape: Shape) -> EngineCache:
         [memory.tensor((*sizes, shape.width + more), shape.dtype) for _ in range(shape.layers)] for more in (0, 2)
     )
     planes = [[k, v] for k, v in zip(keys, values, strict=True)]
-    return EngineCache(memory.all, planes, caches.separate_blocks(keys, values))
+    return EngineCache(memory.all, planes, engine_layouts.separate_blocks(keys, values))
 
 
 def _latents(shape: Shape) -> EngineCache:
     memory = _Memory(shape.shift)
     tensors = [memory.tensor((shape.blocks, shape.tokens, 576), shape.dtype) for _ in range(shape.layers)]
-    return EngineCache(memory.all, [[tensor.unsqueeze(2)] for tensor in tensors], caches.latents(tensors))
+    return EngineCache(memory.all, [[tensor.unsqueeze(2)] for tensor in tensors], engine_layouts.latents(tensors))
 
 
 def _latent_slots(shape: Shape) -> EngineCache:
@@ -137,12 +137,12 @@ def _scaled(cache: Build, scale: Any, shape: Shape) -> EngineCache:
     sizes = (shape.blocks, its.layout.block_tokens, shape.heads)
     keys, values = ([memory.tensor(sizes, scale) for _ in range(shape.layers)] for _ in range(2))
     planes = [[*ours, k.unsqueeze(3), v.unsqueeze(3)] for ours, k, v in zip(its.planes, keys, values, strict=True)]
-    return EngineCache(its.memory + memory.all, planes, joined(its.layout, caches.scales(keys, values)))
+    return EngineCache(its.memory + memory.all, planes, joined(its.layout, engine_layouts.scales(keys, values)))
 
 
 def _opaque(states: list[list[Any]], memory: _Memory) -> EngineCache:
     planes = [[state.reshape(len(state), 1, 1, -1) for state in layer] for layer in states]
-    return EngineCache(memory.all, planes, caches.states(states))
+    return EngineCache(memory.all, planes, engine_layouts.states(states))
 
 
 def _states(shape: Shape) -> EngineCache:
@@ -173,16 +173,16 @@ def _states_of_a_block(shape: Shape) -> EngineCache:
     planes = [
         [parts[layer * len(kinds) + at][:, None, None] for at in range(len(kinds))] for layer in range(shape.layers)
     ]
-    return EngineCache(memory.all, planes, caches.states(states))
+    return EngineCache(memory.all, planes, engine_layouts.states(states))
 
 
 ENGINES: dict[str, Build] = {
     **{f"vllm {order}": partial(_vllm, order) for order in VLLM_ORDERS},
     "vllm LBNHC, a latent": partial(_vllm, "LBNHC", kinds=1),
-    "kv_first": partial(_kv, caches.kv_first, 0, False),
-    "kv_first, heads before tokens": partial(_kv, caches.kv_first, 0, True),
-    "kv_second": partial(_kv, caches.kv_second, 1, False),
-    "kv_second, heads before tokens": partial(_kv, caches.kv_second, 1, True),
+    "kv_first": partial(_kv, engine_layouts.kv_first, 0, False),
+    "kv_first, heads before tokens": partial(_kv, engine_layouts.kv_first, 0, True),
+    "kv_second": partial(_kv, engine_layouts.kv_second, 1, False),
+    "kv_second, heads before tokens": partial(_kv, engine_layouts.kv_second, 1, True),
     "token_slots": _token_slots,
     "separate_slots": _separate_slots,
     "separate_blocks": _separate_blocks,
@@ -209,5 +209,5 @@ def hybrid(blocks: int, other: Shape, dtype: Any) -> tuple[EngineCache, EngineCa
     raw = [memory.tensor((blocks, other.heads, other.tokens, row), dtype) for _ in range(other.layers)]
     kv = [[t.transpose(1, 2)[..., : other.width], t.transpose(1, 2)[..., other.width :]] for t in raw]
     states = [[tensor.flatten(1).view(torch.uint8)] for tensor in raw]
-    ours = EngineCache(memory.all, kv, caches.vllm(raw))
+    ours = EngineCache(memory.all, kv, engine_layouts.vllm(raw))
     return ours, _opaque(states, memory)

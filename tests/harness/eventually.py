@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from running import RunningDaemon
+from running_daemon import RunningDaemon
 
 _SECOND_S = 1.0
 _OWN_STEPS_S = 0.5  # what the test does until it has seen that it is so

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagetier.kernels.driver import BATCH
-from placed import moved_bytes
+from copy_case_memory import moved_bytes
+from pagetier.kernels.gpu.cuda_driver import BATCH
 
 GLOBAL, RELAXED = 0, 2
 INVALID = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from memory import DAY_NS, Memory, attach
+from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm.protocol import (
     Answer,
     Attach,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pagetier.kernels.device import Copy, DeviceError, Direction, event_of
-from pagetier.kernels.host_copy import gather, scatter
+from pagetier.kernels.host.copy import gather, scatter
 
 
 class EngineEvent:

@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 
-from memory import DAY_NS, attach
+from anonymous_segments import DAY_NS, attach
+from fake_daemon import ANSWER_S, Peer, PretendedDaemon
 from pagetier.client import Client, Keys
 from pagetier.shm._core import Pins
 from pagetier.shm.protocol import Fetch, Fetched, Reserve
-from pretending import ANSWER_S, Peer, PretendedDaemon
 
 IN_MEMORY, ON_ITS_WAY, NOT_THERE = 0, 1, 2
 _ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([0, 0, 1, 3, 2]))

@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
+from copy_case_memory import host_copied_pages, moved_bytes
 from pagetier.kernels.device import Copy
-from pagetier.kernels.ways import Moves, Queue
-from placed import host_copied_pages, moved_bytes
+from pagetier.kernels.gpu.copy_paths import Moves, Queue
 
 
 class Mark:

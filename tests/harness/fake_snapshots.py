@@ -6,8 +6,17 @@ from typing import TypeVar
 
 import msgspec
 
-from pagetier.daemon.disk.report import DiskReport, Standing
-from pagetier.daemon.stats import ClientStats, DaemonStats, DiskWork, LookupStats, Snapshot, StoreStats, Tier, Tiers
+from pagetier.daemon.cli.snapshot import (
+    ClientStats,
+    DaemonStats,
+    DiskWork,
+    LookupStats,
+    Snapshot,
+    StoreStats,
+    Tier,
+    Tiers,
+)
+from pagetier.daemon.disk.status import DiskReport, Standing
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 

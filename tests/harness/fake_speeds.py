@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pagetier.client.calibrate.decide import Speed
-from pagetier.client.calibrate.measure import RUNS
+from pagetier.client.cli.calibrate.measure import RUNS
+from pagetier.client.cli.calibrate.thresholds import Speed
 
 Table = Mapping[str, list[float]]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import Group, Recurrent, grain_of
-from vllm_pool import Block, Pool
-from vllm_truth import Computed, Tokens
+from vllm_block_pool import Block, Pool
+from vllm_expected_blocks import Computed, Tokens
 
 WAITING, LOADING, RUNNING, PREEMPTED, FINISHED = "waiting", "loading", "running", "preempted", "finished"
 

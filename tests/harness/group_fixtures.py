@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from memory import DAY_NS, Memory, attach
+from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Observer, Owner, Pins, Session
 from pagetier.shm.segments import Geometry
 

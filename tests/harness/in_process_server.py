@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from pagetier.daemon.options import Access, Config
-from pagetier.daemon.server import Server
-from pagetier.daemon.service import Service
+from pagetier.daemon.config.schema import Access, Config
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.server.control_socket import Server
 from pagetier.shm.protocol import BUILD, Answer, Request, Unpacker, pack, read_answer
 from pagetier.shm.segments import Geometry, Segments, Wish, take
 

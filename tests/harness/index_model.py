@@ -1,4 +1,4 @@
-"""What the index should hold, as plain dictionaries: the yardstick of test_machine.py."""
+"""What the index should hold, as plain dictionaries: the yardstick of test_index_model.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of test_machine.py that store pages, and what all of its steps need."""
+"""The steps of test_index_model.py that store pages, and what all of its steps need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from anonymous_segments import DAY_NS, Memory, attach
 from index_model import FRAME, Hand, Model, Page, State
-from memory import DAY_NS, Memory, attach
 from pagetier.shm._core import Pins, Session
 from pagetier.shm.segments import Geometry
 

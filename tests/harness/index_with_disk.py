@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memory import DAY_NS, Memory, attach
+from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Owner, Pins, Session
 from pagetier.shm.segments import Geometry
 

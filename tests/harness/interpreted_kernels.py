@@ -8,13 +8,13 @@ from typing import Any
 
 import triton
 
-from pagetier.kernels import copy_kernels
+from pagetier.kernels.gpu import triton_kernels
 
 
 @cache
 def interpreted_kernels() -> Any:
     """A module like copy_kernels. Triton decides when it decorates, so its switch is on while the module is read."""
-    spec = importlib.util.spec_from_file_location("interpreted_copy_kernels", copy_kernels.__file__)
+    spec = importlib.util.spec_from_file_location("interpreted_copy_kernels", triton_kernels.__file__)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     with triton.knobs.runtime.scope():

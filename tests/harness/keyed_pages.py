@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from oracle.contents import words, wrong
+from oracle.page_contents import words, wrong
 from pagetier.client import Client, Keys, Part, StoreResult
 from pagetier.client.part import WHOLE
-from running import namespace
+from running_daemon import namespace
 
 SEED = 7
 TOKENS = 16

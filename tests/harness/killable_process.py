@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dying import spawn
+from forked_child import spawn
 from pagetier.client import Client
 
 _WAIT_S = 20.0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pagetier.shm.link import Link
+from fake_daemon import Peer, PretendedDaemon
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach, Flush
-from pretending import Peer, PretendedDaemon
 
 HELLO = Attach(BUILD, 1, "test")
 BIG = Flush(1, "x" * (3 << 20))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from running import eventually
+from running_daemon import eventually
 
 # version 1 has a hierarchy for memory alone, version 2 one for all
 _TOPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from memory import DAY_NS, attach
+from anonymous_segments import DAY_NS, attach
 from pagetier.shm._core import Owner, Pins, Session
 from pagetier.shm.segments import Geometry, Segments, Wish, take
 

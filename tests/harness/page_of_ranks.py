@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.kernels import caches
-from pagetier.kernels.frames import Arena, Frames, frames_of
-from pagetier.kernels.host_copy import gather
-from pagetier.kernels.layout import CacheLayout
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.transfer import PagedCache, Transfer
+from pagetier.kernels.host.copy import gather
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import CacheLayout
+from pagetier.kernels.layout.frames import Arena, Frames, frames_of
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache, Transfer
 
 Bytes = npt.NDArray[np.uint8]
 State = npt.NDArray[np.uint16]
@@ -70,7 +70,7 @@ def separate_memory(layers: int, heads: int, width: int) -> tuple[list[State], l
     """Heads before tokens in memory."""
     raw = [_poisoned(BLOCKS, heads, BLOCK_TOKENS, width) for _ in range(2 * layers)]
     views = [one.swapaxes(1, 2) for one in raw]
-    cache = caches.separate_blocks(views[::2], views[1::2])
+    cache = engine_layouts.separate_blocks(views[::2], views[1::2])
     return raw, [[k, v] for k, v in zip(views[::2], views[1::2], strict=True)], cache
 
 
@@ -79,13 +79,13 @@ def joint_memory(layers: int, heads: int, width: int) -> tuple[list[State], list
     raw = _poisoned(BLOCKS, heads, layers, BLOCK_TOKENS, 2 * width)
     tensors = [raw[:, :, layer] for layer in range(layers)]
     rows = [[t.swapaxes(1, 2)[..., :width], t.swapaxes(1, 2)[..., width:]] for t in tensors]
-    return [raw], rows, caches.vllm(tensors)
+    return [raw], rows, engine_layouts.vllm(tensors)
 
 
 def latent_memory(layers: int, heads: int, width: int) -> tuple[list[State], list[list[State]], CacheLayout]:
     assert heads == 1
     raw = [_poisoned(BLOCKS, BLOCK_TOKENS, width) for _ in range(layers)]
-    return raw, [[one[:, :, None]] for one in raw], caches.latents(raw)
+    return raw, [[one[:, :, None]] for one in raw], engine_layouts.latents(raw)
 
 
 Make = Callable[[int, int, int], tuple[list[State], list[list[State]], CacheLayout]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pagetier.kernels.pinning import Pinning
-from pinned import PinningDriver
+from fake_pinning_driver import PinningDriver
+from pagetier.kernels.pinning.pinning import Pinning
 
 SMALL = 4 << 10
 BASE = 1 << 30

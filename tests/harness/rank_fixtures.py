@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client import Blocks, Client, Keys, Namespace
-from pagetier.kernels import caches
-from pagetier.kernels.layout import CacheLayout
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import CacheLayout
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 PAGE_TOKENS, PAGES, BLOCKS, POISON = 12, 3, 40, 0xDEAD
 START_S = 30.0
@@ -52,12 +52,12 @@ def _poisoned(*shape: int) -> State:
 
 def _kv_first(layers: int, heads: int, dim: int) -> Cache:
     raw = [_poisoned(2, BLOCKS, 8, heads, dim) for _ in range(layers)]
-    return Cache(raw, [[one[0], one[1]] for one in raw], caches.kv_first(raw))
+    return Cache(raw, [[one[0], one[1]] for one in raw], engine_layouts.kv_first(raw))
 
 
 def _kv_second(layers: int, heads: int, dim: int) -> Cache:
     raw = [_poisoned(BLOCKS, 2, 5, heads, dim) for _ in range(layers)]
-    return Cache(raw, [[one[:, 0], one[:, 1]] for one in raw], caches.kv_second(raw))
+    return Cache(raw, [[one[:, 0], one[:, 1]] for one in raw], engine_layouts.kv_second(raw))
 
 
 def _vllm(layers: int, heads: int, dim: int) -> Cache:
@@ -65,19 +65,19 @@ def _vllm(layers: int, heads: int, dim: int) -> Cache:
     raw = _poisoned(BLOCKS, heads, layers, 16, 2 * dim)
     views = [raw[:, :, layer] for layer in range(layers)]
     rows = [view.transpose(0, 2, 1, 3) for view in views]
-    return Cache([raw], [[row[..., :dim], row[..., dim:]] for row in rows], caches.vllm(views))
+    return Cache([raw], [[row[..., :dim], row[..., dim:]] for row in rows], engine_layouts.vllm(views))
 
 
 def _token_slots(layers: int, heads: int, dim: int) -> Cache:
     raw = _poisoned(layers, 4 * BLOCKS, 2 * heads, dim)
     rows = [[one[:, None, :heads], one[:, None, heads:]] for one in raw]
-    return Cache([raw], rows, caches.token_slots(raw))
+    return Cache([raw], rows, engine_layouts.token_slots(raw))
 
 
 def _latents(layers: int, heads: int, dim: int) -> Cache:
     assert heads == 1
     raw = [_poisoned(BLOCKS, 4, dim) for _ in range(layers)]
-    return Cache(raw, [[one[:, :, None]] for one in raw], caches.latents(raw))
+    return Cache(raw, [[one[:, :, None]] for one in raw], engine_layouts.latents(raw))
 
 
 class Group(msgspec.Struct, frozen=True):

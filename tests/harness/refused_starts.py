@@ -16,8 +16,8 @@ import pytest
 
 from pagetier.client import Client
 from pagetier.client.keys import Keys
-from pagetier.daemon.exits import Exit
-from running import START_S, RunningDaemon, namespace
+from pagetier.daemon.common.exit_codes import Exit
+from running_daemon import START_S, RunningDaemon, namespace
 
 MAIN = "from pagetier.daemon.main import main; main()"
 # everything that is imported late, while everybody's files can still be read

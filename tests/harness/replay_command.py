@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pagetier.shm._core import Observer
-from pagetier.shm.link import Link
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Observe
 
 BLOCK = 512
@@ -24,7 +24,7 @@ PAGE = 4096
 WAIT_S = 30.0
 # Who runs tests in the background of a shell has SIGINT ignored, and so have their children.
 _HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-COMMAND = [sys.executable, "-c", f"{_HEEDS_INT}; from pagetier.client.replay import replay; replay()"]
+COMMAND = [sys.executable, "-c", f"{_HEEDS_INT}; from pagetier.client.cli.replay import replay; replay()"]
 
 Chain = list[int]
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pagetier.client import Client, Namespace
 from pagetier.shm._core import Observer
-from pagetier.shm.link import Link
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Check, Findings, Observe
 
 START_S = 20.0

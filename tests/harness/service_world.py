@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from machine import PYTHON, Machine
-from running import eventually
+from running_daemon import eventually
+from systemd_machine import PYTHON, Machine
 
 UNIT = "pagetierd"
 CONFIG = "/etc/pagetier/pagetierd.toml"
@@ -21,7 +21,7 @@ PAGES = 40
 SMALL = '[arena]\nsize = "16MiB"\nframe_size = "64KiB"\n[access]\ngroups = ["pagetier"]\n'
 DISK = SMALL + '[disk]\npath = "/var/lib/pagetier"\nsize = "64MiB"\nenvironments = 2\n'
 WHERE_TESTS_ARE = """[Service]
-Environment=PYTHONPATH=/opt/pagetier/.typing:/opt/site LD_LIBRARY_PATH=/opt/python/lib
+Environment=PYTHONPATH=/opt/pagetier/src:/opt/site LD_LIBRARY_PATH=/opt/python/lib
 StandardOutput=append:{log}
 StandardError=append:{log}
 """

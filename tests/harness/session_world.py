@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from memory import DAY_NS, Memory, attach
+from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Owner, Pins, Session
 from pagetier.shm.segments import Geometry
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from running import eventually
+from running_daemon import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOT = REPOSITORY / "tests/systemd/boot.sh"
@@ -25,7 +25,7 @@ BOOT_S, COMMAND_S = 30.0, 60.0
 PYTHON = f"/opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 ENVIRON = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-    "PYTHONPATH": "/opt/pagetier/.typing:/opt/site:/opt/pagetier/tests/support",
+    "PYTHONPATH": "/opt/pagetier/src:/opt/site:/opt/pagetier/tests/harness",
     "LD_LIBRARY_PATH": "/opt/python/lib",
 }
 _PROGRAMS = {"pagetierd": "pagetier.daemon.main", "pagetier": "pagetier.daemon.cli"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outcome, Outgoing, ReadResult, Tier
-from pagetier.tiers.store import LmdbTier
+from pagetier.tiers.lmdb import LmdbTier
 
 FRAME = 4096
 CAP = 8 << 20

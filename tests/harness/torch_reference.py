@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 
 from engine_caches import EngineCache
-from pagetier.kernels.frames import Arena, Frames, frames_of
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import SlotMap, joined_slots, slot_map
+from pagetier.kernels.layout.frames import Arena, Frames, frames_of
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
 
 GUARD = 4096
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pagetier.client import Client, Keys
-from pagetier.client.engines.vllm.orders import LoadOrder, Orders, StoreOrder
-from pagetier.client.engines.vllm.requests import PagedGroup
+from pagetier.client.engines.vllm.messages import LoadOrder, Orders, StoreOrder
+from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.groups import Recurrent
 
 Tokens = tuple[int, ...]

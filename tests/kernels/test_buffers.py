@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.kernels.host import Access, HostPages, page_count, pages_of, span_of
+from pagetier.kernels.host.buffers import Access, HostPages, page_count, pages_of, span_of
 
 
 def contents(pages: HostPages) -> list[bytes]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.kernels.layout import CacheLayout, LayoutError, Plane, cache_of, joined, plane_of
-from pagetier.kernels.views import View, view_of
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane, cache_of, joined, plane_of
+from pagetier.kernels.layout.tensors import View, view_of
 
 
 def view(*shape: int, dtype: Any = np.float16) -> View:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compiled import TARGETS, amd_resources, compiled, global_accesses, resources
-from pagetier.kernels import copy_kernels
-from pagetier.kernels.launch import GRID
+from compiled_kernels import TARGETS, amd_resources, compiled, global_accesses, resources
+from pagetier.kernels.gpu import triton_kernels
+from pagetier.kernels.gpu.launch import GRID
 
 UNITS = [16, 8, 4, 2, 1]
 NVIDIA = [name for name in TARGETS if name.startswith("sm_")]
-PAIR = {"gather": copy_kernels.gather, "scatter": copy_kernels.scatter}
+PAIR = {"gather": triton_kernels.gather, "scatter": triton_kernels.scatter}
 
 # Triton tells everybody of a default of its own that will change; there is nothing here that it would change.
 pytestmark = [

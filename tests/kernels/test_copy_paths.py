@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interpreted import interpreted_kernels
-from paged_cases import Case, Stored, case_of, cases
+from copy_case_memory import Placed, aligned
+from copy_cases import Case, Stored, case_of, cases
+from fake_queues import LateDevice, LateKernels, LateQueue, all_moved
+from interpreted_kernels import interpreted_kernels
+from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.frames import Frames
-from pagetier.kernels.launch import GRID, Grid
-from pagetier.kernels.runs import runs_of
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.staging import Ring, slot_needed
-from pagetier.kernels.thresholds import CopySettings, Thresholds
-from pagetier.kernels.ways import DmaWay, KernelWay, Memory, Moves, Queue, StagedWay, chosen
-from placed import Placed, aligned
-from queued import LateDevice, LateKernels, LateQueue, all_moved
+from pagetier.kernels.gpu.copy_paths import DmaWay, KernelWay, Memory, Moves, Queue, StagedWay, chosen
+from pagetier.kernels.gpu.launch import GRID, Grid
+from pagetier.kernels.gpu.runs import runs_of
+from pagetier.kernels.gpu.staging import Ring, slot_needed
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.slot_map import slot_map
 
 BOTH = pytest.mark.parametrize("direction", Direction)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -127,7 +127,8 @@ def test_layers_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one transfer and frames, in a row: they are on the device once."""
     launched: list[tuple[int, range]] = []
     monkeypatch.setattr(
-        "pagetier.kernels.ways.launch", lambda _, its, planes, __: launched.append((its.packed.data_ptr(), planes))
+        "pagetier.kernels.gpu.copy_paths.launch",
+        lambda _, its, planes, __: launched.append((its.packed.data_ptr(), planes)),
     )
     way, copy = KernelWay(), Placed(small_case()).copy(Direction.LOAD)
     other = msgspec.structs.replace(copy, frames=Frames(copy.frames.arena, copy.frames.table))

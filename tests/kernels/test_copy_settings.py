@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.kernels.launch import GRID
-from pagetier.kernels.settings import (
+from pagetier.kernels.config.copy_settings import WAYS, CopySettings, Thresholds
+from pagetier.kernels.config.file import (
     COPY_VARIABLE,
     SettingsError,
     default_place,
@@ -19,8 +19,8 @@ from pagetier.kernels.settings import (
     read_settings,
     write_settings,
 )
-from pagetier.kernels.thresholds import WAYS, CopySettings, Thresholds
-from pagetier.kernels.units import read_size, spell_size
+from pagetier.kernels.config.units import read_size, spell_size
+from pagetier.kernels.gpu.launch import GRID
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -203,7 +203,7 @@ def test_what_is_refused_names_the_file_and_the_key(text: str, words: str) -> No
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_nothing_but_an_error_of_settings_comes_of_any_value(value: object) -> None:
-    from pagetier.kernels.settings import _READERS
+    from pagetier.kernels.config.file import _READERS
 
     for read in _READERS.values():
         try:
@@ -240,7 +240,7 @@ any_settings = st.builds(
 def test_what_was_written_is_read_back_whatever_was_there(
     before: CopySettings, settings: CopySettings, measured: str
 ) -> None:
-    from pagetier.kernels.settings import _merged
+    from pagetier.kernels.config.file import _merged
 
     first = _merged("", before, "first")
     assert read_settings(first, "") == before
@@ -292,7 +292,7 @@ def test_what_can_not_be_written_says_so_and_leaves_what_was(tmp_path: Path, mon
     def broken(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pagetier.kernels.settings.os.fsync", broken)
+    monkeypatch.setattr("pagetier.kernels.config.file.os.fsync", broken)
     with pytest.raises(SettingsError, match="No space left"):
         write_settings(file, CopySettings(), "by me")
     assert file.read_text() == "depth = 7\n"

@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_cases import Stored, case_of
-from pagetier.kernels import cuda
-from pagetier.kernels.cuda import CudaDevice, CudaEvent
-from pagetier.kernels.device import DeviceError, Direction, Gate
-from pagetier.kernels.driver import Driver
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.thresholds import CopySettings
-from placed import Placed
-from pretended_cuda import (
+from copy_case_memory import Placed
+from copy_cases import Stored, case_of
+from fake_cuda import (
     GLOBAL,
     RELAXED,
     PretendedDriver,
@@ -32,6 +26,12 @@ from pretended_cuda import (
     mode_after,
     raising,
 )
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.device import DeviceError, Direction, Gate
+from pagetier.kernels.gpu import cuda
+from pagetier.kernels.gpu.cuda import CudaDevice, CudaEvent
+from pagetier.kernels.gpu.cuda_driver import Driver
+from pagetier.kernels.layout.slot_map import slot_map
 
 BOTH = pytest.mark.parametrize("direction", Direction)
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fake_cuda import GLOBAL, RELAXED, PretendedDriver, in_thread, mode_now, raising
+from fake_queues import LateQueue
 from pagetier.kernels.device import DeviceError
-from pagetier.kernels.driver import Driver
-from pagetier.kernels.memcpy import Batched, OneByOne, memcpy_of
-from pagetier.kernels.ways import Moves
-from pretended_cuda import GLOBAL, RELAXED, PretendedDriver, in_thread, mode_now, raising
-from queued import LateQueue
+from pagetier.kernels.gpu.copy_paths import Moves
+from pagetier.kernels.gpu.cuda_driver import Driver
+from pagetier.kernels.gpu.memcpy import Batched, OneByOne, memcpy_of
 
 
 @pytest.fixture(autouse=True)

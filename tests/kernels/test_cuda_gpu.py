@@ -15,13 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from paged_cases import Case, Stored, case_of, cases
-from pagetier.kernels.cuda import CudaDevice, CudaEvent, CudaStream
+from copy_case_memory import Placed
+from copy_cases import Case, Stored, case_of, cases
+from fake_cuda import in_thread
+from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.thresholds import CopySettings
-from placed import Placed
-from pretended_cuda import in_thread
+from pagetier.kernels.gpu.cuda import CudaDevice, CudaEvent, CudaStream
+from pagetier.kernels.layout.slot_map import slot_map
 
 pytestmark = [
     pytest.mark.gpu,

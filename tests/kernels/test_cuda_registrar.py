@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from fake_pinning_driver import WAIT_S
 from pagetier.kernels.device import DeviceError
-from pagetier.kernels.pinning import Pinning
-from pagetier.kernels.registrar import cuda_registrar
-from pinned import WAIT_S
+from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
+from pagetier.kernels.pinning.pinning import Pinning
 from pinned_chunks import BASE, SMALL
 
 MIB = 1 << 20
@@ -61,7 +61,7 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
     monkeypatch.setattr(torch.cuda, "device", fake.device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr("pagetier.kernels.registrar.Driver", lambda index: fake)
+    monkeypatch.setattr("pagetier.kernels.pinning.cuda_registrar.Driver", lambda index: fake)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     return fake
 
@@ -76,7 +76,7 @@ def test_cuda_pins_on_the_device_that_was_meant(cudart: Cudart) -> None:
 
 
 def test_cudas_errors_are_exceptions(cudart: Cudart, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="pagetier.kernels.pinning")
+    caplog.set_level(logging.INFO, logger="pagetier.kernels.pinning.pinning")
     cudart.code = 2
     register, unregister = cuda_registrar()
     with pytest.raises(DeviceError, match=r"pinning 4096 bytes: words for 2 \(cudaHostRegister\)"):

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagetier.kernels import caches
-from pagetier.kernels.layout import CacheLayout, LayoutError
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError
 
 SHAPES: dict[str, tuple[Callable[..., CacheLayout], tuple[int, ...]]] = {
-    "vllm": (caches.vllm, (5, 2, 3, 8)),
-    "kv_first": (caches.kv_first, (2, 5, 3, 2, 4)),
-    "kv_second": (caches.kv_second, (5, 2, 3, 2, 4)),
-    "latents": (caches.latents, (5, 3, 8)),
+    "vllm": (engine_layouts.vllm, (5, 2, 3, 8)),
+    "kv_first": (engine_layouts.kv_first, (2, 5, 3, 2, 4)),
+    "kv_second": (engine_layouts.kv_second, (5, 2, 3, 2, 4)),
+    "latents": (engine_layouts.latents, (5, 3, 8)),
 }
 PAIRS: dict[str, tuple[Callable[..., CacheLayout], tuple[int, ...]]] = {
-    "separate_slots": (caches.separate_slots, (5, 2, 4)),
-    "separate_blocks": (caches.separate_blocks, (5, 3, 2, 4)),
-    "scales": (caches.scales, (5, 3, 2)),
+    "separate_slots": (engine_layouts.separate_slots, (5, 2, 4)),
+    "separate_blocks": (engine_layouts.separate_blocks, (5, 3, 2, 4)),
+    "scales": (engine_layouts.scales, (5, 3, 2)),
 }
 any_shape = pytest.mark.parametrize("name", SHAPES)
 any_pair = pytest.mark.parametrize("name", PAIRS)
@@ -45,45 +45,45 @@ def test_what_the_axes_are() -> None:
         cache = make(zeroes(*shape))
         assert facts(cache) == {(5, 3, 2, width)}
         assert kinds(cache) == kv
-    assert facts(caches.latents(zeroes(5, 3, 8))) == {(5, 3, 1, 16)}
-    assert kinds(caches.latents(zeroes(5, 3, 8))) == [(0, "latent"), (1, "latent")]
+    assert facts(engine_layouts.latents(zeroes(5, 3, 8))) == {(5, 3, 1, 16)}
+    assert kinds(engine_layouts.latents(zeroes(5, 3, 8))) == [(0, "latent"), (1, "latent")]
     slots, blocks, scales = (make(zeroes(*shape), zeroes(*shape)) for make, shape in PAIRS.values())
     assert (facts(slots), kinds(slots)) == ({(5, 1, 2, 8)}, kv)
     assert (facts(blocks), kinds(blocks)) == ({(5, 3, 2, 8)}, kv)
     assert (facts(scales), kinds(scales)[:2]) == ({(5, 3, 2, 2)}, [(0, "k scale"), (0, "v scale")])
-    tokens = caches.token_slots(np.zeros((2, 5, 4, 4), np.float16))
+    tokens = engine_layouts.token_slots(np.zeros((2, 5, 4, 4), np.float16))
     assert (facts(tokens), kinds(tokens)) == ({(5, 1, 2, 8)}, kv)
 
 
 def test_layers_in_one_tensor() -> None:
     """Who has [layers, ...] need not take it apart."""
     whole = np.zeros((3, 2, 5, 4, 2, 8), np.float16)
-    assert caches.kv_first(whole).planes == caches.kv_first(list(whole)).planes  # type: ignore[arg-type]
+    assert engine_layouts.kv_first(whole).planes == engine_layouts.kv_first(list(whole)).planes  # type: ignore[arg-type]
 
 
 def test_k_and_v_of_several_widths() -> None:
-    k, v = caches.vllm(zeroes(5, 2, 3, 8, count=1), k_width=5).planes
+    k, v = engine_layouts.vllm(zeroes(5, 2, 3, 8, count=1), k_width=5).planes
     assert (k.kind, k.width, v.kind, v.width) == ("k", 10, "v", 6)
     assert v.address == k.address + 10
-    (latent,) = caches.vllm(zeroes(5, 1, 3, 8, count=1), k_width=8).planes
+    (latent,) = engine_layouts.vllm(zeroes(5, 1, 3, 8, count=1), k_width=8).planes
     assert (latent.kind, latent.width) == ("latent", 16)
 
 
 @pytest.mark.parametrize("width", [-1, 0, 9])
 def test_a_width_of_k_that_can_not_be(width: int) -> None:
     with pytest.raises(LayoutError, match=f"k_width = {width} is not between 1 and the 8 elements"):
-        caches.vllm(zeroes(5, 2, 3, 8), k_width=width)
+        engine_layouts.vllm(zeroes(5, 2, 3, 8), k_width=width)
 
 
 @pytest.mark.parametrize("width", [1, 7])
 def test_a_width_that_can_not_be_halved(width: int) -> None:
     with pytest.raises(LayoutError, match=f"{width} elements cannot be halved between K and V: pass k_width"):
-        caches.vllm(zeroes(5, 2, 3, width))
+        engine_layouts.vllm(zeroes(5, 2, 3, width))
 
 
 def test_states_are_opaque() -> None:
     layers: list[list[Any]] = [[np.zeros((5, 2, 3), np.float32), np.zeros(5, np.int8)], [np.zeros((5, 4), np.float64)]]
-    cache = caches.states(layers)
+    cache = engine_layouts.states(layers)
     assert kinds(cache) == [(0, "state 0"), (0, "state 1"), (1, "state 0")]
     assert [(plane.blocks, plane.tokens, plane.heads, plane.width) for plane in cache.planes] == [
         (5, 1, 1, 24),
@@ -95,7 +95,7 @@ def test_states_are_opaque() -> None:
 def test_states_may_have_axes_of_one() -> None:
     state = np.zeros((5, 1, 3, 4), np.int8)
     odd = np.lib.stride_tricks.as_strided(state, (5, 1, 3, 4), (12, 7, 4, 1))
-    assert caches.states([[odd]]).planes == caches.states([[state]]).planes
+    assert engine_layouts.states([[odd]]).planes == engine_layouts.states([[state]]).planes
 
 
 # ---- refused
@@ -152,52 +152,54 @@ def test_layers_of_other_blocks(name: str) -> None:
         make([np.zeros(shape), np.zeros(more)])
 
 
-@pytest.mark.parametrize(("make", "shape"), [(caches.kv_first, (3, 5, 3, 2, 4)), (caches.kv_second, (5, 1, 3, 2, 4))])
+@pytest.mark.parametrize(
+    ("make", "shape"), [(engine_layouts.kv_first, (3, 5, 3, 2, 4)), (engine_layouts.kv_second, (5, 1, 3, 2, 4))]
+)
 def test_neither_k_nor_v(make: Any, shape: tuple[int, ...]) -> None:
-    axis = (make is caches.kv_second) + 0
+    axis = (make is engine_layouts.kv_second) + 0
     with pytest.raises(LayoutError, match=rf"layer 0: axis {axis} of shape \[.*\] must be 2, for K and V"):
         make(zeroes(*shape))
 
 
 def test_token_slots_of_an_odd_number_of_heads() -> None:
     with pytest.raises(LayoutError, match="3 heads: K and V have the same number of heads"):
-        caches.token_slots(np.zeros((2, 5, 3, 4)))
+        engine_layouts.token_slots(np.zeros((2, 5, 3, 4)))
     with pytest.raises(LayoutError, match="a cache needs at least one tensor"):
-        caches.token_slots(np.zeros((0, 5, 2, 4)))
+        engine_layouts.token_slots(np.zeros((0, 5, 2, 4)))
     with pytest.raises(
         LayoutError, match=r"expected a tensor of shape \[layers, tokens, 2 x heads, elements\], got \[5, 2, 4\]"
     ):
-        caches.token_slots(np.zeros((5, 2, 4)))
+        engine_layouts.token_slots(np.zeros((5, 2, 4)))
 
 
 def test_expanded_tensors() -> None:
     """All blocks in one place, or all heads."""
     torch = pytest.importorskip("torch")
     with pytest.raises(LayoutError, match="layer 0, k: block stride of 0 bytes, but each step covers 8"):
-        caches.kv_first([torch.zeros(2, 1, 3, 2, 4, dtype=torch.int16).expand(2, 5, 3, 2, 4)])
+        engine_layouts.kv_first([torch.zeros(2, 1, 3, 2, 4, dtype=torch.int16).expand(2, 5, 3, 2, 4)])
     with pytest.raises(LayoutError, match="layer 0, k: head stride of 0 bytes, but each step covers 8"):
-        caches.kv_second([torch.zeros(5, 2, 3, 1, 4, dtype=torch.int16).expand(5, 2, 3, 2, 4)])
+        engine_layouts.kv_second([torch.zeros(5, 2, 3, 1, 4, dtype=torch.int16).expand(5, 2, 3, 2, 4)])
 
 
 def test_k_and_v_in_one_place() -> None:
     torch = pytest.importorskip("torch")
     one = torch.zeros(5, 3, 2, 4)
     with pytest.raises(LayoutError, match="layer 0, k and layer 0, v overlap in memory"):
-        caches.separate_blocks([one], [one])
+        engine_layouts.separate_blocks([one], [one])
     with pytest.raises(LayoutError, match="layer 0, k and layer 0, v overlap in memory"):
-        caches.kv_first([one.expand(2, 5, 3, 2, 4)])
+        engine_layouts.kv_first([one.expand(2, 5, 3, 2, 4)])
 
 
 def test_states_that_are_not_contiguous() -> None:
     apart = np.zeros((5, 3, 8), np.float16)[:, :, ::2]
     with pytest.raises(LayoutError, match="layer 1, state 0: a block must be contiguous, but axis 2 has a stride of 4"):
-        caches.states([[np.zeros(5)], [apart]])
+        engine_layouts.states([[np.zeros(5)], [apart]])
     torn = np.zeros((5, 3, 8), np.float16)[:, :, :4]
     with pytest.raises(
         LayoutError, match="layer 0, state 1: a block must be contiguous, but axis 1 has a stride of 16"
     ):
-        caches.states([[np.zeros(5), torn]])
+        engine_layouts.states([[np.zeros(5), torn]])
     with pytest.raises(LayoutError, match="layer 0, state 0: expected a tensor of shape"):
-        caches.states([[np.zeros(())]])
+        engine_layouts.states([[np.zeros(())]])
     with pytest.raises(LayoutError, match="layer 0, state 0 is empty"):
-        caches.states([[np.zeros((5, 0))]])
+        engine_layouts.states([[np.zeros((5, 0))]])

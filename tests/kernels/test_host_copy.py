@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from engine_caches import ENGINES, SLOTS, STATES, EngineCache, Shape, hybrid  # noqa: E402
-from pagetier.kernels.frames import Arena, frames_of  # noqa: E402
-from pagetier.kernels.host_copy import gather, scatter  # noqa: E402
-from pagetier.kernels.layout import CacheLayout  # noqa: E402
-from pagetier.kernels.page import PageOrder  # noqa: E402
-from pagetier.kernels.slots import slot_map  # noqa: E402
-from pagetier.kernels.transfer import PagedCache  # noqa: E402
-from torch_paging import Job, Pages, Request, jobs, load_plainly, stored  # noqa: E402
+from pagetier.kernels.host.copy import gather, scatter  # noqa: E402
+from pagetier.kernels.layout.cache_layout import CacheLayout  # noqa: E402
+from pagetier.kernels.layout.frames import Arena, frames_of  # noqa: E402
+from pagetier.kernels.layout.page_layout import PageOrder  # noqa: E402
+from pagetier.kernels.layout.slot_map import slot_map  # noqa: E402
+from pagetier.kernels.layout.transfer import PagedCache  # noqa: E402
+from torch_reference import Job, Pages, Request, jobs, load_plainly, stored  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8]
 any_engine = pytest.mark.parametrize("engine", ENGINES)

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagetier.kernels import caches
 from pagetier.kernels.device import Copy, DeviceError, Direction, Gate
-from pagetier.kernels.frames import Arena, Frames, frames_of
-from pagetier.kernels.host_device import HostDevice
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache, Transfer
+from pagetier.kernels.host.host_device import HostDevice
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.frames import Arena, Frames, frames_of
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache, Transfer
 
 LONG_S = 20.0
 PAGES, TOKENS, BLOCK = 3, 4, 2
@@ -29,7 +29,7 @@ class Scene:
     def __init__(self) -> None:
         rng = np.random.default_rng(1)
         self.tensors = list(rng.integers(0, 2**16, (2, 2, 8, BLOCK, 2, 8), dtype=np.uint16))
-        layout = caches.kv_first(self.tensors)
+        layout = engine_layouts.kv_first(self.tensors)
         self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
         size = self.paged.page.nbytes
         self.memory = np.zeros(PAGES * size, np.uint8)

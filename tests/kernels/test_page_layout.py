@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.kernels import caches
-from pagetier.kernels.layout import CacheLayout, LayoutError, joined
-from pagetier.kernels.page import Heads, PageOrder, Rows, Shard
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, joined
+from pagetier.kernels.layout.page_layout import Heads, PageOrder, Rows, Shard
 
 rows = st.builds(
     Rows,
@@ -26,7 +26,7 @@ orders = st.builds(PageOrder, tokens=st.integers(1, 2), layers=layers)
 
 
 def kv(heads: int = 2, layers: int = 2, width: int = 3, dtype: Any = np.float16) -> CacheLayout:
-    return caches.kv_first([np.zeros((2, 4, 3, heads, width), dtype) for _ in range(layers)])
+    return engine_layouts.kv_first([np.zeros((2, 4, 3, heads, width), dtype) for _ in range(layers)])
 
 
 @settings(deadline=None)
@@ -93,7 +93,7 @@ def test_all_ranks_have_one_order(ranks: int, stages: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_heads_by_kind(ranks: int) -> None:
     """A latent has one head, whoever has it."""
-    latent = caches.latents([np.zeros((4, 3, 8), np.float32)] * 1)
+    latent = engine_layouts.latents([np.zeros((4, 3, 8), np.float32)] * 1)
     model = PageOrder.of_model(joined(kv(4 // ranks, 1), latent), 5, {"k": 4, "v": 4}, 1)
     assert [(row.kind, row.heads) for row in model.layers[0]] == [("k", 4), ("v", 4), ("latent", 1)]
 
@@ -105,7 +105,7 @@ def test_heads_of_an_unknown_kind() -> None:
 
 def test_layers_that_differ() -> None:
     one, other = (np.zeros((2, 4, 3, 2, width), np.int8) for width in (3, 4))
-    cache = caches.kv_first([one, other])
+    cache = engine_layouts.kv_first([one, other])
     assert PageOrder.of_model(cache, 5, 2, 2) == PageOrder.of(cache, 5)
     with pytest.raises(LayoutError, match="the layers differ"):
         PageOrder.of_model(cache, 5, 2, 4)

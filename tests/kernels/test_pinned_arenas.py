@@ -8,13 +8,13 @@ import threading
 import numpy as np
 import pytest
 
-from memory import Memory, attach
-from pagetier.kernels.arenas import Lease, PinnedArenas
+from anonymous_segments import Memory, attach
+from fake_pinning_driver import PinningDriver, eventually
 from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
-from pagetier.kernels.frames import Arena, Frames, frames_of
+from pagetier.kernels.layout.frames import Arena, Frames, frames_of
+from pagetier.kernels.pinning.pinned_arenas import Lease, PinnedArenas
 from pagetier.shm._core import Session
 from pagetier.shm.segments import Geometry
-from pinned import PinningDriver, eventually
 
 FRAME, FRAMES, LONG_S = 4096, 16, 20.0
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.kernels.frames import Arena, frames_of
-from pagetier.kernels.pinning import CHUNK, LARGEST_CHUNK, Pinning
-from pinned import WAIT_S, GatedDriver, PinningDriver, eventually
+from fake_pinning_driver import WAIT_S, GatedDriver, PinningDriver, eventually
+from pagetier.kernels.layout.frames import Arena, frames_of
+from pagetier.kernels.pinning.pinning import CHUNK, LARGEST_CHUNK, Pinning
 from pinned_chunks import BASE, SMALL, pinning, ready_chunks
 
 KIB = 1 << 10
@@ -22,7 +22,7 @@ KIB = 1 << 10
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    caplog.set_level(logging.INFO, logger="pagetier.kernels.pinning")
+    caplog.set_level(logging.INFO, logger="pagetier.kernels.pinning.pinning")
     yield caplog
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_cases import FRAME_BYTES, Case, Stored, case_of, cases
+from copy_case_memory import Placed, aligned, host_copied_pages, moved_bytes
+from copy_cases import FRAME_BYTES, Case, Stored, case_of, cases
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.frames import Arena, Frames
-from pagetier.kernels.runs import Cutting, Runs, buffer_runs, run_bytes, runs_of
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.staging import Ring, batches, slot_needed
-from placed import Placed, aligned, host_copied_pages, moved_bytes
+from pagetier.kernels.gpu.runs import Cutting, Runs, buffer_runs, run_bytes, runs_of
+from pagetier.kernels.gpu.staging import Ring, batches, slot_needed
+from pagetier.kernels.layout.frames import Arena, Frames
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 
 BOTH = pytest.mark.parametrize("direction", Direction)
 TOKENS_BEFORE_HEADS = ("layer", "kind", "block", "token", "head")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.kernels.slots import SlotMap, joined_slots, slot_map
+from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
 
 torch = pytest.importorskip("torch")
 

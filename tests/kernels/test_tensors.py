@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagetier.kernels.views import View, view_of
+from pagetier.kernels.layout.tensors import View, view_of
 
 torch = pytest.importorskip("torch")
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from page_of_ranks import Group, Model, Page, joint_memory, latent_memory, model_of, separate_memory, slots_of, written
-from pagetier.kernels import caches
-from pagetier.kernels.host_copy import gather, scatter
-from pagetier.kernels.layout import joined
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.host.copy import gather, scatter
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import joined
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.transfer import PagedCache
 
 DEGREES = (1, 2, 4, 8)
 
@@ -116,8 +116,8 @@ def test_all_ranks_cover_the_planes_and_nothing_else() -> None:
 
 def test_planes_that_are_shared_differently() -> None:
     """Heads of K and V for each rank, and one latent for all: two copies."""
-    kv = caches.separate_blocks(*([np.ones((9, 3, 2, 4), np.uint8)] for _ in range(2)))
-    cache = joined(kv, caches.latents([np.ones((9, 3, 10), np.uint8)]))
+    kv = engine_layouts.separate_blocks(*([np.ones((9, 3, 2, 4), np.uint8)] for _ in range(2)))
+    cache = joined(kv, engine_layouts.latents([np.ones((9, 3, 10), np.uint8)]))
     order = PageOrder.of_model(cache, 6, {"k": 8, "v": 8}, 1)
     _, slots = slots_of(0, 6)
     times = np.zeros(order.nbytes, np.int64)

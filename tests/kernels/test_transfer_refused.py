@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from page_of_ranks import latent_memory, separate_memory, slots_of
-from pagetier.kernels import caches
-from pagetier.kernels.layout import CacheLayout, LayoutError
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.slots import joined_slots, slot_map
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import joined_slots, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 
 def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout, PageOrder]:
@@ -24,7 +24,7 @@ def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout,
 def test_another_dtype_than_the_page() -> None:
     """Of as many bytes."""
     cache, _ = whole()
-    other = caches.separate_blocks(*([np.zeros((9, 3, 2, 5), np.float16)] * 1 for _ in range(2)))
+    other = engine_layouts.separate_blocks(*([np.zeros((9, 3, 2, 5), np.float16)] * 1 for _ in range(2)))
     with pytest.raises(
         LayoutError, match="layer 0, k: rows of 10 bytes of uint16, but the page has 10 bytes of float16"
     ):

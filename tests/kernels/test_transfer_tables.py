@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from page_of_ranks import joint_memory, separate_memory, slots_of
-from pagetier.kernels import caches
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 
 def test_the_table_of_planes() -> None:
@@ -27,7 +27,7 @@ def test_the_table_of_planes() -> None:
 
 def test_rows_of_some_layers() -> None:
     one = [np.zeros((2, 9, 3, 1, 4), np.uint8) for _ in range(3)]
-    cache = caches.kv_first(one)
+    cache = engine_layouts.kv_first(one)
     its = PagedCache(cache, PageOrder.of(cache, 3)).loading(slots_of(0, 3)[1])
     assert its.layers.tolist() == [0, 0, 1, 1, 2, 2]
     assert its.planes_of(range(3)) == range(6)

@@ -14,15 +14,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from interpreted import interpreted_kernels
-from paged_cases import FRAME_BYTES, Case, Stored, case_of, cases
-from paged_reference import gathered, scattered
-from pagetier.kernels import caches, copy_kernels
-from pagetier.kernels.frames import Arena, Frames, frames_of
-from pagetier.kernels.launch import Grid, Tables, launch, scatter
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.transfer import PagedCache
+from copy_cases import FRAME_BYTES, Case, Stored, case_of, cases
+from copy_reference import gathered, scattered
+from interpreted_kernels import interpreted_kernels
+from pagetier.kernels.gpu import triton_kernels
+from pagetier.kernels.gpu.launch import Grid, Tables, launch, scatter
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.frames import Arena, Frames, frames_of
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ def device(request: pytest.FixtureRequest) -> Device:
         return Device(interpreted_kernels(), "cpu", lambda nbytes: _aligned(nbytes, "cpu"))
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    return Device(copy_kernels, "cuda:0", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8).pin_memory())
+    return Device(triton_kernels, "cuda:0", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8).pin_memory())
 
 
 @given(case=cases())
@@ -218,7 +219,7 @@ def test_a_subset_under_compute_sanitizer() -> None:
 
 def test_a_cache_in_host_memory_is_refused_before_a_launch() -> None:
     state = torch.zeros(4, 2, 8, 2, 16)
-    layout = caches.kv_second([state])
+    layout = engine_layouts.kv_second([state])
     cache = PagedCache(layout, PageOrder.of(layout, 8))
     arena = torch.zeros(16384, dtype=torch.uint8)
     begin = -arena.data_ptr() % 4096

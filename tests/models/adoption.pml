@@ -4,9 +4,9 @@
  * any of whose steps may be its last, those of an adoption, too; the daemons after it.
  *
  * What of the code: pt_adopt with all that it calls (adopt.h), but for dictionaries (dictionary.pml); pt_reap and
- * pt_let_go_of_parts (attach.h), also when one who stored tells a new daemon what he holds; pt_grant, pt_fill and pt_refill
- * (reserve.h); pt_settle (settle.h); pt_drop_page (evict.h); pt_free_on_disk (ondisk.h); pt_pin_key (match.h), for any
- * entry; pt_part_finish (part.h). Two entries share one frame; a page has one part and one frame. CASE_halves: a page has two
+ * pt_let_go_of_parts (attachments.h), also when one who stored tells a new daemon what he holds; pt_grant, pt_fill and pt_refill
+ * (reserve.h); pt_settle (reservations.h); pt_drop_page (evict.h); pt_free_on_disk (disk_entries.h); pt_pin_key (match.h), for any
+ * entry; pt_part_finish (publish.h). Two entries share one frame; a page has one part and one frame. CASE_halves: a page has two
  * parts, and nobody stores the other one, so that no page is ever whole.
  *
  * Memory that may be another's is set to 0, so that who looks is found at once.

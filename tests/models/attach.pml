@@ -3,8 +3,8 @@
  * Who: one session of a process that lives on, and daemons, of which each may die after any step. The next one finds the slot in
  * the segments, and its process alive, so it keeps it: nobody but the session can tell that the slot is free.
  *
- * What of the code: Keeper (client/keeper.py), Connection._admit_peer, _unanswered and _free_unused (daemon/connection.py),
- * pt_attach and pt_reap (attach.h). The session may stop at any step. It may also give up waiting for an answer, as it does with a daemon
+ * What of the code: Keeper (client/reconnect.py), Connection._admit_peer, _unanswered and _free_unused (daemon/server/connection.py),
+ * pt_attach and pt_reap (attachments.h). The session may stop at any step. It may also give up waiting for an answer, as it does with a daemon
  * that is stopped: then it closes the connection and comes again by the same token. Connections are read in any order, each
  * from its head; what a dead daemon has not read is gone. Left out: the dead (their slots are freed by their pidfd), other
  * sessions, refusals.

@@ -1,4 +1,4 @@
-/* lockword.pml - what the models share: states, and the lock word's operations as single steps (shm/core/lockword.h).
+/* lockword.pml - what the models share: states, and the lock word's operations as single steps (shm/core/common/lock_word.h).
  *
  * A C atomic operation on the one word is one step here, as pins and state of an entry are one word there. A loop around a
  * compare-and-swap (pt_change) is its last, successful turn: the turns before change nothing.

@@ -4,8 +4,8 @@
  * daemon. Any step of the other process may be its last; its slot is then given to a new one.
  *
  * What of the code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_let_go (session.h), pt_grant, pt_fill
- * and pt_refill (reserve.h), pt_drop_page (evict.h), pt_free_on_disk (ondisk.h), pt_disk_forget (disk.h), pt_end_order
- * (behind.h), pt_settle (settle.h), pt_clear_pins (attach.h). Left out: the dictionary (who looks has this entry's number
+ * and pt_refill (reserve.h), pt_drop_page (evict.h), pt_free_on_disk (disk_entries.h), pt_disk_forget (disk_tier.h), pt_end_order
+ * (write_behind.h), pt_settle (reservations.h), pt_clear_pins (attachments.h). Left out: the dictionary (who looks has this entry's number
  * from a slot that may be stale), parts (reserve.pml), the order of eviction (what is listed may leave at any time).
  *
  * One entry is enough: what a pin protects is the entry, and its frame from the moment on when it is free and may be

@@ -5,8 +5,8 @@
  * to do; another process gets the slot of the first. CASE_detach: the first rank detaches instead, another process gets its
  * slot, and may end, too.
  *
- * What of the code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (part.h),
- * pt_settle, pt_judge and pt_doom (settle.h), pt_drop_page (evict.h), pt_reap, pt_detach and pt_let_go_of_parts (attach.h). An expired
+ * What of the code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h),
+ * pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and pt_let_go_of_parts (attachments.h). An expired
  * reservation is one that the daemon takes for such: at any time. Left out: pins (pin.pml), the disk.
  *
  * One entry is enough: its frames may be anybody's as soon as they are free, so their bytes are set to 0 then. A filling

@@ -30,7 +30,7 @@ def test_holds_in_every_state_and_its_mutants_do_not(model: str) -> None:
 
 def test_functions_that_models_follow_are_there() -> None:
     named = {name for path in HERE.rglob("*.pml") for name in re.findall(r"\bpt_\w+", path.read_text())}
-    there = {name for path in CORE.glob("*.h") for name in re.findall(r"\bpt_\w+", path.read_text())}
+    there = {name for path in CORE.rglob("*.h") for name in re.findall(r"\bpt_\w+", path.read_text())}
     assert named > {"pt_find", "pt_settle"}
     assert not named - there
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from disk_place import EVICTED, Place
-from numbered import GEOMETRY
+from index_with_disk import EVICTED, Place
+from numbered_pages import GEOMETRY
 from pagetier.shm.segments import Wish
 
 

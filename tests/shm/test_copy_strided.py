@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chance import chance
 from pagetier.shm._core import gather, scatter
+from seeded_random import chance
 from strided_tables import FRAME, ORDERS, Shape, Tables
 
 I64 = np.iinfo(np.int64)

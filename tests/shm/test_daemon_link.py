@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from linked import BIG, HELLO, SLACK_S, SOON_S, linked, read_nothing, wait_for_end
-from pagetier.shm.link import Link, LinkError
+from fake_daemon import Peer
+from link_fixtures import BIG, HELLO, SLACK_S, SOON_S, linked, read_nothing, wait_for_end
+from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import Answer, Check, Findings, pack
-from pretending import Peer
 
 
 @pytest.mark.parametrize("deadline", [0.0, -1.0, -0.5, SOON_S])

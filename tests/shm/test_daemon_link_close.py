@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from dying import in_child
-from linked import BIG, HELLO, SLACK_S, hang_up, linked, open_descriptors, read_nothing, wait_for_end
-from pagetier.shm.link import Link, LinkError
+from forked_child import in_child
+from link_fixtures import BIG, HELLO, SLACK_S, hang_up, linked, open_descriptors, read_nothing, wait_for_end
+from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import Check, Findings
-from running import eventually
+from running_daemon import eventually
 
 
 def test_a_closed_link_is_of_no_use_and_no_harm() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from linked import HELLO, SLACK_S, SOON_S, hang_up, linked, open_descriptors, wait_for_end
-from pagetier.shm.link import Link, LinkError, RefusedError
+from fake_daemon import Peer, refuse
+from link_fixtures import HELLO, SLACK_S, SOON_S, hang_up, linked, open_descriptors, wait_for_end
+from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.protocol import BUILD, Findings, Observe
-from pretending import Peer, refuse
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "no listener", "a long name"])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disk_place import EVICTED, FRAME, GRANTED, THROUGH, Place, ints, key, u32, u64
-from memory import DAY_NS
+from anonymous_segments import DAY_NS
+from index_with_disk import EVICTED, FRAME, GRANTED, THROUGH, Place, ints, key, u32, u64
 
 REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("disk_open", (8, 3)),

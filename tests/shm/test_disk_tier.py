@@ -7,7 +7,9 @@ import mmap
 import numpy as np
 import pytest
 
-from disk_place import (
+from anonymous_segments import DAY_NS
+from forked_child import kill, spawn
+from index_with_disk import (
     ABSENT,
     AGAIN,
     DISK,
@@ -29,8 +31,6 @@ from disk_place import (
     u32,
     u64,
 )
-from dying import kill, spawn
-from memory import DAY_NS
 from pagetier.shm._core import Observer, Pins
 
 AT_LOCKS, TICK, FAR = 2 * 4096, 2, 2**64 - 1  # where lock words begin, which word the tick is, a tick of no clock

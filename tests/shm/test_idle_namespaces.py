@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from disk_place import DISK, MEMORY, Place, key
-from memory import DAY_NS
+from anonymous_segments import DAY_NS
+from index_with_disk import DISK, MEMORY, Place, key
 from pagetier.shm._core import IDLE_DROPPED, IDLE_MORE, IDLE_NOTHING, Pins
 
 ANY_NS, IDLE_NS = 0, 20_000_000

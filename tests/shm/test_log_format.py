@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.shm.logfmt import Journald, Logfmt, event, priority
+from pagetier.shm.log_format import Journald, Logfmt, event, priority
 
 PAIR = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ "=]+)(?: |$)')
 
@@ -64,7 +64,7 @@ def test_journald_is_told_the_priority_and_not_the_time(level: str, number: int)
     assert priority(getattr(logging, level)) == number
 
 
-LOG = "import logging; from pagetier.shm.logfmt import *; log_to_stderr('warning')\n"
+LOG = "import logging; from pagetier.shm.log_format import *; log_to_stderr('warning')\n"
 LOG += "logging.info('not this'); logging.warning('but this')"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grouped import EVERYTHING, Chain, Grouped, Where, agreed, key_of
+from group_fixtures import EVERYTHING, Chain, Grouped, Where, agreed, key_of
 from pagetier.shm._core import Pins
 
 M, D, N = Where.MEMORY, Where.DISK, Where.NOWHERE

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dying import kill, spawn
+from forked_child import kill, spawn
 from pagetier.shm.process import Process
 
 

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from chance import chance
-from dying import deaths, kill, spawn
-from memory import attach
-from numbered import GEOMETRY, frames_of, held, holds, key_of, leave_pages, reserve, session_of, store, write
+from anonymous_segments import attach
+from forked_child import deaths, kill, spawn
+from numbered_pages import GEOMETRY, frames_of, held, holds, key_of, leave_pages, reserve, session_of, store, write
 from pagetier.shm._core import Owner, Pins
 from pagetier.shm.process import Process
 from pagetier.shm.segments import Origin, Segments, Wish, take
+from seeded_random import chance
 
 
 def take_over(wish: Wish) -> Segments:

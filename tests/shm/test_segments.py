@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dying import in_child
-from memory import attach
-from numbered import FRAME, GEOMETRY, held, leave_pages, session_of
+from anonymous_segments import attach
+from forked_child import in_child
+from numbered_pages import FRAME, GEOMETRY, held, leave_pages, session_of
 from pagetier.shm._core import FORMAT, Observer, Owner, Session, ShmError
-from pagetier.shm.files import lock
+from pagetier.shm.segment_files import lock
 from pagetier.shm.segments import Leftovers, Origin, Segments, UnfitError, Wish, take
 
 KINDS = ("index", "locks", "arena")

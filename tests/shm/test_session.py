@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dying import in_child
+from forked_child import in_child
 from pagetier.shm._core import Pins
 from session_world import FRAME, KEYS, World, copying, first_of, load, page, pinned, three_pages
 

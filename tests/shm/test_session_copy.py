@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from dying import in_child
-from memory import DAY_NS, Memory, attach
+from anonymous_segments import DAY_NS, Memory, attach
+from forked_child import in_child
 from pagetier.shm._core import Observer, Owner, Pins, Session, miss
 from pagetier.shm.segments import Geometry
 from strided_tables import FRAME, Bytes, Shape, Tables
 
 KEYS = [bytes([number]) * 32 for number in range(8)]
-AT_ENTRIES, AT_FRAMES = 144, 152  # in the header, see core/layout.h
+AT_ENTRIES, AT_FRAMES = 144, 152  # in the header, see core/common/layout.h
 
 
 class World:

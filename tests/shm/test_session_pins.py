@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from chance import chance
 from pagetier.shm._core import Pins, ShmError, miss
+from seeded_random import chance
 from session_world import FRAME, KEYS, World, address_and_size, copying, first_of, load, page, pinned, three_pages
 
 

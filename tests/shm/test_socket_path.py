@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.shm.paths import DefaultSocket, default_socket
+from pagetier.shm.socket_path import DefaultSocket, default_socket
 
 AS_NOBODY = 65534
 
@@ -56,7 +56,7 @@ def test_another_user_takes_the_system_folder_only_if_it_may_enter(mode: int, in
     (root / "pagetier").mkdir()
     (root / "pagetier").chmod(mode)
     code = (
-        "import os, sys, pathlib; from pagetier.shm.paths import default_socket;"
+        "import os, sys, pathlib; from pagetier.shm.socket_path import default_socket;"
         f"os.setgroups([]); os.setgid({AS_NOBODY}); os.setuid({AS_NOBODY});"
         "print(default_socket({'XDG_RUNTIME_DIR': '/u'}, pathlib.Path(sys.argv[1])))"
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.daemon.sizes import format_size, parse_duration, parse_size, spell_duration, spell_size
+from pagetier.shm.units import format_size, parse_duration, parse_size, spell_duration, spell_size
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 

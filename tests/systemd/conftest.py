@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from machine import Machine, why_not
 from service_world import World
+from systemd_machine import Machine, why_not
 
 
 @pytest.fixture(scope="session")

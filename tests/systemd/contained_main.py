@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paged_words import keys, page
 from pagetier.client import Client
+from word_pages import keys, page
 
 
 def main(first: int, count: int) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from machine import BOOT, ENVIRON, PYTHON, REPOSITORY, why_not
-from paged_words import PAGE_BYTES, keys, page
-from running import RunningDaemon, eventually
+from running_daemon import RunningDaemon, eventually
+from systemd_machine import BOOT, ENVIRON, PYTHON, REPOSITORY, why_not
+from word_pages import PAGE_BYTES, keys, page
 
 STRANGER = 4712
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")

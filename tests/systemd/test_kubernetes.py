@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pagetier.daemon.config import ConfigError, load
+from pagetier.daemon.config.load import ConfigError, load
 from pagetier.daemon.main import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/kubernetes"

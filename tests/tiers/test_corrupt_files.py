@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from damage_of_disk.anatomy import Anatomy, Part
+from disk_corruption.file_anatomy import Anatomy, Part
 from pagetier.tiers.base import Outcome, Outgoing, TierError
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoings, small_tier
 

@@ -14,8 +14,8 @@ import lmdb
 import pytest
 
 from pagetier.tiers.base import Outcome, TierError
-from pagetier.tiers.store import LmdbTier, doubt, writing
-from pagetier.tiers.store.turns import Patience, Turns
+from pagetier.tiers.lmdb import LmdbTier, doubt, writer
+from pagetier.tiers.lmdb.read_priority import Patience, Turns
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 
@@ -82,12 +82,12 @@ def test_a_failing_transaction_is_reported_page_by_page(
     tier.close()
     tier = proven_tier(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "put", failing(number))
+        patch.setattr(writer, "put", failing(number))
         written = tier.write([], outgoings(range(100, 110)))
     assert set(written.stored) == {False}
     assert all("it failed" in reason for reason in written.reasons)
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "delete", failing(number))
+        patch.setattr(writer, "delete", failing(number))
         assert "it failed" in tier.write([old[0].key], []).undropped
     assert keys_in(tier) == {page.key for page in old}
     assert all(tier.write([], outgoings(range(100, 110))).stored)
@@ -100,7 +100,7 @@ def test_a_failed_drop_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pages = outgoings(range(10))
     tier.write([], pages)
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "delete", failing(errno.EROFS))
+        patch.setattr(writer, "delete", failing(errno.EROFS))
         assert tier.write([pages[0].key], []).undropped
         assert tier.write([pages[1].key], []).undropped
         patch.undo()
@@ -120,7 +120,7 @@ def test_a_page_that_is_stored_again_is_not_dropped(tmp_path: Path, monkeypatch:
     tier = small_tier(tmp_path)
     pages = outgoings(range(10))
     tier.write([], pages)
-    delete = writing.delete
+    delete = writer.delete
 
     def but_not(environment: Any, txn: Any, key: bytes) -> None:
         if key == pages[1].key:
@@ -128,9 +128,9 @@ def test_a_page_that_is_stored_again_is_not_dropped(tmp_path: Path, monkeypatch:
         delete(environment, txn, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "delete", failing(errno.EROFS))
+        patch.setattr(writer, "delete", failing(errno.EROFS))
         assert tier.write([pages[0].key, pages[1].key], []).undropped
-        patch.setattr(writing, "delete", but_not)
+        patch.setattr(writer, "delete", but_not)
         written = tier.write([], [pages[0]])
         assert written.stored == (True,)
         assert written.undropped
@@ -146,7 +146,7 @@ def test_an_io_error_may_be_damage_if_nothing_was_verified(
     tier = small_tier(tmp_path)
     tier.write([], outgoings(range(10)))
     with monkeypatch.context() as patch:
-        patch.setattr(writing, call, failing(errno.EIO))
+        patch.setattr(writer, call, failing(errno.EIO))
         with pytest.raises(TierError, match=r"cannot be written \(mdb_txn_commit: it failed\): the next disk worker"):
             tier.write([outgoing(1).key], outgoings(range(100, 110)))
     tier.close()
@@ -159,7 +159,7 @@ def test_a_broken_environment_ends_the_tier(tmp_path: Path, monkeypatch: pytest.
         raise lmdb.PanicError("mdb_txn_begin", -30795)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "put", fail)
+        patch.setattr(writer, "put", fail)
         with pytest.raises(TierError, match="its disk failed"):
             tier.write([], outgoings(range(10)))
     tier.close()

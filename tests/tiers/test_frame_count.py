@@ -7,9 +7,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from damage_of_disk.anatomy import Anatomy
+from disk_corruption.file_anatomy import Anatomy
 from pagetier.tiers.base import Outcome, TierError
-from pagetier.tiers.store import reading
+from pagetier.tiers.lmdb import reader
 from tier_pages import keys_in, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
@@ -100,7 +100,7 @@ def test_pages_without_frames_and_a_wrong_count_cost_only_their_environment(in_m
 def test_a_listing_beside_changes_is_complete(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames that came after the first batch are in no header of it."""
     left(in_memory)
-    monkeypatch.setattr(reading, "BATCH", 10)
+    monkeypatch.setattr(reader, "BATCH", 10)
     tier = small_tier(in_memory, environments=1)
     contents = tier.contents()
     assert len(next(contents)) == 10

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pagetier.tiers.base import Outcome, Outgoing
-from pagetier.tiers.store import LmdbTier, blocks, files
-from pagetier.tiers.store.environment import Environment
-from pagetier.tiers.store.soundness import shortened
+from pagetier.tiers.lmdb import LmdbTier, disk_blocks, files
+from pagetier.tiers.lmdb.environment import Environment
+from pagetier.tiers.lmdb.recovery import shortened
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoings, small_tier
 
 
@@ -110,7 +110,7 @@ def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
     old = stored(tier, outgoings(range(20)))
     before = bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames
     with monkeypatch.context() as patch:
-        patch.setattr(blocks, "_allocate", lambda *_: errno.ENOSPC)
+        patch.setattr(disk_blocks, "_allocate", lambda *_: errno.ENOSPC)
         written = tier.write([], [outgoing(100, 300 * FRAME), outgoing(101, 300 * FRAME)])
     assert written.stored == (False, False)
     assert all("No space left on device: the file system of " in reason for reason in written.reasons)
@@ -125,7 +125,7 @@ def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
 def test_a_file_system_that_can_not_be_asked_is_written_to(
     tmpfs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(blocks, "_allocate", lambda *_: number)
+    monkeypatch.setattr(disk_blocks, "_allocate", lambda *_: number)
     tier = small_tier(tmpfs("size=3m") / "tier", 2 * CAP)
     written = tier.write([], outgoings(range(400)))
     assert set(written.stored) == {True, False}

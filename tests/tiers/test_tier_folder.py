@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dying import DIED, in_child
+from forked_child import DIED, in_child
 from pagetier.tiers.base import Outcome, TierError
-from pagetier.tiers.store import LmdbTier, shrinking
+from pagetier.tiers.lmdb import LmdbTier, compaction
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(60))
@@ -215,7 +215,7 @@ def test_a_lowered_cap_drops_the_coldest_and_frees_disk_space(tmp_path: Path) ->
 def test_a_tier_without_room_for_a_copy_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = filled(tmp_path)
     before = bytes_in(tmp_path)
-    monkeypatch.setattr(shrinking, "_lacking", lambda environment: 12345)
+    monkeypatch.setattr(compaction, "_lacking", lambda environment: 12345)
     tier = small_tier(tmp_path, cap=CAP // 2)
     assert f"the cap is {CAP // 2}: free " in tier.state().note
     assert tier.state().used_frames <= tier.room
@@ -238,7 +238,7 @@ def test_a_crash_while_shrinking_leaves_no_copy_behind(tmp_path: Path) -> None:
             os._exit(DIED)
 
     def shrink() -> None:
-        shrinking.point = die  # type: ignore[attr-defined]
+        compaction.point = die  # type: ignore[attr-defined]
         small_tier(tmp_path, cap=CAP // 2)
 
     assert in_child(shrink) == DIED

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pagetier.tiers.base import Incoming, Outcome, Tier, TierError
+from pagetier.tiers.lmdb import LmdbTier
 from pagetier.tiers.null import NullTier
-from pagetier.tiers.store import LmdbTier
 from tier_pages import (
     CAP,
     FRAME,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dying import kill, spawn
+from forked_child import kill, spawn
 from pagetier.shm.process import Process
-from pagetier.tiers.store import files
-from pagetier.tiers.store.soundness import State, prove, read_state
-from running import START_S, eventually
+from pagetier.tiers.lmdb import files
+from pagetier.tiers.lmdb.recovery import State, prove, read_state
+from running_daemon import START_S, eventually
 from tier_pages import outgoings, small_tier
 
 

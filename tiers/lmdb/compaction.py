@@ -12,13 +12,13 @@ import lmdb
 import msgspec
 import numpy as np
 
-from ...shm.points import point
-from ..base import Outgoing
-from ..room import PAGE
-from . import files, reading, writing
-from .environment import Environment
-from .records import frames_of
-from .turns import Patience, Turns
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import Outgoing
+from pagetier.tiers.capacity import PAGE
+from pagetier.tiers.lmdb import files, reader, writer
+from pagetier.tiers.lmdb.environment import Environment
+from pagetier.tiers.lmdb.read_priority import Patience, Turns
+from pagetier.tiers.lmdb.records import frames_of
 
 _FOR_TREES: Final = 1.1
 _NO_TURNS: Final = Patience(Turns(), 0)  # no reads run while a tier is opened
@@ -62,12 +62,12 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> None:
     for first in range(0, len(keys), size):
         with environment.changing() as txn:
             for key in keys[first : first + size]:
-                writing.delete(environment, txn, key)
+                writer.delete(environment, txn, key)
         point("shrinking.dropped")
 
 
 def _coldest(environment: Environment, frames: int) -> list[bytes]:
-    held = list(reading.listed(environment))
+    held = list(reader.listed(environment))
     keys = np.frombuffer(b"".join(one.keys for one in held), "V32")
     stamps = np.frombuffer(b"".join(one.stamps for one in held), "<u8")
     sizes = np.frombuffer(b"".join(one.sizes for one in held), "<u8").astype(np.int64)
@@ -104,10 +104,10 @@ def _copy(environment: Environment) -> None:
 def _copy_pages(source: Environment, target: Environment) -> None:
     frame = source.shape.frame_bytes
     memory: list[memoryview] = []
-    for held in reading.listed(source):
+    for held in reader.listed(source):
         spaces = source.spaces
         for key in (held.keys[at : at + 32] for at in range(0, len(held.keys), 32)):
-            header = reading.raw(source, key, lambda count: _frames(memory, count, frame))
+            header = reader.raw(source, key, lambda count: _frames(memory, count, frame))
             if header is None or header.space not in spaces:
                 continue
             page = Outgoing(
@@ -115,7 +115,7 @@ def _copy_pages(source: Environment, target: Environment) -> None:
             )
             with target.changing() as txn:
                 number = target.number_of(txn, page.space)
-                writing.put(target, txn, page, msgspec.structs.replace(header, space=number), _NO_TURNS)
+                writer.put(target, txn, page, msgspec.structs.replace(header, space=number), _NO_TURNS)
 
 
 def _frames(memory: list[memoryview], count: int, frame_bytes: int) -> Sequence[memoryview]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from . import files
-from .opening import telling
-from .soundness import Journal, read_state
+from pagetier.tiers.lmdb import files
+from pagetier.tiers.lmdb.recovery import Journal, read_state
+from pagetier.tiers.lmdb.tier_folder import telling
 
 
 def doubt(folder: Path) -> None:

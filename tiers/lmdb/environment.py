@@ -1,7 +1,7 @@
 """One LMDB environment: its databases, transactions and namespaces.
 
 A write transaction begins and ends in one thread, and other writers wait for it. A commit does not sync anything: see
-soundness.py for the consequences after a power loss.
+recovery.py for the consequences after a power loss.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final, TypeAlias
 import lmdb
 import msgspec
 
-from ...shm.points import point
-from ...shm.protocol import Space
-from ..base import TierError
-from ..room import PAGE, Shape
-from . import files, records
-from .blocks import Blocks
-from .places import Reader
-from .records import About
-from .writeback import Writeback
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Space
+from pagetier.tiers.base import TierError
+from pagetier.tiers.capacity import PAGE, Shape
+from pagetier.tiers.lmdb import files, records
+from pagetier.tiers.lmdb.disk_blocks import Blocks
+from pagetier.tiers.lmdb.frame_reader import Reader
+from pagetier.tiers.lmdb.page_cache import Writeback
+from pagetier.tiers.lmdb.records import About
 
 _ABOUT: Final = b"about"
 _FOR_DROPPING: Final = 1 << 20  # trees are copied before the pages that they free are reusable

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ...shm.points import point
-from ..base import TierError
-from ..room import PAGE
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import TierError
+from pagetier.tiers.capacity import PAGE
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"

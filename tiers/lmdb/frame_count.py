@@ -14,7 +14,7 @@ import lmdb
 import msgspec
 import numpy as np
 
-from .records import HEADER_BYTES, RUN_BYTES, About
+from pagetier.tiers.lmdb.records import HEADER_BYTES, RUN_BYTES, About
 
 BATCH: Final = 65536  # pages listed at once
 _FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from ..room import PAGE, VALUE_HEAD
-from .records import Run
+from pagetier.tiers.capacity import PAGE, VALUE_HEAD
+from pagetier.tiers.lmdb.records import Run
 
 _IOVEC: Final = 512  # frames in one call, each with the gap after it: the kernel takes 1024 pieces
 

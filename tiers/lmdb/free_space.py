@@ -14,8 +14,8 @@ from typing import Final
 
 import lmdb
 
-from ..room import PAGE, Shape
-from .environment import Environment
+from pagetier.tiers.capacity import PAGE, Shape
+from pagetier.tiers.lmdb.environment import Environment
 
 # All in pages of the file. A path to a key and its frames has four levels in each of two trees, and beside each page a
 # neighbour, since pages are split and joined.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..base import Outgoing
-from . import reading
-from .environment import Environment
-from .records import Header, frames_of
+from pagetier.tiers.base import Outgoing
+from pagetier.tiers.lmdb import reader
+from pagetier.tiers.lmdb.environment import Environment
+from pagetier.tiers.lmdb.records import Header, frames_of
 
 
 class Share(msgspec.Struct):
@@ -29,7 +29,7 @@ def share(
     dropped = set(drops)
     for environment, its in zip(environments, shares, strict=True):
         _find_drops(environment, its, list(dict.fromkeys(drops)), frame_bytes)
-        for page, header in zip(pages, reading.headers(environment, [page.key for page in pages]), strict=True):
+        for page, header in zip(pages, reader.headers(environment, [page.key for page in pages]), strict=True):
             if header is not None:
                 homes[page.key] = (its, 0 if page.key in dropped else _frames(header, frame_bytes))
     for number, page in enumerate(pages):
@@ -38,7 +38,7 @@ def share(
 
 
 def _find_drops(environment: Environment, its: Share, drops: Sequence[bytes], frame_bytes: int) -> None:
-    for key, header in zip(drops, reading.headers(environment, drops), strict=True):
+    for key, header in zip(drops, reader.headers(environment, drops), strict=True):
         if header is not None:
             its.drops.append(key)
             its.left += _frames(header, frame_bytes)

@@ -11,13 +11,13 @@ import lmdb
 import msgspec
 import numpy as np
 
-from ..base import KEY_BYTES, DoubtError, Held, Incoming, Outcome, ReadResult
-from ..room import PAGE
-from . import records
-from .counting import BATCH, Tally
-from .damage import DAMAGE
-from .environment import Environment, Transaction
-from .records import HEADER_BYTES, Header, RecordError
+from pagetier.tiers.base import KEY_BYTES, DoubtError, Held, Incoming, Outcome, ReadResult
+from pagetier.tiers.capacity import PAGE
+from pagetier.tiers.lmdb import records
+from pagetier.tiers.lmdb.damage import DAMAGE
+from pagetier.tiers.lmdb.environment import Environment, Transaction
+from pagetier.tiers.lmdb.frame_count import BATCH, Tally
+from pagetier.tiers.lmdb.records import HEADER_BYTES, Header, RecordError
 
 NONSENSE: Final = Header(0, 0, 0, b"", ())
 _FIXED: Final = np.dtype(

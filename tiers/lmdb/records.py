@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from ...shm.protocol import Space
+from pagetier.shm.protocol import Space
 
 FORMAT: Final = 1
 PLAIN: Final = 0  # the only codec so far

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from . import files
+from pagetier.tiers.lmdb import files
 
 _STATE: Final = "state"
 _NO_BOOT: Final = "distrusted"  # treated like another boot
@@ -41,7 +41,7 @@ except (VerifyError, OSError) as error:
     found = [str(error)]
 if found:
     sys.exit(found[0])
-from pagetier.tiers.store.counting import miscounted
+from pagetier.tiers.lmdb.frame_count import miscounted
 sys.exit(miscounted(sys.argv[1]) or 0)
 """
 

@@ -15,15 +15,26 @@ from typing import Final, TypeVar
 
 import lmdb
 
-from ...shm.points import point
-from ..base import NO_ROOM, DoubtError, Held, Incoming, Outcome, Outgoing, ReadResult, TierError, TierState, Written
-from . import files, placing, reading, writing
-from .environment import Environment
-from .opening import Options, open_folder, prepare, telling
-from .placing import Share
-from .reading import Look
-from .turns import Turns
-from .writing import Applied
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import (
+    NO_ROOM,
+    DoubtError,
+    Held,
+    Incoming,
+    Outcome,
+    Outgoing,
+    ReadResult,
+    TierError,
+    TierState,
+    Written,
+)
+from pagetier.tiers.lmdb import files, placement, reader, writer
+from pagetier.tiers.lmdb.environment import Environment
+from pagetier.tiers.lmdb.placement import Share
+from pagetier.tiers.lmdb.read_priority import Turns
+from pagetier.tiers.lmdb.reader import Look
+from pagetier.tiers.lmdb.tier_folder import Options, open_folder, prepare, telling
+from pagetier.tiers.lmdb.writer import Applied
 
 _T = TypeVar("_T")
 _AGAIN: Final = 256  # pages whose drop failed, retried with a batch: few, since none of them may be there any more
@@ -83,7 +94,7 @@ class LmdbTier:
         """Walks one environment after the other. Raises DoubtError if one cannot be walked."""
         for environment in self._environments:
             try:
-                yield from reading.listed(environment)
+                yield from reader.listed(environment)
             except lmdb.Error as error:
                 self.distrust()
                 raise DoubtError(environment.broke(error)) from error
@@ -103,10 +114,10 @@ class LmdbTier:
     def _look(self, page: Incoming) -> tuple[Look, Environment]:
         *others, last = self._environments
         for environment in others:
-            look = reading.read(environment, page)
+            look = reader.read(environment, page)
             if look.result.outcome is not Outcome.ABSENT:
                 return look, environment
-        return reading.read(last, page), last
+        return reader.read(last, page), last
 
     def _drop_damaged(self, environment: Environment, key: bytes, look: Look) -> None:
         self._damaged += 1
@@ -114,7 +125,7 @@ class LmdbTier:
             contextlib.suppress(lmdb.Error, OSError, TierError),
             self._changing(),
         ):  # a page that cannot be dropped is found damaged again
-            writing.drop_if(environment, key, look.header)
+            writer.drop_if(environment, key, look.header)
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Writes one batch at a time, in all environments in parallel. Failed drops are retried with later batches."""
@@ -128,7 +139,7 @@ class LmdbTier:
             return written
 
     def _there(self, keys: Sequence[bytes]) -> set[bytes]:
-        headers = (reading.headers(environment, keys) for environment in self._environments)
+        headers = (reader.headers(environment, keys) for environment in self._environments)
         return {key for its in headers for key, header in zip(keys, its, strict=True) if header is not None}
 
     def _try_to_write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
@@ -140,9 +151,9 @@ class LmdbTier:
             return Written((False,) * len(pages), (why,) * len(pages), why)
 
     def _write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
-        shares = placing.share(self._environments, drops, pages, self._options.frame_bytes)
+        shares = placement.share(self._environments, drops, pages, self._options.frame_bytes)
         futures = [
-            thread.submit(writing.apply, environment, share.drops, [pages[at] for at in share.pages], self._turns)
+            thread.submit(writer.apply, environment, share.drops, [pages[at] for at in share.pages], self._turns)
             for thread, environment, share in zip(self._threads, self._environments, shares, strict=True)
         ]
         return _joined(shares, _results(futures), len(pages))

@@ -13,14 +13,14 @@ from typing import Final
 import lmdb
 import msgspec
 
-from ...shm.points import point
-from ...shm.protocol import BUILD
-from ..base import TierError
-from ..room import TRANSACTION_BYTES, Shape, shape_of
-from . import files, shrinking, slack, soundness
-from .environment import Environment
-from .records import FORMAT, About
-from .soundness import Journal, State
+from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import BUILD
+from pagetier.tiers.base import TierError
+from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
+from pagetier.tiers.lmdb import compaction, files, free_space, recovery
+from pagetier.tiers.lmdb.environment import Environment
+from pagetier.tiers.lmdb.records import FORMAT, About
+from pagetier.tiers.lmdb.recovery import Journal, State
 
 _NEW: Final = "new"
 _OURS: Final = {"owner", "state", "state.tmp", "lost+found"}
@@ -94,7 +94,7 @@ def open_folder(options: Options) -> Opened:
 def _known(options: Options) -> tuple[State | None, str]:
     """What the state file says, and why nothing of it is of use. Raises TierError where the folder is another's."""
     try:
-        state = soundness.read_state(options.folder)
+        state = recovery.read_state(options.folder)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return None, f"its state file can not be understood ({error})"
     if state is None:
@@ -125,11 +125,11 @@ def _begin_anew(options: Options, how: str) -> Opened:
 
 def _reopen(options: Options, state: State) -> Opened:
     began = time.monotonic()
-    shrinking.remove_copies(options.folder)
+    compaction.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
-    short = {folder: soundness.shortened(folder) for folder in folders}
+    short = {folder: recovery.shortened(folder) for folder in folders}
     how, doubted = "as it was left", [folder for folder in folders if short[folder]]
-    unclean = state.boot != soundness.boot_id() and not state.clean
+    unclean = state.boot != recovery.boot_id() and not state.clean
     journal = Journal(options.folder, state)
     if doubted and not unclean:
         journal.doubt()
@@ -163,8 +163,8 @@ def _remove(folders: Sequence[Path]) -> None:
 
 def _proofs(folders: Sequence[Path], options: Options) -> dict[Path, str]:
     """What prove() says of those that can be proven."""
-    provable = [folder for folder in folders if soundness.lengthened(folder, _most_bytes(folder, options))]
-    return dict(zip(provable, soundness.prove(provable, options.proof_seconds), strict=True))
+    provable = [folder for folder in folders if recovery.lengthened(folder, _most_bytes(folder, options))]
+    return dict(zip(provable, recovery.prove(provable, options.proof_seconds), strict=True))
 
 
 def _most_bytes(folder: Path, options: Options) -> int:
@@ -222,16 +222,16 @@ class _Opening:
         if (environment.about.format, environment.about.frame_bytes) != (about.format, about.frame_bytes):
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}")
-        slack.hold(environment)
+        free_space.hold(environment)
         files.sync_folder(folder)  # a file that was just made, and synced, could still lose its name
         return environment
 
     def _fitted(self, environment: Environment) -> Environment:
-        if not shrinking.is_needed(environment):
+        if not compaction.is_needed(environment):
             return environment
         self._journal.mark_dirty()
         try:
-            why = shrinking.shrink(environment)
+            why = compaction.shrink(environment)
         except OSError as error:
             why = str(error)
         except BaseException:

@@ -15,14 +15,14 @@ from typing import Final
 import lmdb
 import msgspec
 
-from ..base import Outgoing, TierError
-from . import files, reading, records, slack
-from .damage import DAMAGE
-from .environment import Environment, Transaction
-from .places import page_after
-from .records import Header
-from .slack import FullError
-from .turns import Patience, Turns
+from pagetier.tiers.base import Outgoing, TierError
+from pagetier.tiers.lmdb import files, free_space, reader, records
+from pagetier.tiers.lmdb.damage import DAMAGE
+from pagetier.tiers.lmdb.environment import Environment, Transaction
+from pagetier.tiers.lmdb.frame_reader import page_after
+from pagetier.tiers.lmdb.free_space import FullError
+from pagetier.tiers.lmdb.read_priority import Patience, Turns
+from pagetier.tiers.lmdb.records import Header
 
 _DROPS: Final = 8  # transactions' worth of frames dropped in one: it writes little, and the room is reusable sooner
 
@@ -83,7 +83,7 @@ def _delete_frames(cursor: lmdb.Cursor[memoryview], key: bytes) -> None:
 def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> None:
     """Drops a page that was found damaged, unless it was replaced since. Raises lmdb.Error."""
     with environment.changing() as txn:
-        if reading.header_in(environment, txn, key) == damaged:
+        if reader.header_in(environment, txn, key) == damaged:
             delete(environment, txn, key)
 
 
@@ -106,7 +106,7 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
 
 def _delete_all(environment: Environment, keys: Sequence[bytes]) -> None:
     """Drops keys in one transaction. A single key is tried without room, too. Raises FullError, lmdb.Error."""
-    if not slack.can_drop(environment, len(keys), _frames(environment, keys)) and len(keys) > 1:
+    if not free_space.can_drop(environment, len(keys), _frames(environment, keys)) and len(keys) > 1:
         raise FullError(environment)
     with environment.changing() as txn:
         for key in keys:
@@ -154,7 +154,7 @@ def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes
     limit = _DROPS * environment.shape.frames_per_transaction
     batch: list[bytes] = []
     frames = 0
-    for key, header in zip(keys, reading.headers(environment, keys), strict=True):
+    for key, header in zip(keys, reader.headers(environment, keys), strict=True):
         if header is None:
             continue
         environment.fetch_heads(header.runs)
@@ -168,7 +168,7 @@ def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes
 
 
 def _frames(environment: Environment, keys: Sequence[bytes]) -> int:
-    held = filter(None, reading.headers(environment, keys))
+    held = filter(None, reader.headers(environment, keys))
     return sum(run.frames for header in held for run in header.runs)
 
 
@@ -215,7 +215,7 @@ def _is_full(environment: Environment) -> bool:
 
 
 def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> None:
-    if not slack.can_store(environment, len(pages), sum(len(page.frames) for page in pages)):
+    if not free_space.can_store(environment, len(pages), sum(len(page.frames) for page in pages)):
         raise FullError(environment)
     sums = [records.checksum(page.key, page.size, page.frames) for page in pages]
     patience = Patience(turns)

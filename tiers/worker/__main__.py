@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...shm._core import ShmError
-from ...shm.logfmt import log_to_stderr
-from ...shm.points import point
-from ...shm.protocol import ProtocolError
-from ..base import DoubtError, Tier, TierError
-from ..messages import Fails, Serve, Trust
-from .channel import Channel, descriptors_of
-from .memory import Memory
-from .worker import Worker
+from pagetier.shm._core import ShmError
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import log_to_stderr
+from pagetier.shm.protocol import ProtocolError
+from pagetier.tiers.base import DoubtError, Tier, TierError
+from pagetier.tiers.worker.arena import Memory
+from pagetier.tiers.worker.channel import Channel, descriptors_of
+from pagetier.tiers.worker.worker import Worker
+from pagetier.tiers.worker_protocol import Fails, Serve, Trust
 
 _PR_SET_NAME: Final = 15
 _PR_SET_PDEATHSIG: Final = 1
@@ -87,7 +87,7 @@ def _closing(tier: Tier) -> Iterator[None]:
 def open_tier(order: Serve, frame_bytes: int) -> Tier:
     """Opens the requested tier. Raises TierError."""
     # Load the store's libraries only where there is a disk.
-    from ..store import LmdbTier, doubt, give_up
+    from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
 
     folder = Path(order.folder)
     if order.trust is Trust.PROVEN:

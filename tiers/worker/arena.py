@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from ...shm._core import Pins, Session
+from pagetier.shm._core import Pins, Session
 
 _MADV_POPULATE_READ: Final = 22
 _AT_ONCE: Final = 4 << 20

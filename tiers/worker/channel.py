@@ -10,8 +10,8 @@ from array import array
 from collections import deque
 from typing import Final
 
-from ...shm.protocol import ProtocolError, Unpacker, pack
-from ..messages import Order, Report, read_order
+from pagetier.shm.protocol import ProtocolError, Unpacker, pack
+from pagetier.tiers.worker_protocol import Order, Report, read_order
 
 _CHUNK: Final = 1 << 20
 _DESCRIPTORS: Final = 3

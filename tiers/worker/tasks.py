@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..base import KEY_BYTES, Incoming, Outgoing
-from ..messages import Read, Write
-from .memory import Memory
+from pagetier.tiers.base import KEY_BYTES, Incoming, Outgoing
+from pagetier.tiers.worker.arena import Memory
+from pagetier.tiers.worker_protocol import Read, Write
 
 _TASK_BYTES = 4 << 20
 _TASK_PAGES = 64

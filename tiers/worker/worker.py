@@ -8,9 +8,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ...shm.points import point
-from ..base import NO_ROOM, DoubtError, Outcome, Tier, TierError
-from ..messages import (
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import NO_ROOM, DoubtError, Outcome, Tier, TierError
+from pagetier.tiers.worker.arena import Memory
+from pagetier.tiers.worker.channel import Channel
+from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing, read_tasks
+from pagetier.tiers.worker_protocol import (
     Complete,
     HasRead,
     Holds,
@@ -26,9 +29,6 @@ from ..messages import (
     Write,
     Wrote,
 )
-from .channel import Channel
-from .jobs import ReadTask, drops_of, outgoing, read_tasks
-from .memory import Memory
 
 log = logging.getLogger("pagetier.tier")
 

@@ -12,10 +12,10 @@ from typing import Final
 import msgspec
 import torch
 
-from ...kernels.device import Copy, DeviceError, Direction, Stream
-from ...kernels.thresholds import CopySettings, WayName
-from .decide import ORDER, Speed
-from .scene import MIB, Scene
+from pagetier.client.cli.calibrate.test_memory import MIB, Scene
+from pagetier.client.cli.calibrate.thresholds import ORDER, Speed
+from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
 
 KIB: Final = 1 << 10
 RUNS: Final = tuple(2 * KIB << step for step in range(11))  # to 2 MiB
@@ -60,7 +60,7 @@ def measure_gpu(index: int, settings: CopySettings, timing: Timing | None = None
 
 def gpu_streams(index: int, settings: CopySettings) -> Streams:
     """New streams of a GPU, for memory that is pinned. Raises DeviceError where there is none."""
-    from ...kernels.cuda import CudaDevice
+    from pagetier.kernels.gpu.cuda import CudaDevice
 
     CudaDevice(index, settings, lambda frames: True)  # there is no GPU: said before anything is asked of it
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...kernels.device import DeviceError
-from ...kernels.settings import COPY_VARIABLE, SettingsError, default_place, load_settings, write_settings
-from ...kernels.thresholds import CopySettings, Thresholds
-from .decide import thresholds_of
-from .show import show
+from pagetier.client.cli.calibrate.speed_tables import show
+from pagetier.client.cli.calibrate.thresholds import thresholds_of
+from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
+from pagetier.kernels.config.file import COPY_VARIABLE, SettingsError, default_place, load_settings, write_settings
+from pagetier.kernels.device import DeviceError
 
 if TYPE_CHECKING:
-    from .measure import Measured
+    from pagetier.client.cli.calibrate.measure import Measured
 
 
 class Exit(IntEnum):
@@ -64,7 +64,7 @@ def standing(place: Path) -> CopySettings:
 
 def _measured(device: int, settings: CopySettings) -> Measured:
     try:
-        from .measure import measure_gpu
+        from pagetier.client.cli.calibrate.measure import measure_gpu
     except ImportError as error:
         raise DeviceError(f'torch is needed to measure, pip install "pagetier[gpu]": {error}') from error
     return measure_gpu(device, settings)

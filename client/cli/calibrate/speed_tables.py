@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...kernels.thresholds import Thresholds
-from ...kernels.units import spell_size
-from .decide import ALWAYS, ORDER, Speed, way_of
+from pagetier.client.cli.calibrate.thresholds import ALWAYS, ORDER, Speed, way_of
+from pagetier.kernels.config.copy_settings import Thresholds
+from pagetier.kernels.config.units import spell_size
 
 if TYPE_CHECKING:
-    from .measure import Measured
+    from pagetier.client.cli.calibrate.measure import Measured
 
 
 def show(measured: Measured, chosen: dict[str, Thresholds]) -> None:

@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ...kernels.caches import latents
-from ...kernels.device import Copy, Direction
-from ...kernels.frames import Arena, frames_of
-from ...kernels.page import PageOrder
-from ...kernels.slots import slot_map
-from ...kernels.transfer import PagedCache
+from pagetier.kernels.device import Copy, Direction
+from pagetier.kernels.layout.engine_layouts import latents
+from pagetier.kernels.layout.frames import Arena, frames_of
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
 
 MIB: Final = 1 << 20
 FRAME_BYTES: Final = 2 * MIB  # a run does not leave its frame

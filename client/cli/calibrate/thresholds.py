@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...kernels.thresholds import Thresholds, WayName
+from pagetier.kernels.config.copy_settings import Thresholds, WayName
 
 ORDER: Final[tuple[WayName, ...]] = ("kernel", "staged", "dma")
 """The ways that run lengths are divided among, from the shortest runs to the longest."""

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..client import Client
-from ..keys import Keys, Namespace
-from .pattern import Pattern, wrong_pages
-from .tally import Tally
-from .trace import Trace
+from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
+from pagetier.client.cli.replay.report import Tally
+from pagetier.client.cli.replay.trace import Trace
+from pagetier.client.client import Client
+from pagetier.client.keys import Keys, Namespace
 
 ATTACH_S: Final = 10.0
 DEADLINE_S: Final = 30.0

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Final, Self
 
-from .pace import Pace
-from .tally import Tally
-from .worker import ATTACH_S, Job, Ready, work
+from pagetier.client.cli.replay.client_process import ATTACH_S, Job, Ready, work
+from pagetier.client.cli.replay.rate_limit import Pace
+from pagetier.client.cli.replay.report import Tally
 
 _DEAL: Final = 16
 """Requests dealt at once: few, so that clients stay together and a dead one takes little with it."""

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ...shm._core import Observer, ShmError
-from ...shm.link import Link, LinkError
-from ...shm.protocol import BUILD, Observe
-from .tally import Deeds
+from pagetier.client.cli.replay.report import Deeds
+from pagetier.shm._core import Observer, ShmError
+from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Observe
 
 _ANSWER_S: Final = 5.0
 

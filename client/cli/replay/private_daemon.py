@@ -15,11 +15,11 @@ from typing import Final, Self
 
 import msgspec
 
-from ...shm._core import ShmError
-from ...shm.link import Link, LinkError
-from ...shm.protocol import BUILD, Attach, Detach
-from ...shm.segments import Geometry, Leftovers, Wish, take
-from .watch import observe
+from pagetier.client.cli.replay.daemon_counters import observe
+from pagetier.shm._core import ShmError
+from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.protocol import BUILD, Attach, Detach
+from pagetier.shm.segments import Geometry, Leftovers, Wish, take
 
 _REFUSED: Final = 4
 _LEAST_FRAME: Final = 4096

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .tally import Report
+from pagetier.client.cli.replay.report import Report
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -15,18 +15,18 @@ from typing import Final
 
 import msgspec
 
-from ...shm._core import ShmError
-from ...shm.link import LinkError
-from ...shm.paths import default_socket
-from ..keys import Namespace
-from .own import DaemonError, Disk, OwnDaemon
-from .pace import Pace
-from .pool import Pool, UnreachableError
-from .show import progress_bar, show
-from .tally import Run
-from .trace import Trace, TraceError, read_trace
-from .watch import Watch
-from .worker import Job
+from pagetier.client.cli.replay.client_process import Job
+from pagetier.client.cli.replay.clients import Pool, UnreachableError
+from pagetier.client.cli.replay.daemon_counters import Watch
+from pagetier.client.cli.replay.private_daemon import DaemonError, Disk, OwnDaemon
+from pagetier.client.cli.replay.rate_limit import Pace
+from pagetier.client.cli.replay.report import Run
+from pagetier.client.cli.replay.report_text import progress_bar, show
+from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
+from pagetier.client.keys import Namespace
+from pagetier.shm._core import ShmError
+from pagetier.shm.daemon_link import LinkError
+from pagetier.shm.socket_path import default_socket
 
 _LAYOUT: Final = "replay pattern 1"
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..keys import KEY_BYTES, Namespace
+from pagetier.client.keys import KEY_BYTES, Namespace
 
 _ID_BYTES = 8
 _GZIP_MAGIC = b"\x1f\x8b"

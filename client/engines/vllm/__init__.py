@@ -12,7 +12,7 @@ change between versions. So the rest can be imported, and tested, without it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .connector import PagetierConnector
+    from pagetier.client.engines.vllm.connector import PagetierConnector
 
 __all__ = ["PagetierConnector"]
 
@@ -21,6 +21,6 @@ def __getattr__(name: str) -> Any:
     """The connector, and with it vLLM, is imported by who asks for it."""
     if name != "PagetierConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .connector import PagetierConnector
+    from pagetier.client.engines.vllm.connector import PagetierConnector
 
     return PagetierConnector

@@ -9,12 +9,14 @@ from typing import Any, Final
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
-from ....kernels.layout import LayoutError
-from .identity import PageShape
-from .kinds import UnsupportedError
-from .metadata import ShapesMetadata, StepMetadata, StoredMetadata
-from .metrics import PagetierMetrics, PagetierStats
-from .opening import (
+from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata, StepMetadata, StoredMetadata
+from pagetier.client.engines.vllm.connector_settings import read_settings
+from pagetier.client.engines.vllm.group_kinds import UnsupportedError
+from pagetier.client.engines.vllm.messages import Orders
+from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
+from pagetier.client.engines.vllm.namespace import PageShape
+from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.setup import (
     open_scheduler,
     open_worker,
     require_failures_told,
@@ -22,10 +24,8 @@ from .opening import (
     shapes_of,
     warn_of_seed,
 )
-from .orders import Orders
-from .scheduler import SchedulerHalf
-from .settings import read_settings
-from .worker import Finished, WorkerHalf
+from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
+from pagetier.kernels.layout.cache_layout import LayoutError
 
 log = logging.getLogger("vllm.pagetier")
 

@@ -10,8 +10,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from .identity import PageShape
-from .orders import Orders
+from pagetier.client.engines.vllm.messages import Orders
+from pagetier.client.engines.vllm.namespace import PageShape
 
 
 @dataclass

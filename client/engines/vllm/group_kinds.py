@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 
 
 class UnsupportedError(Exception):

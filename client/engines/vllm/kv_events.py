@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from .orders import StoreOrder
-from .requests import Tracked
+from pagetier.client.engines.vllm.messages import StoreOrder
+from pagetier.client.engines.vllm.request_state import Tracked
 
 MEDIUM: Final = "CPU"
 

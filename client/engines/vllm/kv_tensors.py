@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ....kernels import caches
-from ....kernels.layout import CacheLayout, Plane
-from ....kernels.page import PageOrder, Rows, Shard
-from ....kernels.slots import SlotMap
-from ....kernels.transfer import PagedCache
-from ...groups import Recurrent
-from .kinds import UnsupportedError, kind_of
+from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
+from pagetier.client.groups import Recurrent
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
+from pagetier.kernels.layout.page_layout import PageOrder, Rows, Shard
+from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.transfer import PagedCache
 
 LayerCache: TypeAlias = Any
 """Of one layer: a tensor, or several for recurrent state."""
@@ -32,7 +32,7 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
     Raises UnsupportedError for tensors of an unknown shape, and LayoutError for what can not be copied.
     """
     if isinstance(kind_of(spec), Recurrent):
-        return _whole(caches.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
+        return _whole(engine_layouts.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
     cache = _attention(layers)
     _check_heads(cache, spec)
     if spec.block_size % cache.block_tokens:
@@ -70,13 +70,13 @@ def _attention(layers: Sequence[LayerCache]) -> CacheLayout:
     shape = tuple(layers[0].shape)
     match shape:
         case (_, _, _, width):
-            return caches.vllm(layers, k_width=width)
+            return engine_layouts.vllm(layers, k_width=width)
         case (2, _, _, _, _):
-            return caches.kv_first(layers)
+            return engine_layouts.kv_first(layers)
         case (_, 2, _, _, _):
-            return caches.kv_second(layers)
+            return engine_layouts.kv_second(layers)
         case (_, _, _):
-            return caches.latents(layers)
+            return engine_layouts.latents(layers)
     raise UnsupportedError(f"a cache of shape {list(shape)} is not known")
 
 

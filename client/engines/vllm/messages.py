@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...match import Handover
+from pagetier.client.match import Handover
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from .tally import HELP
+from pagetier.client.engines.vllm.counters import HELP
 
 
 @dataclass

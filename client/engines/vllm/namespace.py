@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ...keys import Namespace
+from pagetier.client.keys import Namespace
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _COMMIT: Final = re.compile("[0-9a-f]{40,64}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ...client import Client
-from ...groups import GroupMatch
-from ...prefetch import Prefetch
+from pagetier.client.client import Client
+from pagetier.client.groups import GroupMatch
+from pagetier.client.prefetch import Prefetch
 
 
 class Asked:

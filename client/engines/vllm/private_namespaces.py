@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ...client import Client
-from ...keys import Namespace
+from pagetier.client.client import Client
+from pagetier.client.keys import Namespace
 
 _PATIENCE_S: Final = 5.0  # for the answer to a flush, before the next one is sent
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from ...groups import Group, GroupKeys, GroupMatch, Lookup
-from ...keys import Keys, Namespace
-from ...match import Handover, Match
-from .prefetching import Asked
+from pagetier.client.engines.vllm.prefetch import Asked
+from pagetier.client.groups import Group, GroupKeys, GroupMatch, Lookup
+from pagetier.client.keys import Keys, Namespace
+from pagetier.client.match import Handover, Match
 
 _NEVER: Final = 2**62
 

@@ -9,17 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from ...client import Client
-from ...groups import GroupMatch
-from ...keys import Namespace
-from .announcing import Announcer
-from .identity import with_adapter
-from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
-from .prefetching import Asker
-from .private_namespaces import PrivateNamespaces
-from .requests import NOTHING, Found, PagedGroup, Taken, Tracked, some_of
-from .stores import late_orders, store_orders, take_blocks
-from .tally import Tally
+from pagetier.client.client import Client
+from pagetier.client.engines.vllm.counters import Tally
+from pagetier.client.engines.vllm.kv_events import Announcer
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
+from pagetier.client.engines.vllm.namespace import with_adapter
+from pagetier.client.engines.vllm.prefetch import Asker
+from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
+from pagetier.client.engines.vllm.request_state import NOTHING, Found, PagedGroup, Taken, Tracked, some_of
+from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
+from pagetier.client.groups import GroupMatch
+from pagetier.client.keys import Namespace
 
 _TRIES: Final = 2  # of loads that fail, before a request is computed: the first may have found what left just then
 _DISK_S: Final = 1.0  # that the disk is given at least, whether the request waits for it or not

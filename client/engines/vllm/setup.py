@@ -9,18 +9,18 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
-from ....kernels.page import Shard
-from ....kernels.transfer import PagedCache
-from ...client import Client
-from ...copying.opening import open_copier
-from .announcing import Announcer
-from .identity import PageShape, backends_of, is_known, namespace_of
-from .kinds import UnsupportedError, kind_of
-from .requests import PagedGroup
-from .scheduler import SchedulerHalf
-from .settings import ConnectorSettings
-from .tensors import LayerCache, paged_cache
-from .worker import Lane, WorkerHalf, Zeroing
+from pagetier.client.async_copy.opening import open_copier
+from pagetier.client.client import Client
+from pagetier.client.engines.vllm.connector_settings import ConnectorSettings
+from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
+from pagetier.client.engines.vllm.kv_events import Announcer
+from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
+from pagetier.client.engines.vllm.namespace import PageShape, backends_of, is_known, namespace_of
+from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.worker import Lane, WorkerHalf, Zeroing
+from pagetier.kernels.layout.page_layout import Shard
+from pagetier.kernels.layout.transfer import PagedCache
 
 log = logging.getLogger("vllm.pagetier")
 

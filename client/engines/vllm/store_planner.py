@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...groups import Recurrent, grain_of
-from ...keys import Keys
-from .orders import StoreOrder
-from .requests import Tracked
+from pagetier.client.engines.vllm.messages import StoreOrder
+from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.groups import Recurrent, grain_of
+from pagetier.client.keys import Keys
 
 
 def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:

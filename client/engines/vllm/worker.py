@@ -9,17 +9,17 @@ from typing import Final
 
 import msgspec
 
-from ....kernels.transfer import PagedCache
-from ...blocks import Blocks
-from ...client import Client
-from ...copying.copier import Copier
-from ...copying.loads import Load
-from ...copying.stores import Store
-from ...keys import Keys, Namespace
-from ...store import Outcome
-from .orders import GroupLoad, LoadOrder, Orders, StoreOrder
-from .tally import Tally
-from .tensors import slots_of
+from pagetier.client.async_copy.copier import Copier
+from pagetier.client.async_copy.handles import Store
+from pagetier.client.async_copy.load_handle import Load
+from pagetier.client.client import Client
+from pagetier.client.engines.vllm.counters import Tally
+from pagetier.client.engines.vllm.kv_tensors import slots_of
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
+from pagetier.client.keys import Keys, Namespace
+from pagetier.client.paged_blocks import Blocks
+from pagetier.client.reservation import Outcome
+from pagetier.kernels.layout.transfer import PagedCache
 
 _PATIENCE_S: Final = 0.05  # for stores whose blocks are wanted for something else
 _IDLE_S: Final = 0.02  # for all loads of a step that has nothing else to do, so that they are computed together

@@ -11,16 +11,22 @@ from pathlib import Path
 
 import click
 
-from ..config import ConfigError, load
-from ..exits import Exit
-from ..host import Host
-from ..options import Config
-from ..stats import take_snapshot
-from .daemon_checks import check_daemon, check_folder, check_leftovers, check_socket
-from .disk_checks import check_disk
-from .host_checks import check_huge_pages, check_kernel, check_locked_memory, check_room, check_shared_memory
-from .reach import Unreachable, daemon_at
-from .result import Level, Result, problem
+from pagetier.daemon.cli.connect import Unreachable, daemon_at
+from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_leftovers, check_socket
+from pagetier.daemon.cli.doctor.disk_checks import check_disk
+from pagetier.daemon.cli.doctor.host_checks import (
+    check_huge_pages,
+    check_kernel,
+    check_locked_memory,
+    check_room,
+    check_shared_memory,
+)
+from pagetier.daemon.cli.doctor.result import Level, Result, problem
+from pagetier.daemon.cli.snapshot import take_snapshot
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.config.load import ConfigError, load
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.host.host import Host
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _INDENT = 24

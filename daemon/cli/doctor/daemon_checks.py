@@ -8,17 +8,17 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...shm.files import user_name
-from ...shm.protocol import Check, Findings
-from ...shm.segments import Geometry
-from ...shm.survey import Found, survey
-from ..options import Access, Config, replaced
-from ..plan import geometry_of, serves, short_index
-from ..server import locked_out
-from ..sizes import format_size
-from ..stats import Snapshot, take_snapshot
-from .reach import Daemon, Refused
-from .result import Result, ok, problem, warning
+from pagetier.daemon.cli.connect import Daemon, Refused
+from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
+from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
+from pagetier.daemon.config.schema import Access, Config, replaced
+from pagetier.daemon.host.segment_plan import geometry_of, serves, short_index
+from pagetier.daemon.server.control_socket import locked_out
+from pagetier.shm.protocol import Check, Findings
+from pagetier.shm.segment_files import user_name
+from pagetier.shm.segment_survey import Found, survey
+from pagetier.shm.segments import Geometry
+from pagetier.shm.units import format_size
 
 
 def check_folder(folder: Path) -> Result:

@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..disk.report import DiskReport, Standing
-from ..host import Host
-from ..mounts import read_mounts
-from ..options import Config
-from ..sizes import format_size, spell_size
-from ..stats import Snapshot
-from .disk_lines import synced
-from .result import Result, ok, problem, warning
-from .service_checks import check_service_may_write
+from pagetier.daemon.cli.disk_text import synced
+from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
+from pagetier.daemon.cli.doctor.service_checks import check_service_may_write
+from pagetier.daemon.cli.snapshot import Snapshot
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.mounts import read_mounts
+from pagetier.shm.units import format_size, spell_size
 
 _NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p")
 _VOLATILE = ("tmpfs", "ramfs")

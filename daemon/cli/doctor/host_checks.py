@@ -7,14 +7,14 @@ import os
 import socket
 from collections.abc import Iterator
 
-from ...shm.survey import survey
-from ..fit import fit
-from ..host import Host
-from ..options import Config
-from ..peers import SO_PEERPIDFD
-from ..plan import need_of
-from ..sizes import format_size
-from .result import Result, ok, problem, warning
+from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.host.capacity import fit
+from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
+from pagetier.daemon.host.segment_plan import need_of
+from pagetier.shm.segment_survey import survey
+from pagetier.shm.units import format_size
 
 _MADV_POPULATE_WRITE = 23
 

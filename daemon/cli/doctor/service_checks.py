@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..host import Host
-from ..options import Config
-from .result import Result, problem
+from pagetier.daemon.cli.doctor.result import Result, problem
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.host.host import Host
 
 _UNITS = "etc/systemd/system"
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..exits import Exit
-from ..stats import take_snapshot
-from .reach import Daemon, Unreachable, daemon_at, socket_option
-from .top_history import History, Moment
+from pagetier.daemon.cli.connect import Daemon, Unreachable, daemon_at, socket_option
+from pagetier.daemon.cli.snapshot import take_snapshot
+from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.common.exit_codes import Exit
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from .top_keys import Keys
+    from pagetier.daemon.cli.top.keyboard import Keys
 
 
 class _Seconds(click.FloatRange):
@@ -46,7 +46,7 @@ def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  cli
     that it found in memory, where they can be loaded from at once. Only looks. q or Ctrl-C ends it. Exit codes: 0; 3
     no daemon at the start.
     """
-    from .console import console_for_people
+    from pagetier.daemon.cli.console import console_for_people
 
     console = console_for_people()
     if once or not console.is_terminal or console.is_dumb_terminal:
@@ -68,7 +68,7 @@ def _show_once(console: Console, socket: Path, interval: float) -> None:
 def _watch(console: Console, socket: Path, interval: float) -> None:
     from rich.live import Live
 
-    from .top_keys import Keys
+    from pagetier.daemon.cli.top.keyboard import Keys
 
     with daemon_at(socket):
         pass  # that there is none is told before the screen is taken
@@ -120,12 +120,12 @@ def _look(daemon: Daemon, history: History) -> None:
 
 
 def _drawn(history: History, console: Console, socket: Path) -> RenderableType:
-    from .top_screen import Place, charset_for, screen
+    from pagetier.daemon.cli.top.screen import Place, charset_for, screen
 
     return screen(history, Place(socket, console.height, charset_for(console.encoding)))
 
 
 def _missing(console: Console, socket: Path, why: str) -> RenderableType:
-    from .top_screen import Place, charset_for, gone
+    from pagetier.daemon.cli.top.screen import Place, charset_for, gone
 
     return gone(Place(socket, console.height, charset_for(console.encoding)), why)

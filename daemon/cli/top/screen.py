@@ -9,12 +9,12 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from ..disk.report import Standing
-from ..sizes import format_size
-from ..stats import ClientStats, Snapshot, Tier
-from .disk_lines import synced
-from .tables import age, count
-from .top_history import MINUTES, History
+from pagetier.daemon.cli.disk_text import synced
+from pagetier.daemon.cli.render import age, count
+from pagetier.daemon.cli.snapshot import ClientStats, Snapshot, Tier
+from pagetier.daemon.cli.top.history import MINUTES, History
+from pagetier.daemon.disk.status import Standing
+from pagetier.shm.units import format_size
 
 WIDTH = 80
 _BAR, _SPARK = 28, 40

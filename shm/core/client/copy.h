@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "view.h"
+#include "../common/view.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "copy.h"
-#include "tables.h"
+#include "copy_tables.h"
 
 /* A few tokens of one head that follow each other in the cache as they do in the page. */
 typedef struct {

@@ -1,4 +1,4 @@
-/* tables.h - the tables of a transfer between a strided KV cache and pages in the arena, and what can be wrong in them.
+/* copy_tables.h - the tables of a transfer between a strided KV cache and pages in the arena, and what can be wrong in them.
  *
  * A plane is K or V (or both, a latent, scales, an opaque state) of one layer: rows of `width` bytes for each block, token
  * in it and head. In the page its tokens follow each other at `width`, its heads at `page_head`. */

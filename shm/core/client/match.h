@@ -1,7 +1,7 @@
 /* match.h - finding the longest cached prefix: no lock between processes, no message, one pass over the keys. */
 #pragma once
 
-#include "dict.h"
+#include "../common/dict.h"
 #include "session.h"
 
 #define PT_RETRIES 100u /* a miss is always safe to report; a reader never waits for the writer */

@@ -1,4 +1,4 @@
-/* part.h - what a writer does with a granted page: finish its part, or give it up. No message: the bits are read by
+/* publish.h - what a writer does with a granted page: finish its part, or give it up. No message: the bits are read by
  * the other writers and by the daemon. */
 #pragma once
 

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-#include "view.h"
+#include "../common/view.h"
 
 /* Of an entry: pins of this process's threads, and its frames while there are any, UINT16_MAX for more. One word: to let go of
  * a page looks at nothing else that is private, and not at its entry. A page that is pinned UINT16_MAX times is a miss. */

@@ -1,4 +1,4 @@
-/* seal.h - what an entry says of its page, in one number beside its lock word: so that a new daemon can tell an entry that was
+/* entry_checksum.h - what an entry says of its page, in one number beside its lock word: so that a new daemon can tell an entry that was
  * written by the last one from one that was damaged, is older than its lock word, or lies in another's place.
  *
  * It covers what the page is served by: key, serial, size, parts, and which frames in which order. It is written before the

@@ -1,6 +1,6 @@
-/* points.h - named points between the steps of a change that other processes can see: where a test ends or stops a process.
+/* failpoints.h - named points between the steps of a change that other processes can see: where a test ends or stops a process.
  *
- * They are nothing in a release. A build with PT_POINTS defined links a pt_crossed of its own (tests/crash/sweep).
+ * They are nothing in a release. A build with PT_POINTS defined links a pt_crossed of its own (tests/crash/kill_points).
  * Each stands on a line of its own, so that the core without these lines is the core that is released. */
 #pragma once
 

@@ -7,7 +7,7 @@
  *   arena   everybody: the bytes of frames, by whoever was granted them.
  *
  * A reader may see any field of the index while the daemon changes it.  What it read may be believed only
- *   - of an entry: while the reader holds a pin on it that found it readable (lockword.h);
+ *   - of an entry: while the reader holds a pin on it that found it readable (lock_word.h);
  *   - of the dictionary: a hit after the entry's key was compared under that pin, a miss after the home bucket's
  *     version was read again (dict.h);
  *   - of a frame's `next`: while the entry that owns the frame is pinned, or granted to the reader for writing.
@@ -27,7 +27,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "points.h"
+#include "failpoints.h"
 
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
 #define PT_FORMAT 3u
@@ -115,7 +115,7 @@ typedef struct {
     uint64_t pages, bytes;           /* in memory */
     uint64_t disk_pages, disk_bytes; /* on disk, in memory too or not */
     uint64_t listed;                 /* length of the list */
-    uint64_t used_ns;                /* CLOCK_MONOTONIC: the least that is known of its last use (idle.h); 0: nothing is */
+    uint64_t used_ns;                /* CLOCK_MONOTONIC: the least that is known of its last use (idle_namespaces.h); 0: nothing is */
     uint64_t spare[4];
     uint32_t first;       /* entry */
     uint32_t page_tokens;
@@ -186,10 +186,10 @@ _Static_assert(sizeof(pt_header) <= PT_PAGE, "the header is one page");
 
 /* Of each entry, in the locks segment. */
 typedef struct {
-    pt_a64 word;  /* lockword.h */
+    pt_a64 word;  /* lock_word.h */
     pt_a64 parts; /* bits 0..31: part done; bits 32..63: its writer has let go */
     pt_a64 tick;  /* CLOCK_MONOTONIC ns of the last use, falling from the head of a prompt to its tail */
-    pt_a64 seal;  /* seal.h: what the entry said when its page was granted */
+    pt_a64 seal;  /* entry_checksum.h: what the entry said when its page was granted */
 } pt_lock;
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 

@@ -1,4 +1,4 @@
-/* lockword.h - the one atomic word of an entry: 56 pin bits, 8 bits of state.
+/* lock_word.h - the one atomic word of an entry: 56 pin bits, 8 bits of state.
  *
  * Pin and state are one word so that "is it readable?" and "now it is mine" are one step.  A pin that found the entry
  * readable keeps it readable: the only way out of PT_READABLE is a compare-and-swap of the whole word without pins.

@@ -1,4 +1,4 @@
-/* space.h - namespaces: found by digest, made on first use, reused when the table is full and one has no pages. */
+/* namespaces.h - namespaces: found by digest, made on first use, reused when the table is full and one has no pages. */
 #pragma once
 
 #include "view.h"

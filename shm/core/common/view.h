@@ -3,7 +3,7 @@
 
 #include <time.h>
 
-#include "lockword.h"
+#include "lock_word.h"
 
 #define PT_AHEAD 8u /* keys between the steps of prefetching: the time of a memory access over that of a key */
 

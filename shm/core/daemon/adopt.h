@@ -6,9 +6,9 @@
  */
 #pragma once
 
-#include "attach.h"
+#include "attachments.h"
 #include "flush.h"
-#include "seal.h"
+#include "../common/entry_checksum.h"
 
 /* Makes fresh segments; all their bytes are zero. The magic comes last: half-made segments are nobody's. */
 static inline void pt_format(void *index, void *locks, const pt_geometry *g, uint64_t id, const char *build)

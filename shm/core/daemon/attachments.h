@@ -1,7 +1,7 @@
-/* attach.h - processes come and die: slots, and what the dead leave behind. */
+/* attachments.h - processes come and die: slots, and what the dead leave behind. */
 #pragma once
 
-#include "settle.h"
+#include "reservations.h"
 
 typedef struct {
     uint32_t pid, uid;

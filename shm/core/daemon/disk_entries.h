@@ -1,4 +1,4 @@
-/* ondisk.h - the entries of pages on disk: made, told to go, kept where their copy in the arena is lost.
+/* disk_entries.h - the entries of pages on disk: made, told to go, kept where their copy in the arena is lost.
  *
  * What is on disk is in the index, and what leaves the index leaves the disk: its key is put on the list of drops, which the
  * worker gets with the next thing that it is told.

@@ -1,7 +1,7 @@
-/* disk.h - the disk tier comes, says what it holds, and goes. Without it the index is what it is without a disk. */
+/* disk_tier.h - the disk tier comes, says what it holds, and goes. Without it the index is what it is without a disk. */
 #pragma once
 
-#include "behind.h"
+#include "write_behind.h"
 
 /* The page of one entry is not on disk any more. What was on disk alone is doomed: that waits for readers that look. */
 static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)

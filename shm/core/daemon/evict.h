@@ -1,7 +1,7 @@
 /* evict.h - making room: the coldest page that nobody has pinned leaves the arena, and is found on disk if it is there. */
 #pragma once
 
-#include "settle.h"
+#include "reservations.h"
 
 enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };
 

@@ -1,4 +1,4 @@
-/* policy.h - what leaves first: the interface behind which the order of eviction lives, one policy a file.
+/* eviction_policy.h - what leaves first: the interface behind which the order of eviction lives, one policy a file.
  *
  * A policy orders the entries that could be evicted by the tick with which they were listed. Its memory is the daemon's
  * own: all of it is derived from the entries' ticks.  Readers stamp ticks without telling anybody, so a policy's
@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "layout.h"
+#include "../common/layout.h"
 
 typedef struct pt_policy pt_policy;
 typedef bool pt_see(void *context, uint32_t entry);

@@ -1,7 +1,7 @@
 /* fetch.h - answering who wants pages from disk in the arena: present, pending, to be read now, or not there. */
 #pragma once
 
-#include "disk.h"
+#include "disk_tier.h"
 #include "reserve.h"
 
 /* granted: frames that this fetch was granted so far. */

@@ -1,4 +1,4 @@
-/* idle.h - a full table of namespaces makes room: the pages of the one that was not used for the longest time are dropped.
+/* idle_namespaces.h - a full table of namespaces makes room: the pages of the one that was not used for the longest time are dropped.
  *
  * Matches take no lock and send no message: the only trace of them are the ticks of pages. So a record's used_ns is the least
  * that is known of its namespace's last use, and is believed once all its pages were walked, as the tick of a policy is once

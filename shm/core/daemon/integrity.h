@@ -1,11 +1,11 @@
-/* check.h - walks everything and says in words what is wrong. Changes nothing; for the daemon, between two requests. */
+/* integrity.h - walks everything and says in words what is wrong. Changes nothing; for the daemon, between two requests. */
 #pragma once
 
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "adopt.h"
-#include "disk.h"
+#include "disk_tier.h"
 
 #define PT_FINDINGS 100u /* no more are written down; all are counted */
 

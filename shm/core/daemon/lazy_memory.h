@@ -1,4 +1,4 @@
-/* lazy.h - an arena whose memory is taken where a frame first needs it: by the daemon, before the frame is granted.
+/* lazy_memory.h - an arena whose memory is taken where a frame first needs it: by the daemon, before the frame is granted.
  *
  * Whoever writes to memory that there is not is ended by the kernel (SIGBUS), be it an engine or the disk worker.
  */
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "view.h"
+#include "../common/view.h"
 
 typedef struct {
     int fd;         /* of the arena; its own */

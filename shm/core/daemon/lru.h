@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-#include "policy.h"
+#include "eviction_policy.h"
 
 typedef struct {
     uint64_t tick;

@@ -8,11 +8,11 @@
 
 #include <stdlib.h>
 
-#include "dict.h"
-#include "lazy.h"
-#include "lists.h"
-#include "part.h"
-#include "policy.h"
+#include "../common/dict.h"
+#include "lazy_memory.h"
+#include "../common/lists.h"
+#include "../client/publish.h"
+#include "eviction_policy.h"
 
 /* Which pages the disk tier is to have. */
 enum pt_write_rule {
@@ -30,7 +30,7 @@ typedef struct {
     uint32_t drop_count, drop_room;
 } pt_disk;
 
-/* How far the owner is with the namespace that has the oldest known use (idle.h). */
+/* How far the owner is with the namespace that has the oldest known use (idle_namespaces.h). */
 enum pt_idle_stage { PT_IDLE_NONE, PT_IDLE_WALK, PT_IDLE_DROP };
 
 typedef struct {

@@ -1,7 +1,7 @@
-/* settle.h - what becomes of a page that was being written: to the lists of those that may leave, to the doomed, to the free. */
+/* reservations.h - what becomes of a page that was being written: to the lists of those that may leave, to the doomed, to the free. */
 #pragma once
 
-#include "ondisk.h"
+#include "disk_entries.h"
 
 /* A page of which only the copy in the arena is lost gets an entry of its own again, if there is room for one. */
 static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)

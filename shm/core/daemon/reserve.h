@@ -2,7 +2,7 @@
 #pragma once
 
 #include "evict.h"
-#include "seal.h"
+#include "../common/entry_checksum.h"
 
 enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4, PT_ABSENT = 5 };
 

@@ -1,4 +1,4 @@
-/* behind.h - writing behind: pages are given to the disk tier, the coldest first, ahead of their eviction.
+/* write_behind.h - writing behind: pages are given to the disk tier, the coldest first, ahead of their eviction.
  *
  * A page that was ordered is on no list, so it can not leave before the answer: it is written from where it lies.
  */

@@ -1,4 +1,4 @@
-/* writing.h - how much of the arena one process was granted and has not let go of. */
+/* write_quota.h - how much of the arena one process was granted and has not let go of. */
 #pragma once
 
 #include "owner.h"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from copying_machine import PAGE, PROMPTS, EngineMachine, counts, picks
+from copying_state_machine import PAGE, PROMPTS, EngineMachine, counts, picks
 from copying_world import LAYERS, content_of
 from pagetier.client import Outcome
 from pagetier.kernels.device import Direction

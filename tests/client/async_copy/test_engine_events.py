@@ -11,7 +11,7 @@ import pytest
 
 from copying_engine import LAYERS, LONG_S, Engine, slots_of
 from pagetier.client import Client
-from running import RunningDaemon, eventually
+from running_daemon import RunningDaemon, eventually
 
 
 @pytest.fixture(scope="module")

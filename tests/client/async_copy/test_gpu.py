@@ -13,12 +13,12 @@ import torch
 
 from copying_engine import Engine, slots_of
 from pagetier.client import Client, Keys, Namespace
-from pagetier.client.copying import Copier, open_copier
-from pagetier.kernels import caches
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.slots import SlotMap, slot_map
-from pagetier.kernels.transfer import PagedCache
-from running import RunningDaemon, eventually
+from pagetier.client.async_copy import Copier, open_copier
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
+from running_daemon import RunningDaemon, eventually
 
 LAYERS, BLOCKS, TOKENS, HEADS, DIM, PAGE_TOKENS = 4, 64, 16, 4, 128, 32
 LONG_S = 60.0
@@ -35,7 +35,7 @@ class GpuEngine:
             torch.randint(0, 2**15, shape, dtype=torch.int16, device="cuda:0", generator=generator)
             for _ in range(LAYERS)
         ]
-        layout = caches.kv_first(self.tensors)
+        layout = engine_layouts.kv_first(self.tensors)
         self.paged = PagedCache(layout, PageOrder.of(layout, PAGE_TOKENS))
         self.copier: Copier = open_copier(client, self.paged)
 

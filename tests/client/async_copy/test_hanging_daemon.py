@@ -14,12 +14,12 @@ import pytest
 
 from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
 from pagetier.client import Client, Copier, Keys, Outcome, Part, Promise, Store
-from pagetier.client.copying import lane as lanes
-from pagetier.client.copying.lane import Lane
-from pagetier.kernels.host_device import HostDevice
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.thresholds import CopySettings
-from running import RunningDaemon, eventually
+from pagetier.client.async_copy import stream_queue as lanes
+from pagetier.client.async_copy.stream_queue import Lane
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.host.host_device import HostDevice
+from pagetier.kernels.layout.slot_map import slot_map
+from running_daemon import RunningDaemon, eventually
 
 PATIENCE_S = 4.0
 COPYING = CopySettings(chunk=1 << 20, patience=PATIENCE_S)

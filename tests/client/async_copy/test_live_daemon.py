@@ -13,12 +13,12 @@ import pytest
 
 from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, Engine, slots_of
 from pagetier.client import Client, Copier, Namespace, Outcome
-from pagetier.kernels import caches
-from pagetier.kernels.host_device import HostDevice
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache
-from running import RunningDaemon, eventually
+from pagetier.kernels.host.host_device import HostDevice
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
+from running_daemon import RunningDaemon, eventually
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_replicas_store_their_shares_of_a_page(client: Client) -> None:
     copiers, keys, slots = [], None, slots_of(3)
     for rank in range(4):
         head = np.ascontiguousarray(whole[:, :, :, rank // 2 : rank // 2 + 1])
-        layout = caches.kv_first([head])
+        layout = engine_layouts.kv_first([head])
         order = PageOrder.of_model(layout, TOKENS, heads=2, layers=1)
         paged = PagedCache(layout, order, Shard(rank=rank, ranks=4))
         space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=order.layout)

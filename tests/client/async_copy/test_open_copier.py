@@ -13,26 +13,26 @@ import pytest
 import torch
 
 from copying_engine import COPYING, LAYERS, Engine, slots_of
+from fake_pinning_driver import PinningDriver, eventually
 from pagetier.client import Client, Namespace
-from pagetier.client.copying import Copier, open_copier
-from pagetier.client.copying.opening import copier_pinning
-from pagetier.kernels import caches
+from pagetier.client.async_copy import Copier, open_copier
+from pagetier.client.async_copy.opening import copier_pinning
+from pagetier.kernels.config.file import COPY_VARIABLE, SettingsError
 from pagetier.kernels.device import Copy, DeviceError, Direction
-from pagetier.kernels.frames import Frames
-from pagetier.kernels.host_device import HostDevice, HostStream
-from pagetier.kernels.page import PageOrder
-from pagetier.kernels.settings import COPY_VARIABLE, SettingsError
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache
-from pinned import PinningDriver, eventually
-from running import RunningDaemon
+from pagetier.kernels.host.host_device import HostDevice, HostStream
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
+from running_daemon import RunningDaemon
 
 TOKENS, LONG_S = 8, 30.0
 
 
 def cache_of(fill: int) -> tuple[list[np.ndarray[tuple[int, ...], np.dtype[np.uint16]]], PagedCache]:
     tensors = [np.full((2, 12, 4, 2, 8), fill + layer, np.uint16) for layer in range(3)]
-    layout = caches.kv_first(tensors)
+    layout = engine_layouts.kv_first(tensors)
     return tensors, PagedCache(layout, PageOrder.of(layout, TOKENS))
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
-from dying import in_child, kill, spawn
+from forked_child import in_child, kill, spawn
 from pagetier.client import Client
-from pagetier.kernels.slots import SlotMap, slot_map
-from running import RunningDaemon, eventually
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from running_daemon import RunningDaemon, eventually
 
 
 @pytest.fixture(scope="module")

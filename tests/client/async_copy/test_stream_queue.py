@@ -13,8 +13,8 @@ import pytest
 from copying_world import LAYERS, PAGE_BLOCKS, Process, World, content_of, keys_of
 from fake_device import EngineEvent, FakeStream
 from pagetier.client import Copier, Match, Outcome, Store
+from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
-from pagetier.kernels.thresholds import CopySettings
 
 PAGE = 6016
 COPYING = CopySettings(chunk=2 * PAGE, depth=2, patience=1.0)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pagetier.client.copying.restraint import Backlog, Pace, Rate
+from pagetier.client.async_copy.throttle import Backlog, Pace, Rate
 
 
 def test_a_rate_follows_what_is_measured() -> None:

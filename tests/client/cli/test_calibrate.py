@@ -10,13 +10,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from pagetier.client.calibrate import calibrate
-from pagetier.client.calibrate.decide import ORDER, thresholds_of
-from pagetier.client.calibrate.measure import Measured
+from fake_speeds import saturating, speeds
+from pagetier.client.cli.calibrate import calibrate
+from pagetier.client.cli.calibrate.measure import Measured
+from pagetier.client.cli.calibrate.thresholds import ORDER, thresholds_of
+from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
+from pagetier.kernels.config.file import COPY_VARIABLE, load_settings
 from pagetier.kernels.device import DeviceError
-from pagetier.kernels.settings import COPY_VARIABLE, load_settings
-from pagetier.kernels.thresholds import CopySettings, Thresholds
-from speed_tables import saturating, speeds
 
 KIB = 1 << 10
 
@@ -48,7 +48,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[CopySettings]:
         seen.append(settings)
         return MEASURED
 
-    monkeypatch.setattr("pagetier.client.calibrate.measure.measure_gpu", measure)
+    monkeypatch.setattr("pagetier.client.cli.calibrate.measure.measure_gpu", measure)
     return seen
 
 
@@ -118,8 +118,8 @@ def test_without_a_gpu_one_line_and_nothing_written(place: Path) -> None:
 
 
 def test_without_torch_one_line_and_nothing_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pagetier.client.calibrate.measure", raising=False)
-    monkeypatch.delitem(sys.modules, "pagetier.client.calibrate.scene", raising=False)
+    monkeypatch.delitem(sys.modules, "pagetier.client.cli.calibrate.measure", raising=False)
+    monkeypatch.delitem(sys.modules, "pagetier.client.cli.calibrate.test_memory", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "torch is needed" in failed()
     assert not place.exists()
@@ -144,7 +144,7 @@ def test_a_gpu_that_fails_writes_nothing(place: Path, monkeypatch: pytest.Monkey
     def measure(index: int, settings: CopySettings) -> Measured:
         raise DeviceError("cuda:0: out of\nmemory")
 
-    monkeypatch.setattr("pagetier.client.calibrate.measure.measure_gpu", measure)
+    monkeypatch.setattr("pagetier.client.cli.calibrate.measure.measure_gpu", measure)
     assert "cuda:0: out of memory" in failed()
     assert not place.exists()
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from pagetier.client.calibrate import measure as measuring
-from pagetier.client.calibrate.decide import ORDER, thresholds_of
-from pagetier.client.calibrate.measure import TOTAL_BYTES, Timing, Work, begin_plain, do, measure_gpu, speeds_of
-from pagetier.client.calibrate.scene import FRAME_BYTES, PAGE_BYTES, Scene
+from pagetier.client.cli.calibrate import measure as measuring
+from pagetier.client.cli.calibrate.measure import TOTAL_BYTES, Timing, Work, begin_plain, do, measure_gpu, speeds_of
+from pagetier.client.cli.calibrate.test_memory import FRAME_BYTES, PAGE_BYTES, Scene
+from pagetier.client.cli.calibrate.thresholds import ORDER, thresholds_of
+from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, DeviceError, Direction
-from pagetier.kernels.host_device import HostDevice, HostStream
-from pagetier.kernels.runs import runs_of
-from pagetier.kernels.thresholds import CopySettings, WayName
+from pagetier.kernels.gpu.runs import runs_of
+from pagetier.kernels.host.host_device import HostDevice, HostStream
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -108,7 +108,7 @@ def test_a_plain_copy_moves_all_as_it_lies() -> None:
 
 
 def test_what_never_ends_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagetier.client.calibrate.measure._LONGEST_S", 0.05)
+    monkeypatch.setattr("pagetier.client.cli.calibrate.measure._LONGEST_S", 0.05)
     stream = host_stream("dma", Direction.STORE)
     stream.after(threading.Event())
     with pytest.raises(DeviceError, match="more than 0 s"):

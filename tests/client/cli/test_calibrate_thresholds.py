@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.client.calibrate.decide import ALWAYS, ORDER, Speed, thresholds_of, way_of
-from pagetier.client.calibrate.measure import RUNS
-from pagetier.kernels.thresholds import Thresholds
-from speed_tables import Table, saturating, speeds
+from fake_speeds import Table, saturating, speeds
+from pagetier.client.cli.calibrate.measure import RUNS
+from pagetier.client.cli.calibrate.thresholds import ALWAYS, ORDER, Speed, thresholds_of, way_of
+from pagetier.kernels.config.copy_settings import Thresholds
 
 KIB = 1 << 10
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from pagetier.client.cli.replay import replay as replay_command
+from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
+from pagetier.client.cli.replay.private_daemon import frame_bytes
+from pagetier.client.cli.replay.report import Deeds, Run, Tally
+from pagetier.client.cli.replay.report_text import show
+from pagetier.client.cli.replay.run import Wanted, job_of
+from pagetier.client.cli.replay.trace import TraceError, read_trace
 from pagetier.client.keys import Keys
-from pagetier.client.replay import replay as replay_command
-from pagetier.client.replay.own import frame_bytes
-from pagetier.client.replay.pattern import Pattern, wrong_pages
-from pagetier.client.replay.run import Wanted, job_of
-from pagetier.client.replay.show import show
-from pagetier.client.replay.tally import Deeds, Run, Tally
-from pagetier.client.replay.trace import TraceError, read_trace
-from replaying import BLOCK, PAGE, Chain, assert_all_let_go, chat, observing, replay, replay_json, write_trace
-from running import RunningDaemon
+from replay_command import BLOCK, PAGE, Chain, assert_all_let_go, chat, observing, replay, replay_json, write_trace
+from running_daemon import RunningDaemon
 
 
 class TailFirstLru:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from pagetier.shm._core import Observer
-from pagetier.shm.link import Link, LinkError
-from replaying import (
+from pagetier.shm.daemon_link import Link, LinkError
+from replay_command import (
     WAIT_S,
     assert_all_let_go,
     chat,
@@ -27,7 +27,7 @@ from replaying import (
     until_granted,
     write_trace,
 )
-from running import RunningDaemon
+from running_daemon import RunningDaemon
 
 
 def test_a_client_is_killed(tmp_path: Path) -> None:

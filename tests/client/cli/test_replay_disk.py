@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from replaying import BLOCK, PAGE, Chain, chat, observing, replay_json, replaying, report_of, until_granted, write_trace
-from running import eventually
-from with_disk import running_with_disk, worker_of
+from daemon_with_disk import running_with_disk, worker_of
+from replay_command import (
+    BLOCK,
+    PAGE,
+    Chain,
+    chat,
+    observing,
+    replay_json,
+    replaying,
+    report_of,
+    until_granted,
+    write_trace,
+)
+from running_daemon import eventually
 
 
 def endless_hits(chains: list[Chain]) -> int:

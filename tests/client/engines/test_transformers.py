@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from running import RunningDaemon
-from with_disk import push_out, running_with_disk
+from daemon_with_disk import push_out, running_with_disk
+from running_daemon import RunningDaemon
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

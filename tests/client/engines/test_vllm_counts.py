@@ -13,15 +13,15 @@ from unittest import mock
 
 import pytest
 
+from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from fake_vllm_scheduler import Scheduler
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import scheduler as scheduler_module
-from pagetier.client.engines.vllm.requests import PagedGroup
+from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
-from running import RunningDaemon, eventually, namespace
-from vllm_pretended import Scheduler
-from vllm_truth import TrueWorker
-from with_disk import push_out, running_with_disk, stopped_worker
+from running_daemon import RunningDaemon, eventually, namespace
+from vllm_expected_blocks import TrueWorker
 
 PAGE = 4
 PAGES = 10

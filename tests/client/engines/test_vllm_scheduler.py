@@ -15,11 +15,11 @@ import pytest
 
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import scheduler as scheduler_module
-from pagetier.client.engines.vllm.requests import PagedGroup
+from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.group_match import Lookup
 from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
-from pagetier.client.groups.match import Lookup
-from running import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE = 4
 

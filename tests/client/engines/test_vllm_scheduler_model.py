@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from fake_vllm_scheduler import FINISHED, Scheduler, Step
 from pagetier.client import Client
 from pagetier.client.engines.vllm import scheduler as scheduler_module
-from pagetier.client.engines.vllm.requests import PagedGroup
+from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
-from running import RunningDaemon, eventually, namespace
-from vllm_pretended import FINISHED, Scheduler, Step
-from vllm_truth import Tokens, TrueWorker
+from running_daemon import RunningDaemon, eventually, namespace
+from vllm_expected_blocks import Tokens, TrueWorker
 
 MODELS: dict[str, tuple[int, tuple[Group, ...]]] = {
     "full": (4, (FullAttention(4),)),

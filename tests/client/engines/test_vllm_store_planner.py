@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.vllm.requests import PagedGroup, Tracked
-from pagetier.client.engines.vllm.stores import late_orders, store_orders, take_blocks
+from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
+from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
-from running import namespace
+from running_daemon import namespace
 
 PAGE = 4
 

@@ -13,16 +13,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pagetier.client import Client
-from pagetier.client.copying.opening import open_copier
+from pagetier.client.async_copy.opening import open_copier
 from pagetier.client.engines.vllm import worker as half
-from pagetier.client.engines.vllm.orders import GroupLoad, LoadOrder, Orders, StoreOrder
-from pagetier.client.engines.vllm.tensors import paged_cache
+from pagetier.client.engines.vllm.kv_tensors import paged_cache
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
 from pagetier.client.engines.vllm.worker import Finished, Lane, WorkerHalf, Zeroing
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Handover
-from pagetier.kernels.page import Shard
-from pagetier.kernels.thresholds import CopySettings
-from running import RunningDaemon, eventually
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.layout.page_layout import Shard
+from running_daemon import RunningDaemon, eventually
 from vllm_caches import BLOCKS, CACHES, HEADS, TOKENS, Cache, aliased, heads_first
 
 BLOCKS_TO_STORE = (7, 2, 19, 23, 1)

@@ -1,4 +1,4 @@
-"""Who speaks to the control socket and means harm: `python -m hostile.wire ACT SOCKET USER`, until it is killed.
+"""Who speaks to the control socket and means harm: `python -m adversarial.wire ACT SOCKET USER`, until it is killed.
 
 A line "begun" on standard output says that the harm is at work. It imports no engine's client: so it starts at once.
 """
@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pagetier.shm.link import Link, LinkError
+from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import (
     BUILD,
     REQUEST_LIMIT,

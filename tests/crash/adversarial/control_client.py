@@ -11,9 +11,9 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
-from oracle.contents import content, wrong
+from oracle.page_contents import content, wrong
 from pagetier.client import Client
-from running import namespace
+from running_daemon import namespace
 
 PAGES: Final = 4
 DEADLINE_S: Final = 10.0

@@ -1,4 +1,4 @@
-"""Attached processes that mean harm: `python -m hostile.engines ACT SOCKET USER`, until it is killed.
+"""Attached processes that mean harm: `python -m adversarial.engines ACT SOCKET USER`, until it is killed.
 
 Some keep to the client's calls, others write to lock words by themselves: those are mapped here once more.
 """
@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from pagetier.client import Client, Keys, Match, Reservation
 from pagetier.shm._core import Observer
-from pagetier.shm.link import Link
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach
-from running import namespace
+from running_daemon import namespace
 
 PAGE: Final = 64 << 10
 PAGES: Final = 64

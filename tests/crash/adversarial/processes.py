@@ -12,13 +12,20 @@ from typing import Final
 
 BEGUN_S: Final = 60.0
 NOBODY: Final = 65534
-_FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "support")]
+_FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "harness")]
 
 
 @contextmanager
 def harm(module: str, act: str, socket: Path, user: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process that does `act` of a module of hostile, from when it is at work to the end of the block."""
-    command = [sys.executable, "-m", f"hostile.{module}", act, str(socket), str(os.geteuid() if user is None else user)]
+    command = [
+        sys.executable,
+        "-m",
+        f"adversarial.{module}",
+        act,
+        str(socket),
+        str(os.geteuid() if user is None else user),
+    ]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(_FOLDERS)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as process:
         try:

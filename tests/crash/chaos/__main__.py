@@ -19,12 +19,12 @@ from typing import Final
 import click
 import msgspec
 
-from .remains import sweep
-from .report import Report
-from .round import Round
-from .scene import SCENES, Scene
-from .show import shown
-from .tally import Tally
+from chaos.cleanup import sweep
+from chaos.progress_line import shown
+from chaos.report import Report
+from chaos.round import Round
+from chaos.round_counts import Tally
+from chaos.scenario import SCENES, Scene
 
 _VIOLATED: Final = 1
 _ROUND_S: Final = 30.0

@@ -11,14 +11,13 @@ from typing import Final
 
 import msgspec
 
+from chaos.scenario import Chain, Scene, chain_of
 from oracle.checker import Kind, Losses, Violation, findings, missing
 from oracle.journal import Journal, Record, Told, read_journal, read_journals
 from oracle.promises import losses, seen
 from oracle.samples import Caps, EndState, Sample
 from oracle.witness import Witness
 from pagetier.client import Client, Keys
-
-from .scene import Chain, Scene, chain_of
 
 _ATTACH_S: Final = 10.0
 _DISK_S: Final = 5.0

@@ -12,17 +12,16 @@ import time
 from pathlib import Path
 from typing import Final
 
+from chaos.child_processes import Child, Family
+from chaos.daemons import StormDaemon
+from chaos.engine import Post
+from chaos.engine_pool import SEATS, Crew
+from chaos.heartbeat import Seats
+from chaos.round_counts import Tally
+from chaos.scenario import Scene
+from chaos.slot_reuse import Mourning
 from oracle.checker import Kind, Violation
 from pagetier.shm._core import Observer
-
-from .crew import SEATS, Crew
-from .daemons import StormDaemon
-from .engine import Post
-from .family import Child, Family
-from .scene import Scene
-from .seats import Seats
-from .slots import Mourning
-from .tally import Tally
 
 _ATTACHED: Final = ("engine", "scheduler", "rank", "probe")
 _TICK_S: Final = 0.003

@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 from typing import Final
 
+from chaos.child_processes import Child, Family
+from chaos.cleanup import prefix_of_this_process
+from chaos.scenario import Scene
 from pagetier.daemon import main as daemon_main
-from pagetier.daemon.exits import Exit
+from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm._core import Observer
-from running import RunningDaemon
-
-from .family import Child, Family
-from .remains import prefix_of_this_process
-from .scene import Scene
+from running_daemon import RunningDaemon
 
 _READY: Final = "ready on"
 _DISK_OPEN: Final = "event=disk_open"

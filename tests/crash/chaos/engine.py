@@ -11,12 +11,11 @@ from typing import Final
 
 import msgspec
 
+from chaos.heartbeat import Seats
+from chaos.scenario import LARGE, SMALL, Chain, Scene, chain_of, pick
 from oracle.journal import Journal, Told
 from oracle.witness import Looked, Witness
 from pagetier.client import Client
-
-from .scene import LARGE, SMALL, Chain, Scene, chain_of, pick
-from .seats import Seats
 
 DEADLINE_S: Final = 0.3
 _ATTACH_S: Final = 1.0

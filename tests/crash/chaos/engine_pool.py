@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from .engine import Post, lone
-from .family import Child, Family
-from .ranks import RANKS, rank, scheduler
-from .spawned import Job, become
+from chaos.child_processes import Child, Family
+from chaos.engine import Post, lone
+from chaos.ranks import RANKS, rank, scheduler
+from chaos.spawned import Job, become
 
 LONE_ENGINES: Final = 3
 ENGINES_OF_RANKS: Final = 2

@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
+from chaos.audit import Auditor, Evidence, Verdict, judge
+from chaos.child_processes import Family
+from chaos.daemons import StormDaemon
+from chaos.eviction_accounting import Leaving
+from chaos.round_counts import Tally
+from chaos.scenario import EXPIRY_S, Scene
 from oracle.checker import WORKER_NAME, Kind, Losses, Violation
 from oracle.samples import Caps, Sample, end_of, segments_bytes
 from pagetier.shm.protocol import Save, Saved
-from running import eventually
-
-from .audit import Auditor, Evidence, Verdict, judge
-from .daemons import StormDaemon
-from .family import Family
-from .leaving import Leaving
-from .scene import EXPIRY_S, Scene
-from .tally import Tally
+from running_daemon import eventually
 
 COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
 """What is told of the daemon's counters."""

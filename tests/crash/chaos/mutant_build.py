@@ -22,6 +22,7 @@ def mutant(name: str, folder: Path) -> Path:
     shutil.copytree(ROOT / "shm", package / "shm", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for room in _ROOMS:
         (package / room).symlink_to(ROOT / room)
+    (package / "__init__.py").symlink_to(ROOT / "src" / "pagetier" / "__init__.py")
     patch = _STRESS / "mutants" / f"{name}.patch"
     subprocess.run([sys.executable, _STRESS / "mutate.py", patch, package / "shm" / "core"], check=True)
     _compile(package / "shm")

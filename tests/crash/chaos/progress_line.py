@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .tally import Tally
+from chaos.round_counts import Tally
 
 Show: TypeAlias = Callable[[str, Tally, Tally], None]
 """Takes where the storm is, what happened before this round, and in it."""

@@ -10,11 +10,10 @@ from typing import Final
 
 import msgspec
 
+from chaos.engine import Engine, Post
+from chaos.scenario import Chain, chain_of
 from oracle.journal import Told
 from pagetier.client import Handover, Match, Part
-
-from .engine import Engine, Post
-from .scene import Chain, chain_of
 
 RANKS: Final = 2
 _ANSWER_S: Final = 5.0

@@ -9,10 +9,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from chaos.round_counts import Tally
+from chaos.slot_reuse import LIMIT_S
 from oracle.checker import Violation
-
-from .slots import LIMIT_S
-from .tally import Tally
 
 _PAGES: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost", "missed", "may be missed")
 

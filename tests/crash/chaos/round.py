@@ -1,4 +1,4 @@
-"""One round: a scene, a crew, a daemon, and death at any moment; then all is looked at and judged (ending.py)."""
+"""One round: a scene, a crew, a daemon, and death at any moment; then all is looked at and judged (final_audit.py)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from chaos.cleanup import prefix_of_this_process
+from chaos.cluster import Populace
+from chaos.engine import Post
+from chaos.eviction_accounting import Leaving
+from chaos.final_audit import Ending, await_daemon, await_disk
+from chaos.random_schedule import Fates
+from chaos.round_counts import Tally
+from chaos.scenario import Scene
 from oracle.checker import Kind
 from oracle.samples import Sample, taken
-
-from .ending import Ending, await_daemon, await_disk
-from .engine import Post
-from .fates import Fates
-from .leaving import Leaving
-from .populace import Populace
-from .remains import prefix_of_this_process
-from .scene import Scene
-from .tally import Tally
 
 _TICK_S: Final = 0.003
 _SAMPLE_S: Final = 0.05

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from pagetier.client import Keys
-from running import namespace
+from running_daemon import namespace
 
 FRAME: Final = 4096
 EXPIRY_S: Final = 1.5

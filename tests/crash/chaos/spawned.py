@@ -1,6 +1,6 @@
 """Engines' processes that begin by exec, with nothing of the process that started them but descriptors.
 
-`python -m storm.spawned FILE` is what such a process runs; FILE is a descriptor of its Job.
+`python -m chaos.spawned FILE` is what such a process runs; FILE is a descriptor of its Job.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NoReturn
 
 import msgspec
 
-from .engine import Post, lone
-from .family import live
-from .ranks import rank, scheduler
+from chaos.child_processes import live
+from chaos.engine import Post, lone
+from chaos.ranks import rank, scheduler
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def become(job: Job) -> NoReturn:
     os.write(file, pickle.dumps(job))
     for descriptor in (*job.pipes, job.post.seats.file):
         os.set_inheritable(descriptor, True)
-    os.execv(sys.executable, [sys.executable, "-m", "storm.spawned", str(file)])
+    os.execv(sys.executable, [sys.executable, "-m", "chaos.spawned", str(file)])
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from .anatomy import PAGE, Anatomy, Part
+from disk_corruption.file_anatomy import PAGE, Anatomy, Part
 
 _SECTOR: Final = 512
 

@@ -1,6 +1,6 @@
 """Many damages, each used by children until one lives to its end.
 
-Run as a process: `python -m damage_of_disk.runs --count N --seed N` prints what came of it as JSON.
+Run as a process: `python -m disk_corruption.runs --count N --seed N` prints what came of it as JSON.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from typing import Final
 
 import msgspec
 
+from disk_corruption.corruptions import Damage, Harm, Patient
+from disk_corruption.file_anatomy import Part
+from disk_corruption.verdicts import Moment, Seen, lived
 from oracle.checker import Kind, Violation
-from power import mistakes
-from power.forked import Ended, in_a_child
-from power.tale import Tale
-from power.terms import Terms
-
-from .anatomy import Part
-from .harms import Damage, Harm, Patient
-from .judging import Moment, Seen, lived
+from power_loss import mutants
+from power_loss.constants import Terms
+from power_loss.forked_work import Ended, in_a_child
+from power_loss.workload import Tale
 
 TERMS: Final = Terms(cap=3 << 20, environments=1)
 SMALLER: Final = Terms(cap=2 << 20, environments=1)  # what does not fit any more goes, also what is damaged
@@ -161,15 +160,15 @@ def planned(count: int) -> Iterator[Damage]:
 
 def main() -> None:
     """Exit code 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m damage_of_disk.runs")
+    parser = argparse.ArgumentParser(prog="python -m disk_corruption.runs")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=inf, help="no more are begun then")
     parser.add_argument("--violations", type=int, default=100)
-    parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
+    parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=_MEMORY) as room:
-        mistakes.make(wanted.mistake)
+        mutants.make(wanted.mistake)
         tally = Runs(Path(room), wanted.seed).run(planned(wanted.count), wanted.violations, wanted.seconds)
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
     sys.exit(bool(tally.violations))

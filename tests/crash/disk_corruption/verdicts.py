@@ -10,10 +10,10 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from pagetier.tiers.base import Outcome, Outgoing, TierError, Written
-from pagetier.tiers.store import LmdbTier
-from power.reopening import Looker, after_a_restart, prove_here
-from power.tale import outgoing
-from power.terms import Terms
+from pagetier.tiers.lmdb import LmdbTier
+from power_loss.constants import Terms
+from power_loss.reopening import Looker, after_a_restart, prove_here
+from power_loss.workload import outgoing
 
 NEWCOMERS = range(900_000, 900_006)
 _SPOILT = 2  # newcomers: what a damaged list calls free may be another's, and both are found damaged when they are read

@@ -7,12 +7,11 @@ from typing import Final
 
 import msgspec
 
-from running import START_S, eventually
-from sweep.operation import Operation, Role
-from sweep.scene import Scene
-
-from . import judging
-from .gate import Action, Fault, Gate, Noted
+from disk_faults import verdicts
+from disk_faults.gate import Action, Fault, Gate, Noted
+from kill_points.operation import Operation, Role
+from kill_points.scene import Scene
+from running_daemon import START_S, eventually
 
 _OVER_S: Final = 30.0
 _STRIKES_S: Final = 15.0
@@ -33,21 +32,21 @@ class Struck(msgspec.Struct, frozen=True):
 def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[Noted]:
     """What the worker asks of its disk in an operation when nothing goes wrong, in order."""
     operation = _begin(scene, kind)
-    begun = judging.begun(scene)
+    begun = verdicts.begun(scene)
     gate.forget()
     operation.act()
     assert eventually(operation.done, _OVER_S), f"{kind.__name__} is never over: {scene.daemon.log.read_text()}"
     time.sleep(_QUIET_S)
     noted = gate.noted()
     _bring_back(scene, operation)
-    judging.settle(scene, begun)
+    verdicts.settle(scene, begun)
     return noted
 
 
 def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck:
     """Raises AssertionError where a promise is broken."""
     operation = _begin(scene, kind)
-    begun = judging.begun(scene)
+    begun = verdicts.begun(scene)
     gate.arm(fault)
     try:
         operation.act()
@@ -57,11 +56,11 @@ def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck
         times = gate.struck
         gate.open()
     _comes_back(scene, operation, fault)
-    judging.is_sound(scene)
+    verdicts.is_sound(scene)
     assert eventually(operation.verify, START_S), f"{scene.header()} {scene.daemon.log.read_text()}"
-    judging.settle(scene, begun)
+    verdicts.settle(scene, begun)
     scene.empty()
-    judging.comes_to_work(scene)
+    verdicts.comes_to_work(scene)
     return Struck(times, scene.worker() != begun.worker)
 
 
@@ -86,11 +85,11 @@ def _meanwhile(scene: Scene, operation: Operation, fault: Fault) -> None:
         assert eventually(operation.done, 2 * STOP_S + _OVER_S), "a stop waits for the disk"
         return
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
-    judging.goes_on(scene, operation)
+    verdicts.goes_on(scene, operation)
     if fault.action is Action.HOLD:
-        judging.answers_in_time(scene, operation)
-        judging.goes_on(scene, operation)
-    judging.is_sound(scene)
+        verdicts.answers_in_time(scene, operation)
+        verdicts.goes_on(scene, operation)
+    verdicts.is_sound(scene)
 
 
 def _comes_back(scene: Scene, operation: Operation, fault: Fault) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from running import START_S, eventually
-from sweep.disk_operations import WriteBehind
-from sweep.paging import PAGES
-from sweep.scene import Scene
-
-from . import judging
-from .changes import Change
+from disk_faults import verdicts
+from disk_faults.file_changes import Change
+from kill_points.colliding_pages import PAGES
+from kill_points.disk_operations import WriteBehind
+from kill_points.scene import Scene
+from running_daemon import START_S, eventually
 
 _MOST_RESTARTS: Final = 6
 _TELLS_S: Final = 5.0
@@ -29,21 +28,21 @@ def meet(scene: Scene, change: Change, folder: Path) -> None:
     operation = OnDisk(scene)
     operation.prepare()
     lines = scene.daemon.log.read_text().count("\n")
-    begun = judging.begun(scene)
+    begun = verdicts.begun(scene)
     scene.dropping()  # what is on disk alone is somebody else's fault now; no byte may be wrong for that
     change.make(folder)
-    judging.goes_on(scene, operation)
-    judging.answers_in_time(scene, operation)
+    verdicts.goes_on(scene, operation)
+    verdicts.answers_in_time(scene, operation)
     assert eventually(lambda: change.told in _since(scene, lines), _TELLS_S), _since(scene, lines)
-    pages = judging.comes_to_work(scene)
-    judging.is_sound(scene)
+    pages = verdicts.comes_to_work(scene)
+    verdicts.is_sound(scene)
     assert _since(scene, lines).count("no disk tier") <= _MOST_RESTARTS, _since(scene, lines)
     scene.renew()
     assert eventually(lambda: scene.look(pages, START_S).loaded == len(pages), START_S), (
         f"what was said to be on disk is not there after a restart: {_since(scene, lines)}"
     )
-    judging.settle(scene, begun)
-    judging.works_again(scene)
+    verdicts.settle(scene, begun)
+    verdicts.works_again(scene)
 
 
 def _since(scene: Scene, lines: int) -> str:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from sweep.disk_lives import StartWithDisk, StartWithNewDisk, StartWithSmallerDisk, StopWithDisk
-from sweep.disk_operations import EvictToDisk, FillDisk, FlushDisk, LoadFromDisk, ReadDamaged, SaveAll, WriteBehind
-from sweep.operation import Operation
-
-from .case import STOP_S
+from disk_faults.case import STOP_S
+from kill_points.disk_lifecycles import StartWithDisk, StartWithNewDisk, StartWithSmallerDisk, StopWithDisk
+from kill_points.disk_operations import (
+    EvictToDisk,
+    FillDisk,
+    FlushDisk,
+    LoadFromDisk,
+    ReadDamaged,
+    SaveAll,
+    WriteBehind,
+)
+from kill_points.operation import Operation
 
 SCENARIO: Final[tuple[type[Operation], ...]] = (
     WriteBehind,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from .gate import VARIABLE
+from disk_faults.gate import VARIABLE
 
 _HERE: Final = Path(__file__).parent
 _BUILD: Final = _HERE.parent / "build"

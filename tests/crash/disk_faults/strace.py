@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from .gate import Call, Noted
+from disk_faults.gate import Call, Noted
 
 _OF_CALL: Final = {
     "write": Call.WRITE,

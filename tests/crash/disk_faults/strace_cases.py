@@ -7,12 +7,11 @@ from typing import Final
 
 import msgspec
 
-from running import START_S, eventually
-from sweep.disk_operations import WriteBehind
-from sweep.scene import Scene
-
-from . import judging
-from .tracing import injected
+from disk_faults import verdicts
+from disk_faults.strace import injected
+from kill_points.disk_operations import WriteBehind
+from kill_points.scene import Scene
+from running_daemon import START_S, eventually
 
 _OVER_S: Final = 40.0
 _DEAD_S: Final = 10.0  # until the daemon has a new worker; the operation is over by then, and makes no more calls
@@ -57,19 +56,19 @@ def meet(scene: Scene, injection: Injection) -> bool:
     scene.begin()
     operation = StoreAndSave(scene)
     operation.prepare()
-    begun = judging.begun(scene)
+    begun = verdicts.begun(scene)
     with injected(begun.worker, injection.call, injection.what):
         operation.act()
-        judging.goes_on(scene, operation)
-        judging.answers_in_time(scene, operation)
+        verdicts.goes_on(scene, operation)
+        verdicts.answers_in_time(scene, operation)
         assert eventually(operation.engines_done, _OVER_S), scene.daemon.log.read_text()
         died = injection.ends and eventually(lambda: scene.worker() != begun.worker, _DEAD_S)
     if scene.worker() != begun.worker:
         scene.renew()
     scene.until_disk_is_open()
-    judging.is_sound(scene)
+    verdicts.is_sound(scene)
     assert eventually(lambda: scene.look(operation.pages, START_S).loaded == len(operation.pages), START_S)
-    judging.settle(scene, begun)
+    verdicts.settle(scene, begun)
     scene.empty()
-    judging.comes_to_work(scene)
+    verdicts.comes_to_work(scene)
     return died

@@ -14,14 +14,13 @@ from typing import Final
 
 import msgspec
 
-from sweep.operation import Operation
-from sweep.scene import Scene, timed
-from sweep.sweeping import Stage, stage
-
-from .case import Struck, calls_of, run
-from .gate import ALL, CHANGES, WRITES, Action, Call, Fault, Gate, Noted
-from .preload import gated
-from .scenario import flags
+from disk_faults.case import Struck, calls_of, run
+from disk_faults.gate import ALL, CHANGES, WRITES, Action, Call, Fault, Gate, Noted
+from disk_faults.operations import flags
+from disk_faults.preload import gated
+from kill_points.operation import Operation
+from kill_points.scene import Scene, timed
+from kill_points.sweep import Stage, stage
 
 EVERYTHING: Final = os.environ.get("SWEEP") == "all"
 """Every call of each operation, in all ways; else a few of them."""

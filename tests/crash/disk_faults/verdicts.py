@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
+from kill_points.colliding_pages import PAGES
+from kill_points.operation import Operation
+from kill_points.scene import SHORT_S, Scene, timed
 from oracle.checker import Losses, findings
 from oracle.journal import read_journals
 from pagetier.shm.protocol import Flush, Save, Saved
-from running import START_S, eventually
-from sweep.operation import Operation
-from sweep.paging import PAGES
-from sweep.scene import SHORT_S, Scene, timed
+from running_daemon import START_S, eventually
 
 SLACK_S: Final = 1.5
 """What a crowded machine may add to a deadline; a disk that hangs would add all of its time."""

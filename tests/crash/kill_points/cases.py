@@ -11,13 +11,12 @@ from typing import Final
 
 import msgspec
 
+from kill_points.colliding_pages import PAGES
+from kill_points.control import Action
+from kill_points.operation import Operation, Role
+from kill_points.scene import SHORT_S, SLACK_S, Scene, timed
 from pagetier.client import Outcome
-from running import START_S, eventually
-
-from .control import Action
-from .operation import Operation, Role
-from .paging import PAGES
-from .scene import SHORT_S, SLACK_S, Scene, timed
+from running_daemon import START_S, eventually
 
 _FIRED_S: Final = 8.0
 _BACK_S: Final = 1.0

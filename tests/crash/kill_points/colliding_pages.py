@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from pagetier.client import Keys
-from running import namespace
+from running_daemon import namespace
 
 FRAME: Final = 16 << 10
 FRAMES: Final = 32

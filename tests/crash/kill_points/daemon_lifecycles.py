@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from .control import Action
-from .operation import Operation, Role
-from .scene import Scene
+from kill_points.control import Action
+from kill_points.operation import Operation, Role
+from kill_points.scene import Scene
 
 
 def served_and_attached(scene: Scene) -> bool:

@@ -7,12 +7,11 @@ import shutil
 import signal
 from typing import Final
 
-from running import eventually
-
-from .disk_operations import SMALL, WithDisk
-from .lives import served_and_attached
-from .operation import Role
-from .paging import PAGES
+from kill_points.colliding_pages import PAGES
+from kill_points.daemon_lifecycles import served_and_attached
+from kill_points.disk_operations import SMALL, WithDisk
+from kill_points.operation import Role
+from running_daemon import eventually
 
 
 class LoseWorker(WithDisk):

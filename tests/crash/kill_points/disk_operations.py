@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Final
 
-from oracle.contents import words
+from kill_points.colliding_pages import FRAME, PAGE, PAGES, SEED, key_of
+from kill_points.operation import KNOWN, Operation, Role
+from oracle.page_contents import words
 from pagetier.shm.protocol import Flush
-from running import START_S, eventually
-
-from .operation import KNOWN, Operation, Role
-from .paging import FRAME, PAGE, PAGES, SEED, key_of
+from running_daemon import START_S, eventually
 
 _FEW: Final = 4
 SMALL: Final = "1MiB"

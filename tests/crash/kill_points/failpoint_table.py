@@ -1,4 +1,4 @@
-"""Which points are swept in which operation: crossings.json, made by `python -m sweep.table` when points are added."""
+"""Which points are swept in which operation: crossings.json, made by `python -m kill_points.failpoint_table` when points are added."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from .cases import crossings
-from .control import Control
-from .disk_lives import DISK_LIVES
-from .disk_operations import PAGES_ON_DISK
-from .lives import LIVES
-from .nursery import Nursery
-from .operation import Operation, Role
-from .operations import OF_ENGINES
-from .scene import Scene
-from .variant import ROOT
+from kill_points.cases import crossings
+from kill_points.control import Control
+from kill_points.daemon_lifecycles import LIVES
+from kill_points.disk_lifecycles import DISK_LIVES
+from kill_points.disk_operations import PAGES_ON_DISK
+from kill_points.fork_client import Nursery
+from kill_points.instrumented_build import ROOT
+from kill_points.operation import Operation, Role
+from kill_points.operations import OF_ENGINES
+from kill_points.scene import Scene
 
 OPERATIONS: Final[tuple[type[Operation], ...]] = (*OF_ENGINES, *LIVES, *PAGES_ON_DISK, *DISK_LIVES)
 TABLE: Final = Path(__file__).with_name("crossings.json")

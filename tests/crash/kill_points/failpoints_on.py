@@ -1,8 +1,8 @@
-"""In the crash suite's build this is pagetier.shm.points: a point is crossed as those of the core are."""
+"""In the crash suite's build this is pagetier.shm.failpoints: a point is crossed as those of the core are."""
 
 import ctypes
 
-from . import _core  # type: ignore[attr-defined]
+from pagetier.shm import _core
 
 _crossed = ctypes.PyDLL(_core.__file__).pt_crossed
 _crossed.argtypes = [ctypes.c_char_p]

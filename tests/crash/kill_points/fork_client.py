@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from .variant import environment
+from kill_points.instrumented_build import environment
 
 _CHUNK: Final = 1 << 20
 _WARMING_S: Final = 60.0
@@ -63,7 +63,7 @@ class Nursery:
         self._codes: dict[int, int] = {}
         self._born: list[Born] = []
         self._alone = False
-        command = [sys.executable, "-m", "sweep.cradle", str(theirs.fileno())]
+        command = [sys.executable, "-m", "kill_points.fork_server", str(theirs.fileno())]
         with theirs, log.open("ab") as output:
             one = {"OPENBLAS_NUM_THREADS": "1"}  # threads would not come along
             environ = environment(control, mutant) | one
@@ -74,8 +74,8 @@ class Nursery:
         assert self._link.recv(_CHUNK) == b"warm", log.read_text()
 
     def spawn(self, name: str, arguments: tuple[Any, ...], log: Path, give: tuple[int, ...] = ()) -> Born:
-        """Calls a function of sweep.acting in a new process: name(*descriptors of give, *arguments)."""
-        request = ("spawn", str(log), "sweep.acting", name, arguments)
+        """Calls a function of kill_points.roles in a new process: name(*descriptors of give, *arguments)."""
+        request = ("spawn", str(log), "kill_points.roles", name, arguments)
         socket.send_fds(self._link, [pickle.dumps(request)], list(give))
         self._born.append(Born(self, pickle.loads(self._link.recv(_CHUNK))))
         return self._born[-1]

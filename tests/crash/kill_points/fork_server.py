@@ -1,4 +1,4 @@
-"""What sweep.nursery starts: it has imported everything and is attached to nothing; what it forks lives at once.
+"""What kill_points.fork_client starts: it has imported everything and is attached to nothing; what it forks lives at once.
 
 Its one thread hears of a socket whom to fork, and tells how each has ended. It is the parent of all of them, and of
 what they leave behind.
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_PDEATHSIG: Final = 1
-_WARM: Final = ("pagetier.daemon.main", "pagetier.client", "sweep.acting")
+_WARM: Final = ("pagetier.daemon.main", "pagetier.client", "kill_points.roles")
 _DESCRIPTORS: Final = 3
 _CHUNK: Final = 1 << 20
 

@@ -20,7 +20,7 @@ HERE: Final = Path(__file__).parent
 BUILD: Final = HERE.parent / "build"
 CORE: Final = "_core.abi3.so"
 _ROOMS: Final = ("client", "daemon", "kernels", "tiers")
-_INSTEAD: Final = {"points.py": HERE / "points_on.py"}
+_INSTEAD: Final = {"failpoints.py": HERE / "failpoints_on.py"}
 
 
 def built(mutant: Path | None = None) -> Path:
@@ -41,7 +41,7 @@ def built(mutant: Path | None = None) -> Path:
 
 def environment(control: Path, mutant: Path | None = None) -> dict[str, str]:
     """For a process whose points are those of this control file."""
-    folders = [built(mutant), HERE.parent, ROOT / "tests" / "support"]
+    folders = [built(mutant), HERE.parent, ROOT / "tests" / "harness"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
     return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PT_POINTS": str(control)}
 
@@ -58,6 +58,7 @@ def _link(package: Path) -> None:
     (package / "shm").mkdir(parents=True, exist_ok=True)
     wanted = {package / room: ROOT / room for room in _ROOMS}
     own = [path for path in (ROOT / "shm").iterdir() if path.name not in ("__pycache__", CORE)]
+    wanted[package / "__init__.py"] = ROOT / "src" / "pagetier" / "__init__.py"
     wanted |= {package / "shm" / path.name: _INSTEAD.get(path.name, path) for path in own}
     for link, target in wanted.items():
         link.unlink(missing_ok=True)

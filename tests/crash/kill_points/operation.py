@@ -7,8 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Final
 
-from .control import ANYBODY
-from .scene import Engine, Scene
+from kill_points.control import ANYBODY
+from kill_points.scene import Engine, Scene
 
 KNOWN: Final = 3
 

@@ -6,10 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from running import eventually
-
-from .operation import KNOWN, Operation, Role
-from .paging import PAGES
+from kill_points.colliding_pages import PAGES
+from kill_points.operation import KNOWN, Operation, Role
+from running_daemon import eventually
 
 _FEW: Final = 4
 _WAIT_S: Final = 5.0

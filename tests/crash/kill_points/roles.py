@@ -12,20 +12,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from oracle.contents import words
+from kill_points.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Told
+from oracle.page_contents import words
 from oracle.witness import Looked, Witness
 from pagetier.client import Blocks, Client, Handover, Match, Part, Reservation
 from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
-from pagetier.kernels import caches
-from pagetier.kernels.page import PageOrder, Shard
-from pagetier.kernels.slots import slot_map
-from pagetier.kernels.transfer import PagedCache
-from pagetier.shm.link import Link, LinkError
+from pagetier.kernels.layout import engine_layouts
+from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Flush, Observe, Save, Saved
-from running import namespace
-
-from .paging import PAGE, SEED, SPACE, keys_of
+from running_daemon import namespace
 
 LONG_S: Final = 20.0
 _PATIENCE_S: Final = 3.0
@@ -150,7 +149,7 @@ class Actor:
     def store_blocks(self, prompt: int) -> int:
         """Two pages of a paged cache, there and back; how many came back."""
         raw = [np.full((2, _BLOCKS, 4, _HEADS, _DIM), prompt + layer, np.uint16) for layer in range(2)]
-        layout = caches.kv_first(raw)
+        layout = engine_layouts.kv_first(raw)
         cache = PagedCache(layout, PageOrder.of_model(layout, _TOKENS, _HEADS, 2), Shard())
         space = namespace(layout=cache.page.layout, salt=str(prompt))
         blocks = Blocks(cache, slot_map(np.arange(_BLOCKS), 2, _TOKENS, 4))

@@ -12,16 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from kill_points.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
+from kill_points.control import Control
+from kill_points.fork_client import Born, Nursery
 from oracle.checker import Losses, findings
 from oracle.journal import Journal, Told, read_journals
 from oracle.witness import Looked, Witness
 from pagetier.shm._core import Observer
 from pagetier.shm.protocol import Flush
-from running import START_S, RunningDaemon, eventually
-
-from .control import Control
-from .nursery import Born, Nursery
-from .paging import FRAME, FRAMES, PAGE, SEED, keys_of
+from running_daemon import START_S, RunningDaemon, eventually
 
 QUARANTINE_S: Final = 0.05
 SHORT_S: Final = 0.1

@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from .cases import Case, crossings, run
-from .control import Action, Control
-from .nursery import Nursery
-from .operation import Operation
-from .scene import Scene
-from .table import table
+from kill_points.cases import Case, crossings, run
+from kill_points.control import Action, Control
+from kill_points.failpoint_table import table
+from kill_points.fork_client import Nursery
+from kill_points.operation import Operation
+from kill_points.scene import Scene
 
 EVERYTHING: Final = os.environ.get("SWEEP") == "all"
 """Each operation at all points that it crosses; else each point once."""

@@ -15,11 +15,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from chaos.cleanup import sweep
+from load.load_run import Load, Outcome
+from load.shared_counters import Column
 from measure import machine
-from storm.remains import sweep
-
-from .ledger import Column
-from .loading import Load, Outcome
 
 _FAILED: Final = 1
 

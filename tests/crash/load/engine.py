@@ -11,15 +11,14 @@ from typing import Final
 
 import msgspec
 
+from chaos.scenario import LARGE, SMALL, Chain, chain_of
+from load.shared_counters import Column, Ledger
 from oracle.journal import Journal
 from oracle.witness import Witness
 from pagetier.client import Client, Keys, Match, Part, Reservation
 from pagetier.client.part import WHOLE
-from pagetier.kernels.host import HostBuffers
-from soak.times import Times
-from storm.scene import LARGE, SMALL, Chain, chain_of
-
-from .ledger import Column, Ledger
+from pagetier.kernels.host.buffers import HostBuffers
+from soak.latency_histogram import Times
 
 DEADLINE_S: Final = 30.0
 _BACK: Final = 3

@@ -13,24 +13,23 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
+from chaos.child_processes import Child, Family
+from chaos.cleanup import prefix_of_this_process
+from chaos.daemons import StormDaemon
+from chaos.final_audit import await_daemon
+from chaos.scenario import MIB, Scene
+from load.cpu_share import Turns, turns_of
+from load.engine import BusyEngine, Call, Desk, reasons
+from load.shared_counters import Column, Ledger, Numbers
 from oracle.checker import Kind, Losses, Violation, findings
 from oracle.journal import read_journals
 from oracle.samples import Caps, Sample, end_of, segments_bytes, taken
 from pagetier.client import Client
 from pagetier.shm._core import SLOTS
-from pagetier.shm.link import Link, RefusedError
+from pagetier.shm.daemon_link import Link, RefusedError
 from pagetier.shm.protocol import BUILD, Attach
-from running import eventually
-from soak.times import Times, longest, quantile
-from storm.daemons import StormDaemon
-from storm.ending import await_daemon
-from storm.family import Child, Family
-from storm.remains import prefix_of_this_process
-from storm.scene import MIB, Scene
-
-from .cores import Turns, turns_of
-from .engine import BusyEngine, Call, Desk, reasons
-from .ledger import Column, Ledger, Numbers
+from running_daemon import eventually
+from soak.latency_histogram import Times, longest, quantile
 
 SHARE: Final = 0.1
 """Of the mean: who gets less pages stored or loaded starves."""

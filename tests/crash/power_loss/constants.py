@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.tiers.store import LmdbTier
+from pagetier.tiers.lmdb import LmdbTier
 
 FRAME: Final = 4096
 SEED: Final = 8

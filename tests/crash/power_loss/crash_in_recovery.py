@@ -1,6 +1,6 @@
 """Death and power loss while a power loss is being got over: at every call of the opening.
 
-Run as a process: `python -m power.again STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
+Run as a process: `python -m power_loss.crash_in_recovery STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
 what was recorded; its place is used anew.
 """
 
@@ -17,18 +17,17 @@ from typing import Final
 
 import msgspec
 
-from pagetier.tiers.store import soundness
-
-from . import mistakes
-from .losses import Way, fate, names_fate
-from .marks import Promises, Told
-from .platter import History
-from .recorded import record
-from .recovering import laid
-from .reopening import unsound
-from .stream import Event, read_stream
-from .tale import TERMS
-from .trials import MEMORY, Loss, OfATale, Tally, Trials, lay, planned
+from pagetier.tiers.lmdb import recovery
+from power_loss import mutants
+from power_loss.disk_model import History
+from power_loss.losses import Way, fate, names_fate
+from power_loss.promise_log import Promises, Told
+from power_loss.recording import record
+from power_loss.recovery import laid
+from power_loss.reopening import unsound
+from power_loss.runs import MEMORY, Loss, OfATale, Tally, Trials, lay, planned
+from power_loss.workload import TERMS
+from power_loss.write_stream import Event, read_stream
 
 _MOST_TRIES: Final = 200
 
@@ -50,7 +49,7 @@ def ruined(stream: Path, folder: Path, seed: int, mistake: str) -> Ruin:
         chance = Random(f"{seed} {loss.number}")
         shutil.rmtree(folder)
         lay(folder, history.left(loss.cut, fate(loss.way, chance), names_fate(loss.way, chance)))
-        if unsound(folder) and any(not soundness.shortened(folder / name) for name in unsound(folder)):
+        if unsound(folder) and any(not recovery.shortened(folder / name) for name in unsound(folder)):
             return _got_over(folder, Promises(history.events).at(loss.cut), mistake)
     raise AssertionError("no loss left an unsound part")
 
@@ -60,7 +59,7 @@ def _got_over(folder: Path, told: Told, mistake: str) -> Ruin:
     stream, numbers, boot = (folder.with_name(name) for name in ("second", "numbers", "boot"))
     stream.unlink(missing_ok=True)
     numbers.write_bytes(msgspec.json.encode(sorted(told.begun)))
-    record("power.recovering", folder, stream, str(boot), str(numbers), mistake)
+    record("power_loss.recovery", folder, stream, str(boot), str(numbers), mistake)
     return Ruin([*before, *read_stream(stream)], len(before) + 1)
 
 
@@ -78,13 +77,13 @@ def second_losses(ruin: Ruin, states: int, seed: int) -> Iterator[Loss]:
 
 def main() -> None:
     """Exit code 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m power.again")
+    parser = argparse.ArgumentParser(prog="python -m power_loss.crash_in_recovery")
     parser.add_argument("stream", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--states", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--violations", type=int, default=100)
-    parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
+    parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
         ruin = ruined(wanted.stream, wanted.folder, wanted.seed, wanted.mistake)

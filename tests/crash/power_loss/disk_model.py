@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from .stream import Event, Kind
+from power_loss.write_stream import Event, Kind
 
 SECTOR: Final = 512
 NEVER: Final = 1 << 62

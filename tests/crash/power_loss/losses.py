@@ -7,8 +7,8 @@ from enum import StrEnum
 from random import Random
 from typing import Final
 
-from .platter import Change, Fate, NamesFate, Survived, sectors_of
-from .stream import Kind
+from power_loss.disk_model import Change, Fate, NamesFate, Survived, sectors_of
+from power_loss.write_stream import Kind
 
 _METAS_END: Final = 2 * 4096
 _VALUE: Final = 4096  # who writes more than a page at once writes a value, or several pages of trees

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pagetier.tiers.store import environment, files, opening, reading, soundness
+from pagetier.tiers.lmdb import environment, files, reader, recovery, tier_folder
 
 
 def _syncs_nothing() -> None:
@@ -23,15 +23,15 @@ def _writes_state_without_sync() -> None:
 
 
 def _believes() -> None:
-    soundness._PROOF = ""  # type: ignore[misc]
+    recovery._PROOF = ""  # type: ignore[misc]
 
 
 def _gives_up_late() -> None:
-    opening._remove = lambda folders: None
+    tier_folder._remove = lambda folders: None
 
 
 def _compares_nothing() -> None:
-    reading._verify = lambda page, header: ""
+    reader._verify = lambda page, header: ""
 
 
 MISTAKES: Final[dict[str, Callable[[], None]]] = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from .stream import Event
+from power_loss.write_stream import Event
 
 
 class Told(msgspec.Struct, frozen=True):

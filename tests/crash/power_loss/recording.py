@@ -15,7 +15,7 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 _BUILD: Final = HERE.parent / "build"
 _CRASH: Final = HERE.parent
-_SUPPORT: Final = HERE.parents[1] / "support"
+_SUPPORT: Final = HERE.parents[1] / "harness"
 
 
 def can_record() -> bool:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from . import mistakes
-from .reopening import Looker, after_a_restart
-from .stream import Event, Kind
-from .tale import NUMBERS, TERMS, Tale
-from .terms import FRAME
+from power_loss import mutants
+from power_loss.constants import FRAME
+from power_loss.reopening import Looker, after_a_restart
+from power_loss.workload import NUMBERS, TERMS, Tale
+from power_loss.write_stream import Event, Kind
 
 FIRST_PAGE = 30_000
 
@@ -43,7 +43,7 @@ def _synced(path: Path) -> list[Event]:
 def main() -> None:
     """It ends as if it were killed."""
     folder, boot, numbers, mistake = sys.argv[1:]
-    mistakes.make(mistake)
+    mutants.make(mistake)
     after_a_restart(Path(boot))
     tale = Tale(Path(folder), FIRST_PAGE)
     tale.say("storing", msgspec.json.decode(Path(numbers).read_bytes(), type=list[int]))

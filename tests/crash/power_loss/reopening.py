@@ -11,12 +11,11 @@ from pathlib import Path
 import msgspec
 
 from oracle.checker import Kind, Violation
-from oracle.contents import wrong
+from oracle.page_contents import wrong
 from pagetier.tiers.base import Incoming, Outcome, Tier, TierError
-from pagetier.tiers.store import soundness
-
-from .tale import outgoing
-from .terms import FRAME, SEED, Terms, key_of
+from pagetier.tiers.lmdb import recovery
+from power_loss.constants import FRAME, SEED, Terms, key_of
+from power_loss.workload import outgoing
 
 NEWCOMERS = range(900_000, 900_006)
 _MOST_BYTES = 1 << 30  # nobody has room for a page that says that it is bigger
@@ -85,20 +84,20 @@ class Looker:
 
 def after_a_restart(boot: Path) -> None:
     """For this process the host has started anew, once more each time. boot: a file, another one each time."""
-    boot.write_text(f"the boot after {soundness.boot_id()}")
-    soundness._BOOT_ID = boot  # type: ignore[misc]
-    soundness.boot_id.cache_clear()
+    boot.write_text(f"the boot after {recovery.boot_id()}")
+    recovery._BOOT_ID = boot  # type: ignore[misc]
+    recovery.boot_id.cache_clear()
 
 
 def prove_here() -> None:
     """For this process proofs are no processes of their own: the same text, a hundred times faster."""
-    soundness.prove = lambda folders, seconds: [_proof_here(folder) for folder in folders]
+    recovery.prove = lambda folders, seconds: [_proof_here(folder) for folder in folders]
 
 
 def _proof_here(folder: Path) -> str:
     arguments, sys.argv = sys.argv, ["proof", str(folder / "data.mdb"), str(os.getppid())]
     try:
-        exec(soundness._PROOF, {})
+        exec(recovery._PROOF, {})
     except SystemExit as end:
         return str(end.code) if end.code else ""
     finally:
@@ -114,8 +113,8 @@ def unsound(folder: Path) -> list[str]:
 def _is_believed(folder: Path) -> bool:
     """Whether its state file says that no proof is needed. One of nonsense says nothing."""
     with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        state = soundness.read_state(folder)
-        return state is not None and (state.clean or state.boot == soundness.boot_id())
+        state = recovery.read_state(folder)
+        return state is not None and (state.clean or state.boot == recovery.boot_id())
     return False
 
 

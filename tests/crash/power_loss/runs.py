@@ -1,6 +1,6 @@
 """Many power losses of one recording: each leaves a folder that a child opens and judges.
 
-Run as a process: `python -m power.trials STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
+Run as a process: `python -m power_loss.runs STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
 what was recorded.
 """
 
@@ -23,16 +23,15 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from oracle.journal import KEY_BYTES
-
-from . import mistakes
-from .forked import Ended, in_a_child
-from .losses import Way, fate, names_fate
-from .marks import Promises
-from .platter import History
-from .reopening import Expected, Found, after_a_restart, judged, keys_of, prove_here
-from .stream import read_stream
-from .tale import TERMS
-from .terms import Terms
+from power_loss import mutants
+from power_loss.constants import Terms
+from power_loss.disk_model import History
+from power_loss.forked_work import Ended, in_a_child
+from power_loss.losses import Way, fate, names_fate
+from power_loss.promise_log import Promises
+from power_loss.reopening import Expected, Found, after_a_restart, judged, keys_of, prove_here
+from power_loss.workload import TERMS
+from power_loss.write_stream import read_stream
 
 MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 _LONG_S: Final = 60.0
@@ -190,19 +189,19 @@ def _crashed(ended: Ended) -> Found:
 
 def main() -> None:
     """Exit code 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m power.trials")
+    parser = argparse.ArgumentParser(prog="python -m power_loss.runs")
     parser.add_argument("stream", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--states", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mistake", default="", choices=list(mistakes.MISTAKES))
+    parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
     parser.add_argument("--way", type=Way, action="append", help="only so; may be given several times")
     parser.add_argument("--seconds", type=float, default=inf, help="no more are begun then")
     parser.add_argument("--violations", type=int, default=100)
     parser.add_argument("--keys", type=Path, help="of all pages, end to end: what was recorded is no tale")
     parser.add_argument("--terms", type=msgspec.json.Decoder(Terms).decode, default=TERMS)
     wanted = parser.parse_args()
-    mistakes.make(wanted.mistake)
+    mutants.make(wanted.mistake)
     history = History(read_stream(wanted.stream), wanted.folder)
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
         expected = OfKeys(wanted.keys) if wanted.keys else OfATale(history)

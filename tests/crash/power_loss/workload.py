@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from oracle.contents import content
+from oracle.page_contents import content
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import KEY_BYTES, NO_ROOM, Held, Outgoing
-from pagetier.tiers.store import LmdbTier
-
-from . import mistakes
-from .terms import FRAME, SEED, Terms, key_of
+from pagetier.tiers.lmdb import LmdbTier
+from power_loss import mutants
+from power_loss.constants import FRAME, SEED, Terms, key_of
 
 SPACES: Final = (Space(b"s" * 32, "first", 16), Space(b"o" * 32, "second", 64, 1, 512))
 TERMS: Final = Terms(cap=3 << 20)
@@ -160,7 +159,7 @@ def _mark(text: str) -> None:
 def main() -> None:
     """An act: the numbers of its pages begin where no other act's do. It ends as if it were killed."""
     folder, act, mistake = sys.argv[1:]
-    mistakes.make(mistake)
+    mutants.make(mistake)
     ACTS[act](Tale(Path(folder), _AN_ACT * list(ACTS).index(act)))
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""`python -m damage_of_segments SEED LIVES EACH`: so many lives of a daemon over segments with EACH injuries.
+"""`python -m segment_corruption SEED LIVES EACH`: so many lives of a daemon over segments with EACH injuries.
 
 A line of JSON for each (a Trial). The exit code says nothing: who reads the lines judges.
 """
@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from . import engine
-from .engine import Seen
-from .injuries import Image, Injury, injure
-from .lives import Daemon, LateError, asked
+from segment_corruption import engine
+from segment_corruption.corruptions import Image, Injury, injure
+from segment_corruption.engine import Seen
+from segment_corruption.lifecycles import Daemon, LateError, asked
 
 _KINDS: Final = ("index", "locks", "arena")
 

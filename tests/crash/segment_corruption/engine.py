@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from oracle.contents import content, wrong
+from oracle.page_contents import content, wrong
 from pagetier.client import Client, Keys
-from pagetier.shm.link import Link
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Check, Findings, Observe
-from running import namespace
+from running_daemon import namespace
 
 SEED: Final = 8
 ATTACHED_S: Final = 20.0

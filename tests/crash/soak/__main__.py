@@ -15,16 +15,15 @@ from typing import Final
 import click
 import msgspec
 
+from chaos.cleanup import sweep
+from chaos.progress_line import shown
+from chaos.round_counts import Tally
 from measure import machine
-from storm.remains import sweep
-from storm.show import shown
-from storm.tally import Tally
-
-from .picture import picture
-from .plan import Plan
-from .report import Measured, Report, report_of
-from .soaking import Soak
-from .tables import markdown
+from soak.chart_panels import picture
+from soak.plan import Plan
+from soak.report import Measured, Report, report_of
+from soak.report_tables import markdown
+from soak.soak_run import Soak
 
 _FAILED: Final = 1
 _JOURNALS: Final = Path("build/soak")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from .chart import Line, Panel, chart, from_zero, in_ratios
-from .drift import SHARES
-from .meters import Reading
-from .report import Report, Window
+from soak.chart import Line, Panel, chart, from_zero, in_ratios
+from soak.report import Report, Window
+from soak.sampling import Reading
+from soak.slowdown_test import SHARES
 
 _MIB: Final = 1 << 20
 _MOST_POINTS: Final = 600

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from .meters import Reading
-from .times import BUCKETS, Counts
+from soak.latency_histogram import BUCKETS, Counts
+from soak.sampling import Reading
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Reading).decode

@@ -8,11 +8,10 @@ from typing import Final
 
 import msgspec
 
+from chaos.engine import Post
+from chaos.scenario import MIB, Scene
 from oracle.journal import Journal
-from storm.engine import Post
-from storm.scene import MIB, Scene
-
-from .chapters import Chapters
+from soak.journal_rotation import Chapters
 
 WINDOWS: Final = 12
 """In which the first and the last part are cut: what is compared are medians of so many."""

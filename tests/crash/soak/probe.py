@@ -13,12 +13,11 @@ from typing import Final
 
 import numpy as np
 
+from chaos.engine import DEADLINE_S, Post
+from chaos.scenario import LARGE, SMALL, chain_of
 from oracle.witness import Witness
 from pagetier.client import Client, Keys
-from storm.engine import DEADLINE_S, Post
-from storm.scene import LARGE, SMALL, chain_of
-
-from .times import Times
+from soak.latency_histogram import Times
 
 _PROMPTS: Final = range(1, 8)
 _PAUSE_S: Final = 0.005

@@ -8,16 +8,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from chaos.report import Spread
+from chaos.round_counts import Tally
 from oracle.checker import Violation
-from storm.report import Spread
-from storm.tally import Tally
-
-from .drift import SHARES, Drift, Windows, drift
-from .flat import Growth, Point, judged, thinned
-from .meters import Reading, Vitals
-from .plan import WINDOWS, Plan
-from .probe import CONTROLS, Timed
-from .times import Counts, longest, quantile
+from soak.latency_histogram import Counts, longest, quantile
+from soak.plan import WINDOWS, Plan
+from soak.probe import CONTROLS, Timed
+from soak.sampling import Reading, Vitals
+from soak.slope_test import Growth, Point, judged, thinned
+from soak.slowdown_test import SHARES, Drift, Windows, drift
 
 _MIB: Final = float(1 << 20)
 _ALL_OF_IT: Final = 0

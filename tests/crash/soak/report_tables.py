@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .drift import MARGIN, Drift, Ratio
-from .flat import Growth
-from .plan import WINDOWS
-from .report import Report
+from soak.plan import WINDOWS
+from soak.report import Report
+from soak.slope_test import Growth
+from soak.slowdown_test import MARGIN, Drift, Ratio
 
 
 def markdown(report: Report, chart: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from .times import Counts, quantile
+from soak.latency_histogram import Counts, quantile
 
 SHARES: Final = (0.5, 0.99, 0.999)
 MARGIN: Final = 1.25

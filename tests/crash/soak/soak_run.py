@@ -15,22 +15,21 @@ from typing import Final, Self, TypeAlias
 
 import msgspec
 
+from chaos.child_processes import Child
+from chaos.cleanup import prefix_of_this_process
+from chaos.cluster import Populace
+from chaos.eviction_accounting import Leaving
+from chaos.final_audit import Ending, await_daemon, await_disk
+from chaos.random_schedule import Fates
+from chaos.round_counts import Tally
 from oracle.checker import Kind
 from oracle.samples import Sample, taken
-from storm.ending import Ending, await_daemon, await_disk
-from storm.family import Child
-from storm.fates import Fates
-from storm.leaving import Leaving
-from storm.populace import Populace
-from storm.remains import prefix_of_this_process
-from storm.tally import Tally
-
-from .chapters import Chapters, Verdict
-from .meters import Reading, readers, vitals
-from .plan import Plan, SoakPost
-from .probe import Probe, Timed
-from .shelf import Shelf
-from .times import Times
+from soak.journal_rotation import Chapters, Verdict
+from soak.latency_histogram import Times
+from soak.measurements import Shelf
+from soak.plan import Plan, SoakPost
+from soak.probe import Probe, Timed
+from soak.sampling import Reading, readers, vitals
 
 Progress: TypeAlias = Callable[[Tally], None]
 

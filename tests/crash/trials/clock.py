@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from faults.preload import library
+from disk_faults.preload import library
 
 
 class Clock:

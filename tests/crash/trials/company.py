@@ -13,11 +13,10 @@ from typing import Final, Self
 
 import msgspec
 
-from running import RunningDaemon, eventually
+from running_daemon import RunningDaemon, eventually
+from trials.engine import Served
 
-from .engine import Served
-
-_FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "support")]
+_FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "harness")]
 _WORKS_S: Final = 60.0
 
 

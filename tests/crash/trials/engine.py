@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from oracle.contents import content, wrong
+from oracle.page_contents import content, wrong
 from pagetier.client import Client, Keys
-from running import namespace
+from running_daemon import namespace
 
 PAGES: Final = 4
 PAGE: Final = 64 << 10

@@ -13,18 +13,19 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
-from pagetier.daemon.cli import host_checks, main
-from pagetier.daemon.cli.daemon_checks import check_daemon, check_folder, check_socket
-from pagetier.daemon.cli.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
-from pagetier.daemon.cli.reach import daemon_at
-from pagetier.daemon.cli.result import Level
-from pagetier.daemon.cli.service_checks import check_service_may_write
-from pagetier.daemon.config import Config
-from pagetier.daemon.exits import Exit
-from pagetier.daemon.host import Host
-from pagetier.daemon.options import Access, Arena, Disk, Index
-from running import RunningDaemon, namespace
-from starting import fill
+from pagetier.daemon.cli import main
+from pagetier.daemon.cli.connect import daemon_at
+from pagetier.daemon.cli.doctor import host_checks
+from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket
+from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
+from pagetier.daemon.cli.doctor.result import Level
+from pagetier.daemon.cli.doctor.service_checks import check_service_may_write
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.config.load import Config
+from pagetier.daemon.config.schema import Access, Arena, Disk, Index
+from pagetier.daemon.host.host import Host
+from refused_starts import fill
+from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 NOT_ROOT = os.geteuid() != 0
@@ -135,7 +136,7 @@ def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path)
 @pytest.mark.skipif(NOT_ROOT, reason="only root can become another user")
 def test_who_may_only_watch_is_told_all_but_what_a_walk_would_find() -> None:
     become = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
-    modules = "pagetier.daemon.cli.doctor, pagetier.daemon.cli.tables"
+    modules = "pagetier.daemon.cli.doctor, pagetier.daemon.cli.render"
     code = f"import {modules}; {become}; from pagetier.daemon.cli import main; main()"
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
         Path(daemon.folder.name).chmod(0o755)
@@ -164,7 +165,7 @@ def test_a_damaged_index_is_a_problem() -> None:
         with daemon.client() as client:
             client.store(space.keys(range(16)), [bytes(1000)])
         index = Path("/dev/shm") / f"{daemon.name}.index"
-        # `listed` of pt_space in core/layout.h: behind the digest and four counts
+        # `listed` of pt_space in core/common/layout.h: behind the digest and four counts
         listed = index.read_bytes().index(space.digest) + len(space.digest) + 4 * 8
         patch(index, listed, "<Q", 7)
         result = doctor("--socket", str(daemon.socket), name=daemon.name)

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
-from pagetier.daemon.exits import Exit
-from pagetier.daemon.labels import means, printable
-from running import RunningDaemon, namespace
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.common.namespaces import means, printable
+from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 PAGE = 100_000

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from pagetier.daemon.cli import Commands, main
-from pagetier.daemon.cli.commands import Place
+from pagetier.daemon.cli.registry import Place
 from pagetier.daemon.cli.summary import summary_of
-from pagetier.daemon.exits import Exit
+from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 
 # what none of our own modules needs for a list of commands

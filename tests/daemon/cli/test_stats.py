@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
-from pagetier.daemon.cli.tables import age, count, show_snapshot
-from pagetier.daemon.exits import Exit
-from pagetier.daemon.stats import ClientStats, NamespaceStats, Snapshot, Tier, Tiers
-from running import RunningDaemon, namespace
+from pagetier.daemon.cli.render import age, count, show_snapshot
+from pagetier.daemon.cli.snapshot import ClientStats, NamespaceStats, Snapshot, Tier, Tiers
+from pagetier.daemon.common.exit_codes import Exit
+from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 PAGE = 100_000

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from fake_snapshots import client, snapshot
 from pagetier.daemon.cli import main
-from pagetier.daemon.cli.top_history import History, Moment
-from pagetier.daemon.cli.top_screen import ASCII, UNICODE, Charset, Place, bar, charset_for, screen, sparks
-from pagetier.daemon.exits import Exit
-from pagetier.daemon.stats import Snapshot
-from running import RunningDaemon, namespace
-from snapshots import client, snapshot
+from pagetier.daemon.cli.snapshot import Snapshot
+from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, Place, bar, charset_for, screen, sparks
+from pagetier.daemon.common.exit_codes import Exit
+from running_daemon import RunningDaemon, namespace
 from terminal import LiveTerminal, pagetier_on_terminal
 
 PAGE = 60_000

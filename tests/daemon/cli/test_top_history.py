@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.daemon.cli.top_history import History, Moment
-from pagetier.daemon.stats import Snapshot
-from snapshots import snapshot
+from fake_snapshots import snapshot
+from pagetier.daemon.cli.snapshot import Snapshot
+from pagetier.daemon.cli.top.history import History, Moment
 
 
 def history(*moments: tuple[float, Snapshot]) -> History:

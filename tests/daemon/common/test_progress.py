@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from pagetier.daemon.prefault import prefault
-from pagetier.daemon.progress import ProgressLines, progress_bar, progress_for_people
+from pagetier.daemon.common.progress import ProgressLines, progress_bar, progress_for_people
+from pagetier.daemon.host.prefault import prefault
 
 MIB = 1 << 20
 

@@ -13,9 +13,9 @@ import pytest
 
 from disk_daemon import DiskDaemon, Engine
 from pagetier.daemon.cli.resize import resize
-from pagetier.daemon.disk.report import Standing
-from pagetier.daemon.exits import Exit
-from running import RunningDaemon, eventually
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.disk.status import Standing
+from running_daemon import RunningDaemon, eventually
 
 RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'
 

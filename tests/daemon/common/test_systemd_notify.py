@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.notify import Notifier
+from pagetier.daemon.common.systemd_notify import Notifier
 
 
 class Systemd:
@@ -47,7 +47,9 @@ def notifier(systemd: Systemd, **more: str) -> Notifier:
 
 
 def test_all_that_is_said(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagetier.daemon.notify._PAUSE_S", 60.0)  # too soon is too soon also on a slow machine
+    monkeypatch.setattr(
+        "pagetier.daemon.common.systemd_notify._PAUSE_S", 60.0
+    )  # too soon is too soon also on a slow machine
     told = notifier(systemd)
     before = time.monotonic_ns() // 1000
     told.progress("half", 2)
@@ -87,7 +89,7 @@ class Clock:
 
 def test_signs_of_life_in_time_and_no_more(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("pagetier.daemon.notify.time", clock)
+    monkeypatch.setattr("pagetier.daemon.common.systemd_notify.time", clock)
     told = notifier(systemd, WATCHDOG_USEC="300000", WATCHDOG_PID=str(os.getpid()))
     assert told.watchdog == 0.3
     for step in range(64):

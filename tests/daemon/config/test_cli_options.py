@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.testing import CliRunner
 
-from pagetier.daemon.config import Config, fields, load
-from pagetier.daemon.flags import config_flags, config_options
+from pagetier.daemon.config.cli_options import config_flags, config_options
+from pagetier.daemon.config.load import Config, fields, load
 
 GIVEN = {"--name": "other", "--arena-size": "2GiB", "--evict-high": "0.5", "--access-users": "root,7"}
 

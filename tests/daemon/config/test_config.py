@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.config import Config, fields, load
-from pagetier.daemon.metrics.address import Address
+from pagetier.daemon.config.load import Config, fields, load
+from pagetier.daemon.config.metrics_address import Address
 
 # One acceptable raw text for each setting and what it means.
 TYPED = {

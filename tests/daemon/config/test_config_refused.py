@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.daemon.config import ConfigError, fields, load
-from pagetier.daemon.giving_back import name_meant
-from pagetier.daemon.textfile import MOST_BYTES
+from pagetier.daemon.config.load import ConfigError, fields, load
+from pagetier.daemon.config.textfile import MOST_BYTES
+from pagetier.daemon.release_memory import name_meant
 
 
 def refused(path: Path | None = None, env: dict[str, str] | None = None, **flags: str) -> str:

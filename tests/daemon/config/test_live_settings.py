@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.config import ConfigError
-from pagetier.daemon.in_force import Changes, InForce
-from pagetier.daemon.options import Access, Arena, Config, Disk, Evict, Log, replaced
+from pagetier.daemon.config.load import ConfigError
+from pagetier.daemon.config.reload import Changes, InForce
+from pagetier.daemon.config.schema import Access, Arena, Config, Disk, Evict, Log, replaced
 
 WITH_DISK = Config(disk=Disk(path=Path("/d"), size=1 << 30))
 

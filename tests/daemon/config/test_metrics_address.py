@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.metrics import listener
-from pagetier.daemon.metrics.address import Address, address_setting
-from pagetier.daemon.server import SocketError
+from pagetier.daemon.config.metrics_address import Address, address_setting
+from pagetier.daemon.metrics import endpoint
+from pagetier.daemon.server.control_socket import SocketError
 
 SETTING = address_setting("")
 
@@ -64,13 +64,13 @@ def test_a_port_that_can_not_be_had_is_told_with_what_helps(
 
     monkeypatch.setattr(socket, "socket", none)
     with pytest.raises(SocketError, match=words):
-        listener._open(Address(host="127.0.0.1", port=9464), 0o660)
+        endpoint._open(Address(host="127.0.0.1", port=9464), 0o660)
 
 
 def test_a_path_that_can_not_be_had_is_told_by_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, words in (("file", "remove it, or set another metrics.listen"), ("file/s", "set another metrics.listen")):
         with pytest.raises(SocketError, match=words):
-            listener._open(Address(path=tmp_path / path), 0o660)
+            endpoint._open(Address(path=tmp_path / path), 0o660)
     with pytest.raises(SocketError, match=r"metrics.listen = .*: File name too long"):
-        listener._open(Address(path=tmp_path / ("x" * 300)), 0o660)
+        endpoint._open(Address(path=tmp_path / ("x" * 300)), 0o660)

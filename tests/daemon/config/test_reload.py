@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
-from running import RunningDaemon, eventually
-from starting import fill, pagetierd, still_holds
+from refused_starts import fill, pagetierd, still_holds
+from running_daemon import RunningDaemon, eventually
 
 FRAMES = 16
 
@@ -109,7 +109,7 @@ def test_who_may_look_but_can_not_open_the_socket_is_told(daemon: RunningDaemon)
 
 def as_nobody(daemon: RunningDaemon) -> str:
     code = (
-        "import os, sys; from pathlib import Path; from pagetier.shm.link import Link, LinkError;"
+        "import os, sys; from pathlib import Path; from pagetier.shm.daemon_link import Link, LinkError;"
         "from pagetier.shm.protocol import BUILD, Attach; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "try: Link(Path(sys.argv[1]), 5).greet(Attach(BUILD, 1, 'nobody'), 5); print('attached')\n"
         "except LinkError as error: print(error)"

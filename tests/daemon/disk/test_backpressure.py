@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from disk_place import EVICTED, FRAME, Place
-from pagetier.daemon.disk.backlog import Backlog
+from index_with_disk import EVICTED, FRAME, Place
+from pagetier.daemon.disk.backpressure import Backlog
 
 PATIENCE_S = 0.05
 

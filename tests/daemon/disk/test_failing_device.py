@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import ABSENT, HERE, DiskDaemon, Engine, TroubledDaemon
-from pagetier.daemon.disk.report import Standing
-from running import eventually
+from pagetier.daemon.disk.status import Standing
+from running_daemon import eventually
 
 FRAMES = 16
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

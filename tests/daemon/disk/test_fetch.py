@@ -9,7 +9,7 @@ import pytest
 
 from disk_daemon import ABSENT, HERE, NO_ROOM, NOT_YET, DiskDaemon, Engine, keys_of
 from pagetier.shm.protocol import Fetch, Fetched
-from running import RunningDaemon, eventually
+from running_daemon import RunningDaemon, eventually
 
 FRAMES = 32
 

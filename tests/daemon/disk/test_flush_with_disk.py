@@ -10,8 +10,8 @@ import pytest
 
 from disk_away import disk_away
 from disk_daemon import HERE, SPACE, DiskDaemon, Engine, in_both
-from pagetier.daemon.exits import Exit
-from running import RunningDaemon
+from pagetier.daemon.common.exit_codes import Exit
+from running_daemon import RunningDaemon
 from terminal import pagetier_on_terminal
 
 FRAMES = 16
@@ -104,7 +104,7 @@ def test_to_disk_while_the_worker_is_stopped(
     engine.store(range(10))
     daemon.kill_worker(signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr("pagetier.daemon.cli.save._STALLED_S", 0.5)
+        patch.setattr("pagetier.daemon.cli.save_to_disk._STALLED_S", 0.5)
         result = daemon.pagetier("flush", "--to-disk")
     assert result.exit_code == Exit.WRONG
     assert "10 pages, 585.9 KiB are not on disk: nothing was written for a while" in result.output

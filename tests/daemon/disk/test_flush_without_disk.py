@@ -10,9 +10,9 @@ import pytest
 
 from disk_away import disk_away
 from disk_daemon import ABSENT, HERE, SPACE, WAIT_S, DiskDaemon, Engine, in_both
-from pagetier.daemon.exits import Exit
+from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm.protocol import Flush, Flushed
-from running import eventually, namespace
+from running_daemon import eventually, namespace
 
 FRAMES = 16
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import ABSENT, HERE, Engine, TroubledDaemon
-from impostor import impostor
-from pagetier.daemon.disk.report import Standing
+from fake_worker import impostor
+from pagetier.daemon.disk.status import Standing
 
 
 def test_a_worker_that_can_not_start_is_tried_again_later_and_later(

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from memory import Memory, attach
-from numbered import GEOMETRY, content_of, key_of, store
-from pagetier.daemon.disk import contents
-from pagetier.daemon.disk.contents import Contents
-from pagetier.daemon.disk.sense import check
+from anonymous_segments import Memory, attach
+from numbered_pages import GEOMETRY, content_of, key_of, store
+from pagetier.daemon.disk import inventory
+from pagetier.daemon.disk.inventory import Contents
+from pagetier.daemon.disk.worker_validation import check
 from pagetier.shm._core import Owner
 from pagetier.shm.protocol import ProtocolError, Space
-from pagetier.tiers.messages import HasRead, Holds, Opened, Report, Wrote
+from pagetier.tiers.worker_protocol import HasRead, Holds, Opened, Report, Wrote
 
 SPACE, OTHER = Space(b"s" * 32, "one\x1b", 16), Space(b"o" * 32, "other", 32, 1, 512)
 THROUGH = 1
@@ -117,7 +117,7 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
 
 
 def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_AT_ONCE", 3)
+    monkeypatch.setattr(inventory, "_AT_ONCE", 3)
     owner.disk_open(1000, THROUGH)
     collected = Contents(owner)
     collected.add(holds(list(range(10))))
@@ -136,7 +136,7 @@ def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monke
 
 
 def test_what_is_flushed_while_it_is_told_is_not_told_any_more(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_AT_ONCE", 4)
+    monkeypatch.setattr(inventory, "_AT_ONCE", 4)
     owner.disk_open(1000, THROUGH)
     collected = Contents(owner)
     collected.add(holds(list(range(10)), spaces=[0, 1] * 5))
@@ -187,7 +187,7 @@ def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
 def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     owner: Owner, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "_AT_ONCE", 1)
+    monkeypatch.setattr(inventory, "_AT_ONCE", 1)
     table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(1, 5))
     owner.disk_open(1000, THROUGH)
     held = holds(list(range(4)), spaces=list(range(4)))

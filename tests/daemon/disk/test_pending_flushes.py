@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from pagetier.daemon.disk import flushes
-from pagetier.daemon.disk.flushes import Flushes
+from pagetier.daemon.disk import pending_flushes
+from pagetier.daemon.disk.pending_flushes import Flushes
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 
@@ -52,7 +52,7 @@ def test_until_the_next_worker_has_dropped_it() -> None:
 
 
 def test_a_disk_that_hangs_is_told_of_and_still_has_to_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flushes, "LETTING_GO_S", 0.0)
+    monkeypatch.setattr(pending_flushes, "LETTING_GO_S", 0.0)
 
     async def run() -> None:
         told: asyncio.Queue[str] = asyncio.Queue()
@@ -73,7 +73,7 @@ def test_all_and_more_than_is_remembered_one_by_one() -> None:
         noted.wait(None, 1, told.append)
         assert noted.among(ONE) and noted.among(OTHER)
         noted.done(1, "")
-        noted.keep([number.to_bytes(32, "little") for number in range(flushes._MOST)], told.append)
+        noted.keep([number.to_bytes(32, "little") for number in range(pending_flushes._MOST)], told.append)
         assert not noted.among(ONE)
         noted.keep([OTHER], told.append)
         assert noted.among(ONE)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 
-from memory import DAY_NS, Memory, attach
-from numbered import FRAME, GEOMETRY, key_of
-from pagetier.daemon.disk.fetches import Fetches
+from anonymous_segments import DAY_NS, Memory, attach
+from numbered_pages import FRAME, GEOMETRY, key_of
+from pagetier.daemon.disk.reads import Fetches
 from pagetier.shm._core import Owner
 from pagetier.shm.protocol import Fetch, Fetched
-from pagetier.tiers.messages import HasRead, Order, Read
+from pagetier.tiers.worker_protocol import HasRead, Order, Read
 
 PAGES = 40
 KEYS = b"".join(map(key_of, range(PAGES)))

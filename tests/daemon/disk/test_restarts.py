@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from disk_daemon import HERE, DiskDaemon, Engine, TroubledDaemon
-from pagetier.daemon.disk.report import Standing
-from pagetier.daemon.exits import Exit
-from running import eventually
-from starting import pagetierd
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.disk.status import Standing
+from refused_starts import pagetierd
+from running_daemon import eventually
 
 FRAMES = 32
 TOLD_AT_ONCE = """

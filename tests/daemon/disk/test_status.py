@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.daemon.disk.report import BudgetReport, DiskReport, Standing, unpack, with_state
+from pagetier.daemon.disk.status import BudgetReport, DiskReport, Standing, unpack, with_state
 from pagetier.tiers.base import TierState
 
 NUMBERS = st.integers(0, 1 << 62)

@@ -6,11 +6,11 @@ import re
 import shutil
 import signal
 
-from damage_of_disk.anatomy import Anatomy, Part
+from disk_corruption.file_anatomy import Anatomy, Part
 from disk_daemon import DiskDaemon, Engine, TroubledDaemon
-from pagetier.daemon.disk.report import Standing
-from running import RunningDaemon
-from starting import fill
+from pagetier.daemon.disk.status import Standing
+from refused_starts import fill
+from running_daemon import RunningDaemon
 
 FRAMES = 64
 PAGES = range(60)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from impostor import impostor
-from numbered import GEOMETRY
-from pagetier.daemon.disk import process, supervisor
+from fake_worker import impostor
+from numbered_pages import GEOMETRY
+from pagetier.daemon.config.schema import Disk
+from pagetier.daemon.disk import supervisor, worker_process
 from pagetier.daemon.disk.supervisor import Supervisor
-from pagetier.daemon.options import Disk
 from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Segments, Wish, take
-from pagetier.tiers.messages import Leave, Report, Serve, Trust
+from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
 
 
 class Watcher:
@@ -186,7 +186,7 @@ def test_a_worker_that_can_not_be_started_leaves_nothing(
     monkeypatch.setattr(
         *{
             "pid": (Process, "watch", refuse),
-            "program": (process, "_start", refuse),
+            "program": (worker_process, "_start", refuse),
         }[broken]
     )
     before = children(), len(list(Path("/proc/self/fd").iterdir()))
@@ -260,14 +260,14 @@ def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor_to_ot
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        worker = process.WorkerProcess(loop, lambda report: None)
+        worker = worker_process.WorkerProcess(loop, lambda report: None)
 
         def die(name: str) -> None:
             if name == "disk.served":
                 worker.kill()
                 os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
 
-        monkeypatch.setattr(process, "point", die)
+        monkeypatch.setattr(worker_process, "point", die)
         number = worker._socket.fileno()
         await worker.serve(Serve(1, "nowhere", 1 << 20, 1), [])
         await worker.ended

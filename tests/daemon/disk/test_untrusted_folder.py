@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from disk_daemon import ABSENT, HERE, DiskDaemon, Engine, content_of
-from pagetier.daemon.disk.report import DiskReport
-from running import eventually
+from pagetier.daemon.disk.status import DiskReport
+from running_daemon import eventually
 
 FRAMES = 16
 

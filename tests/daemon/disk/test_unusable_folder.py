@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import HERE, DiskDaemon, Engine, TroubledDaemon
-from pagetier.daemon.disk.report import Standing
+from pagetier.daemon.disk.status import Standing
 
 FRAMES = 16
 ROOT = os.geteuid() == 0

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from disk_daemon import ABSENT, HERE, NOT_YET, REFUSED, DiskDaemon, Engine
-from pagetier.daemon.disk.report import Standing
-from running import eventually
+from pagetier.daemon.disk.status import Standing
+from running_daemon import eventually
 
 FRAMES = 32
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from memory import Memory, attach
-from numbered import GEOMETRY, store
-from pagetier.daemon.disk import behind as module
-from pagetier.daemon.disk.behind import RULES, Behind
-from pagetier.daemon.disk.budget import Budget
-from pagetier.daemon.options import Disk
+from anonymous_segments import Memory, attach
+from numbered_pages import GEOMETRY, store
+from pagetier.daemon.config.schema import Disk
+from pagetier.daemon.disk import write_behind as module
+from pagetier.daemon.disk.write_behind import RULES, Behind
+from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, Session
-from pagetier.tiers.messages import Order, Stored, Sync, Synced, Write, Wrote
+from pagetier.tiers.worker_protocol import Order, Stored, Sync, Synced, Write, Wrote
 
 YEAR_NS = 366 * 86_400 * 10**9
 FULL = "the file system is full"

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.daemon.disk.budget import Budget
+from pagetier.daemon.disk.write_budget import Budget
 
 DAY_S = 86_400
 GRANTED, PRESENT, REFUSED = 0, 1, 3

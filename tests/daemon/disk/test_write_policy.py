@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from disk_daemon import HERE, REFUSED, WAIT_S, DiskDaemon, Engine
-from running import eventually
+from running_daemon import eventually
 
 FRAMES = 32
 AHEAD = 8  # a quarter of the frames

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from limited import limited
-from pagetier.daemon.fit import Processes
-from pagetier.daemon.options import Arena, Config, Disk, Metrics
-from pagetier.daemon.plan import need_of, processes_of
-from running import START_S, RunningDaemon, eventually, namespace
-from starting import refused
-from with_disk import is_open, until_written
+from daemon_with_disk import is_open, until_written
+from memory_cgroup import limited
+from pagetier.daemon.config.schema import Arena, Config, Disk, Metrics
+from pagetier.daemon.host.capacity import Processes
+from pagetier.daemon.host.segment_plan import need_of, processes_of
+from refused_starts import refused
+from running_daemon import START_S, RunningDaemon, eventually, namespace
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 720 * MIB

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.daemon.cgroup import MemoryGroup
-from pagetier.daemon.fit import Fit, Need, fit
-from pagetier.daemon.host import Host
-from pagetier.daemon.mounts import read_mounts
+from pagetier.daemon.host.capacity import Fit, Need, fit
+from pagetier.daemon.host.cgroups import MemoryGroup
+from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.mounts import read_mounts
 
 MIB, GIB = 1 << 20, 1 << 30
 SHM = "25 24 0:23 / /dev/shm rw,nosuid shared:5 - tmpfs tmpfs rw,size=65536k"
@@ -262,8 +262,8 @@ def test_this_host() -> None:
 SMALL_TMPFS = """
 import os, subprocess, sys
 from pathlib import Path
-from pagetier.daemon.fit import Need, fit
-from pagetier.daemon.host import Host
+from pagetier.daemon.host.capacity import Need, fit
+from pagetier.daemon.host.host import Host
 root = Path(sys.argv[1])
 (root / "dev/shm").mkdir(parents=True)
 if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=16m", "none", root / "dev/shm"], stderr=subprocess.DEVNULL):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.advise import Region, advise, ask_huge_pages, exclude_from_dumps, interleave
-from pagetier.daemon.host import Host
+from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.memory_policy import Region, advise, ask_huge_pages, exclude_from_dumps, interleave
 
 MIB = 1 << 20
 

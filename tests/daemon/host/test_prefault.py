@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.daemon.prefault import PrefaultError, prefault
+from pagetier.daemon.host.prefault import PrefaultError, prefault
 
 MIB = 1 << 20
 
@@ -140,7 +140,7 @@ def test_the_result_reads_well() -> None:
 
 TOO_SMALL = """
 import mmap, os, subprocess, sys
-from pagetier.daemon.prefault import PrefaultError, prefault
+from pagetier.daemon.host.prefault import PrefaultError, prefault
 folder = sys.argv[1]
 if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=16m", "none", folder], stderr=subprocess.DEVNULL):
     sys.exit(77)

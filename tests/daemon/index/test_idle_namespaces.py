@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from disk_daemon import DiskDaemon, Engine
+from metrics_scrape import scrape, value
 from pagetier.client import Client, Keys
 from pagetier.daemon.cli import main
-from running import RunningDaemon, eventually, namespace
-from scraped import scrape, value
+from running_daemon import RunningDaemon, eventually, namespace
 
 TABLE = 8
 IDLE = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "2s")

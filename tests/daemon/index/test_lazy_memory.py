@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from pagetier.daemon.shortage import TELL_EVERY_S, Shortage
-from running import START_S
-from starting import OWN_SHM, Ended, own_shm, pagetierd
+from pagetier.daemon.index.shortage import TELL_EVERY_S, Shortage
+from refused_starts import OWN_SHM, Ended, own_shm, pagetierd
+from running_daemon import START_S
 
 # of 16 MiB of /dev/shm an arena of 10 MiB may have about 4
 CROWDED = """

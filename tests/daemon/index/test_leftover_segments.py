@@ -10,10 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.exits import Exit
+from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
-from running import RunningDaemon, eventually
-from starting import AS_NOBODY, PAGES, arguments, fill, keys, pages, pagetierd, refused, shared_memory, still_holds
+from refused_starts import (
+    AS_NOBODY,
+    PAGES,
+    arguments,
+    fill,
+    keys,
+    pages,
+    pagetierd,
+    refused,
+    shared_memory,
+    still_holds,
+)
+from running_daemon import RunningDaemon, eventually
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FORMAT_AT = 8

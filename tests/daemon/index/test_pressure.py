@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pagetier.client import Client, Keys
-from pagetier.daemon.pinning import TELL_EVERY_S, Pinning
-from running import RunningDaemon, eventually, namespace
+from pagetier.daemon.index.pressure import TELL_EVERY_S, Pinning
+from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
 PAGES, PROMPTS = 64, 15  # of 64 frames each: some are left free, so that nothing leaves ahead of need

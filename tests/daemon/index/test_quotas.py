@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from elsewhere import elsewhere, write_part
 from pagetier.client import Client, Part
-from pagetier.daemon.bounds import Bounds
-from running import RunningDaemon, eventually, namespace
+from pagetier.daemon.index.quotas import Bounds
+from running_daemon import RunningDaemon, eventually, namespace
+from spawned_process import elsewhere, write_part
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from memory import Memory
-from own_time import OwnTimeLoop
-from pagetier.daemon.reaper import Reaper
+from anonymous_segments import Memory
+from pagetier.daemon.index.reaper import Reaper
 from pagetier.shm._core import Owner
 from pagetier.shm.process import Process
 from pagetier.shm.segments import Geometry
+from virtual_time_loop import OwnTimeLoop
 
 QUARANTINE_S = 0.1
 

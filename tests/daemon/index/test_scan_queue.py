@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from own_time import OwnTimeLoop
-from pagetier.daemon.walks import Walks
+from pagetier.daemon.index.scan_queue import Walks
+from virtual_time_loop import OwnTimeLoop
 
 LONG_S = 0.03
 

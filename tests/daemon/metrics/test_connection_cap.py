@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pagetier.daemon.metrics.guests import MOST
-from pagetier.daemon.ration import SAME
-from running import RunningDaemon, eventually
-from scraped import ask
+from metrics_scrape import ask
+from pagetier.daemon.common.log_throttle import SAME
+from pagetier.daemon.metrics.connection_cap import MOST
+from running_daemon import RunningDaemon, eventually
 
 CROWD = 400
 FEW_FILES = 48

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from pagetier.daemon.exits import Exit
-from running import START_S, RunningDaemon, eventually, namespace
-from scraped import ask, sample_names, scrape, value
-from starting import arguments, pagetierd, refused
-from with_disk import push_out, running_with_disk, until_written
+from daemon_with_disk import push_out, running_with_disk, until_written
+from metrics_scrape import ask, sample_names, scrape, value
+from pagetier.daemon.common.exit_codes import Exit
+from refused_starts import arguments, pagetierd, refused
+from running_daemon import START_S, RunningDaemon, eventually, namespace
 
 PAGE = 60_000
 FAST_S = 0.02

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from in_process_server import Peer, message, serving
 from pagetier.client import Client
 from pagetier.shm.protocol import (
     BUILD,
@@ -29,8 +30,7 @@ from pagetier.shm.protocol import (
     Space,
     Welcome,
 )
-from running import namespace
-from serving import Peer, message, serving
+from running_daemon import namespace
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 PATIENCE_S = 1.5
@@ -193,7 +193,7 @@ def test_a_greeting_with_more_to_say_is_refused_by_its_build(path: Path) -> None
 
 
 def test_a_client_of_another_build_goes_on_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagetier.client.membership.BUILD", "pagetier protocol 9 format 9")
+    monkeypatch.setattr("pagetier.client.attachment.BUILD", "pagetier protocol 9 format 9")
     client = Client(path)
     assert not client.wait_attached(0.3)
     with client.match(namespace().keys(range(16))) as match:

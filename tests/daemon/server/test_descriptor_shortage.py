@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.exits import Exit
-from pagetier.daemon.options import Config
-from pagetier.daemon.peers import Peer
-from pagetier.daemon.service import Service
-from pagetier.daemon.slots import MOST_OF_PROCESS
+from in_process_server import SMALL
+from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.host.peer_credentials import Peer
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.index.slot_quota import MOST_OF_PROCESS
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD, Attach
 from pagetier.shm.segments import Wish, take
-from running import START_S, RunningDaemon
-from serving import SMALL
-from starting import fill, still_holds
+from refused_starts import fill, still_holds
+from running_daemon import START_S, RunningDaemon
 
 MISSING = 5  # descriptors, so that it can watch some processes and not all
 

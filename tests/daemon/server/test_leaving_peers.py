@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from in_process_server import Peer, serving
 from pagetier.shm._core import SLOTS
 from pagetier.shm.protocol import BUILD, Attach, Check, Detach, Detached, Findings, Welcome
-from running import RunningDaemon
-from serving import Peer, serving
+from running_daemon import RunningDaemon
 
 ROUNDS = 3 * SLOTS
 CROWD = 60  # fewer than are sent away for being silent

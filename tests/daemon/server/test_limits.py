@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.gate import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, Gate
-from pagetier.daemon.peers import Caller, Rights
-from pagetier.daemon.ration import LINES, MINUTE_S, NOBODY, SAME, Ration
-from pagetier.shm.logfmt import event
+from in_process_server import Peer, serving
+from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, NOBODY, SAME, Ration
+from pagetier.daemon.host.peer_credentials import Caller, Rights
+from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, Gate
+from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
     BUILD,
     REQUEST_LIMIT,
@@ -30,7 +31,6 @@ from pagetier.shm.protocol import (
     Welcome,
     pack,
 )
-from serving import Peer, serving
 
 log = logging.getLogger(__name__)
 

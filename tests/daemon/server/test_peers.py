@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import WAIT_S, DiskDaemon
-from pagetier.daemon.disk.report import Standing
-from pagetier.daemon.options import Access
-from pagetier.daemon.peers import Rights, peer_of, rights_of
-from pagetier.daemon.slots import MOST_OF_PROCESS
+from eventually import Second
+from in_process_server import Peer, serving
+from pagetier.daemon.config.schema import Access
+from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
+from pagetier.daemon.index.slot_quota import MOST_OF_PROCESS
 from pagetier.shm.protocol import (
     BUILD,
     Attach,
@@ -32,9 +34,7 @@ from pagetier.shm.protocol import (
     Space,
     Welcome,
 )
-from running import START_S, RunningDaemon, eventually
-from serving import Peer, serving
-from soon import Second
+from running_daemon import START_S, RunningDaemon, eventually
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 SLOTS = 56
@@ -95,7 +95,7 @@ def test_a_removed_segment_is_a_refusal_in_words() -> None:
 CROWD = """
 import os, sys, time
 from pathlib import Path
-from pagetier.shm.link import Link, LinkError
+from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Attach
 
 def attach():
@@ -192,7 +192,7 @@ def test_one_process_has_a_quarter_of_the_slots(path: Path) -> None:
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from pagetier.shm.link import Link, LinkError
+from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Attach, Observe
 os.setgroups([int(number) for number in sys.argv[2:]])
 os.setgid(65534)
@@ -247,7 +247,7 @@ def test_who_may_watch_looks_and_does_not_attach(access: tuple[str, ...]) -> Non
 ASKING_AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from pagetier.shm.link import Link
+from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Check, Flush, Observe, Resize, Save
 os.setgroups([])
 os.setgid(65534)

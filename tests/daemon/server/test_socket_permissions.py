@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import stat
 
-from pagetier.daemon.options import Access
-from pagetier.daemon.server import locked_out
+from pagetier.daemon.config.schema import Access
+from pagetier.daemon.server.control_socket import locked_out
 
 
 def test_who_is_kept_out_until_a_restart_is_told_what_waits_for_it() -> None:

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from .journal import Record, Told
-from .promises import SIGHTS, Loss, Promise, losses, promises, seen
-from .samples import Caps, EndState, Sample
+from oracle.journal import Record, Told
+from oracle.promises import SIGHTS, Loss, Promise, losses, promises, seen
+from oracle.samples import Caps, EndState, Sample
 
 WORKER_NAME: Final = "disk tier"
 

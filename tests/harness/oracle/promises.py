@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from .journal import Record, Told
+from oracle.journal import Record, Told
 
 SIGHTS: Final = frozenset({Told.HIT, Told.LOADED, Told.PRESENT, Told.REACHED})
 """Who is told so has met a page that is whole."""

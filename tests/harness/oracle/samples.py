@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pagetier.shm._core import Observer
-from running import RunningDaemon, eventually
+from running_daemon import RunningDaemon, eventually
 
 _SHM = Path("/dev/shm")
 _BLOCK = 512

@@ -8,11 +8,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from oracle.journal import Journal, Told
+from oracle.page_contents import words, wrong
 from pagetier.client import Client, Keys, Match, Outcome, Part, Reservation, StoreResult
 from pagetier.client.part import WHOLE
-
-from .contents import words, wrong
-from .journal import Journal, Told
 
 _TOLD: Final = {
     Outcome.STORED: Told.STORED,

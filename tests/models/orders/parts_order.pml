@@ -1,6 +1,6 @@
 /* parts_order.pml - which orders the part bits need: two writers of one page, a reader, and a daemon that gives up on it.
  *
- * What of the code: pt_part_finish (part.h), pt_change and pt_pin (lockword.h), pt_settle (settle.h): the daemon takes the
+ * What of the code: pt_part_finish (publish.h), pt_change and pt_pin (lock_word.h), pt_settle (reservations.h): the daemon takes the
  * frames of a doomed page back when all have let go.
  *
  * What holds: who finds the page readable knows of both parts, and who gets the frames next of all that was written to them.

@@ -1,6 +1,6 @@
 /* pin_order.pml - which orders the lock word needs: pins of two readers, a writer that publishes, a daemon that evicts.
  *
- * What of the code: pt_pin, pt_unpin, pt_change and pt_retire (lockword.h). BYTES stands for all that is read under a pin:
+ * What of the code: pt_pin, pt_unpin, pt_change and pt_retire (lock_word.h). BYTES stands for all that is read under a pin:
  * the page's bytes, and its key, which are written before the state leaves PT_WRITING, and after the page was evicted.
  *
  * What holds: nobody touches the bytes without knowing of all that was done to them before.

@@ -1,9 +1,9 @@
 /* daemon_acts.h - what the daemon does when it is asked, when a process dies, when time passes, when a disk comes or goes. */
 #pragma once
 
-#include "disk.h"
+#include "daemon/disk_tier.h"
 #include "engine_acts.h"
-#include "fetch.h"
+#include "daemon/fetch.h"
 
 static inline void grants_add(place *p, uint32_t engine, uint32_t part, const pt_answer *answers, uint32_t count)
 {

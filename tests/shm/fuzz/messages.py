@@ -17,11 +17,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from pagetier.daemon.connection import Connection, House
-from pagetier.daemon.gate import Gate
-from pagetier.daemon.options import Access, Config
-from pagetier.daemon.ration import Ration
-from pagetier.daemon.service import Service
+from pagetier.daemon.common.log_throttle import Ration
+from pagetier.daemon.config.schema import Access, Config
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.server.connection import Connection, House
+from pagetier.daemon.server.limits import Gate
 from pagetier.shm.protocol import (
     BUILD,
     Attach,

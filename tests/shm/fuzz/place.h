@@ -4,9 +4,9 @@
 
 #define FINDING_END() abort()
 
-#include "../stress/client.h"
+#include "client.h"
 #include "choices.h"
-#include "groups.h"
+#include "client/match_groups.h"
 
 #define PLACE_ENTRIES 24u
 #define PLACE_FRAMES 20u

@@ -1,4 +1,4 @@
-/* ondisk.c - the life of a page on disk, turn by turn: written, evicted, found, read in, stored again, dropped. */
+/* disk_entries.c - the life of a page on disk, turn by turn: written, evicted, found, read in, stored again, dropped. */
 #include "disk_scene.h"
 
 /* ---- there and back ---- */

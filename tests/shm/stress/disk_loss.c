@@ -1,4 +1,4 @@
-/* diskgone.c - what goes, turn by turn: pages under a reader that looks at them, disks with all they had, daemons. */
+/* disk_loss.c - what goes, turn by turn: pages under a reader that looks at them, disks with all they had, daemons. */
 #include "disk_scene.h"
 
 /* ---- readers that look ---- */

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "client.h"
-#include "groups.h"
+#include "client/match_groups.h"
 
 /* The pages that are pinned for one group, as a prompt of their own. */
 static inline prompt group_prompt(const prompt *asked, const pt_group *g)

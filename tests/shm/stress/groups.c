@@ -1,7 +1,7 @@
 /* groups.c - matches over groups of random shapes, against a plain search over all hits: what is agreed on, what stays
  * pinned and how often, what is stamped. A page is in memory, on disk or nowhere, and asked for once in a match. */
 #include "disk_scene.h"
-#include "groups.h"
+#include "client/match_groups.h"
 
 #define POOL 48u /* pages in memory, and as many on disk */
 #define COUNT 4u /* groups */

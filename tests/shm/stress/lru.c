@@ -1,7 +1,7 @@
 /* lru.c - the heap of the LRU policy against a plain array. */
 #include "report.h"
 
-#include "lru.h"
+#include "daemon/lru.h"
 
 #define LISTED 300u
 

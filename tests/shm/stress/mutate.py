@@ -2,7 +2,7 @@
 
 A few lines of our own, because a machine that builds pagetier need not have patch(1). Every hunk has to be found
 word for word and once: a mutant that no longer fits the core must be written anew, not guessed at. Points at which a
-test may kill (core/points.h) are nothing here, so they are taken out first.
+test may kill (core/common/failpoints.h) are nothing here, so they are taken out first.
 """
 
 import re
@@ -31,10 +31,11 @@ def without_points(text: str) -> str:
 def main(patch: Path, folder: Path) -> None:
     """Applies all hunks or exits with what does not fit."""
     for name, before, after in hunks(patch.read_text()):
-        text = without_points((folder / name).read_text())
+        (path,) = folder.rglob(name)
+        text = without_points(path.read_text())
         if text.count(before) != 1:
             sys.exit(f"{patch}: a hunk for {name} is there {text.count(before)} times: it does not apply any more")
-        (folder / name).write_text(text.replace(before, after))
+        path.write_text(text.replace(before, after))
 
 
 main(Path(sys.argv[1]), Path(sys.argv[2]))

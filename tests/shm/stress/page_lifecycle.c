@@ -1,4 +1,4 @@
-/* life.c - the life of a page step by step: every turn that the stress meets by chance, once on purpose. */
+/* page_lifecycle.c - the life of a page step by step: every turn that the stress meets by chance, once on purpose. */
 #include "scene.h"
 
 /* ---- what happens to one page ---- */

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "copy.h"
+#include "daemon/integrity.h"
+#include "client/copy.h"
 #include "rng.h"
 
 #if defined(__SANITIZE_THREAD__)

@@ -1,4 +1,4 @@
-/* asleep.c - a process sleeps after each of its instructions, once on purpose, while another one does what must not
+/* stepped_races.c - a process sleeps after each of its instructions, once on purpose, while another one does what must not
  * fool it: narrow races, turn by turn. The stress meets them by chance, and that may take it a minute. */
 #include "scene.h"
 #include "stepping.h"

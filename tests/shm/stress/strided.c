@@ -3,7 +3,7 @@
 #define PT_COPY_SHARE 512u /* threads for a little */
 #include "report.h"
 
-#include "strided.h"
+#include "client/copy_strided.h"
 
 #define PLANES 6u
 #define PAGES 5u

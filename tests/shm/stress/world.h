@@ -4,10 +4,10 @@
 
 #include <sys/mman.h>
 
-#include "fetch.h"
-#include "idle.h"
-#include "lru.h"
-#include "match.h"
+#include "daemon/fetch.h"
+#include "daemon/idle_namespaces.h"
+#include "daemon/lru.h"
+#include "client/match.h"
 #include "page.h"
 
 #define ENTRIES 112u

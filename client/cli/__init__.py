@@ -1,0 +1,1 @@
+"""The client's commands of `pagetier`: replay and calibrate."""

@@ -1,0 +1,1 @@
+"""What all of the daemon uses: exit codes, log throttling, histograms, progress, systemd notification."""

@@ -1,0 +1,1 @@
+"""The daemon's configuration: the table of settings, its sources, validation and reload."""

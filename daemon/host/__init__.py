@@ -1,0 +1,1 @@
+"""What the host provides: memory, control groups, mounts, NUMA policy, peer credentials."""

@@ -1,0 +1,1 @@
+"""The control socket: accepts connections, limits them and dispatches requests."""

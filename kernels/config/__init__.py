@@ -1,0 +1,1 @@
+"""Settings of the copies, and the file that they are read from."""

@@ -1,0 +1,1 @@
+"""The GPU path: Triton kernels, staged copies and DMA."""

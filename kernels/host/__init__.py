@@ -1,0 +1,1 @@
+"""The CPU path: copies in host memory."""

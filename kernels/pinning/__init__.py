@@ -1,0 +1,1 @@
+"""Pinning the arena for GPUs."""

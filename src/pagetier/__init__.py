@@ -1,0 +1,12 @@
+"""pagetier: a KV cache for LLM inference engines, shared by the processes of a host through memory and disk.
+
+    client = Client()
+    with client.match(keys) as hit:
+        client.load(hit, buffers)
+    client.store(keys, buffers)
+    client.close()
+
+`pagetier.client` has what an engine imports; `pagetierd` is the daemon. Importing this package imports nothing else.
+"""
+
+__version__ = "0.1.0"
