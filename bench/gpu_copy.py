@@ -25,9 +25,18 @@ import msgspec
 import torch
 
 from measure import REPORTED, Goal, Result, at_least, at_most
-from pagetier.client.cli.calibrate.measure import Streams, Timing, Work, begin_plain, do, gpu_streams, speeds_of
+from pagetier.client.cli.calibrate.measure import (
+    MIB,
+    Scene,
+    Streams,
+    Timing,
+    Work,
+    begin_plain,
+    do,
+    gpu_streams,
+    speeds_of,
+)
 from pagetier.client.cli.calibrate.measure import median_seconds as medians
-from pagetier.client.cli.calibrate.test_memory import MIB, Scene
 from pagetier.client.cli.calibrate.thresholds import ORDER, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds, WayName
 from pagetier.kernels.device import Copy, Direction, Event, Stream

@@ -18,8 +18,9 @@ import numpy as np
 from daemon_setup import Stage, settle
 from measure import REPORTED, Result, Unit, at_least, at_most, main, median_times, time_of
 from pagetier.client import Client, FullAttention, GroupKeys, Keys, Namespace
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD
-from pagetier.shm.segments import Geometry, Wish, take
+from pagetier.shm.segments import Wish, take
 
 ENTRIES = 1_000_000
 FRAME = 4096

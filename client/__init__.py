@@ -2,13 +2,12 @@
 
 from pagetier.client.async_copy import Copier, Load, Store
 from pagetier.client.client import Client
-from pagetier.client.futures import Promise
-from pagetier.client.groups import FullAttention, Group, GroupKeys, GroupMatch, Lookup, Recurrent, SlidingWindow
+from pagetier.client.futures import Prefetch, Promise
+from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
+from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Handover, Match
-from pagetier.client.paged_blocks import Blocks
-from pagetier.client.part import Part
-from pagetier.client.prefetch import Prefetch
+from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.reservation import Outcome, Reservation, StoreResult
 
 __all__ = [

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -215,3 +216,12 @@ def _why_not_mapped(greeting: Greeting, error: OSError | MemoryError) -> str:
     if limit != resource.RLIM_INFINITY:
         why += f"; the address space of this process is limited to {limit / _GIB:.1f} GiB (RLIMIT_AS, ulimit -v)"
     return f"cannot map the daemon's segments of {nbytes / _GIB:.1f} GiB: {why}"
+
+
+def shown_name(name: str) -> str:
+    """The name, or that of the program; without what can not be shown. It may hold anything, also what has no UTF-8."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name or _program())
+
+
+def _program() -> str:
+    return Path((sys.argv or [""])[0] or sys.executable).name

@@ -14,18 +14,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.asking import packed_sizes, space_of
-from pagetier.client.attachment import Membership
-from pagetier.client.client_name import shown_name
+from pagetier.client.attachment import Membership, shown_name
 from pagetier.client.flush import PendingFlush
-from pagetier.client.futures import Promise
+from pagetier.client.futures import ANSWER_S, Prefetch, Promise, packed_sizes, space_of
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed
 from pagetier.client.keys import KEY_BYTES, Keys, Namespace
 from pagetier.client.load import destination_of, pages_behind
 from pagetier.client.match import Handover, Match
-from pagetier.client.paged_blocks import Blocks, require_named
-from pagetier.client.part import WHOLE, Part
-from pagetier.client.prefetch import ANSWER_S, Prefetch
+from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
 from pagetier.client.reservation import Answered, Reservation, StoreResult
 from pagetier.client.rpc import patience
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of

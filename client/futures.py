@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from pagetier.client.part import Part
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.client.keys import Namespace
+from pagetier.client.paged_blocks import Part
 from pagetier.client.reservation import Answered, Reservation
 from pagetier.client.rpc import Attachment, Owed, Requests
-from pagetier.shm.protocol import Answer, Reserved
+from pagetier.shm.protocol import Answer, Fetched, Reserved, Space
 
 
 class Promise(Owed[Answered]):
@@ -73,3 +81,71 @@ class Promise(Owed[Answered]):
     def __repr__(self) -> str:
         state = "collected" if self._collected else "ready" if self.ready else "asked"
         return f"<Promise of {self.pages} pages, {state}>"
+
+
+def space_of(namespace: Namespace) -> Space:
+    """As the index knows it."""
+    return Space(namespace.digest, namespace.name, namespace.page_tokens)
+
+
+def packed_sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int) -> bytes:
+    """Raises ValueError where the number of sizes is another than that of the pages, or one is below 0."""
+    try:
+        given = np.asarray(sizes, dtype="<u8")
+    except OverflowError as error:
+        raise ValueError("a page's size is a number of bytes below 2**64") from error
+    if given.ndim and given.shape != (count,):
+        raise ValueError(f"{len(given)} sizes for {count} pages")
+    return np.broadcast_to(given, count).tobytes()
+
+
+ANSWER_S: Final = 0.1
+"""What a daemon that is well may take to answer beyond the time that the disk was given."""
+
+_IN_MEMORY: Final = b"\0"
+
+
+class Prefetch(Owed[int]):
+    """Pages of a chain on their way from disk into memory. It holds nothing: who drops it stops nothing.
+
+    Made by Client.prefetch. From any thread; in a forked child it is done, with nothing in memory. What the daemon
+    said may be out of date soon: pages are in use only once a match has pinned them.
+
+    pages: how many were asked for.
+    """
+
+    def __init__(self, requests: Requests, attachment: Attachment | None, pages: int, seconds: float) -> None:
+        super().__init__(requests, attachment, pages)
+        self._due = time.monotonic() + seconds + ANSWER_S
+
+    @property
+    def ready(self) -> bool:
+        """Whether wait() returns at once: all is in memory, or can not be had, or not in time. Costs nothing to ask."""
+        return self._done or self._requests.foreign
+
+    def wait(self, deadline: float) -> int:
+        """Waits at most `deadline` seconds. How many pages from the head on the daemon said are in memory; 0 if none.
+
+        May be called again.
+        """
+        if self._requests.foreign:
+            return 0
+        self._requests.wait(self, deadline)
+        return self._answer or 0
+
+    def _hopeless(self) -> bool:
+        return self._requests.owes_at_once or self._requests.overstays
+
+    def _take(self, answer: Answer) -> bool:
+        if not isinstance(answer, Fetched):
+            return False
+        outcomes = answer.outcomes[: self.pages]
+        self._answer = len(outcomes) - len(outcomes.lstrip(_IN_MEMORY))
+        return True
+
+    def _fail(self, reason: str) -> None:
+        self._answer = 0
+
+    def __repr__(self) -> str:
+        state = f"{self._answer or 0} in memory" if self.ready else "asked"
+        return f"<Prefetch of {self.pages} pages, {state}>"

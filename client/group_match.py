@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.group_base import EVERYTHING, Group
+from pagetier.client.groups import EVERYTHING, Group
 from pagetier.client.keys import KEY_BYTES, Keys
 from pagetier.client.match import Handover, Match
 from pagetier.shm._core import Session, miss

@@ -25,8 +25,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.digests import HASH_BYTES, all_bytes, digests_of, is_sequence, mixed_into
-from pagetier.client.hash_inputs import TOKEN_BYTES, Tokens, token_ids
+from pagetier.client.hash_inputs import (
+    HASH_BYTES,
+    TOKEN_BYTES,
+    Tokens,
+    all_bytes,
+    digests_of,
+    is_sequence,
+    mixed_into,
+    token_ids,
+)
 from pagetier.shm.cached import CachedProperty
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.paged_blocks import Blocks
-from pagetier.client.part import Part
+from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Session

@@ -16,14 +16,12 @@ import click
 from pagetier.daemon.common.exit_codes import Exit, exit_code_help
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
-from pagetier.daemon.config.cli_options import config_flags, config_options
+from pagetier.daemon.config.cli_options import SomePath, config_flags, config_options
 from pagetier.daemon.config.load import Beside, ConfigError, load
-from pagetier.daemon.config.path_option import SomePath
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.host.capacity import fit
+from pagetier.daemon.host.capacity import fit, geometry_of, need_of, serves
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.prefault import PrefaultError
-from pagetier.daemon.host.segment_plan import geometry_of, need_of, serves
 from pagetier.daemon.lifecycle import Keeper, run
 from pagetier.daemon.release_memory import give_back_memory, name_meant
 from pagetier.daemon.server.control_socket import Server, SocketError
@@ -31,9 +29,10 @@ from pagetier.daemon.startup_errors import Refusing, give_up
 from pagetier.daemon.stop_signals import Told
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event, log_to_stderr
 from pagetier.shm.protocol import BUILD
-from pagetier.shm.segments import Geometry, Leftovers, Origin, Segments, UnfitError, Wish, take
+from pagetier.shm.segments import Leftovers, Origin, Segments, UnfitError, Wish, take
 
 log = logging.getLogger("pagetierd")
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, load
+from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, NoTextFileError, load, text_of
 from pagetier.daemon.config.schema import fields
-from pagetier.daemon.config.textfile import NoTextFileError, text_of
 from pagetier.shm.log_format import event
+from pagetier.shm.removal import give_back
 from pagetier.shm.segment_files import owner_of
-from pagetier.shm.segments import give_back
 
 log = logging.getLogger("pagetierd")
 

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import posix_ipc
 
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
+from pagetier.shm.index_header import Head, head_of
 
 KINDS: Final = ("index", "locks", "arena")
 _FOLDER: Final = Path("/dev/shm")
@@ -186,3 +188,51 @@ def _locks(index: int, way: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+_INDEX = ".index"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Segments under one name. uid: of whom they belong to; nbytes: memory that they take, as far as it can be seen."""
+
+    name: str
+    uid: int
+    nbytes: int
+    head: Head
+    lives: bool
+
+
+def survey(folder: Path = Path("/dev/shm")) -> list[Found]:
+    """The segments that this process may open, by name."""
+    return sorted(_look(folder), key=lambda found: found.name)
+
+
+def _look(folder: Path) -> Iterator[Found]:
+    for path in folder.glob(f"*{_INDEX}"):
+        try:
+            index = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found = _look_at(folder, path.name.removesuffix(_INDEX), index)
+        finally:
+            os.close(index)
+        if found is not None:
+            yield found
+
+
+def _look_at(folder: Path, name: str, index: int) -> Found | None:
+    head = head_of(index)
+    files = [folder / f"{name}.{kind}" for kind in KINDS]
+    if not head.ours and not (head.unfinished and all(file.exists() for file in files)):
+        return None
+    nbytes = sum(map(_memory, files))
+    return Found(name, os.fstat(index).st_uid, nbytes, head, is_locked(index))
+
+
+def _memory(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0

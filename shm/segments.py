@@ -11,21 +11,21 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 import posix_ipc
 
-from pagetier.shm._core import Owner, ShmError, plan
+from pagetier.shm._core import Owner, ShmError
 from pagetier.shm.failpoints import point
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.index_header import head_of
 from pagetier.shm.log_format import event
 from pagetier.shm.segment_files import (
     KINDS,
     is_current,
-    is_locked,
     lock,
     open_all,
     open_new,
@@ -41,29 +41,6 @@ _TRIES: Final = 20
 _U64: Final = 64
 _BLOCK: Final = 512  # what st_blocks counts
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the moment, and no matter of the segments
-
-
-class Geometry(msgspec.Struct, frozen=True):
-    """What segments are made with. frame_bytes: a power of two, 4096 or more; entries: pages at most."""
-
-    frame_bytes: int
-    frames: int
-    entries: int
-    spaces: int
-
-    @classmethod
-    def of(cls, header: Mapping[str, int]) -> Self:
-        """That of the segments with this header."""
-        return cls(*(header[field] for field in cls.__struct_fields__))
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Bytes of index, lock words and arena."""
-        return plan(self.frame_bytes, self.frames, self.entries, self.spaces)
-
-    def __str__(self) -> str:
-        frames = f"{self.frames} frames of {self.frame_bytes} bytes"
-        return f"{frames}, an index of {self.entries} pages and {self.spaces} namespaces"
 
 
 class Leftovers(Enum):
@@ -165,46 +142,6 @@ def take(wish: Wish) -> Segments:
             return segments
         os.close(index)
     raise ShmError(f"segments {wish.name!r} come and go: is another daemon being started and stopped?")
-
-
-class GivenBack(Enum):
-    """What became of the memory under a name."""
-
-    DONE = "the memory is given back"
-    NOTHING = "there is nothing to give back"
-    IN_USE = "a daemon lives on it"
-
-
-def give_back(name: str) -> GivenBack:
-    """Ends what an earlier daemon left under this name, and tells who still maps it.
-
-    Raises ShmError if it is another user's.
-    """
-    try:
-        index = open_segment(name, "index")
-    except posix_ipc.ExistentialError:
-        return GivenBack.NOTHING
-    try:
-        if is_locked(index):
-            return GivenBack.IN_USE
-        lock(name, index)
-        _tell_users(name, index)
-        unlink(name)
-    finally:
-        os.close(index)
-    return GivenBack.DONE
-
-
-def _tell_users(name: str, index: int) -> None:
-    """Says in the header that the end is meant, where there is a header that can be trusted."""
-    head = head_of(index)
-    if head.unfinished or head.why_not:
-        return
-    with contextlib.suppress(posix_ipc.ExistentialError, OSError):
-        owner = _map(name)
-        if owner.why_not() is None:
-            owner.adopt(_taken(owner))
-            owner.close()
 
 
 def _take_locked(wish: Wish, index: int) -> Segments | None:

@@ -9,23 +9,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from pagetier.client.async_copy.counters import Counts
-from pagetier.client.async_copy.handles import Store
-from pagetier.client.async_copy.load_handle import Load
+from pagetier.client.async_copy.handles import Load, Store
+from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.load_job import LoadingJob, source_of
-from pagetier.client.async_copy.queue_thread import Drive, in_thread
 from pagetier.client.async_copy.store_job import Door, Order, StoringJob
-from pagetier.client.async_copy.stream_queue import Lane
+from pagetier.client.async_copy.stream_queue import Drive, Lane, in_thread
 from pagetier.client.async_copy.throttle import Backlog, Pace, Rate
+from pagetier.client.client import Client
 from pagetier.client.futures import Promise
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match
-from pagetier.client.paged_blocks import part_of, require_named
-from pagetier.client.part import Part
+from pagetier.client.paged_blocks import Part, part_of, require_named
 from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.config.file import load_settings
 from pagetier.kernels.device import Device, Direction, Gate
+from pagetier.kernels.host.host_device import HostDevice
+from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.kernels.pinning.pinning import Registering, Unregistering
 
 _LAYERS_AHEAD: Final = 256  # of loads: a device may make whoever enqueues more than about a thousand wait
 # A socket that takes anything takes the keys of so many pages whole. Of more it may take half, and half a request ends
@@ -188,3 +190,49 @@ class Copier:
 
     def __repr__(self) -> str:
         return f"<Copier of {self._cache!r}, {self.counts}>"
+
+
+def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None = None) -> Copier:
+    """Asynchronous copies between this rank's cache and the arena. Close it before the client.
+
+    Args:
+        client: attached or not; it stays the caller's.
+        cache: in host memory, or on a GPU: then the arena is pinned in the background, and copies go another, slower
+            way until it is.
+        settings: None: what the copies' configuration says, see kernels.settings.
+
+    Raises SettingsError, and DeviceError where there is no such GPU.
+    """
+    told = load_settings() if settings is None else settings
+    if cache.cache.device == "cpu":
+        host = HostDevice(client.threads)
+        return Copier(client, cache, host, told, ended=host.close)
+    return _on_gpu(client, cache, told)
+
+
+def copier_pinning(
+    client: Client,
+    cache: PagedCache,
+    settings: CopySettings,
+    registrar: tuple[Registering, Unregistering],
+    device: Callable[[Callable[[Frames], bool]], Device],
+) -> Copier:
+    """A copier that pins the arena in the background, together with the others of this client and process.
+
+    registrar: pins memory, and unpins it. device: made with the question whether all of some frames are pinned by now.
+    """
+    lease = client.arenas.lease(*registrar)
+    its = lease.watched(device(lease.ready))
+    if client.session is not None:
+        lease.begin(client.session)
+    return Copier(client, cache, its, settings, ended=lease.end)
+
+
+def _on_gpu(client: Client, cache: PagedCache, settings: CopySettings) -> Copier:
+    from pagetier.kernels.gpu.cuda import cuda_device
+    from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
+
+    name = cache.cache.device
+    return copier_pinning(
+        client, cache, settings, cuda_registrar(name), lambda pinned: cuda_device(name, settings, pinned)
+    )

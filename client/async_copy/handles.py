@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
+from pagetier.client.async_copy.load_job import LoadingJob
 from pagetier.client.async_copy.store_job import StoringJob
 from pagetier.client.reservation import Outcome, StoreResult
+from pagetier.kernels.device import DeviceError, Gate
 
 
 class Store:
@@ -49,3 +53,94 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {'ready' if self.ready else 'on its way'}, {self._job.result!r}>"
+
+
+class Load:
+    """Pages on their way into the engine's cache, layer by layer. Made by Copier.load; from any thread.
+
+    Who drops it stops nothing. In a forked child nothing of it is ever ready.
+
+    pages: how many from the first one asked for on; what is behind them is a miss. With 0 every layer is ready.
+    layers: of this rank's cache.
+    """
+
+    def __init__(self, job: LoadingJob, gate: Gate | None = None) -> None:
+        self.pages, self.layers = job.pages, job.layers
+        self._job, self._gate = job, gate
+
+    @property
+    def failed(self) -> str:
+        """Why layers that are not ready never will be: the device failed, or the event to come after; else empty."""
+        return self._job.reason or (self._gate.reason if self._gate is not None else "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it writes to the cache any more: also after cancel(). Never, if the device failed."""
+        return self._job.ended
+
+    def wait_ended(self, deadline: float) -> bool:
+        """Waits for that, at most `deadline` seconds."""
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, deadline)
+
+    def ready(self, layer: int) -> bool:
+        """Whether a layer of all its pages is in the cache. Waits for nobody."""
+        if self._settled(layer):
+            return self._sound
+        event = self._job.event(layer)
+        try:
+            return event is not None and not self._job.foreign and event.done() and self._sound
+        except DeviceError:
+            return False
+
+    def wait(self, layer: int, deadline: float) -> bool:
+        """Waits for a layer, at most `deadline` seconds. False also where it will never come."""
+        if self._settled(layer):
+            return self._sound
+        ends = time.monotonic() + deadline
+        self._job.wait_until(lambda: self._job.decided(layer), deadline)
+        event = self._job.event(layer)
+        if event is None or self._job.foreign:
+            return False
+        try:
+            return event.wait(max(0.0, ends - time.monotonic())) and self._sound
+        except DeviceError:
+            return False
+
+    def hold(self, stream: object, layer: int, deadline: float) -> bool:
+        """What is given to the engine's stream from now on begins when the layer is in the cache.
+
+        Waits, at most `deadline` seconds, only until its copies are enqueued. False if they are not by then, or will
+        not be: then nothing is held. Raises ValueError for what is no stream.
+
+        True says that the copies are enqueued, not that they succeed: should they fail, what is held begins without the
+        layer. Who uses what it computed looks at `failed` behind it.
+        """
+        if self._settled(layer):
+            return self._sound
+        self._job.wait_until(lambda: self._job.decided(layer), deadline)
+        event = self._job.event(layer)
+        if event is None or not self._sound:
+            return False
+        try:
+            event.hold(stream)
+        except DeviceError:
+            return False
+        return True
+
+    def cancel(self) -> None:
+        """Begins no more layers; see `ended`. Those that were enqueued may still become ready."""
+        self._job.cancel()
+
+    def _settled(self, layer: int) -> bool:
+        if not 0 <= layer < self.layers:
+            raise ValueError(f"layer {layer} of {self.layers}")
+        return not self.pages or self._job.has_landed(layer)
+
+    @property
+    def _sound(self) -> bool:
+        """Whether what has come counts. To be asked behind it: a gate is lost before an event behind it comes."""
+        return not self._job.foreign and not (self._gate is not None and self._gate.reason)
+
+    def __repr__(self) -> str:
+        state = f"failed: {self.failed}" if self.failed else "ended" if self.ended else "on its way"
+        return f"<Load of {self.pages} pages, {self.layers} layers, {state}>"

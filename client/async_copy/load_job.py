@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from pagetier.client.async_copy.arena_pages import located
-from pagetier.client.async_copy.counters import Counts
-from pagetier.client.async_copy.job import Job, Piece
+from pagetier.client.async_copy.job import Counts, Job, Piece
 from pagetier.client.match import Match
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames

@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 
 from pagetier.client.async_copy.arena_pages import Indices, bytes_of_pages, chunks_of, picked
-from pagetier.client.async_copy.counters import Counts
 from pagetier.client.async_copy.granted_pages import Grant
-from pagetier.client.async_copy.job import Job, Piece
+from pagetier.client.async_copy.job import Counts, Job, Piece
 from pagetier.client.async_copy.throttle import Backlog
 from pagetier.client.futures import Promise
 from pagetier.client.reservation import Outcome, Reservation, StoreResult

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -224,3 +224,29 @@ class Lane:
             return None
         self._patience = _SHORTEST_S if moved else min(2 * self._patience, _LONGEST_S)
         return self._patience
+
+
+Drive: TypeAlias = Callable[[Lane, str], object]
+"""Sees to it that a lane's step() is called, under some name, until the lane is over."""
+
+
+def in_thread(lane: Lane, name: str) -> threading.Thread:
+    """A thread of its own, which ends when the lane is over, or with the process."""
+    thread = threading.Thread(target=_run, args=(lane,), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(lane: Lane) -> None:
+    reason = "the thread that copies has ended"
+    try:
+        pause = lane.step()
+        while not lane.over:
+            lane.rest(pause)
+            pause = lane.step()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if not lane.over:
+            lane.abort(reason)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pagetier.daemon.cli.registry import Place, others, own
-from pagetier.daemon.cli.summary import summary_of
+from pagetier.daemon.cli.registry import Place, others, own, summary_of
 from pagetier.daemon.common.exit_codes import exit_code_help
 from pagetier.daemon.common.stdout import told_if_not_written
 from pagetier.daemon.common.version_option import version_option
@@ -69,7 +68,7 @@ class Commands(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands, or options where a hyphen was typed; imports no command."""
-        from pagetier.daemon.cli.completion import commands_that_begin
+        from pagetier.daemon.cli.registry import commands_that_begin
 
         return commands_that_begin(incomplete, self.found) or click.Command.shell_complete(self, ctx, incomplete)
 

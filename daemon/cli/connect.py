@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pagetier.daemon.common.exit_codes import Exit
-from pagetier.daemon.config.path_option import SomePath
+from pagetier.daemon.config.cli_options import SomePath
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.protocol import BUILD, Answer, Observe, Refusal, Request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,11 +13,44 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.cli.console import console_for_people
-from pagetier.daemon.cli.disk_text import disk_lines
-from pagetier.daemon.cli.snapshot import ClientStats, Snapshot, Tier
-from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, Snapshot, Tier
+from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm.units import format_size
+
+
+def console_for_people(width: int | None = None) -> Console:
+    """On stdout. width: None for the terminal's; one of 0, as $COLUMNS and $LINES may say, is none, as for a shell."""
+    for name in ("COLUMNS", "LINES"):
+        if os.environ.get(name, "").strip("0") == "":
+            os.environ.pop(name, None)
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
+    """How it is, where it is, what went wrong."""
+    yield f"Disk tier in {disk.folder}: {disk.standing.value}{f', {disk.trouble}' if disk.trouble else ''}"
+    if disk.opened:
+        yield f"found {disk.opened}; {synced(disk)}; damaged pages dropped: {disk.damaged:,}"
+        yield (
+            f"files take {format_size(disk.file_bytes)} of {format_size(disk.cap)},"
+            f" {format_size(disk.disk_free)} free on the file system; {format_size(disk.device_bytes)} handed to it"
+        )
+    if disk.note:
+        yield disk.note
+    if work.lost or work.spared:
+        yield f"{work.lost:,} pages left memory before they were written, {work.spared:,} were not to be written"
+    if disk.budget is not None:
+        left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
+        yield f"{left} of {per_day} a day may be written now; {format_size(disk.budget.spared_bytes)} were not"
+
+
+def synced(disk: DiskReport) -> str:
+    """When it was last synced, and whether anything was written since."""
+    if not disk.last_sync:
+        return "never synced"
+    ago = max(0.0, time.time() - disk.last_sync)
+    return f"synced {ago:.0f} s ago" + ("" if disk.clean else ", written to since")
+
 
 _COLUMNS = 80
 _NAME = 12  # as wide as the longest label

@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 
-from pagetier.daemon.cli.atomic_file import write_whole
-from pagetier.daemon.cli.tenants import tenant_name
-from pagetier.daemon.cli.unmodified_file import is_as_sealed, sealed
+_SEAL: Final = "# as `pagetier unit install` wrote it, if this is the SHA-256 of the lines above: "
+
+
+def sealed(text: str) -> str:
+    """A text of whole lines, and a comment behind it."""
+    return f"{text}{_SEAL}{_digest(text)}\n"
+
+
+def is_as_sealed(text: str) -> bool:
+    """Whether a text was sealed, and nothing in it changed since."""
+    body, found, digest = text.rpartition(_SEAL)
+    return bool(found) and digest == f"{_digest(body)}\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_whole(path: Path, content: bytes, mode: int) -> None:
+    """In the place of what is there, be it a link. Raises OSError, and what was there is there still."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    beside = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(handle, mode)
+            os.fsync(handle)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+# 31 characters are the most that a user may have, of which "pagetier-" takes 9
+_NAME = re.compile("[a-z][a-z0-9_-]{0,21}")
+_TAKEN = {
+    "pagetierd": "the plain daemon has it",
+    "copy": "/etc/pagetier/copy.toml is what engines read, see `pagetier calibrate`",
+}
+_RULE = "1 to 22 of the characters a-z 0-9 _ -, the first of them a letter"
+
+
+def tenant_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A name that systemd, sysusers and file systems all take as it is, or the rule that it breaks."""
+    if value is None:
+        return None
+    if not _NAME.fullmatch(value):
+        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: {_RULE}', ctx, param)
+    if value in _TAKEN:
+        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: {_TAKEN[value]}', ctx, param)
+    return value
+
 
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _PROGRAM = "/usr/bin/pagetierd"

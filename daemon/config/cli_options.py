@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -79,3 +81,18 @@ def _help(field: Field) -> str:
         return field.setting.help
     default = field.setting.show(field.default)
     return f"{field.setting.help} [default: {default}]" if default else field.setting.help
+
+
+class SomePath(click.Path):
+    """A path that was given: an empty one, as an unset variable of a script leaves it, would be the current folder."""
+
+    def __init__(self, *, readable: bool = True) -> None:
+        super().__init__(path_type=Path, readable=readable)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Refuses what is empty as a wrong use."""
+        if value == "":
+            self.fail("an empty value names no file.", param, ctx)
+        return super().convert(value, param, ctx)

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from pagetier.daemon.config.schema import PREFIX, Config, Field, fields, replaced
-from pagetier.daemon.config.textfile import NoTextFileError, text_of
 from pagetier.daemon.config.toml_lines import Places, line_of_deepest, line_of_long_number
 from pagetier.daemon.config.validate import wrong_together
 from pagetier.daemon.config.value_types import hint
 from pagetier.shm.socket_path import default_socket
-from pagetier.shm.values_in_messages import shown
+from pagetier.shm.units import shown
+
+MOST_BYTES: Final = 1 << 20
+
+
+class NoTextFileError(Exception):
+    """There is something at the path that is not read; the message says what."""
+
+
+def text_of(path: Path) -> str:
+    """The whole text. Raises NoTextFileError, OSError, UnicodeDecodeError.
+
+    A running daemon reads so, too: a FIFO would have it wait for a writer, and a device has no end.
+    """
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise NoTextFileError("no regular file")
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise NoTextFileError(f"too large: at most {MOST_BYTES >> 20} MiB")
+    return content.decode()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
 
 __all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.config.disk_size import wrong_disk_size
 from pagetier.daemon.config.load import ConfigError, with_changes
 from pagetier.daemon.config.schema import Config, fields, replaced, value_of
+from pagetier.daemon.config.validate import wrong_disk_size
 from pagetier.shm.units import parse_size
 
 AT_ONCE: Final = frozenset(

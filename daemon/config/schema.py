@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from pagetier.daemon.config.metrics_address import Address, address_setting
 from pagetier.daemon.config.value_types import (
+    Address,
     Setting,
+    address_setting,
     choice_setting,
     count_setting,
     duration_setting,
@@ -32,6 +33,10 @@ from pagetier.daemon.config.value_types import (
     users_setting,
 )
 from pagetier.shm.socket_path import default_socket
+
+BATCH_BYTES: Final = 128 << 20
+SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
+
 
 PREFIX = "PAGETIER_"
 # the core takes an index of more pages for a damaged one

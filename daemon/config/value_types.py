@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from pagetier.shm.units import parse_duration, parse_size, spell_duration, spell_size
-from pagetier.shm.values_in_messages import shown
+from pagetier.shm.units import parse_duration, parse_size, shown, spell_duration, spell_size
 
 # struct sockaddr_un has 108 bytes for the path and its closing zero
 _SOCKET_PATH_LIMIT = 107
@@ -240,3 +239,53 @@ def hint(name: str, known: Iterable[str], told: Mapping[str, str] | None = None)
     """`; did you mean "..."?` with the name nearest to `name`, as `told` spells it; "" where none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f'; did you mean "{(told or {}).get(near[0], near[0])}"?' if near else ""
+
+
+_EXAMPLES = '"127.0.0.1:9464", "[::1]:9464" or "/run/pagetier/metrics.sock"'
+_LOCAL = "127.0.0.1"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Either a path, or an address of this host and a port."""
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return str(self.path)
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address_setting(help: str) -> Setting:
+    """An absolute path, a port, or an address of this host and a port; empty: none."""
+    plain = socket_setting(help)
+
+    def read(raw: object) -> Address | None:
+        if isinstance(raw, str) and raw.startswith("/"):
+            return Address(path=plain.read(raw))
+        if isinstance(raw, bool) or not isinstance(raw, (str, int)):
+            raise ValueError(f"{shown(raw)} is no address: write {_EXAMPLES}")
+        return _read_port(str(raw)) if str(raw) else None
+
+    return Setting(read=read, show=lambda address: str(address or ""), metavar="ADDRESS", help=help)
+
+
+def _read_port(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{shown(text)} is no address: write {_EXAMPLES}")
+    host = host.removeprefix("[").removesuffix("]") or _LOCAL
+    if not _is_local(host):
+        raise ValueError(f"{shown(text)} is not of this host alone: write {_EXAMPLES}, and put a proxy before it")
+    return Address(host=host, port=int(port))
+
+
+def _is_local(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

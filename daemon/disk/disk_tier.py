@@ -11,17 +11,15 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.config.disk_size import beyond_its_disk
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.config.validate import beyond_its_disk
 from pagetier.daemon.disk.backpressure import Backlog
-from pagetier.daemon.disk.disk_counters import Work
-from pagetier.daemon.disk.flush_to_disk import Saving
+from pagetier.daemon.disk.flush_to_disk import Alone, Saving, alone, in_memory, tell_lost
 from pagetier.daemon.disk.inventory import Contents
-from pagetier.daemon.disk.memory_only import Alone, alone, in_memory, tell_lost
 from pagetier.daemon.disk.pending_flushes import Flushes
 from pagetier.daemon.disk.publish_status import Bulletin
 from pagetier.daemon.disk.reads import Fetches
-from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.disk.status import Standing, Work
 from pagetier.daemon.disk.supervisor import Supervisor
 from pagetier.daemon.disk.write_behind import RULES, STALLED_S, Behind
 from pagetier.daemon.disk.write_budget import Budget

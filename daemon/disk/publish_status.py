@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pagetier.daemon.common.fault_log import Grumble
+from pagetier.daemon.common.log_throttle import Grumble
 from pagetier.daemon.disk.status import DiskReport, Standing, with_state
 from pagetier.daemon.disk.write_behind import Behind
 from pagetier.daemon.disk.write_budget import Budget

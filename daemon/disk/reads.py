@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from pagetier.daemon.common.fault_log import Grumble
-from pagetier.daemon.disk.busy_time import Busy
+from pagetier.daemon.common.log_throttle import Grumble
+from pagetier.daemon.disk.status import Busy
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, ProtocolError

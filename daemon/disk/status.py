@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from enum import Enum
 
 import msgspec
@@ -84,3 +86,33 @@ def with_state(report: DiskReport, state: TierState) -> DiskReport:
 def unpack(text: bytes | None) -> DiskReport:
     """What is in the header; nothing where nobody wrote anything yet."""
     return msgspec.json.decode(text, type=DiskReport) if text else DiskReport()
+
+
+class Work(msgspec.Struct, frozen=True):
+    """writing: pages that are being written now. write_seconds, read_seconds: how long this daemon's disk was at it."""
+
+    report: DiskReport
+    writing: int
+    write_seconds: float
+    read_seconds: float
+
+
+class Busy:
+    """A clock that runs while there are orders that were not answered."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._before = 0.0
+
+    def note(self, orders: int) -> None:
+        """So many are open now."""
+        if orders and self._since is None:
+            self._since = self._clock()
+        elif not orders:
+            self._before, self._since = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self._before + (self._clock() - self._since if self._since is not None else 0.0)

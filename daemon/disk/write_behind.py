@@ -8,11 +8,11 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import msgspec
-
-from pagetier.daemon.common.fault_log import Grumble
+from pagetier.daemon.common.log_throttle import Grumble
+from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
 from pagetier.daemon.config.schema import Disk as DiskOptions
-from pagetier.daemon.disk.busy_time import Busy
+from pagetier.daemon.disk.status import Busy
+from pagetier.daemon.disk.write_batch import _Ordered
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
@@ -20,10 +20,8 @@ from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.worker_protocol import Order, Stored, Sync, Synced, Write, Wrote
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
-BATCH_BYTES: Final = 128 << 20
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
-SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
 _MOST_DROPS: Final = 1 << 20  # in one order: a message has its bounds
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
@@ -33,29 +31,6 @@ _FAILED, _DONE, _SPARED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
     bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]), bytes([_FAILED, _DONE, _AGAIN, _AGAIN])
 )
-
-
-class _Ordered(msgspec.Struct, frozen=True):
-    """Pages that were chosen, a packed array each."""
-
-    entries: bytes
-    serials: bytes
-    keys: bytes
-    sizes: bytes
-    spaces: bytes
-    ticks: bytes
-    chains: bytes
-
-    def __len__(self) -> int:
-        return len(self.entries) // 4
-
-    def only(self, which: list[int]) -> _Ordered:
-        """Those pages alone, in order."""
-        widths = (4, 8, 32, 8, 4, 8, 4)
-        fields = (getattr(self, name) for name in self.__struct_fields__)
-        return _Ordered(
-            *(b"".join(field[i * n : i * n + n] for i in which) for field, n in zip(fields, widths, strict=True))
-        )
 
 
 class Behind:

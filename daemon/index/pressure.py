@@ -85,3 +85,27 @@ def _pinned(holder: dict[str, Any]) -> int:
 def _name_of(taker: dict[str, Any]) -> tuple[int, int]:
     """Another one for each attachment."""
     return taker["slot"], taker["attached_ns"]
+
+
+class Shortage:
+    """Looks whether the arena can have no more memory, and tells so when it begins. On the loop's thread only.
+
+    Engines go on: nobody is granted what there is not. An arena that was populated never lacks any.
+    """
+
+    def __init__(self, owner: Owner, clock: Callable[[], float] = time.monotonic) -> None:
+        self._owner = owner
+        self._clock = clock
+        self._lacked = False
+        self._quiet_until = -TELL_EVERY_S
+
+    def look(self) -> None:
+        """Cheap: for a few times a second."""
+        before, self._lacked = self._lacked, self._owner.lacks_memory
+        if self._lacked and not before and self._clock() >= self._quiet_until:
+            self._quiet_until = self._clock() + TELL_EVERY_S
+            log.warning(
+                "there is no memory for more of the arena: pages leave early and stores are refused until /dev/shm"
+                ' has room again; arena.prefault = "populate" takes all of it at the start',
+                extra=event("arena_short"),
+            )

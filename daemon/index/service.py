@@ -15,19 +15,18 @@ from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import InForce
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import Disk
+from pagetier.daemon.host.capacity import short_index
 from pagetier.daemon.host.peer_credentials import Peer
-from pagetier.daemon.host.segment_plan import short_index
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.flush import Flushing
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
-from pagetier.daemon.index.pressure import Pinning
-from pagetier.daemon.index.quotas import Bounds
+from pagetier.daemon.index.pressure import Pinning, Shortage
+from pagetier.daemon.index.quotas import Bounds, has_slot, why_no_slot
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.scan_queue import Walks
-from pagetier.daemon.index.shortage import Shortage
-from pagetier.daemon.index.slot_quota import has_slot, why_no_slot
 from pagetier.shm._core import PARTS, Owner
 from pagetier.shm.failpoints import point
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
     Attach,
@@ -46,7 +45,7 @@ from pagetier.shm.protocol import (
     Saved,
     Welcome,
 )
-from pagetier.shm.segments import Geometry, Segments
+from pagetier.shm.segments import Segments
 
 log = logging.getLogger(__name__)
 

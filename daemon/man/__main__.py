@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pagetier.daemon.man.pages import documents
+from pagetier.daemon.man.content import documents
 
 folder = Path(sys.argv[1])
 (folder / "man").mkdir(parents=True, exist_ok=True)

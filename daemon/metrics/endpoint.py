@@ -14,12 +14,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from pagetier.daemon.config.metrics_address import Address
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.config.value_types import Address
 from pagetier.daemon.index.service import Service
-from pagetier.daemon.metrics.connection_cap import Guests
 from pagetier.daemon.metrics.families import families
-from pagetier.daemon.metrics.http import Answering, Page
+from pagetier.daemon.metrics.http import Answering, Guests, Page
 from pagetier.daemon.metrics.sample import Looker
 from pagetier.daemon.server.control_socket import SocketError, identity, open_socket, remove_socket
 from pagetier.daemon.server.listener import Accepting

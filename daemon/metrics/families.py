@@ -6,18 +6,123 @@ can be added over its labels, but for the tiers of a lookup: what is missed in o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from typing import Any, TypeAlias
 
-from prometheus_client.metrics_core import HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
-from pagetier.daemon.disk.status import Standing
-from pagetier.daemon.metrics.disk_families import disk_families
-from pagetier.daemon.metrics.family_builders import PREFIX, counter, counters, gauge, gauges
+from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.daemon.metrics.sample import Look
-from pagetier.daemon.metrics.space_families import space_families
 from pagetier.shm._core import FORMAT, SLOTS
 from pagetier.shm.protocol import PROTOCOL
+
+PREFIX = "pagetier_"
+
+Numbers: TypeAlias = Mapping[str, float] | Mapping[tuple[str, str], float]
+"""By the value of the one label, or by the values of both in their order."""
+
+
+def counter(name: str, about: str, value: float) -> Metric:
+    """One number that rises; `name` without the `_total` that it gets."""
+    return CounterMetricFamily(PREFIX + name, about, value=value)
+
+
+def counters(name: str, about: str, labels: Sequence[str], numbers: Numbers) -> Metric:
+    """Numbers that rise."""
+    family = CounterMetricFamily(PREFIX + name, about, labels=labels)
+    return _filled(family, numbers)
+
+
+def gauge(name: str, about: str, value: float) -> Metric:
+    """One number that rises and falls."""
+    return GaugeMetricFamily(PREFIX + name, about, value=value)
+
+
+def gauges(name: str, about: str, labels: Sequence[str], numbers: Numbers) -> Metric:
+    """Numbers that rise and fall."""
+    family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
+    return _filled(family, numbers)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, numbers: Numbers) -> Metric:
+    for values, number in numbers.items():
+        family.add_metric((values,) if isinstance(values, str) else values, number)
+    return family
+
+
+def disk_families(look: Look) -> Iterator[Metric]:
+    """All of them."""
+    report, header = look.work.report, look.header
+    standings = {standing.value: float(report.standing is standing) for standing in Standing}
+    yield gauges("disk_standing", "How the disk tier is: 1 for one of these.", ["standing"], standings)
+    yield counter("checksum_failures", "Pages whose bytes on disk were not those stored.", header["disk_damaged"])
+    yield counter("spared_pages", "Pages that were not to be written, or could not be.", header["disk_spared"])
+    if report.standing is not Standing.NONE:
+        yield _queue(look)
+        yield from _worker(report)
+        yield from _budget(report)
+
+
+def _queue(look: Look) -> Metric:
+    # each page is listed once, in whatever tiers it is
+    unwritten = sum(max(0, space["listed"] - space["disk_pages"]) for space in look.spaces)
+    pages = {"waiting": max(0, unwritten - look.work.writing), "writing": look.work.writing}
+    about = "Pages in memory alone: those that may still have to be written, and those that are being written."
+    return gauges("write_behind_queue_pages", about, ["state"], pages)
+
+
+def _worker(report: DiskReport) -> Iterator[Metric]:
+    yield counter("disk_worker_restarts", "Times that the tier's worker was started again.", report.restarts)
+    yield gauge("disk_last_sync_timestamp_seconds", "When all that was written was synced; 0: never.", report.last_sync)
+    yield gauge("disk_file_bytes", "What the tier's files take.", report.file_bytes)
+    yield counter("disk_device_bytes", "Bytes handed to the file system, trees included.", report.device_bytes)
+    filesystem = {"free": report.disk_free, "used": max(0, report.disk_total - report.disk_free)}
+    yield gauges("disk_filesystem_bytes", "The file system that the tier is on.", ["state"], filesystem)
+
+
+def _budget(report: DiskReport) -> Iterator[Metric]:
+    budget = report.budget
+    if budget is not None:
+        bytes_of_day = {"left": budget.left, "spent": max(0, budget.per_day - budget.left)}
+        yield gauges("disk_budget_bytes", "Bytes that may be written a day.", ["state"], bytes_of_day)
+        spared = {"budget": budget.spared_bytes}
+        yield counters("spared_bytes", "Bytes that were not written, and why.", ["reason"], spared)
+
+
+OTHERS = "others"
+_KINDS = ("pages", "bytes")
+
+
+def space_families(look: Look, most: int) -> Iterator[Metric]:
+    """Pages and bytes of the `most` namespaces with most bytes, and of all others together."""
+    yield gauge("namespaces", "Namespaces that the index knows.", len(look.spaces))
+    yield gauge("namespaces_limit", "Namespaces that there is room for.", look.header["spaces"])
+    counts = look.idle_namespaces
+    about = "Idle namespaces that were dropped as the table was full; of this daemon."
+    yield counter("namespaces_dropped", about, counts.dropped)
+    about = "Requests for room that were rejected as the table of namespaces was full; of this daemon."
+    yield counter("namespaces_rejected", about, counts.rejected)
+    ordered = sorted(look.spaces, key=lambda space: -(space["bytes"] + space["disk_bytes"]))
+    for kind in _KINDS:
+        numbers: dict[tuple[str, str], float] = {}
+        for at, space in enumerate(ordered):
+            _add(numbers, OTHERS if at >= most else space["name"], space, kind)
+        about = f"{kind.capitalize()} of a namespace; on disk: in memory too or not."
+        yield gauges(f"namespace_{kind}", about, ["namespace", "tier"], numbers)
+
+
+def _add(numbers: dict[tuple[str, str], float], name: str, space: dict[str, Any], kind: str) -> None:
+    """Two namespaces of one name, which only their digests tell apart, are added up."""
+    for tier, key in (("memory", kind), ("disk", f"disk_{kind}")):
+        numbers[name, tier] = numbers.get((name, tier), 0) + space[key]
+
 
 _BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
 _NS = 1_000_000_000

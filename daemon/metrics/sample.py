@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.disk.disk_counters import Work
+from pagetier.daemon.disk.status import Work
 from pagetier.daemon.index.idle_namespaces import IdleCounts
 from pagetier.daemon.index.service import Service
 from pagetier.shm._core import Observer

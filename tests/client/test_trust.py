@@ -137,7 +137,7 @@ def test_a_folder_in_a_folder_of_another_user(runtime: Path) -> None:
 @pytest.mark.parametrize("command", ["stats", "flush", "resize", "doctor", "top"])
 def test_commands_believe_it_as_little(command: str) -> None:
     arguments = {"flush": ["--namespace", "m"], "resize": ["--disk-size", "1GiB"], "top": ["--once"]}.get(command, [])
-    imports = f"import pagetier.daemon.cli.console\nfrom pagetier.daemon.cli.{command} import {command} as command"
+    imports = f"import pagetier.daemon.cli.render\nfrom pagetier.daemon.cli.{command} import {command} as command"
     with fallback_of(ALICE) as folder:
         folder_of(MALLORY, folder)
         with daemon_of(MALLORY, folder / "pagetier.sock"):

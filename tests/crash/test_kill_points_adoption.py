@@ -8,7 +8,7 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Pins
-from pagetier.shm.segments import Geometry
+from pagetier.shm.geometry import Geometry
 
 _ENTRIES = 1_000_000
 _FRAME = 4096

@@ -12,7 +12,7 @@ from pagetier.daemon.cli.registry import others, own
 from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.reload import AT_ONCE
 from pagetier.daemon.config.schema import fields
-from pagetier.daemon.man.pages import documents, manual
+from pagetier.daemon.man.content import documents, manual
 from pagetier.daemon.man.roff import Roff
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -118,7 +118,7 @@ def test_answers_are_stored(model: str, daemon: RunningDaemon, client: Client) -
 
 
 def _keys(engine: HarnessedEngine, request: Any, at: int) -> Any:
-    from pagetier.client.groups import GroupKeys
+    from pagetier.client.group_match import GroupKeys
 
     group = engine.groups[at]
     return GroupKeys(group.kind, group.keys(request.block_hashes[group.hashes - 1 :: group.hashes]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from pagetier.shm._core import Owner, Session
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.process import Process
-from pagetier.shm.segments import Geometry
 
 DAY_NS = 86_400 * 10**9
 

@@ -23,8 +23,8 @@ from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import Pins, Session
 from pagetier.shm.daemon_link import Link
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
-from pagetier.shm.segments import Geometry
 
 TOKENS, BLOCK, HEADS, WIDTH, LAYERS = 4, 2, 4, 47, 2
 BLOCKS = 48

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from anonymous_segments import DAY_NS, Memory, attach
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import (
     Answer,
     Attach,
@@ -28,7 +29,6 @@ from pagetier.shm.protocol import (
     pack,
     read_request,
 )
-from pagetier.shm.segments import Geometry
 
 ANSWER_S = 10.0
 GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)

@@ -11,7 +11,7 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Observer, Owner, Pins, Session
-from pagetier.shm.segments import Geometry
+from pagetier.shm.geometry import Geometry
 
 EVERYTHING = 2**63 - 1
 _FRAMES = 128

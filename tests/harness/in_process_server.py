@@ -18,8 +18,9 @@ import msgspec
 from pagetier.daemon.config.schema import Access, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD, Answer, Request, Unpacker, pack, read_answer
-from pagetier.shm.segments import Geometry, Segments, Wish, take
+from pagetier.shm.segments import Segments, Wish, take
 
 WAIT_S = 10.0
 SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from anonymous_segments import DAY_NS, Memory, attach
 from index_model import FRAME, Hand, Model, Page, State
 from pagetier.shm._core import Pins, Session
-from pagetier.shm.segments import Geometry
+from pagetier.shm.geometry import Geometry
 
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=24, entries=20, spaces=2)
 GRANTED, PRESENT, PENDING, FULL, SIZE = range(5)

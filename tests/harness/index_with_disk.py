@@ -6,7 +6,7 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Owner, Pins, Session
-from pagetier.shm.segments import Geometry
+from pagetier.shm.geometry import Geometry
 
 FRAME = 4096
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=8, entries=12, spaces=2)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from oracle.page_contents import words, wrong
 from pagetier.client import Client, Keys, Part, StoreResult
-from pagetier.client.part import WHOLE
+from pagetier.client.paged_blocks import WHOLE
 from running_daemon import namespace
 
 SEED = 7

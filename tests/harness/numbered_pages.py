@@ -10,7 +10,8 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, attach
 from pagetier.shm._core import Owner, Pins, Session
-from pagetier.shm.segments import Geometry, Segments, Wish, take
+from pagetier.shm.geometry import Geometry
+from pagetier.shm.segments import Segments, Wish, take
 
 FRAME = 4096
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=64, entries=48, spaces=4)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm._core import Owner, Pins, Session
-from pagetier.shm.segments import Geometry
+from pagetier.shm.geometry import Geometry
 
 KEYS = [bytes([number]) * 32 for number in range(8)]
 FRAME = 4096

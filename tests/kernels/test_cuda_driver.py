@@ -13,8 +13,8 @@ from fake_cuda import GLOBAL, RELAXED, PretendedDriver, in_thread, mode_now, rai
 from fake_queues import LateQueue
 from pagetier.kernels.device import DeviceError
 from pagetier.kernels.gpu.copy_paths import Moves
+from pagetier.kernels.gpu.cuda import Batched, OneByOne, memcpy_of
 from pagetier.kernels.gpu.cuda_driver import Driver
-from pagetier.kernels.gpu.memcpy import Batched, OneByOne, memcpy_of
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.pinning.pinned_arenas import Lease, PinnedArenas
 from pagetier.shm._core import Session
-from pagetier.shm.segments import Geometry
+from pagetier.shm.geometry import Geometry
 
 FRAME, FRAMES, LONG_S = 4096, 16, 20.0
 

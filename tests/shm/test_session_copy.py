@@ -12,7 +12,7 @@ import pytest
 from anonymous_segments import DAY_NS, Memory, attach
 from forked_child import in_child
 from pagetier.shm._core import Observer, Owner, Pins, Session, miss
-from pagetier.shm.segments import Geometry
+from pagetier.shm.geometry import Geometry
 from strided_tables import FRAME, Bytes, Shape, Tables
 
 KEYS = [bytes([number]) * 32 for number in range(8)]

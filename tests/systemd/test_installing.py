@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli import unit as unit_command
-from pagetier.daemon.cli.unmodified_file import is_as_sealed, sealed
+from pagetier.daemon.cli.unit import is_as_sealed, sealed
 
 UNIT = "etc/systemd/system/pagetierd.service"
 RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'

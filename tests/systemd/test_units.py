@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli import unit as unit_command
-from pagetier.daemon.cli.unmodified_file import sealed
+from pagetier.daemon.cli.unit import sealed
 from pagetier.daemon.config.load import load
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pagetier.tiers.base import Outcome, Outgoing
-from pagetier.tiers.lmdb import LmdbTier, disk_blocks, files
+from pagetier.tiers.lmdb import LmdbTier, files
+from pagetier.tiers.lmdb import environment as disk_blocks
 from pagetier.tiers.lmdb.environment import Environment
 from pagetier.tiers.lmdb.recovery import shortened
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoings, small_tier

@@ -4,7 +4,7 @@ It performs best in a process whose environment sets MALLOC_MMAP_THRESHOLD_ and 
 MALLOC_ARENA_MAX to 1: LMDB allocates what it writes, frame by frame, in several threads.
 """
 
-from pagetier.tiers.lmdb.distrust import doubt, give_up
 from pagetier.tiers.lmdb.tier import LmdbTier
+from pagetier.tiers.lmdb.tier_folder import doubt, give_up
 
 __all__ = ["LmdbTier", "doubt", "give_up"]

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import lmdb
+
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import TierError
 from pagetier.tiers.capacity import PAGE
@@ -181,3 +183,17 @@ def remove_environment(folder: Path) -> None:
 def numbered_folders(folder: Path) -> Iterator[Path]:
     """Environments, and what a compaction left behind."""
     return (path for path in folder.iterdir() if path.name.removesuffix(COPY).isdecimal() and path.is_dir())
+
+
+# If LMDB meets damage while it looks up a database's root, it reports nothing at first, and then BadTxnError for every
+# further call of the transaction.
+DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PageFullError,
+    lmdb.CursorFullError,
+    lmdb.BadTxnError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.MapResizedError,
+)

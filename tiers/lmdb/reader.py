@@ -14,8 +14,8 @@ import numpy as np
 from pagetier.tiers.base import KEY_BYTES, DoubtError, Held, Incoming, Outcome, ReadResult
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.lmdb import records
-from pagetier.tiers.lmdb.damage import DAMAGE
 from pagetier.tiers.lmdb.environment import Environment, Transaction
+from pagetier.tiers.lmdb.files import DAMAGE
 from pagetier.tiers.lmdb.frame_count import BATCH, Tally
 from pagetier.tiers.lmdb.records import HEADER_BYTES, Header, RecordError
 

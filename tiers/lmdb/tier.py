@@ -28,13 +28,13 @@ from pagetier.tiers.base import (
     TierState,
     Written,
 )
-from pagetier.tiers.lmdb import files, placement, reader, writer
+from pagetier.tiers.lmdb import files, reader, writer
+from pagetier.tiers.lmdb import writer as placement
 from pagetier.tiers.lmdb.environment import Environment
-from pagetier.tiers.lmdb.placement import Share
 from pagetier.tiers.lmdb.read_priority import Turns
 from pagetier.tiers.lmdb.reader import Look
 from pagetier.tiers.lmdb.tier_folder import Options, open_folder, prepare, telling
-from pagetier.tiers.lmdb.writer import Applied
+from pagetier.tiers.lmdb.writer import Applied, Share
 
 _T = TypeVar("_T")
 _AGAIN: Final = 256  # pages whose drop failed, retried with a batch: few, since none of them may be there any more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
 from pagetier.tiers.lmdb import compaction, files, free_space, recovery
 from pagetier.tiers.lmdb.environment import Environment
 from pagetier.tiers.lmdb.records import FORMAT, About
-from pagetier.tiers.lmdb.recovery import Journal, State
+from pagetier.tiers.lmdb.recovery import Journal, State, read_state
 
 _NEW: Final = "new"
 _OURS: Final = {"owner", "state", "state.tmp", "lost+found"}
@@ -259,3 +260,33 @@ class _Opening:
             f"the files in {self._options.folder} take {takes} bytes, the cap is {cap}: "
             f"free {takes - cap} bytes on its file system and restart to give them back ({self._too_long[0]})"
         )
+
+
+def doubt(folder: Path) -> None:
+    """Requires the next process that opens the folder to verify it first. Raises TierError."""
+    with (
+        _owned(folder),
+        contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError),
+    ):  # an unreadable state file causes a rebuild anyway
+        state = read_state(folder)
+        if state is not None:
+            Journal(folder, state).doubt()
+
+
+def give_up(folder: Path) -> None:
+    """Deletes the folder's content, so that the next process starts with an empty tier. Raises TierError."""
+    with _owned(folder):
+        for path in list(files.numbered_folders(folder)):
+            files.remove_environment(path)
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Locks the folder, creating it if it is missing, since it is about to be opened."""
+    with telling(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = files.own(folder)
+        try:
+            yield
+        finally:
+            os.close(descriptor)

@@ -17,12 +17,12 @@ import msgspec
 
 from pagetier.tiers.base import Outgoing, TierError
 from pagetier.tiers.lmdb import files, free_space, reader, records
-from pagetier.tiers.lmdb.damage import DAMAGE
 from pagetier.tiers.lmdb.environment import Environment, Transaction
+from pagetier.tiers.lmdb.files import DAMAGE
 from pagetier.tiers.lmdb.frame_reader import page_after
 from pagetier.tiers.lmdb.free_space import FullError
 from pagetier.tiers.lmdb.read_priority import Patience, Turns
-from pagetier.tiers.lmdb.records import Header
+from pagetier.tiers.lmdb.records import Header, frames_of
 
 _DROPS: Final = 8  # transactions' worth of frames dropped in one: it writes little, and the room is reusable sooner
 
@@ -223,3 +223,46 @@ def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) 
         for page, checksum in zip(pages, sums, strict=True):
             number = environment.number_of(txn, page.space)
             put(environment, txn, page, Header(number, page.size, page.stamp, checksum, ()), patience)
+
+
+class Share(msgspec.Struct):
+    """The work of one environment. `left`: frames that still fit; `pages`: their indices in the batch."""
+
+    left: int
+    drops: list[bytes]
+    pages: list[int]
+
+
+def share(
+    environments: Sequence[Environment], drops: Sequence[bytes], pages: Sequence[Outgoing], frame_bytes: int
+) -> list[Share]:
+    """Returns each environment's share. Pages that fit nowhere are in none of them."""
+    shares = [Share(one.shape.room - one.used, [], []) for one in environments]
+    homes: dict[bytes, tuple[Share, int]] = {}
+    dropped = set(drops)
+    for environment, its in zip(environments, shares, strict=True):
+        _find_drops(environment, its, list(dict.fromkeys(drops)), frame_bytes)
+        for page, header in zip(pages, reader.headers(environment, [page.key for page in pages]), strict=True):
+            if header is not None:
+                homes[page.key] = (its, 0 if page.key in dropped else _frames_of_page(header, frame_bytes))
+    for number, page in enumerate(pages):
+        _place(shares, homes.get(page.key), number, len(page.frames))
+    return shares
+
+
+def _find_drops(environment: Environment, its: Share, drops: Sequence[bytes], frame_bytes: int) -> None:
+    for key, header in zip(drops, reader.headers(environment, drops), strict=True):
+        if header is not None:
+            its.drops.append(key)
+            its.left += _frames_of_page(header, frame_bytes)
+
+
+def _place(shares: Sequence[Share], home: tuple[Share, int] | None, number: int, frames: int) -> None:
+    its, freed = home if home is not None else (max(shares, key=lambda one: one.left), 0)
+    if its.left + freed >= frames:
+        its.left += freed - frames
+        its.pages.append(number)
+
+
+def _frames_of_page(header: Header, frame_bytes: int) -> int:
+    return frames_of(header.size, frame_bytes)

@@ -18,8 +18,9 @@ import msgspec
 from pagetier.client.cli.replay.daemon_counters import observe
 from pagetier.shm._core import ShmError
 from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD, Attach, Detach
-from pagetier.shm.segments import Geometry, Leftovers, Wish, take
+from pagetier.shm.segments import Leftovers, Wish, take
 
 _REFUSED: Final = 4
 _LEAST_FRAME: Final = 4096

@@ -15,13 +15,10 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.cli.replay.client_process import Job
-from pagetier.client.cli.replay.clients import Pool, UnreachableError
+from pagetier.client.cli.replay.clients import Job, Pace, Pool, UnreachableError
 from pagetier.client.cli.replay.daemon_counters import Watch
 from pagetier.client.cli.replay.private_daemon import DaemonError, Disk, OwnDaemon
-from pagetier.client.cli.replay.rate_limit import Pace
-from pagetier.client.cli.replay.report import Run
-from pagetier.client.cli.replay.report_text import progress_bar, show
+from pagetier.client.cli.replay.report import Run, progress_bar, show
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.keys import Namespace
 from pagetier.shm._core import ShmError

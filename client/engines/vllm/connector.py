@@ -10,7 +10,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata, StepMetadata, StoredMetadata
-from pagetier.client.engines.vllm.connector_settings import read_settings
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError
 from pagetier.client.engines.vllm.messages import Orders
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
@@ -19,6 +18,7 @@ from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.setup import (
     open_scheduler,
     open_worker,
+    read_settings,
     require_failures_told,
     require_recompute,
     shapes_of,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pagetier.client.client import Client
-from pagetier.client.groups import GroupMatch
-from pagetier.client.prefetch import Prefetch
+from pagetier.client.futures import Prefetch
+from pagetier.client.group_match import GroupMatch
 
 
 class Asked:

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from pagetier.client.engines.vllm.prefetch import Asked
-from pagetier.client.groups import Group, GroupKeys, GroupMatch, Lookup
+from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
+from pagetier.client.groups import Group
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Handover, Match
 

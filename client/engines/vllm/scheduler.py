@@ -18,7 +18,7 @@ from pagetier.client.engines.vllm.prefetch import Asker
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
 from pagetier.client.engines.vllm.request_state import NOTHING, Found, PagedGroup, Taken, Tracked, some_of
 from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
-from pagetier.client.groups import GroupMatch
+from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Namespace
 
 _TRIES: Final = 2  # of loads that fail, before a request is computed: the first may have found what left just then

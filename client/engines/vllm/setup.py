@@ -9,9 +9,10 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
-from pagetier.client.async_copy.opening import open_copier
+import msgspec
+
+from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
-from pagetier.client.engines.vllm.connector_settings import ConnectorSettings
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
@@ -21,6 +22,33 @@ from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.worker import Lane, WorkerHalf, Zeroing
 from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.transfer import PagedCache
+
+
+class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Raises ValueError for what is out of bounds.
+
+    socket: of the daemon; empty: where it usually is. disk_deadline: seconds that a request may wait for pages on disk
+    before it is computed instead; 0: it never does. salt: engines with different ones share nothing. name: what
+    administrators see of this engine; empty: the program's.
+    """
+
+    socket: str = ""
+    disk_deadline: float = 2.0
+    salt: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.disk_deadline <= 3600:
+            raise ValueError(f"disk_deadline = {self.disk_deadline}: seconds from 0 to 3600")
+
+
+def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
+    """Raises ValueError for an unknown key or a value of another kind; the message names it."""
+    try:
+        return msgspec.convert(dict(given), ConnectorSettings)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"kv_connector_extra_config: {error}") from error
+
 
 log = logging.getLogger("vllm.pagetier")
 

@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 
 from pagetier.client.async_copy.copier import Copier
-from pagetier.client.async_copy.handles import Store
-from pagetier.client.async_copy.load_handle import Load
+from pagetier.client.async_copy.handles import Load, Store
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import Tally
 from pagetier.client.engines.vllm.kv_tensors import slots_of

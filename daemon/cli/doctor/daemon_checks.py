@@ -12,12 +12,11 @@ from pagetier.daemon.cli.connect import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
 from pagetier.daemon.config.schema import Access, Config, replaced
-from pagetier.daemon.host.segment_plan import geometry_of, serves, short_index
+from pagetier.daemon.host.capacity import geometry_of, serves, short_index
 from pagetier.daemon.server.control_socket import locked_out
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Check, Findings
-from pagetier.shm.segment_files import user_name
-from pagetier.shm.segment_survey import Found, survey
-from pagetier.shm.segments import Geometry
+from pagetier.shm.segment_files import Found, survey, user_name
 from pagetier.shm.units import format_size
 
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.host.capacity import fit
+from pagetier.daemon.host.capacity import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
-from pagetier.daemon.host.segment_plan import need_of
-from pagetier.shm.segment_survey import survey
+from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size
 
 _MADV_POPULATE_WRITE = 23

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from pagetier.daemon.cli.top.keyboard import Keys
+    from pagetier.daemon.cli.top.screen import Keys
 
 
 class _Seconds(click.FloatRange):
@@ -46,7 +46,7 @@ def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  cli
     that it found in memory, where they can be loaded from at once. Only looks. q or Ctrl-C ends it. Exit codes: 0; 3
     no daemon at the start.
     """
-    from pagetier.daemon.cli.console import console_for_people
+    from pagetier.daemon.cli.render import console_for_people
 
     console = console_for_people()
     if once or not console.is_terminal or console.is_dumb_terminal:
@@ -68,7 +68,7 @@ def _show_once(console: Console, socket: Path, interval: float) -> None:
 def _watch(console: Console, socket: Path, interval: float) -> None:
     from rich.live import Live
 
-    from pagetier.daemon.cli.top.keyboard import Keys
+    from pagetier.daemon.cli.top.screen import Keys
 
     with daemon_at(socket):
         pass  # that there is none is told before the screen is taken

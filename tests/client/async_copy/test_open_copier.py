@@ -16,7 +16,7 @@ from copying_engine import COPYING, LAYERS, Engine, slots_of
 from fake_pinning_driver import PinningDriver, eventually
 from pagetier.client import Client, Namespace
 from pagetier.client.async_copy import Copier, open_copier
-from pagetier.client.async_copy.opening import copier_pinning
+from pagetier.client.async_copy.copier import copier_pinning
 from pagetier.kernels.config.file import COPY_VARIABLE, SettingsError
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.host.host_device import HostDevice, HostStream

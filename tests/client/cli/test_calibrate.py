@@ -119,7 +119,7 @@ def test_without_a_gpu_one_line_and_nothing_written(place: Path) -> None:
 
 def test_without_torch_one_line_and_nothing_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pagetier.client.cli.calibrate.measure", raising=False)
-    monkeypatch.delitem(sys.modules, "pagetier.client.cli.calibrate.test_memory", raising=False)
+    monkeypatch.delitem(sys.modules, "pagetier.client.cli.calibrate.measure", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "torch is needed" in failed()
     assert not place.exists()

@@ -9,8 +9,18 @@ import pytest
 import torch
 
 from pagetier.client.cli.calibrate import measure as measuring
-from pagetier.client.cli.calibrate.measure import TOTAL_BYTES, Timing, Work, begin_plain, do, measure_gpu, speeds_of
-from pagetier.client.cli.calibrate.test_memory import FRAME_BYTES, PAGE_BYTES, Scene
+from pagetier.client.cli.calibrate.measure import (
+    FRAME_BYTES,
+    PAGE_BYTES,
+    TOTAL_BYTES,
+    Scene,
+    Timing,
+    Work,
+    begin_plain,
+    do,
+    measure_gpu,
+    speeds_of,
+)
 from pagetier.client.cli.calibrate.thresholds import ORDER, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, DeviceError, Direction

@@ -17,8 +17,8 @@ from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.group_match import Lookup
-from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
+from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
+from pagetier.client.groups import FullAttention, SlidingWindow
 from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE = 4

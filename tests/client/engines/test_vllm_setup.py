@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.vllm.connector_settings import ConnectorSettings, read_settings
 from pagetier.client.engines.vllm.counters import HELP, Tally
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, is_known, namespace_of, with_adapter
-from pagetier.client.engines.vllm.setup import require_failures_told, require_recompute, warn_of_seed
+from pagetier.client.engines.vllm.setup import (
+    ConnectorSettings,
+    read_settings,
+    require_failures_told,
+    require_recompute,
+    warn_of_seed,
+)
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
 from pagetier.kernels.layout.page_layout import Shard
 from vllm_caches import (

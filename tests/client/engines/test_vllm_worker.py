@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pagetier.client import Client
-from pagetier.client.async_copy.opening import open_copier
+from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder

@@ -17,7 +17,8 @@ from oracle.journal import Journal, Told
 from oracle.page_contents import words
 from oracle.witness import Looked, Witness
 from pagetier.client import Blocks, Client, Handover, Match, Part, Reservation
-from pagetier.client.groups import FullAttention, GroupKeys, GroupMatch, SlidingWindow
+from pagetier.client.group_match import GroupKeys, GroupMatch
+from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageOrder, Shard
 from pagetier.kernels.layout.slot_map import slot_map

@@ -16,7 +16,7 @@ from load.shared_counters import Column, Ledger
 from oracle.journal import Journal
 from oracle.witness import Witness
 from pagetier.client import Client, Keys, Match, Part, Reservation
-from pagetier.client.part import WHOLE
+from pagetier.client.paged_blocks import WHOLE
 from pagetier.kernels.host.buffers import HostBuffers
 from soak.latency_histogram import Times
 

@@ -17,9 +17,9 @@ from pagetier.daemon.cli import main
 from pagetier.daemon.cli.connect import daemon_at
 from pagetier.daemon.cli.doctor import host_checks
 from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket
+from pagetier.daemon.cli.doctor.disk_checks import check_service_may_write
 from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
 from pagetier.daemon.cli.doctor.result import Level
-from pagetier.daemon.cli.doctor.service_checks import check_service_may_write
 from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.load import Config
 from pagetier.daemon.config.schema import Access, Arena, Disk, Index

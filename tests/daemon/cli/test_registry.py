@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pagetier.daemon.cli import Commands, main
-from pagetier.daemon.cli.registry import Place
-from pagetier.daemon.cli.summary import summary_of
+from pagetier.daemon.cli.registry import Place, summary_of
 from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 

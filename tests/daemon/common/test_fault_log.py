@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagetier.daemon.common.fault_log import QUIET_S, Grumble
+from pagetier.daemon.common.log_throttle import QUIET_S, Grumble
 
 
 def test_trouble_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config.load import Config, fields, load
-from pagetier.daemon.config.metrics_address import Address
+from pagetier.daemon.config.value_types import Address
 
 # One acceptable raw text for each setting and what it means.
 TYPED = {

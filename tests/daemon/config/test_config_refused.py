@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.daemon.config.load import ConfigError, fields, load
-from pagetier.daemon.config.textfile import MOST_BYTES
+from pagetier.daemon.config.load import MOST_BYTES, ConfigError, fields, load
 from pagetier.daemon.release_memory import name_meant
 
 

@@ -104,7 +104,7 @@ def test_to_disk_while_the_worker_is_stopped(
     engine.store(range(10))
     daemon.kill_worker(signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr("pagetier.daemon.cli.save_to_disk._STALLED_S", 0.5)
+        patch.setattr("pagetier.daemon.cli.flush._STALLED_S", 0.5)
         result = daemon.pagetier("flush", "--to-disk")
     assert result.exit_code == Exit.WRONG
     assert "10 pages, 585.9 KiB are not on disk: nothing was written for a while" in result.output

@@ -10,8 +10,7 @@ import pytest
 from daemon_with_disk import is_open, until_written
 from memory_cgroup import limited
 from pagetier.daemon.config.schema import Arena, Config, Disk, Metrics
-from pagetier.daemon.host.capacity import Processes
-from pagetier.daemon.host.segment_plan import need_of, processes_of
+from pagetier.daemon.host.capacity import Processes, need_of, processes_of
 from refused_starts import refused
 from running_daemon import START_S, RunningDaemon, eventually, namespace
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from pagetier.daemon.config.schema import Arena, Config, Disk, Index
-from pagetier.daemon.host.segment_plan import geometry_of, serves, short_index
+from pagetier.daemon.host.capacity import geometry_of, serves, short_index
 
 SMALL = Config(arena=Arena(size=16 << 20, frame_size=1 << 16), disk=Disk(path=Path("/d"), size=32 << 20))
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pagetier.daemon.index.shortage import TELL_EVERY_S, Shortage
+from pagetier.daemon.index.pressure import TELL_EVERY_S, Shortage
 from refused_starts import OWN_SHM, Ended, own_shm, pagetierd
 from running_daemon import START_S
 

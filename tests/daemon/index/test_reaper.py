@@ -12,8 +12,8 @@ import pytest
 from anonymous_segments import Memory
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.shm._core import Owner
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.process import Process
-from pagetier.shm.segments import Geometry
 from virtual_time_loop import OwnTimeLoop
 
 QUARANTINE_S = 0.1

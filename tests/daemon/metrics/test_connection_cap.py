@@ -9,7 +9,7 @@ from pathlib import Path
 
 from metrics_scrape import ask
 from pagetier.daemon.common.log_throttle import SAME
-from pagetier.daemon.metrics.connection_cap import MOST
+from pagetier.daemon.metrics.http import MOST
 from running_daemon import RunningDaemon, eventually
 
 CROWD = 400

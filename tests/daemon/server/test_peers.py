@@ -20,7 +20,7 @@ from in_process_server import Peer, serving
 from pagetier.daemon.config.schema import Access
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
-from pagetier.daemon.index.slot_quota import MOST_OF_PROCESS
+from pagetier.daemon.index.quotas import MOST_OF_PROCESS
 from pagetier.shm.protocol import (
     BUILD,
     Attach,

@@ -11,7 +11,7 @@ import numpy as np
 from oracle.journal import Journal, Told
 from oracle.page_contents import words, wrong
 from pagetier.client import Client, Keys, Match, Outcome, Part, Reservation, StoreResult
-from pagetier.client.part import WHOLE
+from pagetier.client.paged_blocks import WHOLE
 
 _TOLD: Final = {
     Outcome.STORED: Told.STORED,

@@ -22,6 +22,7 @@ from pagetier.daemon.config.schema import Access, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection, House
 from pagetier.daemon.server.limits import Gate
+from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import (
     BUILD,
     Attach,
@@ -34,7 +35,7 @@ from pagetier.shm.protocol import (
     read_answer,
     read_request,
 )
-from pagetier.shm.segments import Geometry, Wish, take
+from pagetier.shm.segments import Wish, take
 
 SMALL = Geometry(frame_bytes=4096, frames=32, entries=32, spaces=3)
 GREETINGS = (b"", pack(Attach(BUILD, 1, "fuzzed")), pack(Observe(BUILD)))

@@ -1,0 +1,58 @@
+"""Removal of segments that an earlier daemon left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from enum import Enum
+
+import posix_ipc
+
+from pagetier.shm.index_header import head_of
+from pagetier.shm.segment_files import (
+    is_locked,
+    lock,
+    open_segment,
+    unlink,
+)
+from pagetier.shm.segments import _map, _taken
+
+
+class GivenBack(Enum):
+    """What became of the memory under a name."""
+
+    DONE = "the memory is given back"
+    NOTHING = "there is nothing to give back"
+    IN_USE = "a daemon lives on it"
+
+
+def give_back(name: str) -> GivenBack:
+    """Ends what an earlier daemon left under this name, and tells who still maps it.
+
+    Raises ShmError if it is another user's.
+    """
+    try:
+        index = open_segment(name, "index")
+    except posix_ipc.ExistentialError:
+        return GivenBack.NOTHING
+    try:
+        if is_locked(index):
+            return GivenBack.IN_USE
+        lock(name, index)
+        _tell_users(name, index)
+        unlink(name)
+    finally:
+        os.close(index)
+    return GivenBack.DONE
+
+
+def _tell_users(name: str, index: int) -> None:
+    """Says in the header that the end is meant, where there is a header that can be trusted."""
+    head = head_of(index)
+    if head.unfinished or head.why_not:
+        return
+    with contextlib.suppress(posix_ipc.ExistentialError, OSError):
+        owner = _map(name)
+        if owner.why_not() is None:
+            owner.adopt(_taken(owner))
+            owner.close()
