@@ -46,7 +46,7 @@ class Stage:
 
     def client(self) -> Client:
         """Returns an attached client."""
-        client = Client(self.socket, deadline=10)
+        client = Client(self.socket, timeout=10)
         if not client.wait_attached(_START_S):
             raise SystemExit("the daemon did not become ready")
         return client

@@ -122,7 +122,7 @@ def _one_round(folder: Path, content: mmap.mmap, times: dict[str, list[float]]) 
 
 def _on_disk(client: Client, keys: Keys) -> Keys:
     """Returns the pages that are on disk; those that were written last are."""
-    there = [key for key in keys if client.match(Keys(SPACE, key)).reach]
+    there = [key for key in keys if client.match(Keys(SPACE, key)).available_pages]
     assert len(there) > len(keys) * 0.9, f"{len(there)} of {len(keys)} pages are on disk"
     return Keys(SPACE, b"".join(there))
 
@@ -193,7 +193,7 @@ def _sample(client: Client, keys: Keys, taken: list[float], seconds: float) -> N
 
 def _store_all_the_time(socket: Path, content: mmap.mmap, halt: threading.Event) -> None:
     """Stores new pages without their bytes: the disk is measured, not the copy into memory."""
-    with Client(socket, deadline=10) as client:
+    with Client(socket, timeout=10) as client:
         client.wait_attached(10)
         series = 100
         while not halt.is_set():

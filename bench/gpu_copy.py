@@ -27,10 +27,10 @@ import torch
 from measure import REPORTED, Goal, Result, at_least, at_most
 from pagetier.client.cli.calibrate.measure import (
     MIB,
+    CopyBatch,
     Scene,
     Streams,
     Timing,
-    Work,
     begin_plain,
     do,
     gpu_streams,
@@ -69,15 +69,15 @@ class Bench:
         self._streams: dict[tuple[WayName, Direction], Stream] = {}
         self.scenes = {direction: Scene(device, scale.total_bytes) for direction in Direction}
 
-    def work(self, direction: Direction, run: int, way: WayName) -> Work:
+    def work(self, direction: Direction, run: int, way: WayName) -> CopyBatch:
         """Returns the work of a direction's whole memory, in chunks, on a stream of its own."""
         return self.work_on(self.scenes[direction], direction, run, way)
 
-    def work_on(self, scene: Scene, direction: Direction, run: int, way: WayName) -> Work:
+    def work_on(self, scene: Scene, direction: Direction, run: int, way: WayName) -> CopyBatch:
         """Returns work on any memory. The same path and direction share a stream."""
         if (way, direction) not in self._streams:
             self._streams[way, direction] = self.streams(way, direction)
-        return Work(self._streams[way, direction], scene.copies(direction, run, self.scale.chunk_bytes))
+        return CopyBatch(self._streams[way, direction], scene.copies(direction, run, self.scale.chunk_bytes))
 
     def settle(self) -> None:
         """Waits for everything on the device."""
@@ -184,7 +184,7 @@ class Product:
 
 
 @contextmanager
-def copying(work: Work) -> Iterator[None]:
+def copying(work: CopyBatch) -> Iterator[None]:
     """Copies continuously on a thread of its own, from the end of the first copy until the block ends."""
     begun, over = threading.Event(), threading.Event()
     failures: list[Exception] = []
@@ -206,7 +206,7 @@ def copying(work: Work) -> Iterator[None]:
         raise failures[0]
 
 
-def _copy_until(work: Work, begun: threading.Event, over: threading.Event) -> None:
+def _copy_until(work: CopyBatch, begun: threading.Event, over: threading.Event) -> None:
     events: deque[Event] = deque()
     for copy in cycle(work.copies):
         if over.is_set():

@@ -23,7 +23,7 @@ from rich.table import Table
 from pagetier.kernels.gpu.launch import Grid, Tables, gather, scatter
 from pagetier.kernels.layout.engine_layouts import latents
 from pagetier.kernels.layout.frames import Arena, frames_of
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -69,7 +69,7 @@ class Scene:
         self.layers = cache.view(planes, len(self.blocks), BLOCK_TOKENS, run // BLOCK_TOKENS)
         self.cache, self.arena = cache, arena
         layout = latents(list(self.layers))
-        paged = PagedCache(layout, PageOrder.of(layout, page_blocks * BLOCK_TOKENS))
+        paged = PagedCache(layout, PageLayout.of(layout, page_blocks * BLOCK_TOKENS))
         slots = slot_map(self.blocks, count, page_blocks * BLOCK_TOKENS, BLOCK_TOKENS)
         frames = frames_of(Arena(arena.data_ptr(), arena.numel(), FRAME, arena), self.table)
         (storing,) = paged.storing(slots)

@@ -74,7 +74,7 @@ def measure() -> Iterator[Result]:
     """Measures with the client's own choice of threads, then with one."""
     with Stage("--arena-size", f"{ARENA_MIB}MiB") as stage:
         for threads, suffix in ((0, ""), (1, "_1_thread")):
-            with Client(stage.socket, deadline=10, threads=threads) as client:
+            with Client(stage.socket, timeout=10, threads=threads) as client:
                 assert client.wait_attached(120)
                 settle()
                 told = "the client's own choice of threads" if not threads else "one thread"

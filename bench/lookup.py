@@ -186,7 +186,7 @@ def storing(client: Client, name: str, bound: float, fresh: int) -> Iterator[Res
 
 def _store_loop(socket: Path, pipe: Connection) -> None:
     """Runs in a child process: stores continuously until the pipe says stop."""
-    with Client(socket, deadline=10) as client:
+    with Client(socket, timeout=10) as client:
         client.wait_attached(10)
         rng = np.random.default_rng(77)
         pipe.send(0)

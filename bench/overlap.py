@@ -19,10 +19,10 @@ import torch
 
 from daemon_setup import Stage, settle
 from measure import Result, at_most, machine, median_times, time_of
-from pagetier.client import Client, Copier, Keys, Load, Namespace
+from pagetier.client import AsyncCopier, Client, Keys, LoadHandle, Namespace
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from results_file import row_of, save, show
@@ -44,7 +44,7 @@ class Model:
         torch.manual_seed(1)
         self.cache = [torch.rand(2, TOKENS // BLOCK, BLOCK, HEADS, WIDTH) - 0.5 for _ in range(LAYERS)]
         layout = engine_layouts.kv_first(self.cache)
-        self.paged = PagedCache(layout, PageOrder.of(layout, PAGE_TOKENS))
+        self.paged = PagedCache(layout, PageLayout.of(layout, PAGE_TOKENS))
         self.slots: SlotMap = slot_map(np.arange(TOKENS // BLOCK), TOKENS // PAGE_TOKENS, PAGE_TOKENS, BLOCK)
         self.queries = torch.rand(8, HEADS * WIDTH) - 0.5
         while min(time_of(lambda: self.layer(self.queries, 0)) for _ in range(5)) < LAYER_S:
@@ -99,13 +99,13 @@ class Engine:
 
     def __init__(self, client: Client) -> None:
         self.client, self.model, self.memcpy = client, Model(), Memcpy()
-        self.copier = Copier(client, self.model.paged, HostDevice(1))
+        self.copier = AsyncCopier(client, self.model.paged, HostDevice(1))
         space = Namespace(model="bench", dtype="float32", page_tokens=PAGE_TOKENS, layout=self.model.paged.page.layout)
         self.keys: Keys = space.keys(range(TOKENS))
         assert self.copier.store(self.keys, self.model.slots).wait(LONG_S).stored == len(self.keys)
         self.output = self.model.run()
 
-    def begin(self) -> Load:
+    def begin(self) -> LoadHandle:
         """Starts loading all pages."""
         with self.client.match(self.keys) as match:
             load = self.copier.load(match, self.model.slots)

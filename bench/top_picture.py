@@ -21,7 +21,7 @@ from pagetier.client import Client, Namespace
 from pagetier.daemon.cli.connect import daemon_at
 from pagetier.daemon.cli.snapshot import take_snapshot
 from pagetier.daemon.cli.top.history import History, Moment
-from pagetier.daemon.cli.top.screen import UNICODE, WIDTH, Place, screen
+from pagetier.daemon.cli.top.screen import UNICODE, WIDTH, ScreenContext, screen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/harness"))
 from daemon_with_disk import is_open
@@ -44,7 +44,7 @@ def work(client: Client, seed: int, over: threading.Event) -> None:
         prompt = min(int(dice.expovariate(1 / alike)), PROMPTS)
         keys = space.keys(range(prompt << 16, (prompt << 16) + TOKENS * PAGES))
         with client.match(keys) as match:
-            client.load(match, into, deadline=0.05)
+            client.load(match, into, timeout=0.05)
             found = len(match)
         if found < PAGES:
             client.store(keys, into)
@@ -69,7 +69,7 @@ def watched(socket: Path) -> History:
 def draw(history: History) -> None:
     """Draws the history as an SVG."""
     console = Console(record=True, width=WIDTH, height=LINES, file=io.StringIO(), color_system="truecolor")
-    console.print(screen(history, Place(SHOWN_AS, LINES, UNICODE)))
+    console.print(screen(history, ScreenContext(SHOWN_AS, LINES, UNICODE)))
     svg = console.export_svg(title="pagetier top", unique_id="pagetier-top")
     # Pages that embed the picture must not fetch fonts.
     PICTURE.write_text(re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL))

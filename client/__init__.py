@@ -1,36 +1,36 @@
 """What an engine imports: keys, groups, match, load, prefetch, store. Attaches to the daemon over its Unix socket."""
 
-from pagetier.client.async_copy import Copier, Load, Store
+from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle
 from pagetier.client.client import Client
-from pagetier.client.futures import Prefetch, Promise
+from pagetier.client.futures import PendingReservation, Prefetch
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.match import Handover, Match
+from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.reservation import Outcome, Reservation, StoreResult
 
 __all__ = [
+    "AsyncCopier",
     "Blocks",
     "Client",
-    "Copier",
     "FullAttention",
     "Group",
     "GroupKeys",
     "GroupMatch",
-    "Handover",
     "Keys",
-    "Load",
+    "LoadHandle",
     "Lookup",
     "Match",
+    "MatchHandle",
     "Namespace",
     "Outcome",
     "Part",
+    "PendingReservation",
     "Prefetch",
-    "Promise",
     "Recurrent",
     "Reservation",
     "SlidingWindow",
-    "Store",
+    "StoreHandle",
     "StoreResult",
 ]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pagetier.client.reconnect import Keeper
-from pagetier.client.rpc import Attachment, Requests
+from pagetier.client.reconnect import ReconnectThread
+from pagetier.client.rpc import LinkedSession, Requests
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session, ShmError
 from pagetier.shm.daemon_link import Greeting, Link, RefusedError
@@ -33,7 +33,7 @@ _RETIRE_PAUSE_S = 0.001
 _LONGEST_RETIRE_PAUSE_S = 1.0
 
 
-class Membership:
+class Attachment:
     """What a client has in one process; a forked child needs one of its own. From any thread.
 
     session: None until the segments are mapped, and again when a daemon has stopped on purpose: then it ends with the
@@ -43,7 +43,7 @@ class Membership:
 
     def __init__(self, path: Callable[[], Path], name: str) -> None:
         self.session: Session | None = None
-        self.attachment: Attachment | None = None
+        self.attachment: LinkedSession | None = None
         self.requests = Requests()
         self.arenas = PinnedArenas(lambda: self.session)
         self.attached = threading.Event()
@@ -53,7 +53,7 @@ class Membership:
         self._token = secrets.randbits(_TOKEN_BITS)
         self._known = threading.Event()  # cleared while a daemon's socket answers, and it is open what comes of it
         self._hangs = False  # a call waited in vain for a daemon whose socket answers: no other does until it is there
-        self._keeper = Keeper(path, self)
+        self._keeper = ReconnectThread(path, self)
 
     @property
     def foreign(self) -> bool:
@@ -64,9 +64,9 @@ class Membership:
         """Begins to look for the daemon."""
         self._keeper.start()
 
-    def stop(self, deadline: float) -> None:
-        """Lets go of everything: pins, memory, slot. What takes longer than `deadline` seconds goes on by itself."""
-        self._keeper.stop(deadline)
+    def stop(self, timeout: float) -> None:
+        """Lets go of everything: pins, memory, slot. What takes longer than `timeout` seconds goes on by itself."""
+        self._keeper.stop(timeout)
 
     def drop(self) -> None:
         """What stop() does, for a client that is gone: waits for nothing, and does nothing in a forked child."""
@@ -77,7 +77,7 @@ class Membership:
         """For a forked child: closes what it inherited, its parent goes on."""
         self._keeper.disown()
 
-    def wait_attachment(self, timeout: float) -> Attachment | None:
+    def wait_attachment(self, timeout: float) -> LinkedSession | None:
         """Waits for the attachment while a daemon's socket answers, at most `timeout` seconds; else not at all.
 
         One call waits for a daemon that hangs, not each.
@@ -105,7 +105,7 @@ class Membership:
         finally:
             for descriptor in greeting.descriptors:
                 os.close(descriptor)
-        self.attachment = Attachment(link, session, self._held)
+        self.attachment = LinkedSession(link, session, self._held)
         self._hangs = False
         self.attached.set()
         self._known.set()

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.attachment import Membership, shown_name
+from pagetier.client.attachment import Attachment, shown_name
 from pagetier.client.flush import PendingFlush
-from pagetier.client.futures import ANSWER_S, Prefetch, Promise, packed_sizes, space_of
+from pagetier.client.futures import ANSWER_S, PendingReservation, Prefetch, packed_sizes, space_of
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed
 from pagetier.client.keys import KEY_BYTES, Keys, Namespace
 from pagetier.client.load import destination_of, pages_behind
-from pagetier.client.match import Handover, Match
+from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
 from pagetier.client.reservation import Answered, Reservation, StoreResult
 from pagetier.client.rpc import patience
@@ -43,11 +43,11 @@ class Client:
 
     It attaches in the background. store(), reserve() and load() wait within their timeout for an attachment that is
     under way: where a daemon's socket answers, and not where there is no daemon or it refuses. match(), prefetch() and
-    reserve_soon() never wait for it.
+    reserve_async() never wait for it.
 
     Args:
         socket: the control socket's path; None: where default_socket() says, asked anew at each attempt.
-        deadline: seconds that a call may wait for the daemon, where the call itself says nothing else.
+        timeout: seconds that a call may wait for the daemon, where the call itself says nothing else.
         name: shown to administrators; by default the name of the program.
         threads: on which a large copy may run, the calling one among them; 0: as it fits.
     """
@@ -56,17 +56,17 @@ class Client:
         self,
         socket: str | os.PathLike[str] | None = None,
         *,
-        deadline: float = 1.0,
+        timeout: float = 1.0,
         name: str = "",
         threads: int = 0,
     ) -> None:
-        self.deadline = deadline
+        self.timeout = timeout
         # A Path is kept as it is: a DefaultSocket is one that has to be checked.
         self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
         self._name = shown_name(name)
         self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
-        self._members: dict[int, Membership] = {}
+        self._members: dict[int, Attachment] = {}
         self._member = self._join()
 
     @property
@@ -146,14 +146,14 @@ class Client:
         if session is not None:
             session.count_lookup(*msgspec.structs.astuple(lookup))
 
-    def adopt(self, handover: Handover) -> Match:
+    def adopt(self, handover: MatchHandle) -> Match:
         """What another process of the same engine matched, pinned by this one, as far as it is still there."""
         session = self._mine().session
         if session is None or session.segments_id != handover.segments_id:
             return miss(Match, None, len(handover))
         return session.repin(Match, None, handover.entries, handover.serials)
 
-    def prefetch(self, keys: Keys, deadline: float | None = None) -> Prefetch:
+    def prefetch(self, keys: Keys, timeout: float | None = None) -> Prefetch:
         """Asks the daemon to bring pages in from disk and does not wait for that: for an engine's scheduler.
 
         Worth it where a match reaches further than it is pinned; rematch() then pins what has come. Without a daemon
@@ -162,19 +162,19 @@ class Client:
         Args:
             keys: the whole chain from the head of the prompt, so that its recency is right; what is in memory already
                 costs a look-up.
-            deadline: seconds that the disk may take.
+            timeout: seconds that the disk may take.
         """
-        return self._fetch_soon(keys.data, deadline)
+        return self._fetch_soon(keys.data, timeout)
 
-    def prefetch_groups(self, match: GroupMatch, deadline: float | None = None) -> Prefetch:
+    def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
         """The same for what `match.reach` needs of all groups and is not pinned, in one request.
 
         Once all of it is there, match again with find_groups(): that gives the pages of all groups their recency, too.
         """
-        return self._fetch_soon(match.missing(), deadline)
+        return self._fetch_soon(match.missing(), timeout)
 
-    def load(self, match: Match, into: HostBuffers | Blocks, first: int = 0, deadline: float | None = None) -> int:
-        """Copies pages of a match, from page `first` on, to host memory; returns how many.
+    def load(self, match: Match, out: HostBuffers | Blocks, start_page: int = 0, timeout: float | None = None) -> int:
+        """Copies pages of a match, from page `start_page` on, to host memory; returns how many.
 
         Pages behind the pinned ones that are on disk are brought in, if there is room for them; they are pinned for
         the copy alone. Fewer than asked for is a miss from there on, also where a buffer has another size than its
@@ -182,19 +182,19 @@ class Client:
 
         Args:
             match: held, of a client of this process that is not closed.
-            into: one writable buffer in C order for all pages, or a sequence of buffers, one a page. Buffers are
+            out: one writable buffer in C order for all pages, or a sequence of buffers, one a page. Buffers are
                 numpy arrays, torch CPU tensors, bytearrays and the like. Or blocks of an engine's cache.
-            first: the first page to copy, counted from the head of the match.
-            deadline: seconds to wait for pages on disk, from when they are asked for; with 0 what has come in while
+            start_page: the first page to copy, counted from the head of the match.
+            timeout: seconds to wait for pages on disk, from when they are asked for; with 0 what has come in while
                 others were copied is copied, too.
 
         Raises TypeError or ValueError for buffers and blocks that can not be written to.
         """
-        to = destination_of(match, into, first, self.threads)
+        to = destination_of(match, out, start_page, self.threads)
         behind = pages_behind(match, to)
         if behind is None:
             return to.copy(match, 0)
-        seconds = self._patience(deadline)
+        seconds = self._patience(timeout)
         ends = time.monotonic() + seconds
         # The disk works while memory is copied. It is given a little less time than there is, so that what is not
         # heard of in time is the daemon's fault.
@@ -202,7 +202,7 @@ class Client:
         prefetch = self._fetch(behind.rest.data, seconds - min(ANSWER_S, seconds / 8), seconds)
         try:
             done = to.copy(match, 0)
-            if done < len(match) - first:
+            if done < len(match) - start_page:
                 return done
             point("client.waiting")
             prefetch.wait(ends - time.monotonic())
@@ -211,11 +211,11 @@ class Client:
         point("client.fetched")
         with self._rematch(behind.session, behind.all, match) as longer:
             done += to.copy(longer, done)
-        match.count_loaded(first + done)
+        match.count_loaded(start_page + done)
         return done
 
     def store(
-        self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, deadline: float | None = None
+        self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, timeout: float | None = None
     ) -> StoreResult:
         """Stores a page for each key, or this writer's part of each.
 
@@ -225,16 +225,16 @@ class Client:
             pages: host memory for each key, in the same forms as for load(). With parts each is `part.count` times
                 smaller than its page. Of blocks the rank's own part is stored, but for those that are to be skipped.
             part: which share of every page this writer fills; blocks say that themselves.
-            deadline: seconds to wait for the daemon; with 0 or less everything is refused.
+            timeout: seconds to wait for the daemon; with 0 or less everything is refused.
 
         Raises TypeError or ValueError for what is no page for each key, and for blocks that are not whole pages.
         """
         if isinstance(pages, Blocks):
             if part != WHOLE:
                 raise ValueError(f"{part}, but blocks say themselves which part of a page they are")
-            return self._store_blocks(keys, pages, deadline)
+            return self._store_blocks(keys, pages, timeout)
         memory = pages_of(pages, len(keys), Access.READ)
-        with self.reserve(keys, memory.sizes * part.count, part, deadline) as reservation:
+        with self.reserve(keys, memory.sizes * part.count, part, timeout) as reservation:
             point("client.reserved")
             reservation.write_all(memory, self.threads)
             point("client.written")
@@ -245,13 +245,13 @@ class Client:
         keys: Keys,
         sizes: int | Sequence[int] | npt.NDArray[np.uint64],
         part: Part = WHOLE,
-        deadline: float | None = None,
+        timeout: float | None = None,
     ) -> Reservation:
         """Room for pages of `sizes` bytes: the first half of store(), for who writes the pages bit by bit.
 
         Raises ValueError where the number of sizes is another than that of the keys, or one is below 0.
         """
-        seconds = self._patience(deadline)
+        seconds = self._patience(timeout)
         ends = time.monotonic() + seconds
         if not seconds:
             packed_sizes(sizes, len(keys))
@@ -260,39 +260,39 @@ class Client:
         promise = self._ask(keys, sizes, part, max(0.0, ends - time.monotonic()))
         return promise.wait(ends - time.monotonic())
 
-    def reserve_soon(
+    def reserve_async(
         self,
         keys: Keys,
         sizes: int | Sequence[int] | npt.NDArray[np.uint64],
         part: Part = WHOLE,
-        deadline: float | None = None,
-    ) -> Promise:
-        """Asks for room and does not wait for the answer: for a forward pass. `deadline` is for the sending alone.
+        timeout: float | None = None,
+    ) -> PendingReservation:
+        """Asks for room and does not wait for the answer: for a forward pass. `timeout` is for the sending alone.
 
         With 0 nobody is waited for, and the promise may be `unsent`; thousands of keys may end the attachment then.
         """
-        promise = self._ask(keys, sizes, part, self._patience(deadline))
+        promise = self._ask(keys, sizes, part, self._patience(timeout))
         self._member.requests.leave(promise)
         return promise
 
-    def _store_blocks(self, keys: Keys, pages: Blocks, deadline: float | None) -> StoreResult:
+    def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None) -> StoreResult:
         require_named(keys.namespace, pages.cache.page)
         pages.whole(len(keys))
-        with self.reserve(keys, pages.page_bytes, pages.part, deadline) as reservation:
+        with self.reserve(keys, pages.page_bytes, pages.part, timeout) as reservation:
             reservation.gather(pages, self.threads)
             return reservation.publish()
 
-    def flush(self, namespace: Namespace, deadline: float | None = None) -> bool:
+    def flush(self, namespace: Namespace, timeout: float | None = None) -> bool:
         """Drops the pages of a namespace from memory and disk, whoever stored them. For one that is of no use any more.
 
         Args:
             namespace: this one alone, given by its digest.
-            deadline: seconds to wait for the answer, which comes when the pages have left the disk, too. The daemon
+            timeout: seconds to wait for the answer, which comes when the pages have left the disk, too. The daemon
                 drops them also where nobody waits for that.
 
         Returns whether no page of it is left in the index. Pages that are pinned or being written stay.
         """
-        seconds = self._patience(deadline)
+        seconds = self._patience(timeout)
         ends = time.monotonic() + seconds
         member = self._mine()
         attachment, digest = member.attachment, namespace.digest.hex()
@@ -304,7 +304,7 @@ class Client:
     def close(self) -> None:
         """Lets go of everything; matches that are still held can not be loaded any more. May be called again.
 
-        A client that is dropped is closed, too. Waits for copies that go on, at most the client's deadline: after that
+        A client that is dropped is closed, too. Waits for copies that go on, at most the client's timeout: after that
         the rest is done when they end. Where the daemon is away or stopped, a thread of this process gives the slot
         back once a daemon answers.
         """
@@ -314,7 +314,7 @@ class Client:
 
     def _ask(
         self, keys: Keys, sizes: int | Sequence[int] | npt.NDArray[np.uint64], part: Part, seconds: float
-    ) -> Promise:
+    ) -> PendingReservation:
         member = self._mine()
         attachment = member.attachment
         packed = packed_sizes(sizes, len(keys))
@@ -323,15 +323,15 @@ class Client:
         def request(number: int) -> Reserve:
             return Reserve(number, space, part.index, part.count, keys.data, packed, part.division)
 
-        promise = Promise(member.requests, attachment, part, len(keys))
+        promise = PendingReservation(member.requests, attachment, part, len(keys))
         member.requests.ask(attachment, request, promise, seconds)
         return promise
 
     def _rematch(self, session: Session, keys: Keys, match: Match) -> Match:
         return session.rematch(Match, keys, keys.data, match)
 
-    def _fetch_soon(self, keys: bytes, deadline: float | None) -> Prefetch:
-        prefetch = self._fetch(keys, self._patience(deadline), self._patience(None))
+    def _fetch_soon(self, keys: bytes, timeout: float | None) -> Prefetch:
+        prefetch = self._fetch(keys, self._patience(timeout), self._patience(None))
         self._member.requests.leave(prefetch)
         return prefetch
 
@@ -346,20 +346,20 @@ class Client:
         member.requests.ask(attachment, request, prefetch, for_sending)
         return prefetch
 
-    def _patience(self, deadline: float | None) -> float:
-        return patience(self.deadline if deadline is None else deadline)
+    def _patience(self, timeout: float | None) -> float:
+        return patience(self.timeout if timeout is None else timeout)
 
-    def _join(self) -> Membership:
+    def _join(self) -> Attachment:
         """The membership of this process; threads that come here at once get the same one."""
         socket = self._socket
-        fresh = Membership(lambda: socket or default_socket(), self._name)
+        fresh = Attachment(lambda: socket or default_socket(), self._name)
         member = self._members.setdefault(os.getpid(), fresh)
         if member is fresh:
             weakref.finalize(self, member.drop).atexit = False
             member.start()
         return member
 
-    def _mine(self) -> Membership:
+    def _mine(self) -> Attachment:
         """This process's membership: a forked child gets one of its own."""
         member = self._member
         if member.foreign and not self._closed:

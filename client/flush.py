@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from pagetier.client.rpc import Attachment, Owed, Requests
+from pagetier.client.rpc import LinkedSession, PendingRequest, Requests
 from pagetier.shm.protocol import Answer, Flushed
 
 
-class PendingFlush(Owed[Flushed]):
+class PendingFlush(PendingRequest[Flushed]):
     """A flush whose answer the daemon owes. From any thread; in a forked child it has none.
 
     The daemon may take seconds to answer, as it waits for the disk: to wait in vain says nothing about the daemon.
     """
 
-    def __init__(self, requests: Requests, attachment: Attachment | None) -> None:
+    def __init__(self, requests: Requests, attachment: LinkedSession | None) -> None:
         super().__init__(requests, attachment, 0)
 
-    def wait(self, deadline: float) -> Flushed | None:
-        """Returns the answer, None if there is none within `deadline` seconds. The keeper reads a later one."""
+    def wait(self, timeout: float) -> Flushed | None:
+        """Returns the answer, None if there is none within `timeout` seconds. The keeper reads a later one."""
         if self._requests.foreign:
             return None
-        self._requests.wait(self, deadline)
+        self._requests.wait(self, timeout)
         self._requests.leave(self)
         return self._answer
 

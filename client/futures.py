@@ -12,28 +12,28 @@ import numpy.typing as npt
 from pagetier.client.keys import Namespace
 from pagetier.client.paged_blocks import Part
 from pagetier.client.reservation import Answered, Reservation
-from pagetier.client.rpc import Attachment, Owed, Requests
+from pagetier.client.rpc import LinkedSession, PendingRequest, Requests
 from pagetier.shm.protocol import Answer, Fetched, Reserved, Space
 
 
-class Promise(Owed[Answered]):
+class PendingReservation(PendingRequest[Answered]):
     """Room that was asked for. Collect it with wait(), or cancel(); who drops it cancels.
 
-    Made by Client.reserve_soon. From any thread; in a forked child it is refused.
+    Made by Client.reserve_async. From any thread; in a forked child it is refused.
     """
 
-    def __init__(self, requests: Requests, attachment: Attachment | None, part: Part, pages: int) -> None:
+    def __init__(self, requests: Requests, attachment: LinkedSession | None, part: Part, pages: int) -> None:
         super().__init__(requests, attachment, pages)
         self.part = part
         self._session = attachment.session if attachment else None
         self._held = attachment.held if attachment else set()
 
-    def wait(self, deadline: float) -> Reservation:
-        """The reservation, once; after `deadline` seconds without an answer every page of it is refused."""
+    def wait(self, timeout: float) -> Reservation:
+        """The reservation, once; after `timeout` seconds without an answer every page of it is refused."""
         if self._requests.foreign:
             return self._collect(0.0)
-        self._requests.wait(self, deadline)
-        reservation = self._collect(deadline)
+        self._requests.wait(self, timeout)
+        reservation = self._collect(timeout)
         self._requests.tell()
         return reservation
 
@@ -80,7 +80,7 @@ class Promise(Owed[Answered]):
 
     def __repr__(self) -> str:
         state = "collected" if self._collected else "ready" if self.ready else "asked"
-        return f"<Promise of {self.pages} pages, {state}>"
+        return f"<PendingReservation of {self.pages} pages, {state}>"
 
 
 def space_of(namespace: Namespace) -> Space:
@@ -105,7 +105,7 @@ ANSWER_S: Final = 0.1
 _IN_MEMORY: Final = b"\0"
 
 
-class Prefetch(Owed[int]):
+class Prefetch(PendingRequest[int]):
     """Pages of a chain on their way from disk into memory. It holds nothing: who drops it stops nothing.
 
     Made by Client.prefetch. From any thread; in a forked child it is done, with nothing in memory. What the daemon
@@ -114,7 +114,7 @@ class Prefetch(Owed[int]):
     pages: how many were asked for.
     """
 
-    def __init__(self, requests: Requests, attachment: Attachment | None, pages: int, seconds: float) -> None:
+    def __init__(self, requests: Requests, attachment: LinkedSession | None, pages: int, seconds: float) -> None:
         super().__init__(requests, attachment, pages)
         self._due = time.monotonic() + seconds + ANSWER_S
 
@@ -123,14 +123,14 @@ class Prefetch(Owed[int]):
         """Whether wait() returns at once: all is in memory, or can not be had, or not in time. Costs nothing to ask."""
         return self._done or self._requests.foreign
 
-    def wait(self, deadline: float) -> int:
-        """Waits at most `deadline` seconds. How many pages from the head on the daemon said are in memory; 0 if none.
+    def wait(self, timeout: float) -> int:
+        """Waits at most `timeout` seconds. How many pages from the head on the daemon said are in memory; 0 if none.
 
         May be called again.
         """
         if self._requests.foreign:
             return 0
-        self._requests.wait(self, deadline)
+        self._requests.wait(self, timeout)
         return self._answer or 0
 
     def _hopeless(self) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pagetier.client.groups import EVERYTHING, Group
 from pagetier.client.keys import KEY_BYTES, Keys
-from pagetier.client.match import Handover, Match
+from pagetier.client.match import Match, MatchHandle
 from pagetier.shm._core import Session, miss
 
 _KEY: Final = np.dtype(("V", KEY_BYTES))
@@ -73,12 +73,13 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         reach: the same if pages on disk, or on their way from it, are counted as well; `tokens` or more.
         asked: the tokens of the longest hit that there are keys for, within the limit.
         matches: of each group the pages that the hit needs, to be loaded, adopted or handed over like any match.
-            The first of them is not always the first of the prompt: see `firsts`. Its `keys` are those of its pages.
+            The first of them is not always the first of the prompt: see `start_pages`. Its `keys` are those of its
+            pages.
     """
 
     groups: tuple[GroupKeys, ...]
     tokens: int
-    reach: int
+    available_pages: int
     asked: int
     matches: tuple[Match, ...]
 
@@ -89,7 +90,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         return Lookup(len(self), missing, self.tokens, 0, self.asked - self.tokens)
 
     @property
-    def firsts(self) -> tuple[int, ...]:
+    def start_pages(self) -> tuple[int, ...]:
         """Of each group which page of the prompt the first page of its match is."""
         return tuple(asked.group.pages(self.tokens).start for asked in self.groups)
 
@@ -98,9 +99,9 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         """Whether the pages are still pinned."""
         return any(match.held for match in self.matches)
 
-    def hand_over(self) -> tuple[Handover, ...]:
+    def to_handle(self) -> tuple[MatchHandle, ...]:
         """For another process of the same engine, which adopts each."""
-        return tuple(match.hand_over() for match in self.matches)
+        return tuple(match.to_handle() for match in self.matches)
 
     def missing(self) -> bytes:
         """Keys of the pages that `reach` needs and that are not pinned, of all groups, by where they end."""
@@ -111,7 +112,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
     def _behind(self, asked: GroupKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
         """Where each page ends, and its key. What is pinned lies before what is not."""
-        page_tokens, pages = asked.group.page_tokens, asked.group.pages(self.reach)
+        page_tokens, pages = asked.group.page_tokens, asked.group.pages(self.available_pages)
         first = max(pages.start, self.tokens // page_tokens)
         keys = np.frombuffer(asked.keys[first : pages.stop].data, _KEY)
         return np.arange(first + 1, first + 1 + len(keys), dtype=np.int64) * page_tokens, keys
@@ -133,13 +134,15 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         self.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (self.hand_over(),)
+        return tuple, (self.to_handle(),)
 
     def __repr__(self) -> str:
         if not self.held and len(self):
             return f"<GroupMatch {self.tokens} tokens of {len(self.groups)} groups, let go>"
         nbytes = sum(int(match.page_sizes.sum()) for match in self.matches)
-        more = f", {self.reach - self.tokens} more tokens on disk" if self.reach > self.tokens else ""
+        more = (
+            f", {self.available_pages - self.tokens} more tokens on disk" if self.available_pages > self.tokens else ""
+        )
         return f"<GroupMatch {self.tokens} tokens of {len(self.groups)} groups, {nbytes / 2**20:.1f} MiB{more}>"
 
 

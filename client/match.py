@@ -10,7 +10,7 @@ from pagetier.client.keys import Keys
 from pagetier.shm._core import Pins
 
 
-class Handover(msgspec.Struct, frozen=True):
+class MatchHandle(msgspec.Struct, frozen=True):
     """A match on its way to another process of the same engine: 12 bytes a page. It holds nothing itself.
 
     The process that matched keeps its pins until the other one has called Client.adopt; what is evicted in
@@ -25,7 +25,7 @@ class Handover(msgspec.Struct, frozen=True):
         return len(self.serials) // 8
 
     def __repr__(self) -> str:
-        return f"<Handover of {len(self)} pages>"
+        return f"<MatchHandle of {len(self)} pages>"
 
 
 class Match(Pins):
@@ -35,7 +35,7 @@ class Match(Pins):
 
     Where a daemon gives its memory back meanwhile, as a stop does, what is not being copied by then is a miss.
 
-    len() is the number of pages. Made by Client.match and Client.adopt. Pickling one gives a Handover.
+    len() is the number of pages. Made by Client.match and Client.adopt. Pickling one gives a MatchHandle.
 
     reach: pages of the prefix if those on disk, or on their way from it, are counted as well; len() or more.
     Client.load brings those behind the first len() in. In a match that was handed over it is len().
@@ -56,18 +56,18 @@ class Match(Pins):
         """Bytes of each page; empty once the pages are let go."""
         return np.frombuffer(self.sizes, dtype=np.uint64)
 
-    def hand_over(self) -> Handover:
+    def to_handle(self) -> MatchHandle:
         """For another process of the same engine."""
         session = self.session
         segments_id = session.segments_id if session is not None and self.held else 0
-        return Handover(segments_id, self.entries if segments_id else b"", self.serials if segments_id else b"")
+        return MatchHandle(segments_id, self.entries if segments_id else b"", self.serials if segments_id else b"")
 
-    def __reduce__(self) -> tuple[type[Handover], tuple[int, bytes, bytes]]:
-        handover = self.hand_over()
-        return Handover, (handover.segments_id, handover.entries, handover.serials)
+    def __reduce__(self) -> tuple[type[MatchHandle], tuple[int, bytes, bytes]]:
+        handover = self.to_handle()
+        return MatchHandle, (handover.segments_id, handover.entries, handover.serials)
 
     def __repr__(self) -> str:
         if not self.held and len(self):
             return f"<Match {len(self)} of {self.asked} pages, let go>"
-        more = f", {self.reach - len(self)} more on disk" if self.reach > len(self) else ""
+        more = f", {self.available_pages - len(self)} more on disk" if self.available_pages > len(self) else ""
         return f"<Match {len(self)} of {self.asked} pages, {int(self.page_sizes.sum()) / 2**20:.1f} MiB{more}>"

@@ -8,7 +8,7 @@ import msgspec
 
 from pagetier.client.keys import Namespace
 from pagetier.kernels.host.copy import require_host
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache, Transfer
 from pagetier.shm._core import PARTS
@@ -83,7 +83,7 @@ def part_of(shard: Shard) -> Part:
     return Part(shard.part, shard.parts, shard.division)
 
 
-def require_named(namespace: Namespace, page: PageOrder) -> None:
+def require_named(namespace: Namespace, page: PageLayout) -> None:
     """Raises ValueError unless pages of the namespace are in this order: others would mean something else.
 
     A snapshot is one row, however many tokens it stands for.
@@ -91,5 +91,5 @@ def require_named(namespace: Namespace, page: PageOrder) -> None:
     if namespace.layout != page.layout or page.tokens not in (1, namespace.page_tokens):
         raise ValueError(
             f"pages of {namespace.name} have {namespace.page_tokens} tokens and the layout {namespace.layout!r},"
-            f" but the cache's have {page.tokens} and {page.layout!r}: PageOrder.layout belongs into the Namespace"
+            f" but the cache's have {page.tokens} and {page.layout!r}: PageLayout.layout belongs into the Namespace"
         )

@@ -24,7 +24,7 @@ _GOODBYE_S = 0.5
 _CONFIRMED_S = 0.05
 
 
-class Listener(Protocol):
+class ReconnectListener(Protocol):
     """Who is told by the keeper, on its thread."""
 
     def greeting(self) -> Attach:
@@ -49,7 +49,7 @@ class Listener(Protocol):
         """Lets go of everything, for good. False if no daemon can be told so. May be called again."""
 
 
-class Keeper:
+class ReconnectThread:
     """Keeps a client attached from start() to stop(). One line in the log whenever that changes.
 
     The daemon may have given a slot from when Attach was sent, whether its answer was read or not. A slot is kept as
@@ -57,7 +57,7 @@ class Keeper:
     after its death the next one, which finds the slot in the segments.
     """
 
-    def __init__(self, path: Callable[[], Path], listener: Listener) -> None:
+    def __init__(self, path: Callable[[], Path], listener: ReconnectListener) -> None:
         self._path = path
         self._listener = listener
         self._leaving = False

@@ -1,4 +1,4 @@
-"""Requests on their way: sent over a link, answered to who waits for them, given up at a deadline.
+"""Requests on their way: sent over a link, answered to who waits for them, given up at a timeout.
 
 Who waits reads the link himself, for all who wait. The keeper reads where there are strays: requests that nobody
 waits for, not yet or not any more.
@@ -30,7 +30,7 @@ _SILENT_S = 0.5  # from when on a late answer is worth a line in the log
 _T = TypeVar("_T")
 
 
-class Attachment(msgspec.Struct, frozen=True, eq=False):
+class LinkedSession(msgspec.Struct, frozen=True, eq=False):
     """A link, the session whose memory it is about, and the serials of the pages that are granted to that session.
 
     held is shared by all who write or let go of such pages. It is only changed by single calls of its methods, which
@@ -42,13 +42,13 @@ class Attachment(msgspec.Struct, frozen=True, eq=False):
     held: set[int]
 
 
-class Owed(ABC, Generic[_T]):
+class PendingRequest(ABC, Generic[_T]):
     """One answer that the daemon owes. What begins with an underscore is for Requests, under its guard.
 
     pages: how many were asked about.
     """
 
-    def __init__(self, requests: Requests, attachment: Attachment | None, pages: int) -> None:
+    def __init__(self, requests: Requests, attachment: LinkedSession | None, pages: int) -> None:
         self.pages = pages
         self._requests = requests
         self._link = attachment.link if attachment else None
@@ -91,7 +91,7 @@ class Requests:
         self._guard = threading.Condition(threading.RLock())
         self._reading = False
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Owed[Any]] = {}
+        self._waiting: dict[int, PendingRequest[Any]] = {}
         self._overdue = 0
         self._strays = 0
         self._heard = 0.0
@@ -116,7 +116,9 @@ class Requests:
         with self._guard:
             return any(self._heard < owed._due < now for owed in self._waiting.values())
 
-    def ask(self, to: Attachment | None, request: Callable[[int], Request], owed: Owed[_T], deadline: float) -> None:
+    def ask(
+        self, to: LinkedSession | None, request: Callable[[int], Request], owed: PendingRequest[_T], timeout: float
+    ) -> None:
         """Sends without waiting for the answer. Never raises: what can not be sent has failed."""
         if to is None:
             return _fail(owed, "no daemon is attached")
@@ -124,7 +126,7 @@ class Requests:
         if not self._expect(number, owed):
             return _fail(owed, "the daemon does not answer")
         try:
-            to.link.send(request(number), deadline)
+            to.link.send(request(number), timeout)
             point("client.asked")
         except LinkError as error:
             with self._guard:
@@ -132,7 +134,7 @@ class Requests:
             owed._unsent = True
             _fail(owed, str(error))
 
-    def leave(self, owed: Owed[_T]) -> None:
+    def leave(self, owed: PendingRequest[_T]) -> None:
         """Nobody waits for this answer, not yet or not any more: the keeper reads it."""
         with self._guard:
             if owed._link is None or owed._done or owed._stray:
@@ -141,9 +143,9 @@ class Requests:
             self._strays += 1
             owed._link.expect_stray()
 
-    def wait(self, owed: Owed[_T], deadline: float) -> None:
-        """Until there is an answer, or `deadline` seconds. One of those who wait reads, for all of them."""
-        ends = time.monotonic() + patience(deadline)
+    def wait(self, owed: PendingRequest[_T], timeout: float) -> None:
+        """Until there is an answer, or `timeout` seconds. One of those who wait reads, for all of them."""
+        ends = time.monotonic() + patience(timeout)
         link = owed._link
         with self._guard:
             while not owed._done and (left := ends - time.monotonic()) > 0:
@@ -162,7 +164,7 @@ class Requests:
                 self._read(link, 0.0)
         self.tell()
 
-    def collect(self, owed: Owed[_T], waited: float) -> _T | None:
+    def collect(self, owed: PendingRequest[_T], waited: float) -> _T | None:
         """What was answered by now, for the first who asks; an answer that comes later finds itself collected.
 
         waited: seconds that the daemon was given to answer at once. Where some were not enough, it is not asked for
@@ -201,7 +203,7 @@ class Requests:
         elif news:
             log.info("the daemon answers again")
 
-    def _expect(self, number: int, owed: Owed[_T]) -> bool:
+    def _expect(self, number: int, owed: PendingRequest[_T]) -> bool:
         """False while asking is hopeless."""
         with self._guard:
             if not owed._hopeless():
@@ -240,7 +242,7 @@ class Requests:
         if owed._stray and not self._strays and owed._link is not None:
             owed._link.expect_no_stray()
 
-    def _miss(self, owed: Owed[_T], waited: float) -> None:
+    def _miss(self, owed: PendingRequest[_T], waited: float) -> None:
         if waited > 0:
             self._silent_since = self._silent_since if self._overdue else time.monotonic() - waited
             owed._overdue = True
@@ -252,6 +254,6 @@ def patience(seconds: float) -> float:
     return min(max(0.0, seconds), _LONGEST_S)
 
 
-def _fail(owed: Owed[_T], reason: str) -> None:
+def _fail(owed: PendingRequest[_T], reason: str) -> None:
     owed._fail(reason)
     owed._done = True

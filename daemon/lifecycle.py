@@ -22,14 +22,14 @@ from pagetier.daemon.host.memory_policy import Region, advise
 from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
-from pagetier.daemon.stop_signals import Leave, Told, meant_by
+from pagetier.daemon.stop_signals import StopRequest, Told, meant_by
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Origin, Segments
 from pagetier.shm.units import format_size
 
 if TYPE_CHECKING:
-    from pagetier.daemon.metrics.endpoint import Listener
+    from pagetier.daemon.metrics.endpoint import MetricsEndpoint
 
 log = logging.getLogger("pagetierd")
 
@@ -38,7 +38,7 @@ _STATUS_S: Final = 10.0  # between two looks at what there is to serve
 _LEAVING_S: Final = 30.0  # what an end takes beside writing, on a busy host
 
 
-class Keeper(msgspec.Struct, frozen=True):
+class RunContext(msgspec.Struct, frozen=True):
     """Who runs the daemon: whom it tells how it is, where a changed configuration is read, how a restart is told."""
 
     notifier: Notifier
@@ -46,9 +46,9 @@ class Keeper(msgspec.Struct, frozen=True):
     keep_while: Path | None = None
 
 
-async def run(config: Config, segments: Segments, server: Server, told: Told, keeper: Keeper | None = None) -> None:
+async def run(config: Config, segments: Segments, server: Server, told: Told, keeper: RunContext | None = None) -> None:
     """Serves until a signal, also one that has come already. Raises PrefaultError if the arena can not be populated."""
-    life = _Life(config, segments, server, keeper or Keeper(Notifier({}), lambda _: config))
+    life = _Life(config, segments, server, keeper or RunContext(Notifier({}), lambda _: config))
     loop = asyncio.get_running_loop()
     told.pass_to(life.leave, loop)
     loop.add_signal_handler(signal.SIGHUP, life.reload)
@@ -60,24 +60,24 @@ async def run(config: Config, segments: Segments, server: Server, told: Told, ke
 
 
 class _Life:
-    def __init__(self, config: Config, segments: Segments, server: Server, keeper: Keeper) -> None:
+    def __init__(self, config: Config, segments: Segments, server: Server, keeper: RunContext) -> None:
         self._config = config
         self._asked = config  # what was read last; some of it may wait for a restart
         self._keeper = keeper
         self._notifier = keeper.notifier
         self._segments = segments
         self._server = server
-        self._way = Leave.STOP if segments.origin is Origin.MADE else Leave.HAND_OVER
+        self._way = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
         self._leaving = asyncio.Event()
         self._halt = threading.Event()
         self._service: Service | None = None
-        self._metrics: Listener | None = None
+        self._metrics: MetricsEndpoint | None = None
         self._admits = False
         self._changed = False  # somebody wants a reload, and not all is there yet
         self._refused = ""
         self._status_due = float("inf")
 
-    def leave(self, way: Leave) -> None:
+    def leave(self, way: StopRequest) -> None:
         """A signal came."""
         self._way = meant_by(way, self._keeper.keep_while)
         self._halt.set()
@@ -130,7 +130,7 @@ class _Life:
 
     async def write_out(self) -> None:
         """What is in memory alone goes to disk, before a stop gives the memory back."""
-        if self._service is not None and self._way is Leave.STOP:
+        if self._service is not None and self._way is StopRequest.STOP:
             self._notifier.stopping("writing to disk what is in memory alone", self._config.disk.stop + _LEAVING_S)
             await self._service.disk.stop(self._config.disk.stop)
             point("run.written")
@@ -146,7 +146,7 @@ class _Life:
         if self._service is not None:
             self._service.close()
         point("run.quiet")
-        if self._way is Leave.STOP:
+        if self._way is StopRequest.STOP:
             self._segments.remove()
         else:
             self._segments.release()
@@ -168,9 +168,9 @@ class _Life:
 
     async def _tell_metrics(self, service: Service) -> None:
         # whom nobody scrapes spends neither time nor memory on this
-        from pagetier.daemon.metrics.endpoint import Listener
+        from pagetier.daemon.metrics.endpoint import MetricsEndpoint
 
-        self._metrics = Listener(self._config, service)
+        self._metrics = MetricsEndpoint(self._config, service)
         await self._metrics.start()
         log.info("metrics on %s", self._config.metrics.listen, extra=event("metrics"))
 

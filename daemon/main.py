@@ -22,7 +22,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.capacity import fit, geometry_of, need_of, serves
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.prefault import PrefaultError
-from pagetier.daemon.lifecycle import Keeper, run
+from pagetier.daemon.lifecycle import RunContext, run
 from pagetier.daemon.release_memory import give_back_memory, name_meant
 from pagetier.daemon.server.control_socket import Server, SocketError
 from pagetier.daemon.startup_errors import Refusing, give_up
@@ -98,7 +98,7 @@ def main(
         settings = read()
         if instead is not Instead.CHECK:
             log_to_stderr(settings.log.level)
-            _serve(settings, leftovers, Keeper(Notifier(os.environ), read, keep_while))
+            _serve(settings, leftovers, RunContext(Notifier(os.environ), read, keep_while))
     except ConfigError as error:
         give_up(Exit.USAGE, error)
     except UnfitError as error:
@@ -113,7 +113,7 @@ def _remedy(keep_while: Path | None) -> str:
     return "`systemctl stop` and then `systemctl start` drop what is in them, a restart does not"
 
 
-def _serve(settings: Config, leftovers: Leftovers, keeper: Keeper) -> None:
+def _serve(settings: Config, leftovers: Leftovers, keeper: RunContext) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing to reload yet, and nothing to die of
     if keeper.notifier.watchdog is not None:
         faulthandler.enable()  # its SIGABRT has this process say where it hung

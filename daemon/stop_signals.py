@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, Self
 
 
-class Leave(Enum):
+class StopRequest(Enum):
     """How the daemon was told to go."""
 
     STOP = "the memory is given back"
@@ -19,19 +19,19 @@ class Leave(Enum):
 
 
 SIGNALS = {
-    signal.SIGTERM: Leave.STOP,
-    signal.SIGINT: Leave.STOP,
-    signal.SIGUSR1: Leave.HAND_OVER,
+    signal.SIGTERM: StopRequest.STOP,
+    signal.SIGINT: StopRequest.STOP,
+    signal.SIGUSR1: StopRequest.HAND_OVER,
 }
 
 
-def meant_by(way: Leave, keep_while: Path | None) -> Leave:
+def meant_by(way: StopRequest, keep_while: Path | None) -> StopRequest:
     """What a word to go means: a stop is a hand-over while there is a file or folder at `keep_while`.
 
     A service manager says SIGTERM whatever it is going to do next; what that is, it says by what it leaves there.
     """
-    kept = way is Leave.STOP and keep_while is not None and keep_while.exists()
-    return Leave.HAND_OVER if kept else way
+    kept = way is StopRequest.STOP and keep_while is not None and keep_while.exists()
+    return StopRequest.HAND_OVER if kept else way
 
 
 class Told:
@@ -55,7 +55,7 @@ class Told:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def pass_to(self, leave: Callable[[Leave], None], loop: asyncio.AbstractEventLoop) -> None:
+    def pass_to(self, leave: Callable[[StopRequest], None], loop: asyncio.AbstractEventLoop) -> None:
         """Calls `leave` in the loop for each that comes, and at once for those that came."""
         for number, way in SIGNALS.items():
             loop.add_signal_handler(number, leave, way)

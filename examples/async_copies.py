@@ -9,7 +9,7 @@ import numpy as np
 from pagetier.client import Client, Namespace
 from pagetier.client.async_copy import open_copier
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -18,7 +18,7 @@ def main() -> int:
     """Returns 0 if every layer of a prompt comes back before it is needed."""
     kv_caches = np.random.default_rng(7).integers(0, 2**16, (4, 2, 64, 16, 8, 128), np.uint16)
     layout = engine_layouts.kv_first(list(kv_caches))  # for each layer: [K and V, blocks, tokens, heads, dim]
-    cache = PagedCache(layout, order := PageOrder.of(layout, 256))
+    cache = PagedCache(layout, order := PageLayout.of(layout, 256))
     keys = Namespace(model="example/async", dtype="uint16", page_tokens=256, layout=order.layout).keys(range(512))
 
     with Client(name="async-engine") as client:

@@ -27,7 +27,7 @@ def main() -> int:
             print(client.store(keys, np.full((len(keys), PAGE_BYTES), number, np.uint8)))
         with client.match_groups(groups) as found:  # all groups or none
             exact = found.tokens == TOKENS - 1024
-            for number, (match, start) in enumerate(zip(found.matches, found.firsts, strict=True)):
+            for number, (match, start) in enumerate(zip(found.matches, found.start_pages, strict=True)):
                 out = np.full((len(match), PAGE_BYTES), 255, np.uint8)
                 exact &= client.load(match, out) == len(match) and bool((out == number).all())
                 print(f"{GROUPS[number]}: pages {start} to {start + len(match) - 1} loaded")

@@ -8,7 +8,7 @@ import numpy as np
 
 from pagetier.client import Blocks, Client, Namespace
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -20,7 +20,7 @@ def main() -> int:
     shape = (LAYERS, BLOCKS, 2, BLOCK_TOKENS, HEADS, DIM)  # for each layer: [blocks, K and V, tokens, heads, dim]
     kv_caches = np.random.default_rng(7).integers(0, 2**16, shape, np.uint16)
     layout = engine_layouts.kv_second(list(kv_caches))
-    cache = PagedCache(layout, order := PageOrder.of_model(layout, PAGE_TOKENS, HEADS, LAYERS))
+    cache = PagedCache(layout, order := PageLayout.of_model(layout, PAGE_TOKENS, HEADS, LAYERS))
     space = Namespace(model="example/paged", dtype="uint16", page_tokens=PAGE_TOKENS, layout=order.layout)
     keys = space.keys(range(2 * PAGE_TOKENS))
     written, read = np.arange(31, -1, -1), np.arange(32, 64)  # the block table of the store, then of the load

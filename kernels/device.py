@@ -32,7 +32,7 @@ class Copy(msgspec.Struct, frozen=True, eq=False):
     planes: range
 
 
-class Gate:
+class EngineEvent:
     """Wraps an engine's event for `Stream.after`, to learn whether the event failed.
 
     After a failure `reason` says why (it is empty otherwise) and `lost` is called from any thread, both before any
@@ -55,7 +55,7 @@ class Gate:
 
 def event_of(after: object) -> object:
     """Returns the event inside a gate; anything else is returned unchanged."""
-    return after.event if isinstance(after, Gate) else after
+    return after.event if isinstance(after, EngineEvent) else after
 
 
 class Event(Protocol):

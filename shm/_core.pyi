@@ -72,7 +72,7 @@ class Pins:
     @property
     def asked(self) -> int: ...
     @property
-    def reach(self) -> int:
+    def available_pages(self) -> int:
         """Pages of the prefix that are in memory or on disk; those behind the first len() are not pinned."""
     @property
     def from_disk(self) -> int:

@@ -1,4 +1,4 @@
-"""One connection to the daemon: sending from any thread within a deadline, receiving on one."""
+"""One connection to the daemon: sending from any thread within a timeout, receiving on one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Link:
     answer reads it himself: an answer that is read by another thread comes later by that thread's waking.
     """
 
-    def __init__(self, path: Path, deadline: float) -> None:
+    def __init__(self, path: Path, timeout: float) -> None:
         self._unpacker = Unpacker()
         self._sending = threading.Lock()
         # Reentrant: stop() may be called while this thread collects garbage.
@@ -82,7 +82,7 @@ class Link:
         self._broken = ""
         self._watched = select.POLLRDHUP
         try:
-            _connect(self._socket, path, deadline)
+            _connect(self._socket, path, timeout)
             _check_trust(self._socket, path)
         except OSError as error:
             self.close()
@@ -93,10 +93,10 @@ class Link:
             raise
         self._socket.settimeout(0)
 
-    def greet(self, request: Attach | Observe, deadline: float) -> Greeting:
+    def greet(self, request: Attach | Observe, timeout: float) -> Greeting:
         """Says who we are. Raises LinkError also after stop(), RefusedError if the daemon refuses."""
-        ends = time.monotonic() + deadline
-        self.send(request, deadline)
+        ends = time.monotonic() + timeout
+        self.send(request, timeout)
         point("link.asked")
         if not self._comes(max(0.0, ends - time.monotonic()), self._wake):
             raise LinkError("the daemon does not answer")
@@ -111,12 +111,12 @@ class Link:
                 os.close(descriptor)
             raise
 
-    def send(self, request: Request, deadline: float) -> None:
+    def send(self, request: Request, timeout: float) -> None:
         """Sends all of a request, or raises LinkError. When only half of it could be sent, the link stops."""
-        ends, data = time.monotonic() + deadline, pack(request)
+        ends, data = time.monotonic() + timeout, pack(request)
         if len(data) > REQUEST_LIMIT:
             raise LinkError(f"a request of {len(data)} bytes is longer than {REQUEST_LIMIT}: ask for fewer pages")
-        if not self._sending.acquire(timeout=max(0.0, deadline)):
+        if not self._sending.acquire(timeout=max(0.0, timeout)):
             raise LinkError("the daemon takes no requests")
         try:
             if self._cut:
@@ -125,12 +125,12 @@ class Link:
         finally:
             self._sending.release()
 
-    def detach(self, deadline: float) -> None:
+    def detach(self, timeout: float) -> None:
         """Sends Detach, also behind an Attach that is not answered yet: the slot of this link is free, now or soon.
 
-        Raises LinkError if it could not be sent within the deadline.
+        Raises LinkError if it could not be sent within the timeout.
         """
-        self.send(Detach(_DETACH), deadline)
+        self.send(Detach(_DETACH), timeout)
 
     def wait_detached(self) -> bool:
         """Waits until the daemon has freed the slot, however long that takes; False if the link ends before."""
@@ -142,12 +142,12 @@ class Link:
             return self._detached
         return True
 
-    def read(self, deadline: float) -> list[Answer]:
+    def read(self, timeout: float) -> list[Answer]:
         """The answers that come next; none if none comes in time, or while another thread reads."""
         if not self._reading.acquire(blocking=False):
             return []
         try:
-            return list(self._read(self._receive_some())) if self._comes(deadline) else []
+            return list(self._read(self._receive_some())) if self._comes(timeout) else []
         except LinkError as error:
             self._broken = str(error)
             self._stir()
@@ -155,10 +155,10 @@ class Link:
         finally:
             self._reading.release()
 
-    def ask(self, request: Request, deadline: float) -> Answer:
+    def ask(self, request: Request, timeout: float) -> Answer:
         """Sends a request and waits for its answer. For who has the link to himself."""
-        ends = time.monotonic() + deadline
-        self.send(request, deadline)
+        ends = time.monotonic() + timeout
+        self.send(request, timeout)
         while (left := ends - time.monotonic()) > 0:
             for answer in self.read(left):
                 return answer
@@ -274,9 +274,9 @@ class Link:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
 
 
-def _connect(connecting: socket.socket, path: Path, deadline: float) -> None:
+def _connect(connecting: socket.socket, path: Path, timeout: float) -> None:
     """Waits for room in the daemon's queue: a socket with a timeout of Python's never does, but fails at once."""
-    microseconds = int(max(deadline, _SHORTEST_S) * 1e6)
+    microseconds = int(max(timeout, _SHORTEST_S) * 1e6)
     connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
     connecting.connect(os.fspath(path))
 

@@ -102,15 +102,15 @@ class Reserved(_Message, frozen=True):
 
 
 class Fetch(_Message, frozen=True):
-    """Bring pages of a chain, head first, from disk into memory. keys: 32 bytes each; deadline: seconds."""
+    """Bring pages of a chain, head first, from disk into memory. keys: 32 bytes each; timeout: seconds."""
 
     number: int
     keys: bytes
-    deadline: float
+    timeout: float
 
 
 class Fetched(_Message, frozen=True):
-    """Answers Fetch when all is in memory or can not be had, at the latest at its deadline; a u8 a page.
+    """Answers Fetch when all is in memory or can not be had, at the latest at its timeout; a u8 a page.
 
     0: it is in memory; 1: not yet, it is on its way; 2: it is not there; 3: there is no room for it in memory.
     """

@@ -193,7 +193,7 @@ def _locks(index: int, way: int) -> bool:
 _INDEX = ".index"
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundSegments(msgspec.Struct, frozen=True):
     """Segments under one name. uid: of whom they belong to; nbytes: memory that they take, as far as it can be seen."""
 
     name: str
@@ -203,12 +203,12 @@ class Found(msgspec.Struct, frozen=True):
     lives: bool
 
 
-def survey(folder: Path = Path("/dev/shm")) -> list[Found]:
+def survey(folder: Path = Path("/dev/shm")) -> list[FoundSegments]:
     """The segments that this process may open, by name."""
     return sorted(_look(folder), key=lambda found: found.name)
 
 
-def _look(folder: Path) -> Iterator[Found]:
+def _look(folder: Path) -> Iterator[FoundSegments]:
     for path in folder.glob(f"*{_INDEX}"):
         try:
             index = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -222,13 +222,13 @@ def _look(folder: Path) -> Iterator[Found]:
             yield found
 
 
-def _look_at(folder: Path, name: str, index: int) -> Found | None:
+def _look_at(folder: Path, name: str, index: int) -> FoundSegments | None:
     head = head_of(index)
     files = [folder / f"{name}.{kind}" for kind in KINDS]
     if not head.ours and not (head.unfinished and all(file.exists() for file in files)):
         return None
     nbytes = sum(map(_memory, files))
-    return Found(name, os.fstat(index).st_uid, nbytes, head, is_locked(index))
+    return FoundSegments(name, os.fstat(index).st_uid, nbytes, head, is_locked(index))
 
 
 def _memory(path: Path) -> int:

@@ -74,7 +74,7 @@ class Written(msgspec.Struct, frozen=True):
     disk_bytes: int = 0
 
 
-class Outcome(enum.Enum):
+class ReadOutcome(enum.Enum):
     """The outcome of a read. The frames hold the page only after EXACT."""
 
     EXACT = "exact"
@@ -91,7 +91,7 @@ class ReadResult(msgspec.Struct, frozen=True):
     not answer, and the page stays.
     """
 
-    outcome: Outcome
+    outcome: ReadOutcome
     reason: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pagetier.tiers.base import Held, Incoming, Outcome, Outgoing, ReadResult, TierState, Written
+from pagetier.tiers.base import Held, Incoming, Outgoing, ReadOutcome, ReadResult, TierState, Written
 
 
 class NullTier:
@@ -27,7 +27,7 @@ class NullTier:
     def read(self, page: Incoming) -> ReadResult:
         """Always ABSENT; the frames stay as they are."""
         del page
-        return ReadResult(Outcome.ABSENT)
+        return ReadResult(ReadOutcome.ABSENT)
 
     def sync(self) -> None:
         """Nothing to do."""

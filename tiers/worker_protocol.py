@@ -18,7 +18,7 @@ from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.base import TierState
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
+class _WorkerMessage(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
     """A message, encoded as an array: the lower-case name of the class, then its fields."""
 
 
@@ -30,7 +30,7 @@ class Trust(IntEnum):
     NOTHING = 2
 
 
-class Serve(_Message, frozen=True):
+class Serve(_WorkerMessage, frozen=True):
     """Requests the worker to open the tier.
 
     Attributes:
@@ -50,7 +50,7 @@ class Serve(_Message, frozen=True):
     trust: Trust = Trust.AS_LEFT
 
 
-class Write(_Message, frozen=True):
+class Write(_WorkerMessage, frozen=True):
     """Requests to drop pages, then to write pages. `spaces` are indices into `table`."""
 
     number: int
@@ -64,7 +64,7 @@ class Write(_Message, frozen=True):
     table: tuple[Space, ...] = ()
 
 
-class Read(_Message, frozen=True):
+class Read(_WorkerMessage, frozen=True):
     """Requests to read pages into the frames that were granted to the worker, and to publish them."""
 
     number: int
@@ -74,28 +74,28 @@ class Read(_Message, frozen=True):
     sizes: bytes
 
 
-class Sync(_Message, frozen=True):
+class Sync(_WorkerMessage, frozen=True):
     """Requests to make durable what was written."""
 
     number: int
 
 
-class Tell(_Message, frozen=True):
+class Tell(_WorkerMessage, frozen=True):
     """Requests the tier's state; answered with Tells."""
 
 
-class Leave(_Message, frozen=True):
+class Leave(_WorkerMessage, frozen=True):
     """Requests the worker to sync, close the tier and exit."""
 
 
-class Opened(_Message, frozen=True):
+class Opened(_WorkerMessage, frozen=True):
     """Reports that the tier is open. `room` is the number of frames that fit."""
 
     room: int
     state: TierState
 
 
-class Fails(_Message, frozen=True):
+class Fails(_WorkerMessage, frozen=True):
     """Reports that the tier cannot be used; the worker then exits.
 
     `reason` is one sentence for an administrator, `trust` how far the next worker may trust the folder.
@@ -105,7 +105,7 @@ class Fails(_Message, frozen=True):
     trust: Trust = Trust.AS_LEFT
 
 
-class Holds(_Message, frozen=True):
+class Holds(_WorkerMessage, frozen=True):
     """Reports some of the pages in the tier. `spaces` are indices into `table`."""
 
     keys: bytes
@@ -115,7 +115,7 @@ class Holds(_Message, frozen=True):
     table: tuple[Space, ...]
 
 
-class Complete(_Message, frozen=True):
+class Complete(_WorkerMessage, frozen=True):
     """Reports that all pages in the tier have been reported."""
 
 
@@ -128,7 +128,7 @@ class Stored(IntEnum):
     NO_ROOM = 3
 
 
-class Wrote(_Message, frozen=True):
+class Wrote(_WorkerMessage, frozen=True):
     """Answers Write. `stored` has a u8 a page, a Stored.
 
     `reason` says why the first failed page was not stored, "" if there is none. `disk_bytes` were passed to the file
@@ -141,7 +141,7 @@ class Wrote(_Message, frozen=True):
     disk_bytes: int
 
 
-class HasRead(_Message, frozen=True):
+class HasRead(_WorkerMessage, frozen=True):
     """Reports the end of some pages of a Read: `pages` of them from page `first` on. The last report ends the Read.
 
     `read` has a u8 a page, 1 if it is in memory. `damaged` has the keys of pages that are no longer in the tier.
@@ -154,14 +154,14 @@ class HasRead(_Message, frozen=True):
     reason: str
 
 
-class Synced(_Message, frozen=True):
+class Synced(_WorkerMessage, frozen=True):
     """Answers Sync. `reason` says why it failed, "" if it did not."""
 
     number: int
     reason: str
 
 
-class Tells(_Message, frozen=True):
+class Tells(_WorkerMessage, frozen=True):
     """Answers Tell. The worker also sends it when something changed that matters to an administrator."""
 
     state: TierState

@@ -97,7 +97,7 @@ def work(task: Task, client: Client) -> Report:
 
 def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
-    with Client(task.socket, deadline=WAIT_S, name=f"demo-engine-{task.engine}") as client:
+    with Client(task.socket, timeout=WAIT_S, name=f"demo-engine-{task.engine}") as client:
         tell(work(task, client))
 
 

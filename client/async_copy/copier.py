@@ -9,20 +9,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from pagetier.client.async_copy.handles import Load, Store
+from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.load_job import LoadingJob, source_of
-from pagetier.client.async_copy.store_job import Door, Order, StoringJob
-from pagetier.client.async_copy.stream_queue import Drive, Lane, in_thread
-from pagetier.client.async_copy.throttle import Backlog, Pace, Rate
+from pagetier.client.async_copy.store_job import ReservationQueue, StorePlan, StoringJob
+from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
+from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
 from pagetier.client.client import Client
-from pagetier.client.futures import Promise
+from pagetier.client.futures import PendingReservation
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match
 from pagetier.client.paged_blocks import Part, part_of, require_named
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.config.file import load_settings
-from pagetier.kernels.device import Device, Direction, Gate
+from pagetier.kernels.device import Device, Direction, EngineEvent
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import SlotMap
@@ -37,21 +37,21 @@ _SENDING_S: Final = 0.25
 _DEFAULT: Final = CopySettings()
 
 
-def _nothing(deadline: float) -> bool:
+def _nothing(timeout: float) -> bool:
     return True
 
 
 class Reserving(Protocol):
     """What is used of a Client."""
 
-    def reserve_soon(self, keys: Keys, sizes: int, part: Part, deadline: float) -> Promise:
-        """See Client.reserve_soon."""
+    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
+        """See Client.reserve_async."""
 
 
-class Copier:
+class AsyncCopier:
     """Stores and loads of one cache, each way on a stream and a thread of its own. From any thread.
 
-    load(), store() and what they return never make the caller wait, but where a deadline is named. Without a daemon, in
+    load(), store() and what they return never make the caller wait, but where a timeout is named. Without a daemon, in
     a forked child, after close() and after a failure of the device every load is a miss and every store is refused.
     """
 
@@ -83,23 +83,23 @@ class Copier:
         self._pid = os.getpid()
         self._at_end = ended
         rate = Rate()
-        self._door = Door()
-        self._backlog = Backlog(settings.backlog, rate, settings.store_bandwidth)
+        self._door = ReservationQueue()
+        self._backlog = CopyBacklog(settings.backlog, rate, settings.store_bandwidth)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
-        self._stores = Lane(stores, rate, Pace(settings.store_bandwidth), settings.depth)
-        self._loads = Lane(loads, Rate(), Pace(settings.load_bandwidth), _LAYERS_AHEAD)
+        self._stores = StreamQueue(stores, rate, BandwidthCap(settings.store_bandwidth), settings.depth)
+        self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_AHEAD)
         self._stored, self._loaded = Counts(), Counts()
         for lane, name in ((self._stores, "pagetier-stores"), (self._loads, "pagetier-loads")):
             weakref.finalize(self, lane.close).atexit = False
             drive(lane, name)
 
-    def load(self, match: Match, slots: SlotMap, first: int = 0, after: object = None) -> Load:
+    def load(self, match: Match, slots: SlotMap, start_page: int = 0, after: object = None) -> LoadHandle:
         """Begins to copy pages of a match into blocks, and pins them for itself: the match may be let go of.
 
         Args:
             match: held; of the client's. Pages behind its pinned ones, on disk, are not loaded: see Client.prefetch.
             slots: an item for each page from `first` on. They are not read or written until the load has ended.
-            first: the first page to copy, counted from the head of the match.
+            start_page: the first page to copy, counted from the head of the match.
             after: an event of the engine's that comes before the first byte is written; None: at once. Loads go in
                 order: those behind this one wait for it, too, even if this one is cancelled. Should it fail, where the
                 device can tell, this load fails alone.
@@ -112,17 +112,17 @@ class Copier:
         if match.keys is not None:
             require_named(match.keys.namespace, self._cache.page)
         transfer = self._cache.loading(slots)
-        source = None if self._foreign or self._loads.broken else source_of(match, transfer, first)
-        gate = None if after is None or source is None else Gate(after, source.transfer)
+        source = None if self._foreign or self._loads.broken else source_of(match, transfer, start_page)
+        gate = None if after is None or source is None else EngineEvent(after, source.transfer)
         job = LoadingJob(source, self._cache.cache.layers, self._loaded, gate)
         if gate is not None:
             gate.lost = job.cancel
         if source is not None and not self._loads.submit(job):
             source.let_go()
             job = LoadingJob(None, job.layers, self._loaded)
-        return Load(job, gate)
+        return LoadHandle(job, gate)
 
-    def store(self, keys: Keys, slots: SlotMap, after: object = None) -> Store:
+    def store(self, keys: Keys, slots: SlotMap, after: object = None) -> StoreHandle:
         """Begins to store this rank's part of a page for each key, but for those that are to be skipped.
 
         Pages become readable chunk by chunk, from the head on. Those that the copies can not keep up with are left out,
@@ -141,26 +141,26 @@ class Copier:
         require_named(keys.namespace, self._cache.page)
         slots.require_whole(len(keys))
         sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.patience)
-        ask = partial(self._client.reserve_soon, keys, self._cache.page.nbytes, self._part, sending)
-        order = Order(self._cache.storing(slots), ask)
-        gate = None if after is None else Gate(after)
+        ask = partial(self._client.reserve_async, keys, self._cache.page.nbytes, self._part, sending)
+        order = StorePlan(self._cache.storing(slots), ask)
+        gate = None if after is None else EngineEvent(after)
         job = StoringJob(order, self._door, self._backlog, self._settings, self._stored, gate)
         if gate is not None:
             gate.lost = job.cancel
         reason = "the copier was made in another process" if self._foreign else self._stores.broken
         if reason or not self._stores.submit(job):
             job.refuse(reason or self._stores.broken or "the copier is closed")
-        return Store(job)
+        return StoreHandle(job)
 
-    def close(self, deadline: float) -> bool:
-        """Begins nothing new, and waits at most `deadline` seconds for what goes on: whether all of it has ended.
+    def close(self, timeout: float) -> bool:
+        """Begins nothing new, and waits at most `timeout` seconds for what goes on: whether all of it has ended.
 
         What has not goes on by itself to its end, the unpinning of an arena, too; the session stays mapped for it. May
         be called again, and then returns True some time, unless the device failed with copies in flight.
         """
         if self._foreign:
             return True
-        ends = time.monotonic() + deadline
+        ends = time.monotonic() + timeout
         lanes = self._stores, self._loads
         for lane in lanes:
             lane.close()
@@ -189,10 +189,10 @@ class Copier:
         return self._pid != os.getpid()
 
     def __repr__(self) -> str:
-        return f"<Copier of {self._cache!r}, {self.counts}>"
+        return f"<AsyncCopier of {self._cache!r}, {self.counts}>"
 
 
-def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None = None) -> Copier:
+def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
     """Asynchronous copies between this rank's cache and the arena. Close it before the client.
 
     Args:
@@ -206,7 +206,7 @@ def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None
     told = load_settings() if settings is None else settings
     if cache.cache.device == "cpu":
         host = HostDevice(client.threads)
-        return Copier(client, cache, host, told, ended=host.close)
+        return AsyncCopier(client, cache, host, told, ended=host.close)
     return _on_gpu(client, cache, told)
 
 
@@ -216,7 +216,7 @@ def copier_pinning(
     settings: CopySettings,
     registrar: tuple[Registering, Unregistering],
     device: Callable[[Callable[[Frames], bool]], Device],
-) -> Copier:
+) -> AsyncCopier:
     """A copier that pins the arena in the background, together with the others of this client and process.
 
     registrar: pins memory, and unpins it. device: made with the question whether all of some frames are pinned by now.
@@ -225,10 +225,10 @@ def copier_pinning(
     its = lease.watched(device(lease.ready))
     if client.session is not None:
         lease.begin(client.session)
-    return Copier(client, cache, its, settings, ended=lease.end)
+    return AsyncCopier(client, cache, its, settings, ended=lease.end)
 
 
-def _on_gpu(client: Client, cache: PagedCache, settings: CopySettings) -> Copier:
+def _on_gpu(client: Client, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
     from pagetier.kernels.gpu.cuda import cuda_device
     from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 

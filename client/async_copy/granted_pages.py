@@ -11,7 +11,7 @@ from pagetier.kernels.layout.frames import Frames
 _NONE = np.zeros(0, np.intp)
 
 
-class Grant:
+class GrantedPages:
     """A reservation whose session is held until let_go(). For one thread at a time.
 
     open: granted pages that are neither published nor given up, ascending.

@@ -7,10 +7,10 @@ import time
 from pagetier.client.async_copy.load_job import LoadingJob
 from pagetier.client.async_copy.store_job import StoringJob
 from pagetier.client.reservation import Outcome, StoreResult
-from pagetier.kernels.device import DeviceError, Gate
+from pagetier.kernels.device import DeviceError, EngineEvent
 
 
-class Store:
+class StoreHandle:
     """Pages on their way out of the engine's cache. Made by Copier.store; from any thread.
 
     Who drops it stops nothing. Until it is ready the blocks keep their content, unless it is cancelled.
@@ -24,15 +24,15 @@ class Store:
         """Whether wait() returns at once, with what is final."""
         return self._job.decided or self._job.foreign
 
-    def wait(self, deadline: float) -> StoreResult:
-        """What became of the pages, after at most `deadline` seconds. Those that are not finished by then are pending.
+    def wait(self, timeout: float) -> StoreResult:
+        """What became of the pages, after at most `timeout` seconds. Those that are not finished by then are pending.
 
         May be called again. In a forked child everything is refused.
         """
         if self._job.foreign:
             refused = bytes([Outcome.REFUSED]) * len(self._job.result)
             return StoreResult(refused, "it was begun in another process")
-        self._job.wait_until(lambda: self._job.decided, deadline)
+        self._job.wait_until(lambda: self._job.decided, timeout)
         return self._job.result
 
     @property
@@ -40,9 +40,9 @@ class Store:
         """Whether nothing of it reads the cache any more: also after cancel(). Never, if the device failed."""
         return self._job.ended
 
-    def wait_ended(self, deadline: float) -> bool:
-        """Waits for that, at most `deadline` seconds."""
-        return self._job.ended or self._job.wait_until(lambda: self._job.ended, deadline)
+    def wait_ended(self, timeout: float) -> bool:
+        """Waits for that, at most `timeout` seconds."""
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
 
     def cancel(self) -> None:
         """Gives up all pages that are not readable when this returns: their blocks may have other content from then on.
@@ -52,10 +52,10 @@ class Store:
         self._job.cancel()
 
     def __repr__(self) -> str:
-        return f"<Store {'ready' if self.ready else 'on its way'}, {self._job.result!r}>"
+        return f"<StoreHandle {'ready' if self.ready else 'on its way'}, {self._job.result!r}>"
 
 
-class Load:
+class LoadHandle:
     """Pages on their way into the engine's cache, layer by layer. Made by Copier.load; from any thread.
 
     Who drops it stops nothing. In a forked child nothing of it is ever ready.
@@ -64,7 +64,7 @@ class Load:
     layers: of this rank's cache.
     """
 
-    def __init__(self, job: LoadingJob, gate: Gate | None = None) -> None:
+    def __init__(self, job: LoadingJob, gate: EngineEvent | None = None) -> None:
         self.pages, self.layers = job.pages, job.layers
         self._job, self._gate = job, gate
 
@@ -78,9 +78,9 @@ class Load:
         """Whether nothing of it writes to the cache any more: also after cancel(). Never, if the device failed."""
         return self._job.ended
 
-    def wait_ended(self, deadline: float) -> bool:
-        """Waits for that, at most `deadline` seconds."""
-        return self._job.ended or self._job.wait_until(lambda: self._job.ended, deadline)
+    def wait_ended(self, timeout: float) -> bool:
+        """Waits for that, at most `timeout` seconds."""
+        return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
 
     def ready(self, layer: int) -> bool:
         """Whether a layer of all its pages is in the cache. Waits for nobody."""
@@ -92,12 +92,12 @@ class Load:
         except DeviceError:
             return False
 
-    def wait(self, layer: int, deadline: float) -> bool:
-        """Waits for a layer, at most `deadline` seconds. False also where it will never come."""
+    def wait(self, layer: int, timeout: float) -> bool:
+        """Waits for a layer, at most `timeout` seconds. False also where it will never come."""
         if self._settled(layer):
             return self._sound
-        ends = time.monotonic() + deadline
-        self._job.wait_until(lambda: self._job.decided(layer), deadline)
+        ends = time.monotonic() + timeout
+        self._job.wait_until(lambda: self._job.decided(layer), timeout)
         event = self._job.event(layer)
         if event is None or self._job.foreign:
             return False
@@ -106,10 +106,10 @@ class Load:
         except DeviceError:
             return False
 
-    def hold(self, stream: object, layer: int, deadline: float) -> bool:
+    def hold(self, stream: object, layer: int, timeout: float) -> bool:
         """What is given to the engine's stream from now on begins when the layer is in the cache.
 
-        Waits, at most `deadline` seconds, only until its copies are enqueued. False if they are not by then, or will
+        Waits, at most `timeout` seconds, only until its copies are enqueued. False if they are not by then, or will
         not be: then nothing is held. Raises ValueError for what is no stream.
 
         True says that the copies are enqueued, not that they succeed: should they fail, what is held begins without the
@@ -117,7 +117,7 @@ class Load:
         """
         if self._settled(layer):
             return self._sound
-        self._job.wait_until(lambda: self._job.decided(layer), deadline)
+        self._job.wait_until(lambda: self._job.decided(layer), timeout)
         event = self._job.event(layer)
         if event is None or not self._sound:
             return False
@@ -143,4 +143,4 @@ class Load:
 
     def __repr__(self) -> str:
         state = f"failed: {self.failed}" if self.failed else "ended" if self.ended else "on its way"
-        return f"<Load of {self.pages} pages, {self.layers} layers, {state}>"
+        return f"<LoadHandle of {self.pages} pages, {self.layers} layers, {state}>"

@@ -27,7 +27,7 @@ class Waker(Protocol):
         """Something about a job has changed. From any thread, waits for nobody."""
 
 
-class Job(ABC):
+class CopyJob(ABC):
     """What is abstract is for its lane, one thread at a time; the rest may be called from any thread."""
 
     def __init__(self, after: object = None) -> None:
@@ -54,12 +54,12 @@ class Job(ABC):
         """Whether it is the parent's, seen from a forked child: no lock of it may be taken there."""
         return self._pid != os.getpid()
 
-    def wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Whether it became true in so many seconds; it is looked at when something changes."""
         if self.foreign:
             return False
         with self._changed:
-            return self._changed.wait_for(condition, max(0.0, deadline))
+            return self._changed.wait_for(condition, max(0.0, timeout))
 
     def cancel(self) -> None:
         """Gives it up: nothing more is begun, and nothing counts that was not finished when this returns."""

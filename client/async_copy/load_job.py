@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from pagetier.client.async_copy.arena_pages import located
-from pagetier.client.async_copy.job import Counts, Job, Piece
+from pagetier.client.async_copy.job import CopyJob, Counts, Piece
 from pagetier.client.match import Match
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames
@@ -64,7 +64,7 @@ def _pinned(session: Session, match: Match, transfer: Transfer, first: int) -> S
     return Source(session, pins, msgspec.structs.replace(transfer, slots=slots), frames)
 
 
-class LoadingJob(Job):
+class LoadingJob(CopyJob):
     """Loads a source, or nothing. One piece a layer.
 
     pages, layers: how many. reason: why it failed, or nothing.

@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from pagetier.client.async_copy.arena_pages import Indices, bytes_of_pages, chunks_of, picked
-from pagetier.client.async_copy.granted_pages import Grant
-from pagetier.client.async_copy.job import Counts, Job, Piece
-from pagetier.client.async_copy.throttle import Backlog
-from pagetier.client.futures import Promise
+from pagetier.client.async_copy.granted_pages import GrantedPages
+from pagetier.client.async_copy.job import CopyJob, Counts, Piece
+from pagetier.client.async_copy.throttle import CopyBacklog
+from pagetier.client.futures import PendingReservation
 from pagetier.client.reservation import Outcome, Reservation, StoreResult
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction, Event
@@ -29,14 +29,14 @@ _UNSOUND = "the pages' memory can not be used"
 _SKIPPED = "some pages were to be skipped"
 
 
-class Order(msgspec.Struct, frozen=True, eq=False):
+class StorePlan(msgspec.Struct, frozen=True, eq=False):
     """What is to be stored: transfers with an item for each page, and how room for the pages is asked for.
 
     ask: does not wait until it can be sent.
     """
 
     transfers: tuple[Transfer, ...]
-    ask: Callable[[], Promise]
+    ask: Callable[[], PendingReservation]
 
     def __len__(self) -> int:
         return len(self.transfers[0].slots)
@@ -50,13 +50,13 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
     nbytes: int
 
 
-class Door:
+class ReservationQueue:
     """Where the stores of a lane ask for room. After one that the daemon's socket did not take all wait a moment."""
 
     def __init__(self) -> None:
         self._opens = -math.inf
 
-    def ask(self, order: Order, now: float) -> Promise | None:
+    def ask(self, order: StorePlan, now: float) -> PendingReservation | None:
         """None: not now."""
         if now < self._opens:
             return None
@@ -67,7 +67,7 @@ class Door:
         return promise
 
 
-class StoringJob(Job):
+class StoringJob(CopyJob):
     """Stores an order. One piece a chunk.
 
     result: what became of the pages by now. decided: whether that is final.
@@ -75,9 +75,9 @@ class StoringJob(Job):
 
     def __init__(
         self,
-        order: Order,
-        door: Door,
-        backlog: Backlog,
+        order: StorePlan,
+        door: ReservationQueue,
+        backlog: CopyBacklog,
         settings: CopySettings,
         counts: Counts,
         after: object = None,
@@ -87,9 +87,9 @@ class StoringJob(Job):
         self.decided = False
         self._order, self._door, self._backlog, self._settings, self._counts = order, door, backlog, settings, counts
         self._sizes = bytes_of_pages(order.transfers, len(order))
-        self._promise: Promise | None = None
+        self._promise: PendingReservation | None = None
         self._gives_up = math.inf
-        self._grant: Grant | None = None
+        self._grant: GrantedPages | None = None
         self._chunks: deque[Chunk] = deque()
         self._flying: deque[Chunk] = deque()
         self._reason = ""
@@ -169,7 +169,7 @@ class StoringJob(Job):
 
     def _take(self, reservation: Reservation) -> None:
         """The daemon's answer: what was granted is cut into chunks, as far as the backlog has room."""
-        grant = self._grant = Grant(reservation)
+        grant = self._grant = GrantedPages(reservation)
         skips = self._order.transfers[0].slots.skips
         self._abandon(grant.open[skips[grant.open]], _SKIPPED)
         pages = grant.open

@@ -13,27 +13,27 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from pagetier.client.async_copy.job import Job, Piece
-from pagetier.client.async_copy.throttle import Pace, Rate
+from pagetier.client.async_copy.job import CopyJob, Piece
+from pagetier.client.async_copy.throttle import BandwidthCap, Rate
 from pagetier.kernels.device import DeviceError, Event, Stream
 
 log = logging.getLogger("pagetier.client")
 
 _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 1e-3
-_given_up: Final[list[Lane]] = []  # what is in flight on their streams goes on, though nobody looks after it
+_given_up: Final[list[StreamQueue]] = []  # what is in flight on their streams goes on, though nobody looks after it
 
 
 class Flight(msgspec.Struct, frozen=True, eq=False):
     """A piece that was enqueued at some time. Without a job: the point where the copies of one begin."""
 
-    job: Job | None
+    job: CopyJob | None
     event: Event
     nbytes: int
     launched: float
 
 
-class Lane:
+class StreamQueue:
     """All that is done with a stream is done in step(), by one thread at a time; the rest is for any thread.
 
     depth: pieces that are in flight at most. clock: seconds, as time.monotonic. broken: why the device failed; or
@@ -41,24 +41,24 @@ class Lane:
     """
 
     def __init__(
-        self, stream: Stream, rate: Rate, pace: Pace, depth: int, clock: Callable[[], float] = time.monotonic
+        self, stream: Stream, rate: Rate, pace: BandwidthCap, depth: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.broken = ""
         self.clock = clock
         self._stream, self._rate, self._pace, self._depth = stream, rate, pace, depth
-        self._inbox: SimpleQueue[Job | None] = SimpleQueue()
-        self._waiting: list[Job] = []
-        self._open: deque[Job] = deque()
+        self._inbox: SimpleQueue[CopyJob | None] = SimpleQueue()
+        self._waiting: list[CopyJob] = []
+        self._open: deque[CopyJob] = deque()
         self._flying: deque[Flight] = deque()
         self._aloft = 0
-        self._kept: list[Job] = []
+        self._kept: list[CopyJob] = []
         self._changed = threading.Condition()
-        self._jobs: set[Job] = set()
+        self._jobs: set[CopyJob] = set()
         self._leaving = False
         self._seen = -math.inf
         self._patience = _SHORTEST_S
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: CopyJob) -> bool:
         """Takes a job on; False after close() and abort()."""
         job.carried_by(self)
         with self._changed:
@@ -77,10 +77,10 @@ class Lane:
         self._leaving = True
         self.wake()
 
-    def wait_idle(self, deadline: float) -> bool:
+    def wait_idle(self, timeout: float) -> bool:
         """Waits until all jobs have ended, or the device has failed; whether nothing is, or may be, in flight."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs, max(0.0, deadline)) and not self._kept
+            return self._changed.wait_for(lambda: not self._jobs, max(0.0, timeout)) and not self._kept
 
     @property
     def over(self) -> bool:
@@ -174,7 +174,7 @@ class Lane:
             else:
                 self._enqueue(job, piece)
 
-    def _gate(self, job: Job) -> None:
+    def _gate(self, job: CopyJob) -> None:
         after = job.take_after()
         if after is None:
             return
@@ -185,7 +185,7 @@ class Lane:
         else:
             self._flying.append(Flight(None, self._stream.record(), 0, self.clock()))
 
-    def _enqueue(self, job: Job, piece: Piece) -> None:
+    def _enqueue(self, job: CopyJob, piece: Piece) -> None:
         now = self.clock()
         try:
             for copy in piece.copies:
@@ -226,18 +226,18 @@ class Lane:
         return self._patience
 
 
-Drive: TypeAlias = Callable[[Lane, str], object]
+Drive: TypeAlias = Callable[[StreamQueue, str], object]
 """Sees to it that a lane's step() is called, under some name, until the lane is over."""
 
 
-def in_thread(lane: Lane, name: str) -> threading.Thread:
+def in_thread(lane: StreamQueue, name: str) -> threading.Thread:
     """A thread of its own, which ends when the lane is over, or with the process."""
     thread = threading.Thread(target=_run, args=(lane,), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _run(lane: Lane) -> None:
+def _run(lane: StreamQueue) -> None:
     reason = "the thread that copies has ended"
     try:
         pause = lane.step()

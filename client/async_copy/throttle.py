@@ -25,7 +25,7 @@ class Rate:
         self.value = (self.value * _WEIGHT_S + nbytes) / (_WEIGHT_S + max(seconds, 0.0))
 
 
-class Backlog:
+class CopyBacklog:
     """Bytes that were let in and are not copied yet: no more than some seconds of work at the measured rate.
 
     cap: bytes a second that the stream will do at most; 0: as many as it can.
@@ -53,7 +53,7 @@ class Backlog:
         self.queued -= nbytes
 
 
-class Pace:
+class BandwidthCap:
     """A cap on bytes a second: in any time no more than cap * time and one piece begin. 0: no cap."""
 
     def __init__(self, cap: int) -> None:

@@ -27,7 +27,7 @@ from pagetier.client.keys import Namespace
 from pagetier.client.paged_blocks import Blocks
 from pagetier.client.reservation import StoreResult
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder, Rows
+from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -69,14 +69,16 @@ class PromptCache:
         """Bytes of a page."""
         return self._order.nbytes
 
-    def load(self, prompt: torch.Tensor, deadline: float | None = None) -> CachedPrompt:
+    def load(self, prompt: torch.Tensor, timeout: float | None = None) -> CachedPrompt:
         """What is cached of a prompt, in a cache of its own. The last token is always left to the engine.
 
-        deadline: seconds to wait for pages on disk; by default the client's.
+        timeout: seconds to wait for pages on disk; by default the client's.
         """
         with self._client.match(self.namespace.keys(prompt[:-1])) as match:
-            states = self._empty_states(match.reach * self._order.tokens)
-            loaded = self._client.load(match, self._blocks(states, match.reach), deadline=deadline) if states else 0
+            states = self._empty_states(match.available_pages * self._order.tokens)
+            loaded = (
+                self._client.load(match, self._blocks(states, match.available_pages), timeout=timeout) if states else 0
+            )
             from_disk = match.from_disk
         tokens = loaded * self._order.tokens
         return CachedPrompt(tokens, self._cache_of(states, tokens), loaded - from_disk, from_disk)
@@ -169,13 +171,13 @@ def namespace_of(model: PreTrainedModel, page_tokens: int, name: str = "") -> Na
     )
 
 
-def _page_order(model: PreTrainedModel, page_tokens: int) -> PageOrder:
+def _page_order(model: PreTrainedModel, page_tokens: int) -> PageLayout:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = str(model.dtype).removeprefix("torch.")
     layer = tuple(Rows(kind, dtype, heads, dim * model.dtype.itemsize) for kind in ("k", "v"))
-    return PageOrder(page_tokens, (layer,) * config.num_hidden_layers)
+    return PageLayout(page_tokens, (layer,) * config.num_hidden_layers)
 
 
 def _states(cache: DynamicCache) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pagetier.daemon.cli.registry import Place, others, own, summary_of
+from pagetier.daemon.cli.registry import CommandLocation, others, own, summary_of
 from pagetier.daemon.common.exit_codes import exit_code_help
 from pagetier.daemon.common.stdout import told_if_not_written
 from pagetier.daemon.common.version_option import version_option
@@ -24,12 +24,12 @@ class Commands(click.Group):
     """A group whose commands are where `commands` says."""
 
     @cached_property
-    def own(self) -> dict[str, Place]:
+    def own(self) -> dict[str, CommandLocation]:
         """The commands of this room."""
         return own()
 
     @cached_property
-    def found(self) -> dict[str, Place]:
+    def found(self) -> dict[str, CommandLocation]:
         """All commands, in the order of their names."""
         return dict(sorted((others() | self.own).items()))
 

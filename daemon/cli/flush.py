@@ -70,7 +70,7 @@ def _ask(daemon: Daemon, number: int) -> Saved:
     return daemon.ask(Save(number), Saved)
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class FlushArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The command line. tier: None for both."""
 
     socket: Path
@@ -81,7 +81,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     sure: bool
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class FlushOutcome(msgspec.Struct, frozen=True):
     """Pages that went, and pages that are in use and stayed. trouble: why more may be on disk still, or ""."""
 
     dropped: int
@@ -106,7 +106,7 @@ def flush(**options: Any) -> None:
     Asks before it drops anything. Exit codes: 0; 1 no such namespace, not confirmed, not all could be written, or not
     all has left the disk yet, which is said; 2 used wrongly; 3 no daemon.
     """
-    wanted = Wanted(**options)
+    wanted = FlushArguments(**options)
     _check(wanted)
     with daemon_at(wanted.socket) as daemon:
         if wanted.to_disk:
@@ -119,7 +119,7 @@ def flush(**options: Any) -> None:
         _show_outcome(_flush(daemon, chosen, wanted))
 
 
-def _check(wanted: Wanted) -> None:
+def _check(wanted: FlushArguments) -> None:
     if wanted.to_disk:
         if wanted.namespace is not None or wanted.everything or wanted.tier:
             raise click.UsageError("--to-disk writes everything and drops nothing: say it alone")
@@ -140,7 +140,7 @@ def _not_found(known: Sequence[NamespaceStats], wanted: str) -> NoReturn:
     raise click.ClickException(f'no namespace has the label, model or digest "{wanted}"; {there}')
 
 
-def _show_choice(chosen: Sequence[NamespaceStats], wanted: Wanted) -> None:
+def _show_choice(chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> None:
     if wanted.namespace is None:
         click.echo(f"all namespaces: {_held(chosen, wanted.tier)}")
         return
@@ -165,15 +165,15 @@ def _confirm() -> None:
     click.confirm("Drop them?", abort=True)
 
 
-def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: Wanted) -> Outcome:
+def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> FlushOutcome:
     """By digest, so that just what was shown goes; everything by one request, with what came meanwhile."""
     texts = [None] if wanted.namespace is None else [space.digest for space in chosen]
     answers = [daemon.ask(Flush(number, text, wanted.tier), Flushed) for number, text in enumerate(texts)]
     trouble = next((answer.trouble for answer in answers if answer.trouble), "")
-    return Outcome(sum(answer.dropped for answer in answers), sum(answer.kept for answer in answers), trouble)
+    return FlushOutcome(sum(answer.dropped for answer in answers), sum(answer.kept for answer in answers), trouble)
 
 
-def _show_outcome(outcome: Outcome) -> None:
+def _show_outcome(outcome: FlushOutcome) -> None:
     kept = f"; {_pages(outcome.kept)} in use and kept" if outcome.kept else ""
     click.echo(f"{_pages(outcome.dropped)} dropped{kept}")
     if outcome.trouble:

@@ -17,7 +17,7 @@ GROUP = "pagetier.commands"
 
 
 @dataclass(frozen=True)
-class Place:
+class CommandLocation:
     """Where a command is defined."""
 
     module: str
@@ -30,17 +30,17 @@ class Place:
         return command
 
 
-def own() -> dict[str, Place]:
+def own() -> dict[str, CommandLocation]:
     """The commands of this room, by name: each a module and its function."""
     names = ("doctor", "flush", "resize", "stats", "top", "unit")
-    return {name: Place(f"{__package__}.{name}", name) for name in names}
+    return {name: CommandLocation(f"{__package__}.{name}", name) for name in names}
 
 
-def others() -> dict[str, Place]:
+def others() -> dict[str, CommandLocation]:
     """What is installed as entry points. To look for them takes Python longer than a command of this room."""
     from importlib.metadata import entry_points
 
-    return {point.name: Place(point.module, point.attr) for point in entry_points(group=GROUP)}
+    return {point.name: CommandLocation(point.module, point.attr) for point in entry_points(group=GROUP)}
 
 
 def summary_of(module: str, function: str) -> str:
@@ -82,7 +82,7 @@ def _first_line(node: ast.stmt) -> str:
     return (ast.get_docstring(node) or "").partition("\n")[0].removesuffix(".")
 
 
-def commands_that_begin(begun: str, places: Mapping[str, Place]) -> list[CompletionItem]:
+def commands_that_begin(begun: str, places: Mapping[str, CommandLocation]) -> list[CompletionItem]:
     """One for each command whose name begins so."""
     return [
         CompletionItem(name, help=summary_of(place.module, place.function))

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, Snapshot, Tier
+from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, PageTier, Snapshot
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm.units import format_size
 
@@ -112,14 +112,14 @@ def _tiers(snapshot: Snapshot) -> Table:
     """One column for each tier: there may come more of them, and 80 columns are few."""
     tiers = {name: getattr(snapshot.tiers, name) for name in snapshot.tiers.__struct_fields__}
     there = {name: tier for name, tier in tiers.items() if tier.cap}
-    table = _table("Tier", *there)
+    table = _table("PageTier", *there)
     cells = [_tier_cells(tier) for tier in there.values()]
-    for label in _tier_cells(Tier()):
+    for label in _tier_cells(PageTier()):
         table.add_row(label, *(column[label] for column in cells))
     return table
 
 
-def _tier_cells(tier: Tier) -> dict[str, str]:
+def _tier_cells(tier: PageTier) -> dict[str, str]:
     ratio = tier.hit_ratio
     return {
         "pages": f"{tier.pages:,}",

@@ -20,7 +20,7 @@ _LOOKS = 1000
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class Tier(msgspec.Struct, frozen=True, kw_only=True):
+class PageTier(msgspec.Struct, frozen=True, kw_only=True):
     """Where pages live.
 
     cap: bytes that it may take; 0: this daemon has no such tier. used: bytes taken, in whole frames.
@@ -52,8 +52,8 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     """The tiers, nearest first."""
 
-    memory: Tier
-    disk: Tier = Tier()
+    memory: PageTier
+    disk: PageTier = PageTier()
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,8 +204,8 @@ def _daemon(header: dict[str, int]) -> DaemonStats:
     )
 
 
-def _memory(header: dict[str, int], counts: dict[str, int]) -> Tier:
-    return Tier(
+def _memory(header: dict[str, int], counts: dict[str, int]) -> PageTier:
+    return PageTier(
         cap=header["arena_bytes"],
         used=header["used_frames"] * header["frame_bytes"],
         pages=header["pages"],
@@ -220,8 +220,8 @@ def _memory(header: dict[str, int], counts: dict[str, int]) -> Tier:
     )
 
 
-def _disk(header: dict[str, int], report: DiskReport) -> Tier:
-    return Tier(
+def _disk(header: dict[str, int], report: DiskReport) -> PageTier:
+    return PageTier(
         cap=report.cap,
         used=header["disk_used_frames"] * header["frame_bytes"],
         pages=header["disk_pages"],

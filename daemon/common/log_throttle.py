@@ -26,7 +26,7 @@ class _Minute(msgspec.Struct):
     left_out: int = 0
 
 
-class Ration:
+class LogThrottle:
     """Of one kind of line. What is left out is told with the first line of the user's next minute."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,7 +65,7 @@ log = logging.getLogger("pagetierd.disk")
 QUIET_S: Final = 60.0
 
 
-class Grumble:
+class FaultLog:
     """One kind of trouble; comes: a line with a place for the reason; goes: a line, "" for none.
 
     reason: why things are as they were told last, "" if they are well or it was forgotten.

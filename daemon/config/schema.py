@@ -47,7 +47,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A table of the configuration."""
 
 
-class Arena(Section, frozen=True, kw_only=True):
+class ArenaOptions(Section, frozen=True, kw_only=True):
     """The shared memory that pages live in."""
 
     size: Annotated[int, size_setting("Bytes of the arena, rounded down to whole frames.", 4096)] = 1 << 30
@@ -77,7 +77,7 @@ class Arena(Section, frozen=True, kw_only=True):
         return self.frames * self.frame_size
 
 
-class Index(Section, frozen=True, kw_only=True):
+class IndexOptions(Section, frozen=True, kw_only=True):
     """The shared index of pages."""
 
     entries: Annotated[
@@ -94,14 +94,14 @@ class Index(Section, frozen=True, kw_only=True):
     ] = 600.0
 
 
-class Evict(Section, frozen=True, kw_only=True):
+class EvictOptions(Section, frozen=True, kw_only=True):
     """When pages leave ahead of need: free shares of the arena at which the evictor starts and stops."""
 
     low: Annotated[float, share_setting("Evict when less than this share of the frames is free.")] = 0.005
     high: Annotated[float, share_setting("Evict until this share of the frames is free.")] = 0.01
 
 
-class Store(Section, frozen=True, kw_only=True):
+class StoreOptions(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
     expiry: Annotated[float, duration_setting("How long a living writer may hold a reservation.")] = 60.0
@@ -116,7 +116,7 @@ class Store(Section, frozen=True, kw_only=True):
     ] = 0.25
 
 
-class Match(Section, frozen=True, kw_only=True):
+class MatchOptions(Section, frozen=True, kw_only=True):
     """Finding pages."""
 
     share: Annotated[
@@ -127,7 +127,7 @@ class Match(Section, frozen=True, kw_only=True):
     ] = 0.9
 
 
-class Disk(Section, frozen=True, kw_only=True):
+class DiskOptions(Section, frozen=True, kw_only=True):
     """The disk tier: pages outlive memory, the daemon and the host."""
 
     path: Annotated[Path | None, folder_setting("Folder of the disk tier, made if need be.")] = None
@@ -151,7 +151,7 @@ class Disk(Section, frozen=True, kw_only=True):
     stop: Annotated[float, duration_setting("How long a stop may take to write what is unwritten.")] = 30.0
 
 
-class Access(Section, frozen=True, kw_only=True):
+class AccessOptions(Section, frozen=True, kw_only=True):
     """Who may attach or look, beside the daemon's own user and root."""
 
     users: Annotated[
@@ -180,7 +180,7 @@ class Access(Section, frozen=True, kw_only=True):
     ] = 0o660
 
 
-class Log(Section, frozen=True, kw_only=True):
+class LogOptions(Section, frozen=True, kw_only=True):
     """What is logged."""
 
     level: Annotated[
@@ -189,7 +189,7 @@ class Log(Section, frozen=True, kw_only=True):
     ] = "info"
 
 
-class Metrics(Section, frozen=True, kw_only=True):
+class MetricsOptions(Section, frozen=True, kw_only=True):
     """Metrics for Prometheus: counters, read at each scrape."""
 
     listen: Annotated[
@@ -207,15 +207,15 @@ class Config(Section, frozen=True, kw_only=True):
     socket: Annotated[Path, socket_setting("Path of the control socket.")] = msgspec.field(
         default_factory=default_socket
     )
-    arena: Arena = Arena()
-    index: Index = Index()
-    evict: Evict = Evict()
-    store: Store = Store()
-    match: Match = Match()
-    disk: Disk = Disk()
-    access: Access = Access()
-    log: Log = Log()
-    metrics: Metrics = Metrics()
+    arena: ArenaOptions = ArenaOptions()
+    index: IndexOptions = IndexOptions()
+    evict: EvictOptions = EvictOptions()
+    store: StoreOptions = StoreOptions()
+    match: MatchOptions = MatchOptions()
+    disk: DiskOptions = DiskOptions()
+    access: AccessOptions = AccessOptions()
+    log: LogOptions = LogOptions()
+    metrics: MetricsOptions = MetricsOptions()
 
     @property
     def entries(self) -> int:

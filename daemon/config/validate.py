@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pagetier.daemon.config.schema import MOST_FRAMES, Config, Disk
+from pagetier.daemon.config.schema import MOST_FRAMES, Config, DiskOptions
 from pagetier.shm.units import format_size, spell_size
 from pagetier.tiers.capacity import holds_any, least_cap
 
@@ -34,7 +34,7 @@ def wrong_disk_size(config: Config) -> str:
     return ""
 
 
-def beyond_its_disk(disk: Disk, total: int) -> str:
+def beyond_its_disk(disk: DiskOptions, total: int) -> str:
     """That the file system, of so many bytes, is full before the tier is, if that is so; total: 0 if unknown."""
     if not total or disk.size <= total:
         return ""

@@ -12,7 +12,7 @@ import msgspec
 from pagetier.shm._core import Owner
 
 
-class _Waiting(msgspec.Struct, frozen=True, eq=False):
+class _WaitingStore(msgspec.Struct, frozen=True, eq=False):
     """A store that waits, at most until its timer."""
 
     frames: int
@@ -20,7 +20,7 @@ class _Waiting(msgspec.Struct, frozen=True, eq=False):
     timer: asyncio.TimerHandle
 
 
-class Backlog:
+class BackPressure:
     """Stores in the order in which they came. On the loop's thread only. patience: seconds; 0: nobody waits."""
 
     def __init__(self, owner: Owner, patience: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -28,7 +28,7 @@ class Backlog:
         self._patience = patience
         self._loop = loop
         self._frame_bytes = owner.header()["frame_bytes"]
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingStore] = deque()
         self.writing = False
 
     def admit(self, sizes: bytes, go: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class Backlog:
             go()
             return
         timer = self._loop.call_later(self._patience, self._let_first_go)
-        self._waiting.append(_Waiting(frames, go, timer))
+        self._waiting.append(_WaitingStore(frames, go, timer))
 
     def look(self) -> None:
         """After pages were written: whoever has room now goes on."""

@@ -13,15 +13,15 @@ import msgspec
 
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.validate import beyond_its_disk
-from pagetier.daemon.disk.backpressure import Backlog
+from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.flush_to_disk import Alone, Saving, alone, in_memory, tell_lost
 from pagetier.daemon.disk.inventory import Contents
 from pagetier.daemon.disk.pending_flushes import Flushes
 from pagetier.daemon.disk.publish_status import Bulletin
 from pagetier.daemon.disk.reads import Fetches
-from pagetier.daemon.disk.status import Standing, Work
+from pagetier.daemon.disk.status import DiskCounters, Standing
 from pagetier.daemon.disk.supervisor import Supervisor
-from pagetier.daemon.disk.write_behind import RULES, STALLED_S, Behind
+from pagetier.daemon.disk.write_behind import RULES, STALLED_S, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
@@ -58,7 +58,7 @@ class _Stage(Enum):
     COMPLETE = 2
 
 
-class Disk:
+class DiskTier:
     """Everything about the disk that the service knows of. On the loop's thread only.
 
     Where the configuration has no disk all of it does nothing.
@@ -72,7 +72,7 @@ class Disk:
         self._supervisor.populated = config.arena.prefault == "populate"
         self._budget = Budget(config.disk.budget)
         send = self._supervisor.send
-        self._behind = Behind(self._owner, config.disk, self._budget, send)
+        self._behind = WriteBehind(self._owner, config.disk, self._budget, send)
         self._saving = Saving(self._owner, config.disk, self._behind, loop)
         self._fetches = Fetches(self._owner, int(config.store.expiry * 1e9), send, loop)
         self._flushes = Flushes(loop)
@@ -81,7 +81,7 @@ class Disk:
         self._refused = False  # the last try ended with why there can be no tier
         self._doubted = False  # the last worker ended as it did not know what the disk has
         self._lost: Alone | None = None
-        self._backlog = Backlog(self._owner, config.disk.patience, loop)
+        self._backlog = BackPressure(self._owner, config.disk.patience, loop)
         self._bulletin = Bulletin(
             self._owner, self._behind, self._budget, self._stalled, lambda: self._supervisor.restarts
         )
@@ -116,18 +116,18 @@ class Disk:
         )
         self._supervisor.start()
 
-    async def stop(self, deadline: float) -> None:
-        """Writes what is unwritten, syncs and ends the worker: all within about `deadline` seconds.
+    async def stop(self, timeout: float) -> None:
+        """Writes what is unwritten, syncs and ends the worker: all within about `timeout` seconds.
 
         A tier that is still to open, or to open again, is waited for. What is lost all the same is told.
         """
         if not self.wanted:
             return
-        ends = self._loop.time() + deadline
+        ends = self._loop.time() + timeout
         await self._save_all(ends)
         point("disk.saved")
         is_open, left = self._bulletin.is_open, ends - self._loop.time()
-        over = "" if left > 0 else f"disk.stop = {spell_duration(deadline)} is over"
+        over = "" if left > 0 else f"disk.stop = {spell_duration(timeout)} is over"
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
         lost = (self._lost or alone(self._owner)) if is_open else in_memory(self._owner)
@@ -206,7 +206,7 @@ class Disk:
             then("")
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
-        """Pages from disk; reply is called once, at the latest at the request's deadline."""
+        """Pages from disk; reply is called once, at the latest at the request's timeout."""
         self._fetches.ask(request, reply)
 
     def save(self, number: int) -> Saved:
@@ -220,10 +220,12 @@ class Disk:
         """Somebody waits for his turn to ask that."""
         self._saving.go_on()
 
-    def work(self) -> Work:
+    def work(self) -> DiskCounters:
         """For the metrics."""
         behind = self._behind
-        return Work(self._bulletin.report, behind.in_flight, behind.at_work.seconds, self._fetches.at_work.seconds)
+        return DiskCounters(
+            self._bulletin.report, behind.in_flight, behind.at_work.seconds, self._fetches.at_work.seconds
+        )
 
     # ---- what the supervisor tells
 

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.config.schema import Disk as DiskOptions
-from pagetier.daemon.disk.write_behind import RULES, Behind
+from pagetier.daemon.config.schema import DiskOptions
+from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.shm._core import Owner
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
@@ -21,7 +21,9 @@ _ASKED_AGAIN_S: Final = 2.0
 class Saving:
     """Of an open tier. On the loop's thread only."""
 
-    def __init__(self, owner: Owner, options: DiskOptions, behind: Behind, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, owner: Owner, options: DiskOptions, behind: WriteBehind, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._owner, self._behind, self._loop = owner, behind, loop
         self._rule = RULES[options.write]
         self._until = 0.0

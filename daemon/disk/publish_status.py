@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import Grumble
+from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import DiskReport, Standing, with_state
-from pagetier.daemon.disk.write_behind import Behind
+from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
 from pagetier.tiers.base import TierState
@@ -23,14 +23,14 @@ class Bulletin:
     def __init__(
         self,
         owner: Owner,
-        behind: Behind,
+        behind: WriteBehind,
         budget: Budget,
         stalled: Callable[[], str],
         restarts: Callable[[], int],
     ) -> None:
         self._owner, self._behind, self._budget = owner, behind, budget
         self._stalled, self._restarts = stalled, restarts
-        self._grumble = Grumble("%s", "the disk answers again")
+        self._grumble = FaultLog("%s", "the disk answers again")
         self.report = DiskReport()
 
     @property

@@ -1,4 +1,4 @@
-"""Pages that engines ask for from disk: read in, and answered when they are there or the deadline has come."""
+"""Pages that engines ask for from disk: read in, and answered when they are there or the timeout has come."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import Grumble
+from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import Busy
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
@@ -27,7 +27,7 @@ _MOST_READING = 0.9
 _STALLED_S = 2.0
 
 
-class _Waiting:
+class _WaitingFetch:
     """One request that waits for pages. open: by their serials, where in the answer each of them is."""
 
     def __init__(self, request: Fetch, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
@@ -36,12 +36,12 @@ class _Waiting:
         self.open: defaultdict[int, array[int]] = defaultdict(lambda: array("I"))
         self.reply: Callable[[Fetched], None] | None = reply
         self.reason = ""
-        self.deadline: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
         """Answers with what is so now, once."""
-        if self.deadline is not None:
-            self.deadline.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
         reply, self.reply = self.reply, None
         if reply is not None:
             reply(Fetched(self.number, bytes(self.outcomes), self.reason))
@@ -66,13 +66,13 @@ class Fetches:
         self._loop = loop
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
-        self._reading: dict[int, dict[_Waiting, None]] = {}
+        self._reading: dict[int, dict[_WaitingFetch, None]] = {}
         header = owner.header()
         self._frame_bytes = header["frame_bytes"]
         self._most_frames = max(1, int(header["frames"] * _MOST_READING))
         self._frames_reading = 0
         self._read_at = 0.0
-        self._grumble = Grumble("the disk tier could not read a page: %s")
+        self._grumble = FaultLog("the disk tier could not read a page: %s")
         self.slot: int | None = None
         self.at_work = Busy()
 
@@ -83,14 +83,14 @@ class Fetches:
         room = 1 if stalled else max(1, self._most_frames - self._frames_reading)
         outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys, room)
         point("fetches.granted")
-        waiting = _Waiting(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
+        waiting = _WaitingFetch(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
         self._read(request.keys, outcomes, entries, serials)
         point("fetches.ordered")
         for page, serial in enumerate(array("Q", serials)):
             if outcomes[page] in (_GRANTED, _PENDING) and serial in self._reading:
                 waiting.open[serial].append(page)
-        if waiting.open and request.deadline > 0 and not stalled:
-            self._wait(waiting, request.deadline)
+        if waiting.open and request.timeout > 0 and not stalled:
+            self._wait(waiting, request.timeout)
         else:
             self._late(waiting)
 
@@ -157,12 +157,12 @@ class Fetches:
             if not waiting.open:
                 waiting.end()
 
-    def _wait(self, waiting: _Waiting, deadline: float) -> None:
+    def _wait(self, waiting: _WaitingFetch, timeout: float) -> None:
         for serial in waiting.open:
             self._reading[serial][waiting] = None
-        waiting.deadline = self._loop.call_later(deadline, self._late, waiting)
+        waiting.timer = self._loop.call_later(timeout, self._late, waiting)
 
-    def _late(self, waiting: _Waiting) -> None:
+    def _late(self, waiting: _WaitingFetch) -> None:
         """Answers one that does not wait any longer, and forgets it: a disk may hang for ever."""
         if waiting.reply is None:
             return

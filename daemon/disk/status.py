@@ -88,7 +88,7 @@ def unpack(text: bytes | None) -> DiskReport:
     return msgspec.json.decode(text, type=DiskReport) if text else DiskReport()
 
 
-class Work(msgspec.Struct, frozen=True):
+class DiskCounters(msgspec.Struct, frozen=True):
     """writing: pages that are being written now. write_seconds, read_seconds: how long this daemon's disk was at it."""
 
     report: DiskReport

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Final, Protocol
 
-from pagetier.daemon.config.schema import Disk as DiskOptions
+from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk.worker_process import WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
@@ -82,13 +82,13 @@ class Supervisor:
         if self._worker is not None:
             self._worker.send(order)
 
-    async def stop(self, deadline: float) -> None:
-        """Tells the worker to leave, and ends it if it has not within `deadline` seconds."""
+    async def stop(self, timeout: float) -> None:
+        """Tells the worker to leave, and ends it if it has not within `timeout` seconds."""
         self.leaving = True
         self.send(Leave())
         worker, task = self._worker, self._task
         if worker is not None:
-            await asyncio.wait([worker.ended], timeout=deadline)
+            await asyncio.wait([worker.ended], timeout=timeout)
             worker.kill()
             await asyncio.wait([worker.ended], timeout=_DYING_S)  # a hung disk may keep it from dying
         if task is not None:

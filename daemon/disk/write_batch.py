@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class _Ordered(msgspec.Struct, frozen=True):
+class WriteBatch(msgspec.Struct, frozen=True):
     """Pages that were chosen, a packed array each."""
 
     entries: bytes
@@ -19,10 +19,10 @@ class _Ordered(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.entries) // 4
 
-    def only(self, which: list[int]) -> _Ordered:
+    def only(self, which: list[int]) -> WriteBatch:
         """Those pages alone, in order."""
         widths = (4, 8, 32, 8, 4, 8, 4)
         fields = (getattr(self, name) for name in self.__struct_fields__)
-        return _Ordered(
+        return WriteBatch(
             *(b"".join(field[i * n : i * n + n] for i in which) for field, n in zip(fields, widths, strict=True))
         )

@@ -8,11 +8,10 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from pagetier.daemon.common.log_throttle import Grumble
-from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
-from pagetier.daemon.config.schema import Disk as DiskOptions
+from pagetier.daemon.common.log_throttle import FaultLog
+from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART, DiskOptions
 from pagetier.daemon.disk.status import Busy
-from pagetier.daemon.disk.write_batch import _Ordered
+from pagetier.daemon.disk.write_batch import WriteBatch
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
@@ -33,7 +32,7 @@ _RESULT_OF_STORED: Final = bytes.maketrans(
 )
 
 
-class Behind:
+class WriteBehind:
     """Decides what is written and when. On the loop's thread only."""
 
     def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, send: Callable[[Order], None]) -> None:
@@ -56,8 +55,8 @@ class Behind:
         self._wrote_at = self._synced_at = self._moved_at = time.monotonic()
         self._paid: dict[int, int] = {}
         self.all_wanted = False
-        self._writes = Grumble("the disk tier can not write: %s", "the disk tier writes again")
-        self._syncs = Grumble("the disk tier can not sync: %s", "the disk tier syncs again")
+        self._writes = FaultLog("the disk tier can not write: %s", "the disk tier writes again")
+        self._syncs = FaultLog("the disk tier can not sync: %s", "the disk tier syncs again")
         self._pages_failed = False
         self._looked_at = 0.0
         self.refusal = ""
@@ -188,7 +187,7 @@ class Behind:
 
     def _order(self) -> bool:
         """Orders a batch; False if there was nothing to write."""
-        ordered = _Ordered(*self._owner.order_writes(self._batch, _BATCH_PAGES))
+        ordered = WriteBatch(*self._owner.order_writes(self._batch, _BATCH_PAGES))
         point("behind.chosen")
         admitted = self._admitted(ordered)
         drops = self._owner.disk_drops()
@@ -201,7 +200,7 @@ class Behind:
         point("behind.ordered")
         return len(ordered) > 0
 
-    def _admitted(self, ordered: _Ordered) -> _Ordered:
+    def _admitted(self, ordered: WriteBatch) -> WriteBatch:
         """What the budget allows; the rest is told to leave memory unwritten."""
         if not self._budget.per_day or self.all_wanted:
             return ordered
@@ -212,7 +211,7 @@ class Behind:
             self._owner.end_orders(spared.entries, bytes([_SPARED]) * len(spared))
         return ordered.only([i for i, admitted in enumerate(verdicts) if admitted])
 
-    def _write(self, pages: _Ordered, drops: bytes) -> Write:
+    def _write(self, pages: WriteBatch, drops: bytes) -> Write:
         numbers = array("I", pages.spaces)
         used = sorted(set(numbers))
         place = {number: i for i, number in enumerate(used)}

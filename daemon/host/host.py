@@ -28,7 +28,7 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
     writable: bool
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The host's memory in bytes; `available` is what can be had without swapping."""
 
     total: int | None
@@ -92,9 +92,9 @@ class Host(msgspec.Struct, frozen=True):
         writable = os.access(path, os.W_OK | os.X_OK)
         return SharedMemory(path=path, kind=mount.kind if mount else "?", size=size, free=free, writable=writable)
 
-    def memory(self) -> Memory:
+    def memory(self) -> HostMemory:
         """Memory of the whole host, whatever the control groups allow."""
-        return Memory(total=self._meminfo("MemTotal"), available=self._meminfo("MemAvailable"))
+        return HostMemory(total=self._meminfo("MemTotal"), available=self._meminfo("MemAvailable"))
 
     def memory_groups(self) -> tuple[MemoryGroup, ...]:
         """The control groups of this process that have a memory limit, its own first."""

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import msgspec
 
-from pagetier.daemon.config.schema import Access
+from pagetier.daemon.config.schema import AccessOptions
 from pagetier.shm.process import Process
 from pagetier.shm.socket_trust import peer_credentials
 
@@ -83,7 +83,7 @@ class Rights(IntEnum):
     RULE = 3  # change what the configuration says
 
 
-def rights_of(peer: Peer | Caller, access: Access) -> Rights:
+def rights_of(peer: Peer | Caller, access: AccessOptions) -> Rights:
     """Root and the daemon's own user rule; who else may do what is in the configuration."""
     if peer.uid in (os.geteuid(), 0):
         return Rights.RULE

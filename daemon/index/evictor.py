@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pagetier.daemon.config.schema import Evict
+from pagetier.daemon.config.schema import EvictOptions
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 
@@ -14,18 +14,18 @@ _BATCH = 256  # pages evicted before requests get their turn again: a fraction o
 class Evictor:
     """Evicts from `low` free frames up to `high`, in batches between requests. On the loop's thread only."""
 
-    def __init__(self, owner: Owner, marks: Evict, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: Owner, marks: EvictOptions, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
         self._running = False
         self._mark(marks)
 
-    def _mark(self, marks: Evict) -> None:
+    def _mark(self, marks: EvictOptions) -> None:
         frames = self._owner.header()["frames"]
         self._low = int(frames * marks.low)
         self._high = int(frames * marks.high)
 
-    def follow(self, marks: Evict) -> None:
+    def follow(self, marks: EvictOptions) -> None:
         """Other shares from now on."""
         self._mark(marks)
         self.look()

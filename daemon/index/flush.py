@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.namespaces import means
-from pagetier.daemon.disk.disk_tier import Disk
+from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.index.scan_queue import Walks
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
@@ -30,7 +30,7 @@ class _Dropped(msgspec.Struct, frozen=True):
 class Flushing:
     """On the loop's thread only."""
 
-    def __init__(self, owner: Owner, disk: Disk, walks: Walks) -> None:
+    def __init__(self, owner: Owner, disk: DiskTier, walks: Walks) -> None:
         self._owner = owner
         self._disk = disk
         self._walks = walks

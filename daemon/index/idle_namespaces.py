@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import NOBODY, Ration
+from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
 from pagetier.daemon.common.namespaces import printable
-from pagetier.daemon.config.schema import Index
+from pagetier.daemon.config.schema import IndexOptions
 from pagetier.shm._core import IDLE_NOTHING, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -47,19 +47,21 @@ class IdleNamespaces:
     learns of it, core/daemon/idle_namespaces.h.
     """
 
-    def __init__(self, owner: Owner, index: Index, disk: Tier, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, owner: Owner, index: IndexOptions, disk: Tier, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.counts = IdleCounts()
         self._owner = owner
         self._disk = disk
         self._clock = clock
-        self._ration = Ration(log, clock)
+        self._ration = LogThrottle(log, clock)
         self._limit = owner.header()["spaces"]
         self._left = 0  # to be dropped before the table is checked again
         self._due = self._quiet_until = 0.0
         self._rejected = False  # since an idle one was dropped
         self.follow(index)
 
-    def follow(self, index: Index) -> None:
+    def follow(self, index: IndexOptions) -> None:
         """Another idle time from now on."""
         self._idle = index.namespace_idle
 

@@ -17,7 +17,7 @@ TELL_EVERY_S: Final = 60.0
 _NAMED: Final = 3
 
 
-class Pinning:
+class PinQuota:
     """The bound that engines keep to by themselves, and a look at who pins when nothing can be evicted.
 
     A pin is taken without a message: an engine counts its own and ends its matches at the bound. Who writes lock words

@@ -7,7 +7,7 @@ import logging
 import os
 from collections import Counter
 
-from pagetier.daemon.common.log_throttle import Ration
+from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.server.listener import because
 from pagetier.shm._core import Owner, ShmError
 from pagetier.shm.failpoints import point
@@ -33,7 +33,7 @@ class Reaper:
         self._loop = loop
         self._watched: dict[int, int] = {}
         self._ends: Counter[int] = Counter()
-        self._told = Ration(log)
+        self._told = LogThrottle(log)
         self.deaths = 0
 
     def watch(self, slot: int, pidfd: int) -> None:

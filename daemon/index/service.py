@@ -14,13 +14,13 @@ from pagetier.daemon.common.namespaces import printable, wrong_space
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import InForce
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.disk_tier import Disk
+from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.host.capacity import short_index
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.flush import Flushing
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
-from pagetier.daemon.index.pressure import Pinning, Shortage
+from pagetier.daemon.index.pressure import PinQuota, Shortage
 from pagetier.daemon.index.quotas import Bounds, has_slot, why_no_slot
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.scan_queue import Walks
@@ -76,9 +76,9 @@ class Service:
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
         self._bounds = Bounds(self._owner, config.store.share)
-        self._pinning = Pinning(self._owner, config.match.share)
+        self._pinning = PinQuota(self._owner, config.match.share)
         self._shortage = Shortage(self._owner)
-        self.disk = Disk(segments, config, loop)
+        self.disk = DiskTier(segments, config, loop)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reserve_seconds = Histogram()
         self.in_force = InForce(config)
@@ -134,7 +134,7 @@ class Service:
         self._reaper.release(slot)
         point("service.detached")
 
-    def reserve_soon(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
+    def reserve_async(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
         """Answers now, or in a moment where that keeps pages from being lost; not if the asker dies meanwhile."""
         ends, began = self._reaper.ends(slot), self._loop.time()
 
@@ -177,7 +177,7 @@ class Service:
         return Reserved(request.number, outcomes, entries, serials, self._why(outcomes, request.sizes))
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
-        """Brings pages in from disk; reply is called once, at the latest at the request's deadline."""
+        """Brings pages in from disk; reply is called once, at the latest at the request's timeout."""
         if len(request.keys) % _KEY_BYTES:
             why = f"{len(request.keys)} bytes are no whole number of keys"
             reply(Fetched(request.number, b"", why))

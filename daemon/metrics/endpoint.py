@@ -50,7 +50,7 @@ class _Counters:
         return iter(())
 
 
-class Listener:
+class MetricsEndpoint:
     """Answers scrapes from start() to stop(). Raises SocketError where the address can not be had."""
 
     def __init__(self, config: Config, service: Service) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import (
 )
 
 from pagetier.daemon.disk.status import DiskReport, Standing
-from pagetier.daemon.metrics.sample import Look
+from pagetier.daemon.metrics.sample import Sample
 from pagetier.shm._core import FORMAT, SLOTS
 from pagetier.shm.protocol import PROTOCOL
 
@@ -57,7 +57,7 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, numbers: Numbers) -
     return family
 
 
-def disk_families(look: Look) -> Iterator[Metric]:
+def disk_families(look: Sample) -> Iterator[Metric]:
     """All of them."""
     report, header = look.work.report, look.header
     standings = {standing.value: float(report.standing is standing) for standing in Standing}
@@ -70,7 +70,7 @@ def disk_families(look: Look) -> Iterator[Metric]:
         yield from _budget(report)
 
 
-def _queue(look: Look) -> Metric:
+def _queue(look: Sample) -> Metric:
     # each page is listed once, in whatever tiers it is
     unwritten = sum(max(0, space["listed"] - space["disk_pages"]) for space in look.spaces)
     pages = {"waiting": max(0, unwritten - look.work.writing), "writing": look.work.writing}
@@ -100,7 +100,7 @@ OTHERS = "others"
 _KINDS = ("pages", "bytes")
 
 
-def space_families(look: Look, most: int) -> Iterator[Metric]:
+def space_families(look: Sample, most: int) -> Iterator[Metric]:
     """Pages and bytes of the `most` namespaces with most bytes, and of all others together."""
     yield gauge("namespaces", "Namespaces that the index knows.", len(look.spaces))
     yield gauge("namespaces_limit", "Namespaces that there is room for.", look.header["spaces"])
@@ -129,7 +129,7 @@ _NS = 1_000_000_000
 _ENGINE, _MEMORY, _DISK = "engine", "memory", "disk"
 
 
-def families(look: Look, most_spaces: int) -> Iterator[Metric]:
+def families(look: Sample, most_spaces: int) -> Iterator[Metric]:
     """All of them."""
     yield from _daemon(look)
     yield from _lookups(look)
@@ -141,7 +141,7 @@ def families(look: Look, most_spaces: int) -> Iterator[Metric]:
     yield from space_families(look, most_spaces)
 
 
-def _daemon(look: Look) -> Iterator[Metric]:
+def _daemon(look: Sample) -> Iterator[Metric]:
     header = look.header
     yield InfoMetricFamily(PREFIX + "build", "What runs.", value=_BUILD)
     yield gauge("incarnation", "Daemons that these segments have seen.", header["incarnation"])
@@ -156,7 +156,7 @@ def _daemon(look: Look) -> Iterator[Metric]:
     yield counters("adoptions", about, ["result"], taken_over)
 
 
-def _lookups(look: Look) -> Iterator[Metric]:
+def _lookups(look: Sample) -> Iterator[Metric]:
     header, counts = look.header, look.counts
     yield counter("lookups", "Requests of engines that looked for their prompts, each counted once.", counts["lookups"])
     pages = {
@@ -175,7 +175,7 @@ def _lookups(look: Look) -> Iterator[Metric]:
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
 
 
-def _tiers(look: Look) -> Iterator[Metric]:
+def _tiers(look: Sample) -> Iterator[Metric]:
     header, work = look.header, look.work
     frame = header["frame_bytes"]
     memory, disk = header["used_frames"] * frame, header["disk_used_frames"] * frame
@@ -200,7 +200,7 @@ def _tiers(look: Look) -> Iterator[Metric]:
     yield gauges("tier_bytes", "Bytes of a tier by what is in them.", ["tier", "state"], sizes)
 
 
-def _transfers(look: Look) -> Iterator[Metric]:
+def _transfers(look: Sample) -> Iterator[Metric]:
     header, counts, work = look.header, look.counts, look.work
     ways = ["source", "destination"]
     nbytes = {
@@ -227,7 +227,7 @@ def _transfers(look: Look) -> Iterator[Metric]:
     yield counters("transfer_seconds", about, ways, seconds)
 
 
-def _leaving(look: Look) -> Iterator[Metric]:
+def _leaving(look: Sample) -> Iterator[Metric]:
     header = look.header
     pages = {
         (_MEMORY, "room"): header["evicted"],
@@ -244,7 +244,7 @@ def _leaving(look: Look) -> Iterator[Metric]:
     yield counter("lost_pages", "Pages that left memory before they could be written to disk.", header["disk_lost"])
 
 
-def _reservations(look: Look) -> Iterator[Metric]:
+def _reservations(look: Sample) -> Iterator[Metric]:
     header = look.header
     pages = {result: header[result] for result in ("granted", "present", "pending", "refused")}
     yield counters("reservations", "Pages, or parts of pages, that engines asked room for.", ["result"], pages)

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import NOBODY, Ration
+from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Guests:
 
     def __init__(self) -> None:
         self._open = 0
-        self._complaints = Ration(log)
+        self._complaints = LogThrottle(log)
 
     def enter(self) -> bool:
         """Whether there is room for another one, which is counted then; the log is told where there is none."""

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.disk.status import Work
+from pagetier.daemon.disk.status import DiskCounters
 from pagetier.daemon.index.idle_namespaces import IdleCounts
 from pagetier.daemon.index.service import Service
 from pagetier.shm._core import Observer
 from pagetier.shm.segments import Segments
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen. header, counts and spaces: as Observer has them; attached: slots that are taken.
 
     What is the daemon's alone begins with it, all else with the segments.
@@ -27,7 +27,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     attached: int
     deaths: int
     reserve_seconds: Histogram
-    work: Work
+    work: DiskCounters
     idle_namespaces: IdleCounts
 
 
@@ -39,10 +39,10 @@ class Looker:
         self._service = service
         self._observer = _observer_of(segments)
 
-    def look(self) -> Look:
+    def look(self) -> Sample:
         """Costs no walk over the index."""
         service = self._service
-        return Look(
+        return Sample(
             header=self._observer.header(),
             counts=self._observer.counts(),
             spaces=self._observer.spaces(),

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import Ration
-from pagetier.daemon.config.schema import Access
+from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.peer_credentials import Peer, Rights, caller_of, peer_of, rights_of
 from pagetier.daemon.index.service import Service
-from pagetier.daemon.server.limits import Gate
+from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -69,9 +69,9 @@ class House(msgspec.Struct, frozen=True):
     """What all connections of a server share. patience: seconds in which a peer must say who it is."""
 
     service: Service
-    access: Access
-    gate: Gate
-    complaints: Ration
+    access: AccessOptions
+    gate: ConnectionLimits
+    complaints: LogThrottle
     patience: float = GREETING_S
 
 
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         self._open += not isinstance(request, Detach)
         match request:
             case Reserve():
-                self._service.reserve_soon(self._slot, request, self._send_late)
+                self._service.reserve_async(self._slot, request, self._send_late)
             case Fetch():
                 self._service.fetch(request, self._send_late)
             case Detach():

@@ -9,11 +9,11 @@ import socket
 import stat
 from pathlib import Path
 
-from pagetier.daemon.common.log_throttle import Ration
-from pagetier.daemon.config.schema import Access
+from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import GREETING_S, Connection, House
-from pagetier.daemon.server.limits import Gate
+from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.listener import Accepting
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -35,12 +35,12 @@ class Server:
     patience: seconds in which a peer must say who it is. Raises SocketError.
     """
 
-    def __init__(self, path: Path, access: Access, patience: float = GREETING_S) -> None:
+    def __init__(self, path: Path, access: AccessOptions, patience: float = GREETING_S) -> None:
         self._path = path
         self._access = access
         self._patience = patience
-        self._gate = Gate()
-        self._complaints = Ration(log)
+        self._gate = ConnectionLimits()
+        self._complaints = LogThrottle(log)
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = identity(path)
         self._tell_locked_out(access)
@@ -53,13 +53,13 @@ class Server:
     def _house(self, service: Service) -> House:
         return House(service, self._access, self._gate, self._complaints, self._patience)
 
-    def follow(self, access: Access, asked: Access) -> None:
+    def follow(self, access: AccessOptions, asked: AccessOptions) -> None:
         """Who comes from now on is let in by these rules; who is there stays. asked: with what waits for a restart."""
         if access != self._access:
             self._access = access
             self._tell_locked_out(asked)
 
-    def _tell_locked_out(self, asked: Access) -> None:
+    def _tell_locked_out(self, asked: AccessOptions) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody removed it
             if trouble := locked_out(self._path.stat(), asked):
                 log.warning("%s", trouble, extra=event("socket_shut"))
@@ -123,7 +123,7 @@ def _give(path: Path, bound: str, group: tuple[int, ...]) -> None:
             ) from error
 
 
-def locked_out(found: os.stat_result, access: Access) -> str:
+def locked_out(found: os.stat_result, access: AccessOptions) -> str:
     """Who may attach but can not open the socket that `found` is about, and what to do; "" if nobody.
 
     access: as configured; the socket may be of an earlier configuration.
@@ -141,7 +141,7 @@ def locked_out(found: os.stat_result, access: Access) -> str:
     return f'{told}set access.socket_mode = "0666" and restart (everybody else is refused all the same)'
 
 
-def _keeps_out(mode: int, group: int, access: Access) -> bool:
+def _keeps_out(mode: int, group: int, access: AccessOptions) -> bool:
     """Whether a socket of this mode and group does so."""
     users, groups = access.users + access.watch_users, access.groups + access.watch_groups
     if mode & stat.S_IWOTH or not (users or groups):

@@ -21,7 +21,7 @@ _MOST: Final = 1024
 _KEPT: Final = 640
 
 
-class Gate:
+class ConnectionLimits:
     """Counts connections: all, those of each process, and those of each user that have not said yet who they are.
 
     Of the last ones who has been silent longest has to go where there are too many. Half of the places are for those

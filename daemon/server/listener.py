@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from pagetier.daemon.common.log_throttle import NOBODY, Ration
+from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Accepting:
         self._protocol = protocol
         self._at_once = at_once
         self._loop = asyncio.get_running_loop()
-        self._complaints = Ration(log)
+        self._complaints = LogThrottle(log)
         self._begun: set[asyncio.Task[object]] = set()
         self._again: asyncio.TimerHandle | None = None
         listening.settimeout(0.0)

@@ -185,14 +185,14 @@ class StagedWay:
         slot.free = queue.mark()
 
 
-class Memory(Enum):
+class FrameMemory(Enum):
     """How a device can access frames."""
 
     REACHED = "reached"  # registered with the device: its kernels access them at the host's address
     PAGEABLE = "pageable"
 
 
-def chosen(copy: Copy, settings: CopySettings, memory: Memory) -> WayName:
+def chosen(copy: Copy, settings: CopySettings, memory: FrameMemory) -> WayName:
     """Returns the copy path for the transfer's run length, or the one that the settings name.
 
     Pageable frames never use the kernel, which cannot access them.
@@ -200,7 +200,7 @@ def chosen(copy: Copy, settings: CopySettings, memory: Memory) -> WayName:
     All copies of a transfer take the same path, since its layers are nearly alike.
     """
     name = settings.way if settings.way != "auto" else _by_length(copy, settings)
-    return "staged" if name == "kernel" and memory is Memory.PAGEABLE else name
+    return "staged" if name == "kernel" and memory is FrameMemory.PAGEABLE else name
 
 
 def _by_length(copy: Copy, settings: CopySettings) -> WayName:

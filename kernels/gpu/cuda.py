@@ -13,7 +13,7 @@ import torch
 
 from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, DeviceError, Direction, event_of
-from pagetier.kernels.gpu.copy_paths import DmaWay, KernelWay, Memcpy, Memory, Moves, Queue, StagedWay, Way, chosen
+from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Memcpy, Moves, Queue, StagedWay, Way, chosen
 from pagetier.kernels.gpu.cuda_driver import Driver
 from pagetier.kernels.gpu.launch import Grid
 from pagetier.kernels.gpu.staging import Ring
@@ -135,7 +135,7 @@ class _Choice(msgspec.Struct, frozen=True, eq=False):
     """The copy path of a transfer, while its frames have this kind of memory."""
 
     transfer: Transfer
-    memory: Memory
+    memory: FrameMemory
     way: Way
 
 
@@ -147,11 +147,11 @@ class CudaStream:
         urgent = _URGENT[direction]
         self._queue, self._side = (CudaQueue(self._driver.stream(urgent), device.index) for _ in range(2))
         self._kernel = KernelWay(Grid(programs=device.settings.programs))
-        self._memcpies: Mapping[Memory, Memcpy] = {
-            Memory.REACHED: memcpy_of(self._driver),
-            Memory.PAGEABLE: OneByOne(self._driver),
+        self._memcpies: Mapping[FrameMemory, Memcpy] = {
+            FrameMemory.REACHED: memcpy_of(self._driver),
+            FrameMemory.PAGEABLE: OneByOne(self._driver),
         }
-        self._ways: dict[tuple[WayName, Memory], Way] = {}
+        self._ways: dict[tuple[WayName, FrameMemory], Way] = {}
         self._last: _Choice | None = None
 
     def after(self, event: object) -> None:
@@ -191,7 +191,7 @@ class CudaStream:
             last = self._last = _Choice(copy.transfer, memory, way)
         return last.way
 
-    def _made(self, name: WayName, memory: Memory) -> Way:
+    def _made(self, name: WayName, memory: FrameMemory) -> Way:
         """Creates a copy path. Without a staging ring, copies that would use it are done by the copy engines alone."""
         if name == "kernel":
             return self._kernel
@@ -263,14 +263,14 @@ class CudaDevice:
         if not isinstance(event, torch.cuda.Event):
             raise ValueError(f"{type(event).__name__} is not a torch.cuda.Event")
 
-    def memory_of(self, frames: Frames) -> Memory:
+    def memory_of(self, frames: Frames) -> FrameMemory:
         """Returns how this device can access these frames.
 
         With unified addressing, registered host memory has the same address on the device. Without it the memory counts
         as
         unregistered, since kernels would need another address.
         """
-        return Memory.REACHED if self._same_addresses and self._pinned(frames) else Memory.PAGEABLE
+        return FrameMemory.REACHED if self._same_addresses and self._pinned(frames) else FrameMemory.PAGEABLE
 
 
 def cuda_device(name: str, settings: CopySettings, pinned: Callable[[Frames], bool]) -> CudaDevice:

@@ -44,7 +44,7 @@ class Grid(msgspec.Struct, frozen=True):
 GRID: Final = Grid()
 
 
-class Group(msgspec.Struct, frozen=True, eq=False):
+class LaunchGroup(msgspec.Struct, frozen=True, eq=False):
     """Planes that move in units of `unit` bytes, in one launch.
 
     Attributes:
@@ -131,7 +131,7 @@ def launch(kernel: Any, tables: Tables, planes: range | None = None, grid: Grid 
             _launch_group(kernel, tables, group, wanted, grid)
 
 
-def _launch_group(kernel: Any, tables: Tables, group: Group, planes: range, grid: Grid) -> None:
+def _launch_group(kernel: Any, tables: Tables, group: LaunchGroup, planes: range, grid: Grid) -> None:
     first, end = np.searchsorted(group.rows, [planes.start, planes.stop]).tolist()
     units = int(np.max(group.units[first:end], initial=0)) * tables.most_tokens
     tiles = -(-units // grid.tile)
@@ -169,11 +169,11 @@ def _units(transfer: Transfer) -> Table:
     return units
 
 
-def _groups(planes: Table, units: Table) -> list[Group]:
+def _groups(planes: Table, units: Table) -> list[LaunchGroup]:
     groups, begin = [], 0
     for unit in sorted(set(units.tolist()), reverse=True):
         rows = np.flatnonzero(units == unit)
-        groups.append(Group(unit, rows, begin, planes[rows, 6] * (planes[rows, 7] // unit)))
+        groups.append(LaunchGroup(unit, rows, begin, planes[rows, 6] * (planes[rows, 7] // unit)))
         begin += len(rows)
     return groups
 

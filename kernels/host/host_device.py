@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pagetier.kernels.device import Copy, DeviceError, Direction, Gate, event_of
+from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, event_of
 from pagetier.kernels.host.copy import gather, require_host, scatter
 
 _LOOK_S = 0.1  # seconds between two checks whether a wait for an engine's event is still needed
@@ -67,7 +67,7 @@ class HostEvent:
         return True
 
 
-class _Worker:
+class _StreamThread:
     """The thread of a stream. It has no reference to the stream, so that dropping the stream ends the thread."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class _Worker:
 
         Raises, or fails the gate, if the engine's work failed: its output must not be read.
         """
-        while not (_is_over(after) if isinstance(after, Gate) else _has_come(after)):
+        while not (_is_over(after) if isinstance(after, EngineEvent) else _has_come(after)):
             if self.leaving.is_set():
                 raise DeviceError("the stream was closed before the engine's event came")
 
@@ -109,8 +109,8 @@ class HostStream:
 
     def __init__(self, direction: Direction, threads: int) -> None:
         self._threads = threads
-        self._gate: Gate | None = None
-        self._worker = worker = _Worker()
+        self._gate: EngineEvent | None = None
+        self._worker = worker = _StreamThread()
         name = f"pagetier-{direction.value}-stream"
         threading.Thread(target=worker.run, name=name, daemon=True).start()
         weakref.finalize(self, worker.leave).atexit = False
@@ -123,7 +123,7 @@ class HostStream:
         Raises DeviceError if the stream failed, and ValueError for an object without wait().
         """
         _require_event(event_of(event))
-        self._gate = event if isinstance(event, Gate) else None
+        self._gate = event if isinstance(event, EngineEvent) else None
         self._put(partial(self._worker.wait_for, event))
 
     def enqueue(self, copy: Copy) -> None:
@@ -142,10 +142,10 @@ class HostStream:
         self._put(event)
         return event
 
-    def close(self, deadline: float) -> bool:
+    def close(self, timeout: float) -> bool:
         """Stops taking work. Returns whether the thread has finished its work and ended within the timeout."""
         self._worker.leave()
-        return self._worker.ended.wait(deadline)
+        return self._worker.ended.wait(timeout)
 
     def _put(self, task: _Task | HostEvent) -> None:
         if self._worker.error:
@@ -180,9 +180,9 @@ class HostDevice:
         """Implements Device.require_event(); HostStream.after() lists the types."""
         _require_event(event)
 
-    def close(self, deadline: float = 0.0) -> bool:
+    def close(self, timeout: float = 0.0) -> bool:
         """Stops all streams. Returns whether all of them finished their work and ended within the timeout."""
-        ends = time.monotonic() + deadline
+        ends = time.monotonic() + timeout
         ended = [stream.close(max(0.0, ends - time.monotonic())) for stream in list(self._streams)]
         return all(ended)
 
@@ -195,7 +195,7 @@ def _run(copy: Copy, threads: int) -> None:
     work(some, copy.frames, threads)
 
 
-def _run_behind(gate: Gate, run: _Task) -> None:
+def _run_behind(gate: EngineEvent, run: _Task) -> None:
     if not gate.reason:
         run()
 
@@ -212,7 +212,7 @@ def _words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _is_over(gate: Gate) -> bool:
+def _is_over(gate: EngineEvent) -> bool:
     """Waits a little and returns whether the gate's event is over.
 
     Fails the gate if the work before its event failed.

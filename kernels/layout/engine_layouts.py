@@ -92,7 +92,7 @@ def scales(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
 def states(layers: Sequence[Sequence[Tensor]]) -> CacheLayout:
     """Describes recurrent states: several tensors a layer, each [blocks, ...], copied as opaque bytes.
 
-    A block and a page are one token. For ranks these are heads: give PageOrder.of_model as many heads as there are
+    A block and a page are one token. For ranks these are heads: give PageLayout.of_model as many heads as there are
     ranks,
     so that each rank has its own.
     """

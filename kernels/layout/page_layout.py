@@ -36,7 +36,7 @@ class Rows(msgspec.Struct, frozen=True):
         return cls(plane.kind, plane.dtype, plane.heads, plane.width)
 
 
-class PageOrder(msgspec.Struct, frozen=True, dict=True):
+class PageLayout(msgspec.Struct, frozen=True, dict=True):
     """The content of a page of `tokens` tokens and its order.
 
     Raises LayoutError for 2 GiB or more, or an empty page.
@@ -53,12 +53,12 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
             raise LayoutError(f"a page of {self.nbytes} bytes is too large: the limit is {_MOST_BYTES - 1}")
 
     @classmethod
-    def of(cls, cache: CacheLayout, tokens: int) -> PageOrder:
+    def of(cls, cache: CacheLayout, tokens: int) -> PageLayout:
         """Returns the page of a cache that holds the whole model."""
         return cls(tokens, tuple(tuple(map(Rows.of, planes)) for planes in cache.by_layer))
 
     @classmethod
-    def of_model(cls, cache: CacheLayout, tokens: int, heads: int | Mapping[str, int], layers: int) -> PageOrder:
+    def of_model(cls, cache: CacheLayout, tokens: int, heads: int | Mapping[str, int], layers: int) -> PageLayout:
         """Returns the page of a whole model, derived from one rank's cache.
 
         Args:
@@ -110,7 +110,7 @@ class PageOrder(msgspec.Struct, frozen=True, dict=True):
         return f"page-1-{sha256(_VERSION + msgspec.msgpack.encode(self)).hexdigest()[:32]}"
 
     def __repr__(self) -> str:
-        return f"<PageOrder {self.tokens} tokens, {len(self.layers)} layers, {self.nbytes / 2**20:.1f} MiB>"
+        return f"<PageLayout {self.tokens} tokens, {len(self.layers)} layers, {self.nbytes / 2**20:.1f} MiB>"
 
 
 def _check_kinds(heads: int | Mapping[str, int], layers: tuple[tuple[Rows, ...], ...]) -> None:

@@ -129,12 +129,12 @@ class PinnedArenas:
         with self._changed:
             pinned.last[stream] = event
 
-    def end(self, lease: Lease, deadline: float) -> bool:
+    def end(self, lease: Lease, timeout: float) -> bool:
         """Implements Lease.end()."""
         with self._changed:
             self._leases.discard(lease)
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: bool(self._leases) or not self._pinned, max(0.0, deadline))
+            return self._changed.wait_for(lambda: bool(self._leases) or not self._pinned, max(0.0, timeout))
 
     def _pin(self, session: Session, lease: Lease) -> _Pinned | None:
         session.hold()
@@ -213,13 +213,13 @@ class Lease:
         """
         return _WatchedDevice(device, self._arenas, self)
 
-    def end(self, deadline: float) -> bool:
+    def end(self, timeout: float) -> bool:
         """Ends the lease: no more copies are enqueued. Unpinning continues in the background. May be called again.
 
         Returns:
             False if this was the last lease and something is still pinned after the timeout.
         """
-        return self._arenas.end(self, deadline)
+        return self._arenas.end(self, timeout)
 
 
 class _WatchedDevice:

@@ -201,7 +201,7 @@ static PyGetSetDef pins_getset[] = {
 };
 static PyMemberDef pins_members[] = {
     {"asked", T_UINT, offsetof(Pins, asked), READONLY, NULL},
-    {"reach", T_UINT, offsetof(Pins, reach), READONLY, NULL},
+    {"available_pages", T_UINT, offsetof(Pins, reach), READONLY, NULL},
     {"from_disk", T_UINT, offsetof(Pins, from_disk), READONLY, NULL},
     {"held", T_BOOL, offsetof(Pins, held), READONLY, NULL},
     {"session", T_OBJECT, offsetof(Pins, session), READONLY, NULL},

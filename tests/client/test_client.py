@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagetier.client import Client, Handover, Keys, Outcome, Part
+from pagetier.client import Client, Keys, MatchHandle, Outcome, Part
 from running_daemon import RunningDaemon, eventually, namespace
 from spawned_process import elsewhere, load_handovers, write_part
 
@@ -53,7 +53,7 @@ def test_what_is_stored_is_loaded(client: Client, form: Any) -> None:
     with client.match(keys) as match:
         assert len(match) == 10
         assert client.load(match, into) == 10
-        assert client.load(match, into[4:6], first=4) == 2
+        assert client.load(match, into[4:6], start_page=4) == 2
     assert np.array_equal(into, pages)
     assert client.load(match, into) == 0, "it was let go of"
 
@@ -154,7 +154,7 @@ def test_what_is_not_published_is_never_found(client: Client) -> None:
             assert len(match) == 0
     with client.match(keys) as match:
         assert len(match) == 0
-    promise = client.reserve_soon(keys, PAGE)
+    promise = client.reserve_async(keys, PAGE)
     del promise
     assert client.store(keys, some_pages(4, 7)).refused == 0
 
@@ -166,7 +166,7 @@ def test_a_match_is_handed_to_another_process(daemon: RunningDaemon, client: Cli
     client.store(keys, pages)
     with client.match(keys) as match:
         small = pickle.dumps(match)
-        assert len(small) < 300 and isinstance(pickle.loads(small), Handover)
+        assert len(small) < 300 and isinstance(pickle.loads(small), MatchHandle)
         here.send(small)
         assert here.recv() == (5, 5, pages.tobytes())
     client.reserve(some_keys(256, seed=1), 65536).publish()
@@ -255,7 +255,7 @@ def test_a_flush_that_is_not_answered_holds_up_nobody(daemon: RunningDaemon, cli
     assert not client.flush(SPACE, 0.05)
     assert not client.flush(SPACE, 0.0)
     daemon.signal(signal.SIGCONT)
-    assert client.store(keys, some_pages(4, 1), deadline=20.0).stored == 4
+    assert client.store(keys, some_pages(4, 1), timeout=20.0).stored == 4
     assert eventually(lambda: not client._member.requests._strays), "the keeper has read the answers"
 
 

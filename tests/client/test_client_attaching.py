@@ -77,10 +77,10 @@ def test_clients_that_are_closed_while_the_daemon_is_stopped_leave_no_slot() -> 
     chance = random.Random(17)
     with RunningDaemon() as daemon:
         for _ in range(6):
-            clients = [Client(daemon.socket, deadline=0.2) for _ in range(10)]
+            clients = [Client(daemon.socket, timeout=0.2) for _ in range(10)]
             some_time(chance)
             daemon.signal(signal.SIGSTOP)
-            clients += [Client(daemon.socket, deadline=0.2) for _ in range(10)]
+            clients += [Client(daemon.socket, timeout=0.2) for _ in range(10)]
             for client in clients:
                 some_time(chance)
                 client.close()
@@ -94,7 +94,7 @@ def test_a_crowd_that_leaves_a_stopped_daemon_leaves_no_slot() -> None:
     with RunningDaemon() as daemon:
         daemon.signal(signal.SIGSTOP)
         for _ in range(200):
-            Client(daemon.socket, deadline=0.01).close()
+            Client(daemon.socket, timeout=0.01).close()
         daemon.signal(signal.SIGCONT)
         assert eventually(lambda: nobody_is_attached(daemon))
         assert attaches_at_once(daemon)
@@ -248,8 +248,8 @@ def test_a_first_match_and_what_is_asked_for_soon_wait_for_nobody() -> None:
         with Client(daemon.socket) as client:
             began = time.monotonic()
             assert len(client.match(KEYS)) == 0
-            assert client.prefetch(KEYS).ready and client.reserve_soon(KEYS, 8).ready
-            assert client.store(KEYS, PAGES, deadline=0).refused == 10
+            assert client.prefetch(KEYS).ready and client.reserve_async(KEYS, 8).ready
+            assert client.store(KEYS, PAGES, timeout=0).refused == 10
             assert time.monotonic() - began < AT_ONCE_S / 4
         daemon.signal(signal.SIGCONT)
 
@@ -257,7 +257,7 @@ def test_a_first_match_and_what_is_asked_for_soon_wait_for_nobody() -> None:
 def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches() -> None:
     with RunningDaemon() as daemon:
         daemon.signal(signal.SIGSTOP)
-        with Client(daemon.socket, deadline=0.5) as client:
+        with Client(daemon.socket, timeout=0.5) as client:
             for least, most in ((0.5, 1.5), (0.0, 0.25), (0.0, 0.25)):
                 began = time.monotonic()
                 assert client.store(KEYS, PAGES).refused == 10
@@ -273,7 +273,7 @@ def test_without_a_daemon_the_first_store_is_refused_at_once(there: str, tmp_pat
     if there != "nothing":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(os.fspath(path))
-    with Client(path, deadline=30) as client:
+    with Client(path, timeout=30) as client:
         for _ in range(20):
             began = time.monotonic()
             assert client.store(KEYS, PAGES).refused == 10
@@ -284,7 +284,7 @@ def test_without_a_daemon_the_first_store_is_refused_at_once(there: str, tmp_pat
 def test_who_is_refused_is_told_so_at_once() -> None:
     with RunningDaemon() as daemon:
         clients = [daemon.client() for _ in range(14)]
-        with Client(daemon.socket, deadline=30) as client:
+        with Client(daemon.socket, timeout=30) as client:
             began = time.monotonic()
             assert client.store(KEYS, PAGES).refused == 10
             assert time.monotonic() - began < 5

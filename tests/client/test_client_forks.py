@@ -36,7 +36,7 @@ blocks = Blocks(engine.paged, slots_of(2))
 
 def match():
     with client.match(keys(1)) as found:
-        client.adopt(found.hand_over())
+        client.adopt(found.to_handle())
         return found.page_sizes, found.reach
 
 def match_groups():
@@ -66,8 +66,8 @@ def reserve():
         room.publish(np.array([0]))
         room.abandon(np.array([1]))
 
-def reserve_soon():
-    client.reserve_soon(keys(4), 1000).cancel()
+def reserve_async():
+    client.reserve_async(keys(4), 1000).cancel()
 
 def prefetch():
     client.prefetch(keys(1)).wait(0.1)

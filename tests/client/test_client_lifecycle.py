@@ -68,12 +68,12 @@ def test_a_reservation_outlives_the_daemon() -> None:
 
 
 def test_a_stopped_daemon_is_a_deadline_not_a_wait() -> None:
-    with RunningDaemon() as daemon, daemon.client(deadline=START_S) as client:
+    with RunningDaemon() as daemon, daemon.client(timeout=START_S) as client:
         assert client.store(KEYS, PAGES).stored == 10
         daemon.signal(signal.SIGSTOP)
         for least, most in ((2.0, 8.0), (0.0, 2.0)):
             began = time.monotonic()
-            assert client.store(MORE, PAGES, deadline=2.0).refused == 10
+            assert client.store(MORE, PAGES, timeout=2.0).refused == 10
             assert least <= time.monotonic() - began < most, "and after the first nobody waits any more"
             assert loads_exactly(client)
         daemon.signal(signal.SIGCONT)
@@ -106,7 +106,7 @@ def test_after_a_stop_a_match_that_is_still_bound_keeps_no_memory(released: bool
         assert eventually(lambda: daemon.name not in Path("/proc/self/maps").read_text())
         into = np.zeros_like(PAGES)
         assert client.load(match, into) == 0 and not into.any()
-        assert len(client.adopt(match.hand_over())) == 0 and not len(match.page_sizes)
+        assert len(client.adopt(match.to_handle())) == 0 and not len(match.page_sizes)
         daemon.start()
         assert client.wait_attached(START_S)
         assert client.load(match, into) == 0 and not into.any()

@@ -47,7 +47,7 @@ class ClientMachine(RuleBasedStateMachine):
     def store(self, who: int, keys: Keys) -> None:
         w = self.world
         expected = w.expected(keys)
-        assert store(w.clients[who], keys, deadline=LONG_S).outcomes == expected
+        assert store(w.clients[who], keys, timeout=LONG_S).outcomes == expected
         w.memory |= {key for key, outcome in zip(keys, expected, strict=True) if outcome is Outcome.STORED}
 
     @precondition(lambda self: len(self.world.rooms) < 3)
@@ -55,7 +55,7 @@ class ClientMachine(RuleBasedStateMachine):
     def reserve(self, who: int, keys: Keys) -> None:
         w = self.world
         free = [at for at, outcome in enumerate(w.expected(keys)) if outcome is Outcome.STORED]
-        reservation = w.clients[who].reserve(keys, PAGE, deadline=LONG_S)
+        reservation = w.clients[who].reserve(keys, PAGE, timeout=LONG_S)
         assert reservation.granted.tolist() == free
         if free:
             w.rooms.append(Room(w.clients[who], reservation, keys, free))
@@ -87,8 +87,8 @@ class ClientMachine(RuleBasedStateMachine):
         into = np.zeros((len(keys), PAGE), np.uint8)
         reach, hurry = w.pages_anywhere(keys), bool(w.pending & set(keys))
         with w.clients[who].match(keys) as match:
-            assert (len(match), match.reach) == (w.pages_in_memory(keys), self.seen_from(keys))
-            loaded = w.clients[who].load(match, into, deadline=0 if hurry else LONG_S)
+            assert (len(match), match.available_pages) == (w.pages_in_memory(keys), self.seen_from(keys))
+            loaded = w.clients[who].load(match, into, timeout=0 if hurry else LONG_S)
         assert_exact(keys, into[:loaded])
         assert loaded == reach or (hurry and w.pages_in_memory(keys) <= loaded <= reach)
         self.came_in(keys, hurry=hurry)
@@ -133,7 +133,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.held)
     @rule(pick=picks, who=who)
-    def hand_over(self, pick: int, who: int) -> None:
+    def to_handle(self, pick: int, who: int) -> None:
         w = self.world
         held = w.held[pick % len(w.held)]
         adopted = w.clients[who].adopt(pickle.loads(pickle.dumps(held.match)))
@@ -190,7 +190,7 @@ class ClientMachine(RuleBasedStateMachine):
         w.daemon.kill()
         with w.clients[who].match(keys) as match:
             assert len(match) == w.pages_in_memory(keys)
-        assert store(w.clients[who], keys, deadline=PATIENCE_S).refused == len(keys)
+        assert store(w.clients[who], keys, timeout=PATIENCE_S).refused == len(keys)
         w.daemon.start()
         w.wait_ready()
 
@@ -214,7 +214,7 @@ class ClientMachine(RuleBasedStateMachine):
         w.daemon.signal(signal.SIGSTOP)
         try:
             began = time.monotonic()
-            assert store(w.clients[who], keys, deadline=PATIENCE_S).refused == len(keys)
+            assert store(w.clients[who], keys, timeout=PATIENCE_S).refused == len(keys)
             assert time.monotonic() - began < PATIENCE_S + 1
             with w.clients[who].match(keys) as match:
                 assert len(match) == w.pages_in_memory(keys)

@@ -54,7 +54,7 @@ def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
 
 @pytest.fixture
 def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client(deadline=LONG_S) as attached:
+    with daemon.client(timeout=LONG_S) as attached:
         yield attached
 
 
@@ -84,7 +84,7 @@ def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: 
         assert client.load(head, room(4)) == 4
     before = counted(daemon)
     with client.match(some_keys(PAGES + 3)) as match:
-        assert (len(match), match.reach) == (4, PAGES)
+        assert (len(match), match.available_pages) == (4, PAGES)
         assert client.load(match, room(PAGES - 2)) == PAGES - 2, "there is no room for two of them"
     assert counted(daemon).since(before) == Counted(1, 4 * TOKENS, 4 * TOKENS, 5 * TOKENS)
 
@@ -95,7 +95,7 @@ def test_a_page_in_memory_behind_one_on_disk_came_from_memory(
     assert client.prefetch(on_disk[4:6]).wait(LONG_S) == 2
     before = counted(daemon)
     with client.match(on_disk) as match:
-        assert (len(match), match.reach, match.from_disk) == (0, PAGES, 0)
+        assert (len(match), match.available_pages, match.from_disk) == (0, PAGES, 0)
         assert client.load(match, room()) == PAGES
         assert match.from_disk == PAGES - 2
     assert counted(daemon).since(before) == Counted(1, 2 * TOKENS, (PAGES - 2) * TOKENS, 0)
@@ -104,7 +104,7 @@ def test_a_page_in_memory_behind_one_on_disk_came_from_memory(
 def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
     with stopped_worker(daemon), client.match(on_disk) as match:
-        assert client.load(match, room(), deadline=0.2) == 0
+        assert client.load(match, room(), timeout=0.2) == 0
         assert counted(daemon).since(before) == Counted(1, 0, 0, 0), "it may still be tried again"
     assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
     match.release()
@@ -116,7 +116,7 @@ def test_a_second_try_that_succeeds_is_a_hit(daemon: RunningDaemon, client: Clie
     before = counted(daemon)
     with client.match(on_disk) as match:
         with stopped_worker(daemon):
-            assert client.load(match, room(), deadline=0.2) == 0
+            assert client.load(match, room(), timeout=0.2) == 0
         assert eventually(lambda: client.load(match, room()) == PAGES, LONG_S)
     assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
 
@@ -132,7 +132,7 @@ def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: RunningDaemon, clie
     with client.match(on_disk) as match:
         assert client.prefetch(on_disk[:6]).wait(LONG_S) == 6
         with client.rematch(match) as longer:
-            assert (len(longer), longer.reach) == (6, PAGES)
+            assert (len(longer), longer.available_pages) == (6, PAGES)
             assert counted(daemon).since(before) == Counted(1, 0, 6 * TOKENS, 0)
             assert client.load(longer, room()) == PAGES
             with client.rematch(longer) as whole:

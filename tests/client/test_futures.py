@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fake_daemon import Peer, PretendedDaemon
-from pagetier.client import Client, Keys, Outcome, Part, Promise
+from pagetier.client import Client, Keys, Outcome, Part, PendingReservation
 from pagetier.shm.protocol import Reserve
 from running_daemon import RunningDaemon, eventually, namespace
 
@@ -55,7 +55,7 @@ def empty(daemon: RunningDaemon) -> bool:
     return header["used_frames"] == header["open_entries"] == 0
 
 
-def ready(promise: Promise) -> bool:
+def ready(promise: PendingReservation) -> bool:
     return promise.ready
 
 
@@ -68,7 +68,7 @@ def answer(pretended: PretendedDaemon, *asked: tuple[Peer, Reserve]) -> None:
 
 
 def test_a_promise_is_kept(client: Client) -> None:
-    promise = client.reserve_soon(some_keys(3), PAGE)
+    promise = client.reserve_async(some_keys(3), PAGE)
     assert eventually(lambda: promise.ready), "nobody has to wait for it"
     with promise.wait(0) as reservation:
         assert reservation.granted.tolist() == [0, 1, 2]
@@ -80,13 +80,13 @@ def test_a_promise_is_kept(client: Client) -> None:
 
 def test_a_promise_that_is_waited_for_at_once(client: Client) -> None:
     for prompt in range(50):
-        promise = client.reserve_soon(some_keys(2, prompt), 10)
+        promise = client.reserve_async(some_keys(2, prompt), 10)
         assert promise.wait(5).publish().stored == 2
 
 
 @pytest.mark.parametrize("how", ["dropped", "cancelled", "dropped when ready", "cancelled when ready"])
 def test_room_that_is_not_wanted_any_more_comes_back(daemon: RunningDaemon, client: Client, how: str) -> None:
-    promise = client.reserve_soon(some_keys(20), PAGE)
+    promise = client.reserve_async(some_keys(20), PAGE)
     if how.endswith("ready"):
         assert eventually(partial(ready, promise))
         assert not empty(daemon)
@@ -123,7 +123,7 @@ def test_room_that_is_not_filled_comes_back(daemon: RunningDaemon, client: Clien
 def test_many_promises_that_nobody_waits_for(client: Client) -> None:
     """Their answers are more than sockets hold: somebody reads them all the same."""
     keys = some_keys(8192)
-    promises = [client.reserve_soon(keys, 1, deadline=5) for _ in range(40)]
+    promises = [client.reserve_async(keys, 1, timeout=5) for _ in range(40)]
     assert eventually(lambda: all(promise.ready for promise in promises))
     results = [promise.wait(0).publish() for promise in promises]
     assert results[0].stored == 256, "all frames"
@@ -138,8 +138,8 @@ def test_promises_and_waits_side_by_side(client: Client) -> None:
     def work(thread: int) -> None:
         for prompt in range(100):
             began = time.monotonic()
-            promise = client.reserve_soon(some_keys(3, 1000 * thread + prompt), 10)
-            with client.reserve(some_keys(2, 1000 * thread + prompt + 500), 10, deadline=20) as reservation:
+            promise = client.reserve_async(some_keys(3, 1000 * thread + prompt), 10)
+            with client.reserve(some_keys(2, 1000 * thread + prompt + 500), 10, timeout=20) as reservation:
                 assert len(reservation.granted) == 2
             if prompt % 3:
                 promise.wait(20).publish()
@@ -157,18 +157,18 @@ def test_promises_and_waits_side_by_side(client: Client) -> None:
 def test_no_patience_is_no_harm(daemon: RunningDaemon, client: Client) -> None:
     for deadline in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
         began = time.monotonic()
-        result = client.store(some_keys(3), bytes(3 * PAGE), deadline=deadline)
+        result = client.store(some_keys(3), bytes(3 * PAGE), timeout=deadline)
         assert (result.refused, result.reason) == (3, "no time was given to ask")
         assert time.monotonic() - began < 2
-        client.reserve_soon(some_keys(3), PAGE, deadline=deadline).cancel()
+        client.reserve_async(some_keys(3), PAGE, timeout=deadline).cancel()
     assert eventually(lambda: empty(daemon))
-    assert client.store(some_keys(3), bytes(3 * PAGE), deadline=float("inf")).stored == 3
+    assert client.store(some_keys(3), bytes(3 * PAGE), timeout=float("inf")).stored == 3
 
 
 def test_a_client_without_patience(daemon: RunningDaemon) -> None:
-    with daemon.client(deadline=0) as client:
+    with daemon.client(timeout=0) as client:
         assert client.store(some_keys(3), bytes(3 * PAGE)).refused == 3
-        assert client.store(some_keys(3), bytes(3 * PAGE), deadline=5).stored == 3
+        assert client.store(some_keys(3), bytes(3 * PAGE), timeout=5).stored == 3
         assert len(client.match(some_keys(3))) == 3
 
 
@@ -190,9 +190,9 @@ def test_part_of_a_page_that_nobody_finishes_expires() -> None:
 
 
 def test_a_late_answer_is_given_back(pretended: PretendedDaemon, asking: Client) -> None:
-    assert asking.store(some_keys(3), bytes(3 * PAGE), deadline=0.05).refused == 3
+    assert asking.store(some_keys(3), bytes(3 * PAGE), timeout=0.05).refused == 3
     began = time.monotonic()
-    result = asking.store(some_keys(3, 1), bytes(3 * PAGE), deadline=5)
+    result = asking.store(some_keys(3, 1), bytes(3 * PAGE), timeout=5)
     assert (result.refused, result.reason) == (3, "the daemon does not answer")
     assert time.monotonic() - began < 3, "one waits for a daemon that hangs, not all"
     answer(pretended, pretended.next())
@@ -200,7 +200,7 @@ def test_a_late_answer_is_given_back(pretended: PretendedDaemon, asking: Client)
     assert eventually(lambda: pretended.owner.settle() == 0)
     assert pretended.owner.header()["used_frames"] == 0
 
-    promise = asking.reserve_soon(some_keys(3, 2), PAGE)
+    promise = asking.reserve_async(some_keys(3, 2), PAGE)
     answer(pretended, pretended.next())
     assert promise.wait(5).publish().stored == 3
 
@@ -208,12 +208,12 @@ def test_a_late_answer_is_given_back(pretended: PretendedDaemon, asking: Client)
 def test_a_late_answer_comes_before_one_in_time(pretended: PretendedDaemon, asking: Client) -> None:
     """The keeper waits for the late one and may read both; who waits for the other is told at once."""
     for prompt in range(200):
-        asking.reserve_soon(some_keys(1, prompt), 1)
+        asking.reserve_async(some_keys(1, prompt), 1)
         late = pretended.next()
         got: list[tuple[int, float]] = []
 
         def wait(prompt: int = prompt, got: list[tuple[int, float]] = got) -> None:
-            with asking.reserve(some_keys(1, 1000 + prompt), 1, deadline=30) as reservation:
+            with asking.reserve(some_keys(1, 1000 + prompt), 1, timeout=30) as reservation:
                 got.append((len(reservation.granted), time.monotonic()))
 
         waiting = threading.Thread(target=wait)
@@ -229,14 +229,14 @@ def test_a_late_answer_comes_before_one_in_time(pretended: PretendedDaemon, aski
 
 
 def test_answers_out_of_order_find_who_asked(pretended: PretendedDaemon, asking: Client) -> None:
-    promises = [asking.reserve_soon(some_keys(count, count), 1) for count in range(1, 6)]
+    promises = [asking.reserve_async(some_keys(count, count), 1) for count in range(1, 6)]
     asked = [pretended.next() for _ in promises]
     answer(pretended, *reversed(asked))
     assert [len(promise.wait(5).granted) for promise in promises] == [1, 2, 3, 4, 5]
 
 
 def test_an_answer_that_nobody_asked_for_is_ignored(pretended: PretendedDaemon, asking: Client) -> None:
-    promise = asking.reserve_soon(some_keys(2), 1)
+    promise = asking.reserve_async(some_keys(2), 1)
     peer, request = pretended.next()
     right = pretended.answer_to(peer, request)
     stranger = type(right)(request.number + 1000, right.outcomes, right.entries, right.serials)
@@ -246,9 +246,9 @@ def test_an_answer_that_nobody_asked_for_is_ignored(pretended: PretendedDaemon, 
 
 
 def test_a_daemon_that_hangs_up_refuses_what_it_owes(pretended: PretendedDaemon, asking: Client) -> None:
-    promise = asking.reserve_soon(some_keys(2), 1)
+    promise = asking.reserve_async(some_keys(2), 1)
     results = []
-    waiting = threading.Thread(target=lambda: results.append(asking.reserve(some_keys(2, 1), 1, deadline=30)))
+    waiting = threading.Thread(target=lambda: results.append(asking.reserve(some_keys(2, 1), 1, timeout=30)))
     waiting.start()
     pretended.next(), pretended.next()
     began = time.monotonic()
@@ -262,13 +262,13 @@ def test_a_daemon_that_hangs_up_refuses_what_it_owes(pretended: PretendedDaemon,
 
 def test_who_attaches_again_tells_what_it_still_writes(pretended: PretendedDaemon, asking: Client) -> None:
     """So that the daemon can take back what else was granted: answers that never came."""
-    promise = asking.reserve_soon(some_keys(3), PAGE)
+    promise = asking.reserve_async(some_keys(3), PAGE)
     answer(pretended, pretended.next())
     kept = promise.wait(5)
-    done = asking.reserve_soon(some_keys(2, 1), PAGE)
+    done = asking.reserve_async(some_keys(2, 1), PAGE)
     answer(pretended, pretended.next())
     assert done.wait(5).publish().stored == 2
-    asking.reserve_soon(some_keys(2, 2), PAGE)
+    asking.reserve_async(some_keys(2, 2), PAGE)
     peer, unanswered = pretended.next()
     pretended.answer_to(peer, unanswered)
     pretended.hang_up()
@@ -282,7 +282,7 @@ def test_who_attaches_again_tells_what_it_still_writes(pretended: PretendedDaemo
 
 
 def test_an_answer_to_a_dropped_promise_is_given_back(pretended: PretendedDaemon, asking: Client) -> None:
-    asking.reserve_soon(some_keys(3), PAGE)
+    asking.reserve_async(some_keys(3), PAGE)
     gc.collect()
     answer(pretended, pretended.next())
     assert eventually(lambda: pretended.owner.settle() == 0)
@@ -292,5 +292,5 @@ def test_an_answer_to_a_dropped_promise_is_given_back(pretended: PretendedDaemon
 def test_a_long_prompt_of_short_pages_is_one_request(client: Client) -> None:
     """131,072 tokens, a token a page: what finds room is granted, and nothing is refused for being asked at once."""
     keys = namespace(1).keys(range(131_072))
-    with client.reserve(keys, 16, deadline=30.0) as reservation:
+    with client.reserve(keys, 16, timeout=30.0) as reservation:
         assert len(reservation.granted) > 0

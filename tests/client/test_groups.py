@@ -47,7 +47,7 @@ def content(keys: Keys) -> Any:
 
 
 def store(client: Client, keys: Keys) -> None:
-    assert client.store(keys, content(keys), deadline=LONG_S).stored == len(keys)
+    assert client.store(keys, content(keys), timeout=LONG_S).stored == len(keys)
 
 
 def counts_of(daemon: DiskDaemon) -> dict[str, int]:
@@ -58,7 +58,7 @@ def counts_of(daemon: DiskDaemon) -> dict[str, int]:
 
 def loads(client: Client, found: GroupMatch) -> None:
     """Each group's pages are there, whole, and those that it asked for."""
-    for match, group_keys, first in zip(found.matches, found.groups, found.firsts, strict=True):
+    for match, group_keys, first in zip(found.matches, found.groups, found.start_pages, strict=True):
         assert match.keys == group_keys.keys[first : first + len(match)]
         into = np.zeros((len(match), PAGE), np.uint8)
         assert client.load(match, into) == len(match)
@@ -73,7 +73,7 @@ def daemon() -> Iterator[DiskDaemon]:
 
 @pytest.fixture
 def client(daemon: DiskDaemon) -> Iterator[Client]:
-    with daemon.client(deadline=LONG_S) as attached:
+    with daemon.client(timeout=LONG_S) as attached:
         yield attached
 
 
@@ -148,7 +148,7 @@ def test_all_groups_agree(client: Client) -> None:
     store(client, state.keys[:2])
     store(client, state.keys[4:5])
     with client.match_groups([full, window, state]) as found:
-        assert (found.tokens, found.reach, found.firsts) == (240, 240, (0, 12, 4))
+        assert (found.tokens, found.available_pages, found.start_pages) == (240, 240, (0, 12, 4))
         assert [len(match) for match in found.matches] == [15, 3, 1] and len(found) == 19
         assert repr(found) == "<GroupMatch 240 tokens of 3 groups, 0.1 MiB>"
         loads(client, found)
@@ -165,7 +165,7 @@ def test_all_groups_agree(client: Client) -> None:
         (2**80, 240),
     ):
         with client.match_groups([full, window, state], limit) as found:
-            assert found.tokens == found.reach == tokens
+            assert found.tokens == found.available_pages == tokens
 
 
 def test_a_group_that_fails_takes_all_back(client: Client) -> None:
@@ -175,7 +175,7 @@ def test_a_group_that_fails_takes_all_back(client: Client) -> None:
         store(client, one.keys)
     with client.match_groups(groups) as found:
         assert found.tokens == TOKENS
-        failed = found.firsts[1] * WINDOW.page_tokens
+        failed = found.start_pages[1] * WINDOW.page_tokens
     with client.match_groups(groups, limit=failed) as shorter:
         assert shorter.tokens == 336
         loads(client, shorter)
@@ -187,7 +187,7 @@ def test_another_process_takes_over(client: Client) -> None:
         store(client, one.keys)
     with client.match_groups(groups) as found:
         handed = pickle.loads(pickle.dumps(found))
-        assert handed == found.hand_over()
+        assert handed == found.to_handle()
         adopted = [client.adopt(handover) for handover in handed]
     assert [len(match) for match in adopted] == [24, 3, 1]
     for match in adopted:
@@ -213,9 +213,9 @@ def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, cli
 
 
 def test_nobody_is_there(tmp_path: Path) -> None:
-    with Client(tmp_path / "nobody", deadline=0.01) as alone:
+    with Client(tmp_path / "nobody", timeout=0.01) as alone:
         with alone.match_groups(asked()) as found:
-            assert (found.tokens, found.reach, len(found), found.firsts) == (0, 0, 0, (0, 0, 0))
+            assert (found.tokens, found.available_pages, len(found), found.start_pages) == (0, 0, 0, (0, 0, 0))
             assert [match.keys for match in found.matches] == [one.keys[:0] for one in asked()]
             assert repr(found) == "<GroupMatch 0 tokens of 3 groups, 0.0 MiB>"
             assert alone.prefetch_groups(found).ready
@@ -236,24 +236,24 @@ def test_one_request_for_all_that_is_on_disk(daemon: DiskDaemon, client: Client)
     daemon.bring_in(window.keys[3:6])
     daemon.bring_in(state.keys[1:2])
     with client.match_groups([full, window, state]) as found:
-        assert (found.tokens, found.reach) == (96, 192)
+        assert (found.tokens, found.available_pages) == (96, 192)
         assert repr(found) == "<GroupMatch 96 tokens of 3 groups, 0.0 MiB, 96 more tokens on disk>"
-        prefetch = client.prefetch_groups(found, deadline=5)
+        prefetch = client.prefetch_groups(found, timeout=5)
         peer, request = daemon.next_fetch()
         wanted = [full.keys[at] for at in range(6, 9)] + [full.keys[9], window.keys[9], full.keys[10], window.keys[10]]
         assert request.keys == b"".join([*wanted, full.keys[11], window.keys[11], state.keys[3]])
-        assert (prefetch.pages, request.deadline) == (10, 5)
+        assert (prefetch.pages, request.timeout) == (10, 5)
         daemon.fulfil(peer, request)
         assert eventually(lambda: prefetch.ready) and prefetch.wait(0) == 10
     with client.match_groups([full, window, state]) as found:
-        assert (found.tokens, found.reach, found.missing()) == (192, 192, b"")
+        assert (found.tokens, found.available_pages, found.missing()) == (192, 192, b"")
         assert client.prefetch_groups(found).ready and daemon.fetches.empty()
         loads(client, found)
     assert daemon.write_out() == 10 + 10, "and no page is pinned any more"
 
 
 def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path / "disk") as daemon, Client(daemon.socket, deadline=LONG_S) as client:
+    with running_with_disk(tmp_path / "disk") as daemon, Client(daemon.socket, timeout=LONG_S) as client:
         assert client.wait_attached(LONG_S)
         groups = asked(144)
         for one in groups:
@@ -262,8 +262,8 @@ def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
         others = namespace(salt="others").keys(range(16 * 16))
         assert client.store(others, bytes(16 * PAGE)).stored == 16, "they drive out all the others"
         with client.match_groups(groups) as found:
-            assert (found.tokens, found.reach) == (0, 144)
+            assert (found.tokens, found.available_pages) == (0, 144)
             assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1
         with client.match_groups(groups) as found:
-            assert (found.tokens, found.reach, found.firsts) == (144, 144, (0, 6, 2))
+            assert (found.tokens, found.available_pages, found.start_pages) == (144, 144, (0, 6, 2))
             loads(client, found)

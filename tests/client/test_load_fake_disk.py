@@ -52,7 +52,7 @@ def daemon() -> Iterator[DiskDaemon]:
 @pytest.fixture
 def client(daemon: DiskDaemon) -> Iterator[Client]:
     """Its ten pages are on disk, three of them in memory."""
-    with daemon.client(deadline=LONG_S) as attached:
+    with daemon.client(timeout=LONG_S) as attached:
         assert attached.store(KEYS, PAGES).stored == 10
         assert daemon.write_out() == 10
         daemon.bring_in(KEYS[:3])
@@ -88,12 +88,12 @@ def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
 def test_what_is_pinned_and_what_is_on_disk_is_loaded(daemon: DiskDaemon, client: Client) -> None:
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
-        assert (len(match), match.reach) == (3, 10)
+        assert (len(match), match.available_pages) == (3, 10)
         with meanwhile(daemon, daemon.fulfil) as asked:
             assert client.load(match, into) == 10
     assert np.array_equal(into, PAGES)
     assert asked[0].keys == KEYS[3:].data
-    assert LONG_S - 1 < asked[0].deadline < LONG_S, "the daemon has time to say that the disk was too slow"
+    assert LONG_S - 1 < asked[0].timeout < LONG_S, "the daemon has time to say that the disk was too slow"
     assert daemon.write_out() == 10, "and no page is pinned any more"
 
 
@@ -101,7 +101,7 @@ def test_all_of_it_is_on_disk(daemon: DiskDaemon, client: Client) -> None:
     daemon.write_out()
     for into in (np.zeros_like(PAGES), [bytearray(PAGE) for _ in range(10)]):
         with client.match(KEYS) as match, meanwhile(daemon, daemon.fulfil):
-            assert (len(match), match.reach) == (0, 10)
+            assert (len(match), match.available_pages) == (0, 10)
             assert client.load(match, into) == 10
         assert np.array_equal(np.array([np.frombuffer(page, np.uint8) for page in into]), PAGES)
         assert daemon.write_out() == 10
@@ -147,9 +147,9 @@ def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) 
         with meanwhile(daemon, daemon.fulfil):
             assert client.load(match, [bytearray(size) for size in sizes]) == 6
         daemon.write_out()
-        assert client.load(match, [bytearray(PAGE), bytearray(PAGE + 1), *([bytearray(PAGE)] * 8)], deadline=1) == 1
+        assert client.load(match, [bytearray(PAGE), bytearray(PAGE + 1), *([bytearray(PAGE)] * 8)], timeout=1) == 1
     with pytest.raises(TypeError), client.match(KEYS) as match:
-        client.load(match, bytes(PAGE * 10), deadline=0)
+        client.load(match, bytes(PAGE * 10), timeout=0)
 
 
 def test_a_disk_that_is_late_with_some_gives_a_prefix(daemon: DiskDaemon, client: Client) -> None:
@@ -187,10 +187,10 @@ def test_no_answer_is_a_deadline_and_the_next_does_not_wait(daemon: DiskDaemon, 
     with client.match(KEYS) as match:
         for least, most in ((2.0, 8.0), (0.0, 2.0)):
             began = time.monotonic()
-            assert client.load(match, into, deadline=2.0) == 3
+            assert client.load(match, into, timeout=2.0) == 3
             assert least <= time.monotonic() - began < most
             time.sleep(0.1)  # more than a daemon that is well takes to say that the disk was too slow
-        assert client.store(some_keys(2, 1), some_pages(2), deadline=10).stored == 2
+        assert client.store(some_keys(2, 1), some_pages(2), timeout=10).stored == 2
         with meanwhile(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
             assert client.load(match, into) == 10
     assert np.array_equal(into, PAGES)
@@ -202,22 +202,22 @@ def test_pages_that_came_without_a_word_are_loaded(daemon: DiskDaemon, client: C
 
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match, meanwhile(daemon, answer):
-        assert client.load(match, into, deadline=5) == 10
+        assert client.load(match, into, timeout=5) == 10
     assert np.array_equal(into, PAGES)
 
 
-@pytest.mark.parametrize("deadline", [0, -1, float("nan")])
-def test_who_does_not_wait_gets_what_is_there(daemon: DiskDaemon, client: Client, deadline: float) -> None:
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_who_does_not_wait_gets_what_is_there(daemon: DiskDaemon, client: Client, timeout: float) -> None:
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         began = time.monotonic()
-        assert client.load(match, into, deadline=deadline) == 3
+        assert client.load(match, into, timeout=timeout) == 3
         assert time.monotonic() - began < 1
     peer, request = daemon.next_fetch()
-    assert request.deadline == 0
+    assert request.timeout == 0
     daemon.fulfil(peer, request)
     with client.match(KEYS) as match:
-        assert client.load(match, into, deadline=deadline) == 10, "they came for the next one"
+        assert client.load(match, into, timeout=timeout) == 10, "they came for the next one"
     assert np.array_equal(into, PAGES)
 
 
@@ -247,7 +247,7 @@ def test_in_a_forked_child_it_is_a_miss(daemon: DiskDaemon, client: Client) -> N
     with client.match(KEYS) as match:
         child = os.fork()
         if not child:
-            os._exit(client.load(match, np.zeros_like(PAGES), deadline=0.1))
+            os._exit(client.load(match, np.zeros_like(PAGES), timeout=0.1))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         with meanwhile(daemon, daemon.fulfil):
             assert client.load(match, np.zeros_like(PAGES)) == 10
@@ -275,7 +275,7 @@ def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) ->
         for _ in range(25):
             into[:] = 0
             with client.match(KEYS) as match:
-                count = client.load(match, into, deadline=10)
+                count = client.load(match, into, timeout=10)
             loaded.append(count)
             if full(into) != count or not np.array_equal(into[:count], PAGES[:count]):
                 wrong.append(count)

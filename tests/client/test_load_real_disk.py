@@ -38,15 +38,15 @@ def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
 
 @pytest.fixture
 def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client(deadline=LONG_S) as attached:
+    with daemon.client(timeout=LONG_S) as attached:
         yield attached
 
 
-def loaded(client: Client, keys: Keys, deadline: float = LONG_S) -> Any:
+def loaded(client: Client, keys: Keys, timeout: float = LONG_S) -> Any:
     """The pages of a prompt that were loaded."""
     into = np.zeros((len(keys), PAGE), np.uint8)
     with client.match(keys) as match:
-        count = client.load(match, into, deadline=deadline)
+        count = client.load(match, into, timeout=timeout)
     assert not into[count:].any()
     return into[:count]
 
@@ -56,7 +56,7 @@ def test_what_left_memory_comes_back_from_disk(daemon: RunningDaemon, client: Cl
     assert client.store(keys, pages).stored == 10
     push_out(daemon, client, keys)
     with client.match(keys) as match:
-        assert (len(match), match.reach) == (0, 10)
+        assert (len(match), match.available_pages) == (0, 10)
     assert np.array_equal(loaded(client, keys), pages)
     with client.match(keys) as match:
         assert len(match) == 10
@@ -70,7 +70,7 @@ def test_a_scheduler_has_it_fetched(daemon: RunningDaemon, client: Client) -> No
     prefetch = client.prefetch(keys)
     assert eventually(lambda: prefetch.ready, LONG_S)
     assert prefetch.wait(0) == 10
-    assert np.array_equal(loaded(client, keys, deadline=0), pages)
+    assert np.array_equal(loaded(client, keys, timeout=0), pages)
     assert client.prefetch(some_keys(3, 99)).wait(LONG_S) == 0, "nobody stored those"
 
 
@@ -81,12 +81,12 @@ def test_more_than_memory_holds_gives_a_shorter_prefix(daemon: RunningDaemon, cl
         until_written(daemon)
     push_out(daemon, client, keys[:10])
     with client.match(keys) as match:
-        assert (len(match), match.reach) == (0, 40)
+        assert (len(match), match.available_pages) == (0, 40)
     got = loaded(client, keys)
     assert FRAMES / 2 <= len(got) <= FRAMES
     assert np.array_equal(got, pages[: len(got)])
     with client.match(keys) as match:
-        assert match.reach == 40, "nothing was lost by trying"
+        assert match.available_pages == 40, "nothing was lost by trying"
 
 
 def test_many_prompts_by_many_threads(daemon: RunningDaemon, client: Client) -> None:
@@ -123,11 +123,11 @@ def test_a_disk_that_hangs_costs_a_deadline_and_no_store(daemon: RunningDaemon, 
     with stopped_worker(daemon):
         for _ in range(2):
             began = time.monotonic()
-            assert len(loaded(client, keys, deadline=0.5)) == 0
+            assert len(loaded(client, keys, timeout=0.5)) == 0
             assert time.monotonic() - began < 8
             result = client.store(some_keys(2, 7), some_pages(2))
             assert result.refused == 0
-    assert eventually(lambda: len(loaded(client, keys, deadline=LONG_S)) == 6, LONG_S)
+    assert eventually(lambda: len(loaded(client, keys, timeout=LONG_S)) == 6, LONG_S)
     assert np.array_equal(loaded(client, keys), pages)
 
 
@@ -138,7 +138,7 @@ def test_a_daemon_that_hangs_costs_one_deadline(daemon: RunningDaemon, client: C
     daemon.signal(signal.SIGSTOP)
     for least, most in ((5.0, 15.0), (0.0, 4.0)):
         began = time.monotonic()
-        assert len(loaded(client, keys, deadline=5.0)) == 0
+        assert len(loaded(client, keys, timeout=5.0)) == 0
         assert least <= time.monotonic() - began < most
     daemon.signal(signal.SIGCONT)
     assert eventually(lambda: len(loaded(client, keys)) == 6, LONG_S)
@@ -150,11 +150,11 @@ def test_the_worker_is_killed_while_pages_come(daemon: RunningDaemon, client: Cl
     assert client.store(keys, pages).stored == 6
     push_out(daemon, client, keys)
     with stopped_worker(daemon) as worker:
-        prefetch = client.prefetch(keys, deadline=LONG_S)
+        prefetch = client.prefetch(keys, timeout=LONG_S)
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
         assert prefetch.wait(LONG_S) == 0
         assert time.monotonic() - began < LONG_S / 2
-    assert len(loaded(client, keys, deadline=0)) == 0
+    assert len(loaded(client, keys, timeout=0)) == 0
     assert eventually(lambda: is_open(daemon), LONG_S)
     assert np.array_equal(loaded(client, keys), pages)

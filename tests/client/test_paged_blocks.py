@@ -14,7 +14,7 @@ import torch
 from fake_disk import DiskDaemon
 from pagetier.client import Blocks, Client, Keys, Namespace, Outcome, Part
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon, namespace
@@ -30,7 +30,7 @@ class Engine:
         shape = (2, 30, BLOCK, 4, 20)
         self.tensors = list(np.random.default_rng(seed).integers(0, 2**16, (2, *shape), dtype=np.uint16))
         layout = engine_layouts.kv_first(self.tensors)
-        self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+        self.paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
 
     def tokens(self, slots: SlotMap, count: int) -> Any:
         """The state of `count` tokens of a request, token by token."""
@@ -80,7 +80,7 @@ def test_a_load_begins_behind_what_the_engine_has_and_may_end_inside_a_page(clie
     # pages 1 to 4 of the prompt, the first of them at the beginning of the table; tokens 5 to 40 of the table
     here = slot_map(blocks, 4, TOKENS, BLOCK, tokens=range(5, 40))
     with client.match(keys) as match:
-        assert client.load(match, Blocks(other.paged, here), first=1) == 4
+        assert client.load(match, Blocks(other.paged, here), start_page=1) == 4
     after, wanted = other.tokens(here, 48), one.tokens(there, 60)[:, :, TOKENS:]
     assert np.array_equal(after[:, :, 5:40], wanted[:, :, 5:40])
     assert np.array_equal(after[:, :, :5], before[:, :, :5])
@@ -158,9 +158,9 @@ def test_pages_of_a_namespace_that_says_another_order_are_refused(client: Client
     engine, slots = Engine(1), request(1, 2)
     for space in (namespace(TOKENS), namespace(TOKENS, layout="other"), namespace(6, layout=engine.paged.page.layout)):
         keys = Keys(space, bytes(64))
-        with pytest.raises(ValueError, match=r"PageOrder\.layout belongs into the Namespace"):
+        with pytest.raises(ValueError, match=r"PageLayout\.layout belongs into the Namespace"):
             client.store(keys, Blocks(engine.paged, slots))
-        with client.match(keys) as match, pytest.raises(ValueError, match=r"PageOrder\.layout belongs"):
+        with client.match(keys) as match, pytest.raises(ValueError, match=r"PageLayout\.layout belongs"):
             client.load(match, Blocks(engine.paged, slots))
     with pytest.raises(ValueError, match="blocks say themselves"):
         client.store(keys_of(engine, 9, 2), Blocks(engine.paged, slots), Part(0, 2))
@@ -169,7 +169,7 @@ def test_pages_of_a_namespace_that_says_another_order_are_refused(client: Client
 def test_a_tensor_that_is_given_other_memory_leaves_the_cache_as_it_was(client: Client) -> None:
     tensor = torch.zeros(2, 30, BLOCK, 4, 20, dtype=torch.int16)
     layout = engine_layouts.kv_first([tensor])
-    paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+    paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
     space = namespace(TOKENS, layout=paged.page.layout)
     keys, slots = space.keys(range(TOKENS * 2)), request(1, 2)
     tensor.data = torch.ones(1, dtype=torch.int16)
@@ -191,7 +191,7 @@ def test_pages_of_another_size_are_a_miss(client: Client) -> None:
 def test_without_a_daemon_all_is_refused_and_missed() -> None:
     engine = Engine(1)
     keys = keys_of(engine, 1, 2)
-    with Client("/nowhere/pagetier.sock", deadline=0.1) as client:
+    with Client("/nowhere/pagetier.sock", timeout=0.1) as client:
         assert client.store(keys, Blocks(engine.paged, request(1, 2))).refused == 2
         with client.match(keys) as match:
             assert client.load(match, Blocks(engine.paged, request(1, 2))) == 0
@@ -199,7 +199,7 @@ def test_without_a_daemon_all_is_refused_and_missed() -> None:
 
 def test_more_parallel_ranks_than_parts_are_told() -> None:
     layout = engine_layouts.latents([np.zeros((30, BLOCK, 6), np.uint8)])
-    paged = PagedCache(layout, PageOrder.of(layout, TOKENS), Shard(rank=3, ranks=64))
+    paged = PagedCache(layout, PageLayout.of(layout, TOKENS), Shard(rank=3, ranks=64))
     with Client("/nowhere/pagetier.sock") as client, pytest.raises(ValueError, match="part 3 of 64"):
         client.store(Keys(namespace(TOKENS, layout=paged.page.layout), bytes(32)), Blocks(paged, request(1, 1)))
 
@@ -207,12 +207,12 @@ def test_more_parallel_ranks_than_parts_are_told() -> None:
 def test_pages_on_disk_are_brought_in_for_blocks() -> None:
     one, other = Engine(1), Engine(2)
     keys, slots = keys_of(one, 1, 6), request(1, 6)
-    with DiskDaemon() as daemon, daemon.client(deadline=LONG_S) as client:
+    with DiskDaemon() as daemon, daemon.client(timeout=LONG_S) as client:
         assert client.store(keys, Blocks(one.paged, slots)).stored == 6
         assert daemon.write_out() == 6
         daemon.bring_in(keys[:2])
         with client.match(keys) as match:
-            assert (len(match), match.reach) == (2, 6)
+            assert (len(match), match.available_pages) == (2, 6)
             with ThreadPoolExecutor(1) as thread:
                 loaded = thread.submit(client.load, match, Blocks(other.paged, slots))
                 daemon.fulfil(*daemon.next_fetch())

@@ -63,7 +63,7 @@ def held_by_another_thread(guard: threading.Condition) -> Iterator[None]:
 def on_disk(daemon: DiskDaemon, client: Client, count: int) -> Keys:
     """The keys of pages that are on disk alone."""
     keys = some_keys(count)
-    assert client.store(keys, bytes(count * PAGE), deadline=10).stored == count
+    assert client.store(keys, bytes(count * PAGE), timeout=10).stored == count
     assert daemon.write_out() == count
     return keys
 
@@ -71,28 +71,28 @@ def on_disk(daemon: DiskDaemon, client: Client, count: int) -> Keys:
 def test_a_scheduler_asks_once_and_looks_again_and_again(daemon: DiskDaemon, client: Client) -> None:
     keys = on_disk(daemon, client, 8)
     with client.match(keys) as match:
-        assert (len(match), match.reach) == (0, 8)
-    prefetch = client.prefetch(keys, deadline=30)
+        assert (len(match), match.available_pages) == (0, 8)
+    prefetch = client.prefetch(keys, timeout=30)
     assert not prefetch.ready and prefetch.pages == 8
     assert repr(prefetch) == "<Prefetch of 8 pages, asked>"
     peer, request = daemon.next_fetch()
-    assert (request.keys, request.deadline) == (keys.data, 30)
+    assert (request.keys, request.timeout) == (keys.data, 30)
     daemon.fulfil(peer, request)
     assert eventually(lambda: prefetch.ready), "nobody has to wait for it"
     assert prefetch.wait(0) == prefetch.wait(0) == 8
     assert repr(prefetch) == "<Prefetch of 8 pages, 8 in memory>"
     with client.match(keys) as match:
-        assert len(match) == match.reach == 8
+        assert len(match) == match.available_pages == 8
 
 
 def test_a_match_tells_its_reach(daemon: DiskDaemon, client: Client) -> None:
     keys = on_disk(daemon, client, 8)
     daemon.bring_in(keys[:3])
     with client.match(some_keys(10)) as match:
-        assert (len(match), match.reach) == (3, 8)
+        assert (len(match), match.available_pages) == (3, 8)
         assert repr(match) == "<Match 3 of 10 pages, 0.0 MiB, 5 more on disk>"
         with client.adopt(pickle.loads(pickle.dumps(match))) as adopted:
-            assert len(adopted) == adopted.reach == 3
+            assert len(adopted) == adopted.available_pages == 3
             assert "disk" not in repr(adopted)
 
 
@@ -140,7 +140,7 @@ def test_answers_out_of_order(daemon: DiskDaemon, client: Client) -> None:
 
 
 def test_waiting_ends_at_the_deadline_and_may_begin_again(daemon: DiskDaemon, client: Client) -> None:
-    prefetch = client.prefetch(some_keys(3), deadline=60)
+    prefetch = client.prefetch(some_keys(3), timeout=60)
     for deadline in (0, -1, float("nan"), 0.2):
         began = time.monotonic()
         assert prefetch.wait(deadline) == 0 and not prefetch.ready
@@ -163,7 +163,7 @@ def test_without_a_daemon_it_is_done_at_once(daemon: DiskDaemon, client: Client)
 
 @pytest.mark.parametrize("how", ["closed", "hung up"])
 def test_the_end_of_the_link_ends_it(daemon: DiskDaemon, client: Client, how: str) -> None:
-    prefetch, got = client.prefetch(some_keys(3), deadline=60), []
+    prefetch, got = client.prefetch(some_keys(3), timeout=60), []
     waiting = threading.Thread(target=lambda: got.append(prefetch.wait(60)))
     waiting.start()
     daemon.next_fetch()
@@ -183,11 +183,11 @@ def test_dropped_ones_are_forgotten_when_they_are_answered(daemon: DiskDaemon, c
     requests = client._member.requests
     assert eventually(lambda: not requests._waiting)
     assert requests._strays == requests._overdue == 0
-    assert client.store(some_keys(2, 100), bytes(2 * PAGE), deadline=10).stored == 2
+    assert client.store(some_keys(2, 100), bytes(2 * PAGE), timeout=10).stored == 2
 
 
 def test_in_a_forked_child_it_is_done(daemon: DiskDaemon, client: Client) -> None:
-    asked, answered = client.prefetch(some_keys(3), deadline=60), client.prefetch(some_keys(3))
+    asked, answered = client.prefetch(some_keys(3), timeout=60), client.prefetch(some_keys(3))
     daemon.next_fetch()
     peer, request = daemon.next_fetch()
     peer.send(Fetched(request.number, bytes(3)))
@@ -208,9 +208,9 @@ def test_many_threads(daemon: DiskDaemon, client: Client) -> None:
     def work(thread: int) -> None:
         for at in range(60):
             pages = 1 + (thread + at) % 7
-            prefetch = client.prefetch(some_keys(pages, thread), deadline=60)
+            prefetch = client.prefetch(some_keys(pages, thread), timeout=60)
             if at % 3 == 0:
-                assert client.reserve(some_keys(1, 500 + thread), 8, deadline=60).publish().refused == 0
+                assert client.reserve(some_keys(1, 500 + thread), 8, timeout=60).publish().refused == 0
             elif (at % 3 == 1 and not eventually(partial(ready, prefetch), 60)) or prefetch.wait(60) != pages:
                 wrong.append(f"{prefetch}")
 
@@ -244,9 +244,9 @@ def answering_at_once(daemon: DiskDaemon) -> Iterator[None]:
 
 
 def test_a_slow_disk_refuses_no_store_and_no_other_page(daemon: DiskDaemon, client: Client) -> None:
-    slow = client.prefetch(some_keys(3), deadline=60)
+    slow = client.prefetch(some_keys(3), timeout=60)
     assert slow.wait(0.3) == 0
-    assert client.store(some_keys(2, 1), bytes(2 * PAGE), deadline=10).stored == 2
+    assert client.store(some_keys(2, 1), bytes(2 * PAGE), timeout=10).stored == 2
     other = client.prefetch(some_keys(3, 2))
     daemon.next_fetch()
     peer, request = daemon.next_fetch()
@@ -258,13 +258,13 @@ def test_a_slow_disk_refuses_no_store_and_no_other_page(daemon: DiskDaemon, clie
 def test_a_daemon_that_overstays_is_asked_for_no_more_pages_until_it_is_heard_of(
     daemon: DiskDaemon, client: Client
 ) -> None:
-    late = client.prefetch(some_keys(3), deadline=0.1)
+    late = client.prefetch(some_keys(3), timeout=0.1)
     assert late.wait(0.4) == 0
-    other = client.prefetch(some_keys(3, 1), deadline=60)
+    other = client.prefetch(some_keys(3, 1), timeout=60)
     assert other.ready and other.wait(60) == 0
     assert not late.ready
-    assert client.store(some_keys(2, 2), bytes(2 * PAGE), deadline=10).stored == 2, "that it answers"
-    again = client.prefetch(some_keys(3, 1), deadline=60)
+    assert client.store(some_keys(2, 2), bytes(2 * PAGE), timeout=10).stored == 2, "that it answers"
+    again = client.prefetch(some_keys(3, 1), timeout=60)
     assert not again.ready, "it was heard of"
     peer, request = daemon.next_fetch()
     peer.send(Fetched(request.number, bytes(3)))
@@ -273,6 +273,6 @@ def test_a_daemon_that_overstays_is_asked_for_no_more_pages_until_it_is_heard_of
 
 def test_a_daemon_that_answers_no_store_is_asked_for_no_pages(daemon: DiskDaemon, client: Client) -> None:
     daemon.hangs = True
-    assert client.store(some_keys(2), bytes(2 * PAGE), deadline=0.1).refused == 2
-    prefetch = client.prefetch(some_keys(3), deadline=60)
+    assert client.store(some_keys(2), bytes(2 * PAGE), timeout=0.1).refused == 2
+    prefetch = client.prefetch(some_keys(3), timeout=60)
     assert prefetch.ready and prefetch.wait(60) == 0

@@ -78,7 +78,7 @@ def test_an_upgrade_to_another_format_is_refused_and_costs_stores_alone(daemon: 
         ours = write_format(daemon, OTHER_FORMAT)
         assert daemon.launch().wait(START_S) == Exit.UNFIT
         assert found(client, prompt(0)) == 8, "who was attached goes on"
-        assert store(client, prompt(1), deadline=0.1).refused == 8
+        assert store(client, prompt(1), timeout=0.1).refused == 8
         write_format(daemon, ours)
         daemon.start()
         assert eventually(lambda: store(client, prompt(1)).stored == 8)

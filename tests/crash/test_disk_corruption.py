@@ -19,7 +19,7 @@ from disk_corruption.corruptions import Damage, Harm, Patient
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
 from disk_corruption.runs import Tally
 from pagetier.shm.protocol import BUILD
-from pagetier.tiers.base import Outcome, TierError
+from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import records
 from pagetier.tiers.lmdb.frame_count import miscounted
 from power_loss.recording import plain
@@ -109,23 +109,23 @@ def test_a_page_whose_size_makes_no_sense_is_not_told(tmp_path: Path, size: int)
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, size=size)) >= 3
     tier = small_tier(tmp_path, environments=1)
     assert keys_in(tier) == {page.key for page in PAGES[3:]}
-    assert outcomes(tier, PAGES[:3]) <= {Outcome.ABSENT, Outcome.DAMAGED}
-    assert outcomes(tier, PAGES[3:]) == {Outcome.EXACT}
+    assert outcomes(tier, PAGES[:3]) <= {ReadOutcome.ABSENT, ReadOutcome.DAMAGED}
+    assert outcomes(tier, PAGES[3:]) == {ReadOutcome.EXACT}
     tier.close()
 
 
 def test_frames_that_the_file_does_not_have_are_not_looked_for(tmp_path: Path) -> None:
     """Dropping such a page would have asked the disk for four billion of them."""
-    far = (records.Run(2, (1 << 32) - 1),)
+    far = (records.FrameRun(2, (1 << 32) - 1),)
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, runs=far)) >= 3
     tier = small_tier(tmp_path, environments=1)
-    assert outcome_of(tier, PAGES[0]) is Outcome.DAMAGED
+    assert outcome_of(tier, PAGES[0]) is ReadOutcome.DAMAGED
     assert tier.write([PAGES[1].key], []).undropped == ""
-    assert outcome_of(tier, PAGES[1]) is Outcome.ABSENT
+    assert outcome_of(tier, PAGES[1]) is ReadOutcome.ABSENT
     tier.close()
     smaller = small_tier(tmp_path, cap=1 << 20, environments=1)
-    assert outcome_of(smaller, PAGES[2]) is not Outcome.EXACT
-    assert outcome_of(smaller, PAGES[-1]) is Outcome.EXACT
+    assert outcome_of(smaller, PAGES[2]) is not ReadOutcome.EXACT
+    assert outcome_of(smaller, PAGES[-1]) is ReadOutcome.EXACT
     smaller.close()
 
 
@@ -139,7 +139,7 @@ def test_a_namespace_that_makes_no_sense_is_not_told(tmp_path: Path) -> None:
     file.write_bytes(data.replace(packed, wrong))
     tier = small_tier(tmp_path, environments=1)
     assert keys_in(tier) == set()
-    assert outcomes(tier, PAGES) == {Outcome.EXACT}
+    assert outcomes(tier, PAGES) == {ReadOutcome.EXACT}
     tier.close()
 
 
@@ -202,7 +202,7 @@ def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
         tier.close()
     tier = small_tier(tmp_path, environments=2)
     assert tier.state().opened.startswith("rebuilt empty in 1 of 2 parts: ")
-    assert outcomes(tier, PAGES) == {Outcome.EXACT, Outcome.ABSENT}
+    assert outcomes(tier, PAGES) == {ReadOutcome.EXACT, ReadOutcome.ABSENT}
     tier.close()
 
 
@@ -255,7 +255,7 @@ def test_what_no_proof_sees_is_begun_anew(tmp_path: Path) -> None:
     assert life_that_drops(tmp_path, key).endswith("which verification does not detect: it is rebuilt empty")
     tier = small_tier(tmp_path, environments=2)
     assert tier.state().opened == f"rebuilt empty in 1 of 2 parts: {file} is missing"
-    assert outcomes(tier, PAGES) == {Outcome.EXACT, Outcome.ABSENT}, "the other part is as it was"
+    assert outcomes(tier, PAGES) == {ReadOutcome.EXACT, ReadOutcome.ABSENT}, "the other part is as it was"
     assert all(tier.write([], [PAGES[7]]).stored)
     tier.close()
 

@@ -11,7 +11,7 @@ from lmdb.verify import verify
 
 from disk_faults.loop_mounts import ext4, mount_again, tmpfs
 from forked_child import in_child
-from pagetier.tiers.base import DoubtError, Outcome
+from pagetier.tiers.base import DoubtError, ReadOutcome
 from pagetier.tiers.lmdb import LmdbTier
 from tier_pages import keys_in, outcomes, outgoings, small_tier
 
@@ -85,7 +85,7 @@ def judge(device: Device, folder: Path) -> None:
     assert wrong == []
     tier = opened(folder)
     assert keys_in(tier) == held
-    assert outcomes(tier, [page for page in (*KEPT, *LOST) if page.key in held]) <= {Outcome.EXACT}
+    assert outcomes(tier, [page for page in (*KEPT, *LOST) if page.key in held]) <= {ReadOutcome.EXACT}
     tier.close()
 
 

@@ -19,7 +19,8 @@ _MOST_NS = 500  # about 50 on a machine that has nothing else to do
 
 
 def test_every_point_is_swept() -> None:
-    """After adding one: `python -m kill_points.failpoint_table` in tests/crash, and an operation that crosses it where none does."""
+    """After adding one: `python -m kill_points.failpoint_table` in tests/crash, and an operation that crosses it where
+    none does."""
     swept = {point for of_role in table().values() for of_one in of_role.values() for point in of_one}
     assert sorted(points_in_sources() - swept) == [], "no operation crosses these"
     assert sorted(swept - points_in_sources()) == [], "these are named nowhere any more"

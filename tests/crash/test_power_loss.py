@@ -116,7 +116,7 @@ def test_what_a_real_worker_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with daemon.client() as client, Journal(folder / "witness.journal") as journal:
             witness = Witness(client, journal, SEED, FRAME - 8)
             for first in range(0, len(pages), 8):
-                witness.store(pages[first : first + 8], deadline=20)
+                witness.store(pages[first : first + 8], timeout=20)
                 until_written(daemon)
     (folder / "keys").write_bytes(pages.data)
     terms = msgspec.json.encode(Terms(cap=64 << 20, frame=FRAME)).decode()

@@ -176,7 +176,7 @@ ENDS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("end", ENDS)
 def test_who_never_detaches_leaves_nothing_however_it_ends(daemon: RunningDaemon, end: str) -> None:
     def live(client: Client, pipe: Connection) -> None:
-        held = client.match(prompt(0)), client.reserve(prompt(1), PAGE), client.reserve_soon(prompt(2), PAGE)
+        held = client.match(prompt(0)), client.reserve(prompt(1), PAGE), client.reserve_async(prompt(2), PAGE)
         pipe.send(len(held[0]))
         pipe.recv()
         os.close(2)  # what it has to say is no news

@@ -105,7 +105,7 @@ def store_part(client: Client, pipe: Connection) -> None:
     while (order := pipe.recv()) is not None:
         number, index, count = order
         part = Part(index, count)
-        pipe.send(store(client, prompt(number), part=part, deadline=LONG_S).stored)
+        pipe.send(store(client, prompt(number), part=part, timeout=LONG_S).stored)
     client.close()
     pipe.send("detached")
 
@@ -218,7 +218,7 @@ def work(client: Client, pipe: Connection) -> None:
             into = np.zeros((len(match), PAGE), np.uint8)
             for page in range(len(match)):
                 time.sleep(0.05)
-                assert client.load(match, into[page : page + 1], first=page) == 1
+                assert client.load(match, into[page : page + 1], start_page=page) == 1
         assert_exact(prompt(keys), into)
         pipe.send(len(into))
 

@@ -160,7 +160,7 @@ def test_a_killed_daemon_is_noticed_at_once_also_by_who_waits_for_it(daemon: Run
         ended = threading.Event()
 
         def wait_long() -> None:
-            assert store(client, prompt(1), deadline=15.0).refused == 8
+            assert store(client, prompt(1), timeout=15.0).refused == 8
             ended.set()
 
         waiting = threading.Thread(target=wait_long)

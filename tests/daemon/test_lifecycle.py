@@ -16,7 +16,7 @@ import pytest
 from in_process_server import SMALL, WAIT_S, Peer, see_peers_off
 from pagetier.daemon import lifecycle as daemon_run
 from pagetier.daemon.common.systemd_notify import Notifier
-from pagetier.daemon.config.schema import Access, Arena, Config
+from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config
 from pagetier.daemon.host.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Told
@@ -54,16 +54,16 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowPrefault:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     name = f"pagetier-test-{secrets.token_hex(6)}"
-    arena = Arena(size=SMALL.frames * SMALL.frame_bytes, frame_size=SMALL.frame_bytes)
+    arena = ArenaOptions(size=SMALL.frames * SMALL.frame_bytes, frame_size=SMALL.frame_bytes)
     return Config(name=name, socket=tmp_path / "pagetier.sock", arena=arena)
 
 
-def live(config: Config, scenario: Scenario, keeper: daemon_run.Keeper | None = None) -> None:
+def live(config: Config, scenario: Scenario, keeper: daemon_run.RunContext | None = None) -> None:
     """Runs a daemon in this process, and the scenario beside it, which tells it to stop."""
 
     async def both() -> None:
         segments = take(Wish(config.name, SMALL, BUILD))
-        server = Server(config.socket, Access())
+        server = Server(config.socket, AccessOptions())
         telling = asyncio.create_task(scenario(config))
         try:
             await daemon_run.run(config, segments, server, Told(), keeper)
@@ -156,7 +156,7 @@ def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Con
             await asyncio.sleep(0.01)
         tell(signal.SIGTERM)
 
-    live(config, scenario, daemon_run.Keeper(heard, lambda _: config))
+    live(config, scenario, daemon_run.RunContext(heard, lambda _: config))
     assert heard.lines.index("READY=1") < heard.lines.index("RELOADING=1")
 
 
@@ -177,7 +177,7 @@ def test_a_reload_is_over_whatever_comes_of_it(config: Config, slow: SlowPrefaul
             await asyncio.sleep(0.01)
         tell(signal.SIGTERM)
 
-    live(config, scenario, daemon_run.Keeper(heard, read))
+    live(config, scenario, daemon_run.RunContext(heard, read))
     assert heard.lines.index("RELOADING=1") < heard.lines.index("READY=1")
 
 
@@ -199,7 +199,7 @@ def test_the_status_is_what_is_served_now(
         assert heard.lines[-1].startswith("STATUS=serving 0 pages")
         tell(signal.SIGTERM)
 
-    live(config, scenario, daemon_run.Keeper(heard, lambda _: config))
+    live(config, scenario, daemon_run.RunContext(heard, lambda _: config))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

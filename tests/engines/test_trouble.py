@@ -21,7 +21,7 @@ from running_daemon import eventually
 from vllm_engine import VllmEngine
 
 PROMPTS = [prompt(70 + at) for at in range(6)]
-DEADLINE_S = 2.0
+TIMEOUT_S = 2.0
 ROUNDING = 0.05
 
 
@@ -31,7 +31,7 @@ class Trouble:
     def __init__(self, stack: ExitStack) -> None:
         self.daemon = DiskDaemon(4096, "512MiB")
         self.scene = Scene("llama", self.daemon)
-        self.engine: VllmEngine = stack.enter_context(self.scene.engine(extra={"disk_deadline": DEADLINE_S}))
+        self.engine: VllmEngine = stack.enter_context(self.scene.engine(extra={"disk_deadline": TIMEOUT_S}))
         self.cold = ask(self.engine, PROMPTS[0])
         self.own = ask(self.engine, PROMPTS[0])
         ask(self.engine, *PROMPTS[1:])
@@ -138,7 +138,7 @@ def test_a_disk_that_hangs(trouble: Trouble) -> None:
         begins = time.monotonic()
         trouble.begin(*PROMPTS)
         told = trouble.engine.end()
-        assert DEADLINE_S * 0.9 < time.monotonic() - begins < 60
+        assert TIMEOUT_S * 0.9 < time.monotonic() - begins < 60
         assert trouble.is_right(told)
         assert told["external"] == 0
     assert eventually(lambda: ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit(), 20)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pagetier.client import Client, Copier, Keys, Load, Namespace
+from pagetier.client import AsyncCopier, Client, Keys, LoadHandle, Namespace
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -27,14 +27,14 @@ class Engine:
         self.tensors = list(np.random.default_rng(seed).integers(0, 2**16, shape, dtype=np.uint16))
         layout = engine_layouts.kv_first(self.tensors)
         self.client = client
-        self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
-        self.copier = Copier(client, self.paged, HostDevice(), settings)
+        self.paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
+        self.copier = AsyncCopier(client, self.paged, HostDevice(), settings)
 
     def keys(self, prompt: int, pages: int) -> Keys:
         space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=self.paged.page.layout)
         return space.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
 
-    def load(self, keys: Keys, slots: SlotMap, **options: Any) -> Load:
+    def load(self, keys: Keys, slots: SlotMap, **options: Any) -> LoadHandle:
         with self.client.match(keys) as match:
             return self.copier.load(match, slots, **options)
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from copying_world import BLOCKS, MOST_PAGES, PAGE_BLOCKS, SPACE, Process, World, content_of, keys_of
 from fake_device import EngineEvent
-from pagetier.client import Copier, Keys, Load, Match, Store
+from pagetier.client import AsyncCopier, Keys, LoadHandle, Match, StoreHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 
 PAGE = 6016
@@ -24,8 +24,8 @@ counts = st.integers(1, MOST_PAGES)
 class Storing:
     """A store that goes on. odd: why the pages that were granted need not be stored from the head on, or nothing."""
 
-    copier: Copier
-    store: Store
+    copier: AsyncCopier
+    store: StoreHandle
     keys: Keys
     blocks: list[int]
     after: EngineEvent | None
@@ -37,8 +37,8 @@ class Storing:
 
 @dataclass(eq=False)
 class Loading:
-    copier: Copier
-    load: Load
+    copier: AsyncCopier
+    load: LoadHandle
     keys: Keys
     blocks: list[int]
 

@@ -10,15 +10,15 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
 from fake_device import FakeDevice
-from pagetier.client import Copier, Keys, Namespace, Part, Promise
-from pagetier.client.async_copy.stream_queue import Lane
-from pagetier.client.rpc import Attachment, Requests
+from pagetier.client import AsyncCopier, Keys, Namespace, Part, PendingReservation
+from pagetier.client.async_copy.stream_queue import StreamQueue
+from pagetier.client.rpc import LinkedSession, Requests
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Direction
 from pagetier.kernels.host.copy import gather, scatter
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.frames import Arena, frames_of
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import Pins, Session
@@ -43,7 +43,7 @@ class Cache:
         shape = (LAYERS, 2, BLOCKS, BLOCK, HEADS, WIDTH)
         self.tensors = list(np.random.default_rng(1).integers(0, 2**16, shape, dtype=np.uint16))
         layout = engine_layouts.kv_first(self.tensors)
-        self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+        self.paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
         self.page_bytes = self.paged.page.nbytes
 
     def slots(self, blocks: list[int]) -> SlotMap:
@@ -98,7 +98,7 @@ class Wire:
         self.sent: deque[Request] = deque()
         self.answers: list[Answer] = []
 
-    def send(self, request: Request, deadline: float) -> None:
+    def send(self, request: Request, timeout: float) -> None:
         self.sent.append(request)
 
     def read(self, seconds: float) -> list[Answer]:
@@ -124,14 +124,14 @@ class Process:
         self.wire = Wire()
         self.asked: deque[Keys] = deque()
         self.requests = Requests()
-        self.lanes: list[Lane] = []
+        self.lanes: list[StreamQueue] = []
         self.copier = self.new_copier()
-        self._attachment = Attachment(cast(Link, self.wire), self.session, set())
+        self._attachment = LinkedSession(cast(Link, self.wire), self.session, set())
 
-    def new_copier(self) -> Copier:
-        return Copier(self, self.cache.paged, self.device, self.settings, self._take)
+    def new_copier(self) -> AsyncCopier:
+        return AsyncCopier(self, self.cache.paged, self.device, self.settings, self._take)
 
-    def reserve_soon(self, keys: Keys, sizes: int, part: Part, deadline: float) -> Promise:
+    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
         """As Client does."""
         packed = np.full(len(keys), sizes, "<u8").tobytes()
         space = self.world.space
@@ -139,8 +139,8 @@ class Process:
         def request(number: int) -> Reserve:
             return Reserve(number, cast(Any, space), part.index, part.count, keys.data, packed)
 
-        promise = Promise(self.requests, self._attachment, part, len(keys))
-        self.requests.ask(self._attachment, request, promise, deadline)
+        promise = PendingReservation(self.requests, self._attachment, part, len(keys))
+        self.requests.ask(self._attachment, request, promise, timeout)
         self.requests.leave(promise)
         self.asked.append(keys)
         return promise
@@ -159,7 +159,7 @@ class Process:
         for lane in self.lanes:
             lane.step()
 
-    def _take(self, lane: Lane, name: str) -> None:
+    def _take(self, lane: StreamQueue, name: str) -> None:
         lane.clock = self.world.clock
         self.lanes.append(lane)
 

@@ -48,7 +48,7 @@ def push_out(daemon: RunningDaemon, client: Client, keys: Keys) -> None:
     until_written(daemon)
     for prompt in range(10):
         others = _OTHERS.keys(range(prompt << 20, (prompt << 20) + 16 * FRAMES))
-        client.reserve(others, FRAME, deadline=_LONG_S).publish()
+        client.reserve(others, FRAME, timeout=_LONG_S).publish()
         until_written(daemon)
         with client.match(keys) as match:
             if not len(match):

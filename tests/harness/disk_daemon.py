@@ -220,9 +220,9 @@ class Engine:
         assert self.session.copy_in(entry, _u64(content.ctypes.data), _u64(PAGE), 0, 1) == 1
         assert self.session.publish(entry, serial, 0) == b"\1"
 
-    def ask_fetch(self, numbers: Iterable[int], deadline: float = WAIT_S) -> None:
+    def ask_fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> None:
         """Asks, and does not wait."""
-        self.link.send(Fetch(next(self._numbers), keys_of(numbers), deadline), WAIT_S)
+        self.link.send(Fetch(next(self._numbers), keys_of(numbers), timeout), WAIT_S)
 
     def answer(self) -> Fetched:
         """The next answer to a fetch."""
@@ -233,16 +233,16 @@ class Engine:
                 return answer
         raise AssertionError("a fetch is not answered")
 
-    def fetch(self, numbers: Iterable[int], deadline: float = WAIT_S) -> list[int]:
+    def fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> list[int]:
         """From disk to memory; the outcomes."""
-        self.ask_fetch(numbers, deadline)
+        self.ask_fetch(numbers, timeout)
         return list(self.answer().outcomes)
 
     def where(self, number: int) -> str:
         """memory (with the right bytes), disk, or nowhere."""
         with self.session.match(Pins, None, key_of(number)) as pins:
             if not len(pins):
-                return "disk" if pins.reach else "nowhere"
+                return "disk" if pins.available_pages else "nowhere"
             into = np.zeros(PAGE, np.uint8)
             assert self.session.copy_out(pins, 0, _u64(into.ctypes.data), _u64(PAGE), 1) == 1
             assert into.tobytes() == content_of(number), f"page {number} has other bytes"
@@ -252,10 +252,10 @@ class Engine:
         """How many are where."""
         return Counter(map(self.where, numbers))
 
-    def reach(self, numbers: Sequence[int]) -> tuple[int, int]:
+    def available_pages(self, numbers: Sequence[int]) -> tuple[int, int]:
         """How many pages of a chain are in memory, and how many in memory or on disk."""
         with self.session.match(Pins, None, keys_of(numbers)) as pins:
-            return len(pins), pins.reach
+            return len(pins), pins.available_pages
 
     def store_through(self, daemon: DiskDaemon, numbers: Sequence[int], at_once: int = 8) -> None:
         """Stores many, a few at a time, and waits each time until they are on disk."""

@@ -31,9 +31,9 @@ class DiskDaemon(PretendedDaemon):
         self._worker = self.memory.session(self._slot)
         self.owner.disk_open(1000, 1)
 
-    def client(self, deadline: float = 1.0) -> Client:
+    def client(self, timeout: float = 1.0) -> Client:
         """An attached client."""
-        client = Client(self.socket, deadline=deadline)
+        client = Client(self.socket, timeout=timeout)
         assert client.wait_attached(ANSWER_S)
         return client
 

@@ -11,9 +11,9 @@ from pagetier.daemon.cli.snapshot import (
     DaemonStats,
     DiskWork,
     LookupStats,
+    PageTier,
     Snapshot,
     StoreStats,
-    Tier,
     Tiers,
 )
 from pagetier.daemon.disk.status import DiskReport, Standing
@@ -27,7 +27,7 @@ def snapshot(
     """With one client and a disk. many: every number that is not given."""
     return Snapshot(
         daemon=_filled(DaemonStats, many, build="", segments=segments),
-        tiers=Tiers(memory=_filled(Tier, many, hits=hits, misses=misses), disk=_filled(Tier, many)),
+        tiers=Tiers(memory=_filled(PageTier, many, hits=hits, misses=misses), disk=_filled(PageTier, many)),
         disk=DiskReport(standing=Standing.OPEN, last_sync=1.0),
         disk_work=_filled(DiskWork, many),
         lookups=_filled(LookupStats, many, memory_tokens=hits, disk_tokens=0, missed_tokens=misses),

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pagetier.daemon.config.schema import Access, Config
+from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.shm.geometry import Geometry
@@ -27,11 +27,11 @@ SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 
 
 @contextmanager
-def serving(folder: Path, patience: float = 5.0, access: Access | None = None) -> Iterator[Path]:
+def serving(folder: Path, patience: float = 5.0, access: AccessOptions | None = None) -> Iterator[Path]:
     """Serves small segments until the end of the block, which must find them sound. Gives the socket's path."""
     path = folder / "pagetier.sock"
     segments = take(Wish(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
-    server = Server(path, access or Access(), patience)
+    server = Server(path, access or AccessOptions(), patience)
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     live = _serve(segments, Config(socket=path), server, ready, stop)

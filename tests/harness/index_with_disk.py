@@ -69,7 +69,7 @@ class Place:
     def match(self, *names: str) -> tuple[int, int]:
         """How many of these are in memory, and how far they reach."""
         with self.session.match(Pins, None, b"".join(map(key, names))) as pins:
-            return len(pins), pins.reach
+            return len(pins), pins.available_pages
 
     def load(self, name: str, size: int = FRAME) -> bytes:
         with self.session.match(Pins, None, key(name)) as pins:

@@ -33,16 +33,16 @@ def pages_of(keys: Keys, size: int = PAGE, part: Part = WHOLE) -> list[npt.NDArr
     return [page_of(key, size)[part.index * share : (part.index + 1) * share] for key in keys]
 
 
-def store(client: Client, keys: Keys, size: int = PAGE, part: Part = WHOLE, deadline: float = 5.0) -> StoreResult:
+def store(client: Client, keys: Keys, size: int = PAGE, part: Part = WHOLE, timeout: float = 5.0) -> StoreResult:
     """Stores what belongs there."""
-    return client.store(keys, pages_of(keys, size, part), part, deadline)
+    return client.store(keys, pages_of(keys, size, part), part, timeout)
 
 
-def found(client: Client, keys: Keys, size: int = PAGE, deadline: float = 5.0) -> int:
+def found(client: Client, keys: Keys, size: int = PAGE, timeout: float = 5.0) -> int:
     """How many pages of a prompt are loaded, from memory or from disk. Every byte of them is what was stored."""
     into = np.zeros((len(keys), size), np.uint8)
     with client.match(keys) as match:
-        loaded = client.load(match, into, deadline=deadline)
+        loaded = client.load(match, into, timeout=timeout)
     assert_exact(keys, into[:loaded])
     return loaded
 

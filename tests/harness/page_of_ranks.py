@@ -12,7 +12,7 @@ from pagetier.kernels.host.copy import gather
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache, Transfer
 
@@ -26,7 +26,7 @@ class Model(msgspec.Struct, frozen=True, eq=False):
     """state: [layers, kinds, heads, tokens, elements] of one page."""
 
     state: State
-    order: PageOrder
+    order: PageLayout
 
     @property
     def page(self) -> Bytes:
@@ -110,7 +110,7 @@ class Group(msgspec.Struct, frozen=True):
         layers, heads = all_layers // self.stages, max(1, all_heads // self.ranks)
         first = rank * all_heads // self.ranks
         memory, rows, cache = self.make(layers, heads, width)
-        order = PageOrder.of_model(cache, tokens, all_heads, all_layers)
+        order = PageLayout.of_model(cache, tokens, all_heads, all_layers)
         assert order.layout == model.order.layout
         shard = Shard(rank, self.ranks, stage, (layers,) * self.stages)
         part = (slice(stage * layers, (stage + 1) * layers), slice(None), slice(first, first + heads))
@@ -121,7 +121,7 @@ def model_of(heads: int, tokens: int, kinds: int = 2, width: int = 5) -> Model:
     """Of two layers. No element is POISON."""
     state = np.random.default_rng([heads, tokens]).integers(0, POISON, (2, kinds, heads, tokens, width), np.uint16)
     make = separate_memory if kinds == 2 else latent_memory
-    return Model(state, PageOrder.of(make(2, heads, width)[2], tokens))
+    return Model(state, PageLayout.of(make(2, heads, width)[2], tokens))
 
 
 class Page:

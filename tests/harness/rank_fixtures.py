@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pagetier.client import Blocks, Client, Keys, Namespace
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -113,7 +113,7 @@ class Rank:
         self._model, self._group = model, group
         build = _latents if model.planes == 1 else _BUILDERS[group]
         self.cache = build(layers, self._heads.count, model.dim)
-        order = PageOrder.of_model(self.cache.layout, PAGE_TOKENS, model.heads, model.layers)
+        order = PageLayout.of_model(self.cache.layout, PAGE_TOKENS, model.heads, model.layers)
         shard = Shard(rank, group.ranks, stage, (layers,) * group.stages)
         self.paged = PagedCache(self.cache.layout, order, shard)
 
@@ -165,7 +165,7 @@ class Rank:
 def serve_rank(socket: Path, group: Group, stage: int, rank: int, pipe: Connection) -> None:
     """Does what it is told: ("store" or "load", model, prompt); answers with outcomes, or pages and wrong elements."""
     ranks = [Rank(model, group, stage, rank) for model in MODELS]
-    with Client(socket, deadline=START_S) as client:
+    with Client(socket, timeout=START_S) as client:
         assert client.wait_attached(START_S)
         pipe.send("attached")
         while (order := pipe.recv()) is not None:

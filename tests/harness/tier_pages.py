@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import Incoming, Outcome, Outgoing, ReadResult, Tier
+from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult, Tier
 from pagetier.tiers.lmdb import LmdbTier
 
 FRAME = 4096
@@ -51,15 +51,15 @@ def read_bytes(tier: Tier, key: bytes, size: int) -> tuple[ReadResult, bytes]:
     return result, b"".join(frames)[:size]
 
 
-def outcome_of(tier: Tier, page: Outgoing, version: int = 0) -> Outcome:
+def outcome_of(tier: Tier, page: Outgoing, version: int = 0) -> ReadOutcome:
     """How reading it goes; what is called exact is."""
     result, content = read_bytes(tier, page.key, page.size)
-    if result.outcome is Outcome.EXACT:
+    if result.outcome is ReadOutcome.EXACT:
         assert content == content_of(page.key, page.size, version), "other bytes were called exact"
     return result.outcome
 
 
-def outcomes(tier: Tier, pages: Sequence[Outgoing]) -> set[Outcome]:
+def outcomes(tier: Tier, pages: Sequence[Outgoing]) -> set[ReadOutcome]:
     return {outcome_of(tier, page) for page in pages}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine_caches import EngineCache
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
 
 GUARD = 4096
@@ -124,7 +124,7 @@ class Pages:
         return memory[GUARD:-GUARD].view(-1, self.arena.frame_bytes)
 
 
-def stored(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> Any:
+def stored(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> Any:
     """All memory of the pages as it should be after a store."""
     memory = pages.memory.clone()
     after = pages.of(memory)
@@ -136,7 +136,7 @@ def stored(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> Any:
     return memory
 
 
-def load_plainly(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> None:
+def load_plainly(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> None:
     """What a load should do to the cache."""
     for page, tokens, blocks, slots in job.places(pages.of(pages.memory)):
         for plane, rows in _planes(page, cache.planes, order):
@@ -144,7 +144,7 @@ def load_plainly(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -
             plane[blocks, slots] = values.view(len(tokens), *plane.shape[2:])
 
 
-def _planes(page: Any, planes: Sequence[Sequence[Any]], order: PageOrder) -> Iterator[tuple[Any, Any]]:
+def _planes(page: Any, planes: Sequence[Sequence[Any]], order: PageLayout) -> Iterator[tuple[Any, Any]]:
     """Each plane of a cache, and its bytes in a page as [heads, tokens, width]."""
     for layer, offsets in zip(planes, order.offsets, strict=True):
         for plane, offset in zip(layer, offsets, strict=True):

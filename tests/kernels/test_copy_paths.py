@@ -16,7 +16,7 @@ from fake_queues import LateDevice, LateKernels, LateQueue, all_moved
 from interpreted_kernels import interpreted_kernels
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.gpu.copy_paths import DmaWay, KernelWay, Memory, Moves, Queue, StagedWay, chosen
+from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Moves, Queue, StagedWay, chosen
 from pagetier.kernels.gpu.launch import GRID, Grid
 from pagetier.kernels.gpu.runs import runs_of
 from pagetier.kernels.gpu.staging import Ring, slot_needed
@@ -228,16 +228,16 @@ def test_the_length_of_runs_chooses(direction: Direction, kernel_below: int, sta
     copy = Placed(small_case()).copy(direction)
     assert set(runs_of(copy).nbytes.tolist()) == {1024}
     told: dict[str, Any] = {name: limits}
-    assert chosen(copy, CopySettings(**told), Memory.REACHED) == way
-    assert chosen(copy, CopySettings(**told), Memory.PAGEABLE) == ("staged" if way == "kernel" else way)
+    assert chosen(copy, CopySettings(**told), FrameMemory.REACHED) == way
+    assert chosen(copy, CopySettings(**told), FrameMemory.PAGEABLE) == ("staged" if way == "kernel" else way)
 
 
-@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("memory", FrameMemory)
 @pytest.mark.parametrize("way", ["kernel", "staged", "dma"])
-def test_a_way_that_is_named_is_taken(way: Any, memory: Memory) -> None:
+def test_a_way_that_is_named_is_taken(way: Any, memory: FrameMemory) -> None:
     """Unless a kernel would have to reach memory that it can not."""
     copy = Placed(small_case()).copy(Direction.LOAD)
-    reached = way != "kernel" or memory is Memory.REACHED
+    reached = way != "kernel" or memory is FrameMemory.REACHED
     assert chosen(copy, CopySettings(way=way), memory) == (way if reached else "staged")
 
 
@@ -252,5 +252,5 @@ def test_published_figures_are_the_default() -> None:
         table = np.zeros((1, 1), np.int32)
         frames = Frames(msgspec.structs.replace(case.frames.arena, frame_bytes=1 << 20), table)
         copy = Copy(Direction.STORE, case.transfer, frames, case.planes)
-        names.append(chosen(copy, CopySettings(), Memory.REACHED))
+        names.append(chosen(copy, CopySettings(), FrameMemory.REACHED))
     assert names == ["kernel", "dma"]

@@ -27,7 +27,7 @@ from fake_cuda import (
     raising,
 )
 from pagetier.kernels.config.copy_settings import CopySettings
-from pagetier.kernels.device import DeviceError, Direction, Gate
+from pagetier.kernels.device import DeviceError, Direction, EngineEvent
 from pagetier.kernels.gpu import cuda
 from pagetier.kernels.gpu.cuda import CudaDevice, CudaEvent
 from pagetier.kernels.gpu.cuda_driver import Driver
@@ -130,7 +130,7 @@ def test_the_engines_event_is_waited_for_by_all_queues(library: PretendedDriver,
 
 def test_a_gate_is_its_event(library: PretendedDriver, torch: PretendedTorch) -> None:
     stream, event = Made(library).device.stream(Direction.LOAD), PretendedEvent()
-    stream.after(Gate(event))
+    stream.after(EngineEvent(event))
     assert [its.journal for its in torch.streams] == [[event], [event]]
 
 

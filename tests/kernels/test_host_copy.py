@@ -16,7 +16,7 @@ from engine_caches import ENGINES, SLOTS, STATES, EngineCache, Shape, hybrid  # 
 from pagetier.kernels.host.copy import gather, scatter  # noqa: E402
 from pagetier.kernels.layout.cache_layout import CacheLayout  # noqa: E402
 from pagetier.kernels.layout.frames import Arena, frames_of  # noqa: E402
-from pagetier.kernels.layout.page_layout import PageOrder  # noqa: E402
+from pagetier.kernels.layout.page_layout import PageLayout  # noqa: E402
 from pagetier.kernels.layout.slot_map import slot_map  # noqa: E402
 from pagetier.kernels.layout.transfer import PagedCache  # noqa: E402
 from torch_reference import Job, Pages, Request, jobs, load_plainly, stored  # noqa: E402
@@ -41,16 +41,16 @@ def shapes(draw: Any, job: Job) -> Shape:
     )
 
 
-def case(data: st.DataObject, engine: str) -> tuple[Job, EngineCache, PageOrder, Pages]:
+def case(data: st.DataObject, engine: str) -> tuple[Job, EngineCache, PageLayout, Pages]:
     seed = data.draw(seeds, "seed")
     torch.manual_seed(seed)
     job = data.draw(jobs(1 if engine in STATES else None, 1 if engine in SLOTS | STATES else None))
     cache = ENGINES[engine](data.draw(shapes(job)))
-    order = PageOrder.of(cache.layout, job.page_tokens)
+    order = PageLayout.of(cache.layout, job.page_tokens)
     return job, cache, order, Pages(job.pages, order.nbytes, data.draw(st.sampled_from([4096, 4096, 96])), seed)
 
 
-def check_store(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> None:
+def check_store(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> None:
     before, expected = cache.copies(), stored(job, cache, order, pages)
     (transfer,) = PagedCache(cache.layout, order).storing(job.slots())
     gather(transfer, pages.frames)
@@ -58,7 +58,7 @@ def check_store(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) ->
     assert all(map(torch.equal, cache.memory, before))
 
 
-def check_load(job: Job, cache: EngineCache, order: PageOrder, pages: Pages) -> None:
+def check_load(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> None:
     before, arena = cache.copies(), pages.memory.clone()
     scatter(PagedCache(cache.layout, order).loading(job.slots()), pages.frames)
     found = cache.copies()
@@ -101,7 +101,7 @@ def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -
     free = tuple(block for block in range(shape.blocks) if block not in used)
     theirs = Job(1, 1, (Request(free[::-1], len(free), 0, range(len(free)), None),))
     for which, cache in ((job, attention), (theirs, states)):
-        order = PageOrder.of(cache.layout, which.page_tokens)
+        order = PageLayout.of(cache.layout, which.page_tokens)
         pages = Pages(which.pages, order.nbytes, 4096, seed)
         check_store(which, cache, order, pages)
         check_load(which, cache, order, Pages(which.pages, order.nbytes, 4096, seed + 1))
@@ -116,7 +116,7 @@ def test_many_bytes_on_several_threads(engine: str) -> None:
     table = tuple(torch.randperm(shape.blocks)[: 384 // tokens].tolist())
     job = Job(page_tokens, tokens, (Request(table, 16, 0, range(1, 383), None),))
     cache = ENGINES[engine](shape)
-    order = PageOrder.of(cache.layout, page_tokens)
+    order = PageLayout.of(cache.layout, page_tokens)
     pages = Pages(16, order.nbytes, 4096, 7)
     before, expected = cache.copies(), stored(job, cache, order, pages)
     paged = PagedCache(cache.layout, order)
@@ -136,7 +136,7 @@ def test_many_bytes_on_several_threads(engine: str) -> None:
 
 def test_nothing_to_copy() -> None:
     cache = ENGINES["kv_first"](Shape(1, 4, 2, 1, 3, torch.float16))
-    order = PageOrder.of(cache.layout, 3)
+    order = PageLayout.of(cache.layout, 3)
     pages = Pages(0, order.nbytes, 4096, 0)
     paged, nothing = PagedCache(cache.layout, order), slot_map([], 0, 3, 2)
     arena, before = pages.memory.clone(), cache.copies()
@@ -160,7 +160,7 @@ def refused(why: str, transfer: Any, frames: Any, untouched: list[Any]) -> None:
 
 def small() -> tuple[EngineCache, PagedCache, Pages]:
     cache = ENGINES["kv_first"](Shape(1, 4, 2, 2, 256, torch.float32))
-    order = PageOrder.of(cache.layout, 2)
+    order = PageLayout.of(cache.layout, 2)
     return cache, PagedCache(cache.layout, order), Pages(2, order.nbytes, 4096, 0)
 
 

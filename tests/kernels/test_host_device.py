@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagetier.kernels.device import Copy, DeviceError, Direction, Gate
+from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache, Transfer
 
@@ -30,7 +30,7 @@ class Scene:
         rng = np.random.default_rng(1)
         self.tensors = list(rng.integers(0, 2**16, (2, 2, 8, BLOCK, 2, 8), dtype=np.uint16))
         layout = engine_layouts.kv_first(self.tensors)
-        self.paged = PagedCache(layout, PageOrder.of(layout, TOKENS))
+        self.paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
         size = self.paged.page.nbytes
         self.memory = np.zeros(PAGES * size, np.uint8)
         arena = Arena(self.memory.ctypes.data, self.memory.nbytes, size, self.memory)
@@ -200,7 +200,7 @@ def test_a_gate_that_is_lost_is_told_and_the_stream_goes_on(scene: Scene, event:
     """Before an event behind it comes; copies of its transfer are left out, those behind them are not."""
     stream, told = HostDevice().stream(Direction.LOAD), []
     copy, other = scene.loading(range(1)), scene.loading(range(1, 2))
-    opens, gate = threading.Event(), Gate(event, copy.transfer)
+    opens, gate = threading.Event(), EngineEvent(event, copy.transfer)
     before = [tensor.copy() for tensor in scene.tensors]
     stream.after(opens)
     stream.after(gate)
@@ -218,7 +218,7 @@ def test_a_gate_that_is_lost_is_told_and_the_stream_goes_on(scene: Scene, event:
 
 def test_a_gate_that_opens_is_passed(scene: Scene) -> None:
     stream, event, copy = HostDevice().stream(Direction.LOAD), threading.Event(), scene.loading(range(2))
-    gate = Gate(event, copy.transfer)
+    gate = EngineEvent(event, copy.transfer)
     stream.after(gate)
     stream.enqueue(copy)
     arrived = stream.record()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, joined
-from pagetier.kernels.layout.page_layout import Heads, PageOrder, Rows, Shard
+from pagetier.kernels.layout.page_layout import Heads, PageLayout, Rows, Shard
 
 rows = st.builds(
     Rows,
@@ -22,7 +22,7 @@ rows = st.builds(
     width=st.integers(1, 3),
 )
 layers = st.lists(st.lists(rows, min_size=1, max_size=2).map(tuple), min_size=1, max_size=2).map(tuple)
-orders = st.builds(PageOrder, tokens=st.integers(1, 2), layers=layers)
+orders = st.builds(PageLayout, tokens=st.integers(1, 2), layers=layers)
 
 
 def kv(heads: int = 2, layers: int = 2, width: int = 3, dtype: Any = np.float16) -> CacheLayout:
@@ -31,7 +31,7 @@ def kv(heads: int = 2, layers: int = 2, width: int = 3, dtype: Any = np.float16)
 
 @settings(deadline=None)
 @given(orders)
-def test_planes_lie_in_order_at_multiples_of_16(order: PageOrder) -> None:
+def test_planes_lie_in_order_at_multiples_of_16(order: PageLayout) -> None:
     planes = [rows for layer in order.layers for rows in layer]
     begins = [begin for layer in order.offsets for begin in layer]
     ends = [begin + row.heads * order.tokens * row.width for begin, row in zip(begins, planes, strict=True)]
@@ -45,13 +45,13 @@ def test_planes_lie_in_order_at_multiples_of_16(order: PageOrder) -> None:
 
 @settings(deadline=None)
 @given(orders, orders)
-def test_two_orders_have_one_name_only_if_they_are_equal(one: PageOrder, other: PageOrder) -> None:
+def test_two_orders_have_one_name_only_if_they_are_equal(one: PageLayout, other: PageLayout) -> None:
     assert (one.layout == other.layout) == (one == other)
 
 
 @settings(deadline=None)
 @given(orders, st.data())
-def test_everything_is_in_the_name(order: PageOrder, data: st.DataObject) -> None:
+def test_everything_is_in_the_name(order: PageLayout, data: st.DataObject) -> None:
     layer = data.draw(st.integers(0, len(order.layers) - 1))
     plane = data.draw(st.integers(0, len(order.layers[layer]) - 1))
     row = order.layers[layer][plane]
@@ -60,24 +60,24 @@ def test_everything_is_in_the_name(order: PageOrder, data: st.DataObject) -> Non
     planes = [list(its) for its in order.layers]
     planes[layer][plane] = msgspec.structs.replace(row, **change)
     changed = [
-        PageOrder(order.tokens, tuple(map(tuple, planes))),
-        PageOrder(order.tokens + 1, order.layers),
-        PageOrder(order.tokens, (*order.layers, order.layers[0])),
-        PageOrder(order.tokens, ((*order.layers[0], row), *order.layers[1:])),
+        PageLayout(order.tokens, tuple(map(tuple, planes))),
+        PageLayout(order.tokens + 1, order.layers),
+        PageLayout(order.tokens, (*order.layers, order.layers[0])),
+        PageLayout(order.tokens, ((*order.layers[0], row), *order.layers[1:])),
     ]
     assert len({order.layout, *(one.layout for one in changed)}) == 5
 
 
 def test_layers_are_not_planes() -> None:
     k, v = Rows("k", "int8", 1, 16), Rows("v", "int8", 1, 16)
-    together, apart = PageOrder(1, ((k, v),)), PageOrder(1, ((k,), (v,)))
+    together, apart = PageLayout(1, ((k, v),)), PageLayout(1, ((k,), (v,)))
     assert together.nbytes == apart.nbytes
     assert together.layout != apart.layout
 
 
 def test_the_name_stays() -> None:
     """Pages on disk are found by it. If this fails, they are lost: was that the intention?"""
-    order = PageOrder.of(kv(), 16)
+    order = PageLayout.of(kv(), 16)
     assert order.offsets == ((0, 192), (384, 576))
     assert order.layout == "page-1-c1ce471212c8de71776b77b64385362f"
 
@@ -85,30 +85,30 @@ def test_the_name_stays() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_all_ranks_have_one_order(ranks: int, stages: int) -> None:
-    whole = PageOrder.of(kv(heads=4, layers=2), 5)
-    assert PageOrder.of_model(kv(max(1, 4 // ranks), 2 // stages), 5, 4, 2) == whole
-    assert PageOrder.of_model(kv(max(1, 4 // ranks), 2 // stages), 5, 4, 2).layout == whole.layout
+    whole = PageLayout.of(kv(heads=4, layers=2), 5)
+    assert PageLayout.of_model(kv(max(1, 4 // ranks), 2 // stages), 5, 4, 2) == whole
+    assert PageLayout.of_model(kv(max(1, 4 // ranks), 2 // stages), 5, 4, 2).layout == whole.layout
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_heads_by_kind(ranks: int) -> None:
     """A latent has one head, whoever has it."""
     latent = engine_layouts.latents([np.zeros((4, 3, 8), np.float32)] * 1)
-    model = PageOrder.of_model(joined(kv(4 // ranks, 1), latent), 5, {"k": 4, "v": 4}, 1)
+    model = PageLayout.of_model(joined(kv(4 // ranks, 1), latent), 5, {"k": 4, "v": 4}, 1)
     assert [(row.kind, row.heads) for row in model.layers[0]] == [("k", 4), ("v", 4), ("latent", 1)]
 
 
 def test_heads_of_an_unknown_kind() -> None:
     with pytest.raises(LayoutError, match="heads are given for key, value, but the cache has no plane of that kind"):
-        PageOrder.of_model(kv(), 5, {"key": 4, "value": 4}, 2)
+        PageLayout.of_model(kv(), 5, {"key": 4, "value": 4}, 2)
 
 
 def test_layers_that_differ() -> None:
     one, other = (np.zeros((2, 4, 3, 2, width), np.int8) for width in (3, 4))
     cache = engine_layouts.kv_first([one, other])
-    assert PageOrder.of_model(cache, 5, 2, 2) == PageOrder.of(cache, 5)
+    assert PageLayout.of_model(cache, 5, 2, 2) == PageLayout.of(cache, 5)
     with pytest.raises(LayoutError, match="the layers differ"):
-        PageOrder.of_model(cache, 5, 2, 4)
+        PageLayout.of_model(cache, 5, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def test_layers_that_differ() -> None:
 )
 def test_an_empty_page(tokens: int, planes: Any) -> None:
     with pytest.raises(LayoutError, match="at least one token, and a plane with at least one head and byte"):
-        PageOrder(tokens, planes)
+        PageLayout(tokens, planes)
 
 
 def test_a_page_of_2_gib() -> None:
-    assert PageOrder(1, ((Rows("k", "int8", 1, 2**31 - 1),),)).nbytes == 2**31 - 1
+    assert PageLayout(1, ((Rows("k", "int8", 1, 2**31 - 1),),)).nbytes == 2**31 - 1
     with pytest.raises(LayoutError, match="a page of 2147483648 bytes is too large: the limit is 2147483647"):
-        PageOrder(2, ((Rows("k", "int8", 1024, 2**20),),))
+        PageLayout(2, ((Rows("k", "int8", 1024, 2**20),),))
 
 
 def test_repr_is_a_status_line() -> None:
-    assert repr(PageOrder(4, ((Rows("k", "int8", 1, 2**18),),))) == "<PageOrder 4 tokens, 1 layers, 1.0 MiB>"
+    assert repr(PageLayout(4, ((Rows("k", "int8", 1, 2**18),),))) == "<PageLayout 4 tokens, 1 layers, 1.0 MiB>"
 
 
 # ---- ranks

@@ -12,7 +12,7 @@ from page_of_ranks import Group, Model, Page, joint_memory, latent_memory, model
 from pagetier.kernels.host.copy import gather, scatter
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import joined
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.transfer import PagedCache
 
 DEGREES = (1, 2, 4, 8)
@@ -118,7 +118,7 @@ def test_planes_that_are_shared_differently() -> None:
     """Heads of K and V for each rank, and one latent for all: two copies."""
     kv = engine_layouts.separate_blocks(*([np.ones((9, 3, 2, 4), np.uint8)] for _ in range(2)))
     cache = joined(kv, engine_layouts.latents([np.ones((9, 3, 10), np.uint8)]))
-    order = PageOrder.of_model(cache, 6, {"k": 8, "v": 8}, 1)
+    order = PageLayout.of_model(cache, 6, {"k": 8, "v": 8}, 1)
     _, slots = slots_of(0, 6)
     times = np.zeros(order.nbytes, np.int64)
     for rank in range(4):

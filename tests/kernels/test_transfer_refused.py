@@ -11,14 +11,14 @@ import pytest
 from page_of_ranks import latent_memory, separate_memory, slots_of
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import joined_slots, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
 
-def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout, PageOrder]:
+def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout, PageLayout]:
     _, _, cache = separate_memory(layers, heads, width)
-    return cache, PageOrder.of(cache, 4)
+    return cache, PageLayout.of(cache, 4)
 
 
 def test_another_dtype_than_the_page() -> None:
@@ -28,7 +28,7 @@ def test_another_dtype_than_the_page() -> None:
     with pytest.raises(
         LayoutError, match="layer 0, k: rows of 10 bytes of uint16, but the page has 10 bytes of float16"
     ):
-        PagedCache(cache, PageOrder.of_model(other, 4, 2, 2))
+        PagedCache(cache, PageLayout.of_model(other, 4, 2, 2))
 
 
 def test_another_width_than_the_page() -> None:
@@ -44,15 +44,15 @@ def test_other_planes_than_the_page() -> None:
     with pytest.raises(LayoutError, match="layer 0 has latent, but the page k, v"):
         PagedCache(latent, order)
     with pytest.raises(LayoutError, match="layer 0 has k, v, but the page latent"):
-        PagedCache(cache, PageOrder.of(latent, 4))
+        PagedCache(cache, PageLayout.of(latent, 4))
 
 
 def test_another_number_of_heads() -> None:
     cache, _ = whole()
     with pytest.raises(LayoutError, match="layer 0, k: 2 heads, but rank 0 of 1 has 4 of 4"):
-        PagedCache(cache, PageOrder.of_model(cache, 4, 4, 2))
+        PagedCache(cache, PageLayout.of_model(cache, 4, 4, 2))
     with pytest.raises(LayoutError, match="layer 0, k: 2 heads, but rank 1 of 2 has 1 of 2"):
-        PagedCache(cache, PageOrder.of(cache, 4), Shard(1, 2))
+        PagedCache(cache, PageLayout.of(cache, 4), Shard(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_stages_that_do_not_add_up(stage: int, stages: tuple[int, ...], of: int)
     """A page would appear, with layers that nobody wrote."""
     cache, _ = whole()
     with pytest.raises(LayoutError, match="layers"):
-        PagedCache(cache, PageOrder.of_model(cache, 4, 2, of), Shard(0, 1, stage, stages))
+        PagedCache(cache, PageLayout.of_model(cache, 4, 2, of), Shard(0, 1, stage, stages))
 
 
 def test_stages_of_different_sizes() -> None:
     cache, _ = whole()
-    order = PageOrder.of_model(cache, 4, 2, 7)
+    order = PageLayout.of_model(cache, 4, 2, 7)
     for stages, stage, first in (
         ((2, 5), 0, 0),
         ((2, 2, 3), 1, 2),
@@ -83,7 +83,7 @@ def test_stages_of_different_sizes() -> None:
 @pytest.mark.parametrize(("heads", "ranks"), [(6, 4), (8, 3), (3, 2), (4, 6)])
 def test_heads_that_ranks_can_not_share(heads: int, ranks: int) -> None:
     _, _, cache = separate_memory(2, max(1, heads // ranks), 5)
-    order = PageOrder.of_model(cache, 4, heads, 2)
+    order = PageLayout.of_model(cache, 4, heads, 2)
     with pytest.raises(LayoutError, match=f"{heads} heads cannot be divided among {ranks} ranks"):
         PagedCache(cache, order, Shard(0, ranks))
 

@@ -6,14 +6,14 @@ import numpy as np
 
 from page_of_ranks import joint_memory, separate_memory, slots_of
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
 
 def test_the_table_of_planes() -> None:
     (raw_k, raw_v), _, cache = separate_memory(1, 2, 5)
-    order = PageOrder.of_model(cache, 4, 8, 1)
+    order = PageLayout.of_model(cache, 4, 8, 1)
     its = PagedCache(cache, order, Shard(3, 4)).loading(slots_of(0, 4)[1])
     head = 4 * 10
     assert its.planes.tolist() == [
@@ -28,7 +28,7 @@ def test_the_table_of_planes() -> None:
 def test_rows_of_some_layers() -> None:
     one = [np.zeros((2, 9, 3, 1, 4), np.uint8) for _ in range(3)]
     cache = engine_layouts.kv_first(one)
-    its = PagedCache(cache, PageOrder.of(cache, 3)).loading(slots_of(0, 3)[1])
+    its = PagedCache(cache, PageLayout.of(cache, 3)).loading(slots_of(0, 3)[1])
     assert its.layers.tolist() == [0, 0, 1, 1, 2, 2]
     assert its.planes_of(range(3)) == range(6)
     assert its.planes_of(range(1, 2)) == range(2, 4)
@@ -38,7 +38,7 @@ def test_rows_of_some_layers() -> None:
 
 def test_bytes_that_move() -> None:
     _, _, cache = joint_memory(2, 2, 5)
-    paged = PagedCache(cache, PageOrder.of(cache, 4))
+    paged = PagedCache(cache, PageLayout.of(cache, 4))
     slots = slot_map(range(4), 3, 4, 3, tokens=range(1, 10))
     token = 2 * 2 * 2 * 10
     assert paged.loading(slots).nbytes == 9 * token
@@ -47,5 +47,5 @@ def test_bytes_that_move() -> None:
 
 def test_memory_lives_as_long_as_its_copies() -> None:
     memory, _, cache = joint_memory(2, 2, 5)
-    transfer = PagedCache(cache, PageOrder.of(cache, 4)).loading(slots_of(0, 4)[1])
+    transfer = PagedCache(cache, PageLayout.of(cache, 4)).loading(slots_of(0, 4)[1])
     assert any(np.shares_memory(owner, memory[0]) for owner in transfer.owners)

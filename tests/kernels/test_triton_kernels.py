@@ -21,7 +21,7 @@ from pagetier.kernels.gpu import triton_kernels
 from pagetier.kernels.gpu.launch import Grid, Tables, launch, scatter
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -220,7 +220,7 @@ def test_a_subset_under_compute_sanitizer() -> None:
 def test_a_cache_in_host_memory_is_refused_before_a_launch() -> None:
     state = torch.zeros(4, 2, 8, 2, 16)
     layout = engine_layouts.kv_second([state])
-    cache = PagedCache(layout, PageOrder.of(layout, 8))
+    cache = PagedCache(layout, PageLayout.of(layout, 8))
     arena = torch.zeros(16384, dtype=torch.uint8)
     begin = -arena.data_ptr() % 4096
     frames = frames_of(Arena(arena.data_ptr() + begin, 8192, 4096), [[1]])

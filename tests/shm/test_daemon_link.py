@@ -17,14 +17,14 @@ from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import Answer, Check, Findings, pack
 
 
-@pytest.mark.parametrize("deadline", [0.0, -1.0, -0.5, SOON_S])
-def test_a_peer_that_reads_nothing(deadline: float) -> None:
+@pytest.mark.parametrize("timeout", [0.0, -1.0, -0.5, SOON_S])
+def test_a_peer_that_reads_nothing(timeout: float) -> None:
     """Within the deadline, whatever it is; half a message ends the link, as nothing can follow it."""
     with linked(read_nothing) as (_, link):
         began = time.monotonic()
         with pytest.raises(LinkError, match="takes no requests"):
-            link.send(BIG, deadline)
-        assert time.monotonic() - began < max(0.0, deadline) + SLACK_S
+            link.send(BIG, timeout)
+        assert time.monotonic() - began < max(0.0, timeout) + SLACK_S
         assert not link.watch()
         with pytest.raises(LinkError, match="by half"):
             link.detach(SOON_S)

@@ -55,7 +55,7 @@ def test_a_miss_and_a_repin_reach_no_further_than_they_hold(disk: Place) -> None
     disk.store("a")
     with disk.session.match(Pins, None, key("a")) as pins:
         again = disk.session.repin(Pins, None, pins.entries, pins.serials)
-        assert (len(again), again.reach) == (1, 1)
+        assert (len(again), again.available_pages) == (1, 1)
         again.release()
     assert disk.match() == (0, 0) and disk.match("x") == (0, 0)
 

@@ -50,7 +50,7 @@ def test_it_finds_and_pins_what_the_reference_does(chains: list[Chain], limit: i
     for chain, held in zip(chains, pins, strict=True):
         needed = chain.needed(tokens)
         assert list(held.context) == list(chain.names[needed.start : needed.stop])
-        assert len(held) == held.reach == held.asked == len(needed)
+        assert len(held) == held.available_pages == held.asked == len(needed)
         with world.session.match(Pins, None, b"".join(map(key_of, held.context))) as again:
             assert (again.entries, again.serials) == (held.entries, held.serials)
     world.leave_memory()
@@ -97,7 +97,7 @@ def test_one_group_of_full_attention_is_a_match(there: list[Where]) -> None:
     world = Grouped([full(there, page_tokens=16)])
     tokens, reach, (pins,) = world.match()
     with world.session.match(Pins, None, b"".join(map(key_of, range(len(there))))) as plain:
-        assert (tokens, reach) == (16 * len(plain), 16 * plain.reach)
+        assert (tokens, reach) == (16 * len(plain), 16 * plain.available_pages)
         assert (pins.entries, pins.serials) == (plain.entries, plain.serials)
     pins.release()
     assert world.sound()

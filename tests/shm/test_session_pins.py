@@ -39,7 +39,7 @@ def test_no_more_frames_are_pinned_than_one_may(world: World) -> None:
     world.owner.bound_pins(5)
     held = world.session.match(Pins, None, b"".join(KEYS[:3]))
     again = world.session.match(Pins, None, b"".join(KEYS[:3]))
-    assert (len(held), held.reach, len(again)) == (2, 2, 2)
+    assert (len(held), held.available_pages, len(again)) == (2, 2, 2)
     assert len(other.match(Pins, None, b"".join(KEYS[:3]))) == 2
     assert world.owner.bounded() == 3
     assert [taker["pinned_bytes"] for taker in world.owner.holders()] == [4 * FRAME, 0]

@@ -38,7 +38,7 @@ def main(pages: int, prompts: int) -> None:
         while True:
             keys = keys_of(counts["rounds"] % prompts, pages)
             with client.match(keys) as match:
-                loaded = client.load(match, into, deadline=2.0)
+                loaded = client.load(match, into, timeout=2.0)
             counts["wrong"] += int((into[:loaded] != wanted[:loaded]).any(axis=1).sum())
             if loaded < pages:
                 counts["stored"] += client.store(keys, wanted).stored

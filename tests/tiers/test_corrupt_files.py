@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from disk_corruption.file_anatomy import Anatomy, Part
-from pagetier.tiers.base import Outcome, Outgoing, TierError
+from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
@@ -98,13 +98,13 @@ def test_a_damaged_page_is_dropped_and_counted(tmp_path: Path) -> None:
     data[at + 99] ^= 4
     path.write_bytes(data)
     tier = small_tier(tmp_path, environments=1)
-    assert outcome_of(tier, PAGES[3]) is Outcome.DAMAGED
-    assert outcome_of(tier, PAGES[3]) is Outcome.ABSENT
-    assert outcomes(tier, [*PAGES[:3], *PAGES[4:]]) == {Outcome.EXACT}
+    assert outcome_of(tier, PAGES[3]) is ReadOutcome.DAMAGED
+    assert outcome_of(tier, PAGES[3]) is ReadOutcome.ABSENT
+    assert outcomes(tier, [*PAGES[:3], *PAGES[4:]]) == {ReadOutcome.EXACT}
     assert tier.state().damaged == 1
     assert len(keys_in(tier)) == 39
     tier.write([], [PAGES[3]])
-    assert outcome_of(tier, PAGES[3]) is Outcome.EXACT
+    assert outcome_of(tier, PAGES[3]) is ReadOutcome.EXACT
     tier.close()
 
 
@@ -120,8 +120,8 @@ def test_a_page_with_a_damaged_header_is_dropped(tmp_path: Path, field: int) -> 
         data[at - 8 + field] ^= 0x40
     path.write_bytes(data)
     tier = small_tier(tmp_path, environments=1)
-    assert outcome_of(tier, PAGES[7]) in (Outcome.DAMAGED, Outcome.ABSENT)
-    assert outcomes(tier, [*PAGES[:7], *PAGES[8:]]) == {Outcome.EXACT}
+    assert outcome_of(tier, PAGES[7]) in (ReadOutcome.DAMAGED, ReadOutcome.ABSENT)
+    assert outcomes(tier, [*PAGES[:7], *PAGES[8:]]) == {ReadOutcome.EXACT}
     keys_in(tier)
     tier.close()
 
@@ -135,7 +135,7 @@ def test_a_file_truncated_while_open_fails_reads_or_the_process(tmp_path: Path) 
     with (tmp_path / "0" / "data.mdb").open("r+b") as file:
         file.truncate(last_tree)
     found = [outcome_of(tier, page) for page in PAGES[:1]]
-    assert set(found) <= {Outcome.EXACT, Outcome.DAMAGED, Outcome.ABSENT}
+    assert set(found) <= {ReadOutcome.EXACT, ReadOutcome.DAMAGED, ReadOutcome.ABSENT}
     with (tmp_path / "0" / "data.mdb").open("r+b") as file:
         file.truncate(len(data))
     tier.close()
@@ -161,10 +161,10 @@ def test_a_damaged_value_that_blocks_shrinking_costs_only_its_environment(tmp_pa
     tier = small_tier(tmp_path, cap=CAP // 2)
     assert tier.state().opened.startswith("rebuilt empty in 1 of 2 parts: LMDB refuses it (")
     held = keys_in(tier)
-    assert outcomes(tier, [page for page in pages if page.key in held]) == {Outcome.EXACT}
+    assert outcomes(tier, [page for page in pages if page.key in held]) == {ReadOutcome.EXACT}
     more = outgoings(range(1000, 1040))
     assert all(tier.write([], more).stored)
-    assert outcomes(tier, more) == {Outcome.EXACT}
+    assert outcomes(tier, more) == {ReadOutcome.EXACT}
     tier.close()
     tier = small_tier(tmp_path, cap=CAP // 2)
     assert tier.state().opened == "as it was left"

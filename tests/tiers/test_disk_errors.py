@@ -13,7 +13,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from pagetier.tiers.base import Outcome, TierError
+from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier, doubt, writer
 from pagetier.tiers.lmdb.read_priority import Patience, Turns
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
@@ -28,7 +28,7 @@ def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Pa
     reasons = {reason.partition(": the file system of ")[0] for reason in written.reasons}
     assert reasons == {"", os.strerror(errno.ENOSPC)}
     assert keys_in(tier) == {page.key for page in kept}
-    assert outcomes(tier, kept) == {Outcome.EXACT}
+    assert outcomes(tier, kept) == {ReadOutcome.EXACT}
     dropped = [page.key for page in kept[:60]]
     assert tier.write(dropped, []).undropped == ""
     more = outgoings(range(1000, 1010))
@@ -37,7 +37,7 @@ def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Pa
     tier.close()
     tier = small_tier(tmp_path / "mount" / "tier", cap=2 * CAP)
     assert tier.state().opened == "as it was left"
-    assert outcomes(tier, kept) == {Outcome.EXACT}
+    assert outcomes(tier, kept) == {ReadOutcome.EXACT}
     tier.close()
 
 
@@ -191,8 +191,8 @@ def test_a_read_error_is_a_miss_and_the_page_stays(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         for environment in tier._environments:
             patch.setattr(environment.reader, "read", fail)
-        assert outcome_of(tier, outgoing(1)) is Outcome.FAILED
-    assert outcome_of(tier, outgoing(1)) is Outcome.EXACT
+        assert outcome_of(tier, outgoing(1)) is ReadOutcome.FAILED
+    assert outcome_of(tier, outgoing(1)) is ReadOutcome.EXACT
     assert tier.state().damaged == 0
     tier.close()
 
@@ -201,17 +201,17 @@ def test_readers_beside_a_writer_read_whole_pages(tmp_path: Path) -> None:
     tier = LmdbTier(tmp_path, CAP, 4096, 2)
     stays = outgoings(range(40))
     tier.write([], stays)
-    wrong: list[Outcome] = []
+    wrong: list[ReadOutcome] = []
     seen = 0
     ends = threading.Event()
 
     def read() -> None:
         nonlocal seen
         while not ends.is_set():
-            wrong.extend(outcomes(tier, stays) - {Outcome.EXACT})
+            wrong.extend(outcomes(tier, stays) - {ReadOutcome.EXACT})
             changing = outcomes(tier, outgoings(range(100, 160)))
-            wrong.extend(changing - {Outcome.EXACT, Outcome.ABSENT})
-            seen += Outcome.EXACT in changing
+            wrong.extend(changing - {ReadOutcome.EXACT, ReadOutcome.ABSENT})
+            seen += ReadOutcome.EXACT in changing
 
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:

@@ -8,7 +8,7 @@ import lmdb
 import pytest
 
 from disk_corruption.file_anatomy import Anatomy
-from pagetier.tiers.base import Outcome, TierError
+from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import reader
 from tier_pages import keys_in, outcomes, outgoings, small_tier
 
@@ -45,7 +45,7 @@ def found(folder: Path) -> str:
     assert len(keys_in(tier)) == tier.state().used_frames // 3
     more = outgoings(range(1000, 1020))
     assert all(tier.write([], more).stored)
-    assert outcomes(tier, more) == {Outcome.EXACT}
+    assert outcomes(tier, more) == {ReadOutcome.EXACT}
     tier.close()
     tier = small_tier(folder)
     assert tier.state().opened == "as it was left"

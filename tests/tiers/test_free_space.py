@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.tiers.base import Outcome, Outgoing
+from pagetier.tiers.base import Outgoing, ReadOutcome
 from pagetier.tiers.lmdb import LmdbTier, files
 from pagetier.tiers.lmdb import environment as disk_blocks
 from pagetier.tiers.lmdb.environment import Environment
@@ -60,7 +60,7 @@ def test_freed_room_takes_new_pages_without_free_blocks(tmpfs: Callable[..., Pat
         assert len(new) >= 40
         held = held[50:] + new
         assert keys_in(tier) == {page.key for page in held}
-    assert outcomes(tier, held) == {Outcome.EXACT}
+    assert outcomes(tier, held) == {ReadOutcome.EXACT}
     tier.close()
 
 
@@ -117,7 +117,7 @@ def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
     assert all("No space left on device: the file system of " in reason for reason in written.reasons)
     assert all(reason.endswith(" is full") for reason in written.reasons)
     assert (bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames) == before
-    assert outcomes(tier, old) == {Outcome.EXACT}
+    assert outcomes(tier, old) == {ReadOutcome.EXACT}
     assert len(stored(tier, [outgoing(100, 300 * FRAME)])) == 1
     tier.close()
 
@@ -178,7 +178,7 @@ def test_a_file_is_as_long_as_its_meta_pages_say(tmp_path: Path, monkeypatch: py
         environment.age()
     assert (environment.folder / "data.mdb").stat().st_size == promised * 4096
     more = stored(tier, outgoings(range(10, 40)))
-    assert outcomes(tier, pages + more) == {Outcome.EXACT}
+    assert outcomes(tier, pages + more) == {ReadOutcome.EXACT}
     tier.close()
 
 
@@ -198,5 +198,5 @@ def test_a_file_that_its_process_left_short_loses_nothing(tmp_path: Path, monkey
     monkeypatch.undo()
     tier = small_tier(tmp_path, environments=1)
     assert tier.state().opened == "as it was left"
-    assert outcomes(tier, kept) == {Outcome.EXACT}
+    assert outcomes(tier, kept) == {ReadOutcome.EXACT}
     tier.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forked_child import DIED, in_child
-from pagetier.tiers.base import Outcome, TierError
+from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier, compaction
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier
 
@@ -37,10 +37,10 @@ def opened(folder: Path, **more: Any) -> tuple[str, int, int]:
     """
     tier = small_tier(folder, **more)
     held = keys_in(tier)
-    assert outcomes(tier, [page for page in PAGES if page.key in held]) <= {Outcome.EXACT}
+    assert outcomes(tier, [page for page in PAGES if page.key in held]) <= {ReadOutcome.EXACT}
     more_pages = outgoings(range(1000, 1010))
     assert all(tier.write([], more_pages).stored)
-    assert outcomes(tier, more_pages) == {Outcome.EXACT}
+    assert outcomes(tier, more_pages) == {ReadOutcome.EXACT}
     how = tier.state().opened
     tier.close()
     return how, len(held), tier.room
@@ -204,7 +204,7 @@ def test_a_lowered_cap_drops_the_coldest_and_frees_disk_space(tmp_path: Path) ->
     held = keys_in(tier)
     assert set(keys[-len(held) // 2 :]) <= held
     assert not held & set(keys[: len(keys) // 4])
-    assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {Outcome.EXACT}
+    assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {ReadOutcome.EXACT}
     drops = [key for key in keys if key in held][:20]
     assert all(tier.write(drops, outgoings(range(2000, 2020))).stored)
     assert bytes_in(tmp_path) <= CAP // 2
@@ -221,7 +221,7 @@ def test_a_tier_without_room_for_a_copy_reports_it(tmp_path: Path, monkeypatch: 
     assert tier.state().used_frames <= tier.room
     assert bytes_in(tmp_path) <= before + (2 << 20)
     held = keys_in(tier)
-    assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {Outcome.EXACT}
+    assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {ReadOutcome.EXACT}
     tier.close()
     monkeypatch.undo()
     tier = small_tier(tmp_path, cap=CAP // 2)

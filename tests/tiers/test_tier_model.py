@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pagetier.tiers.base import Outcome
+from pagetier.tiers.base import ReadOutcome
 from tier_pages import CAP, FRAME, MEMORY, bytes_in, content_of, key_of, keys_in, outgoing, read_bytes, small_tier
 
 NUMBERS = st.integers(0, 30)
@@ -43,12 +43,12 @@ class Store(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.model)))
         size, version = self.model[number]
         result, content = read_bytes(self.tier, key_of(number), size)
-        assert result.outcome is Outcome.EXACT
+        assert result.outcome is ReadOutcome.EXACT
         assert content == content_of(key_of(number), size, version)
 
     @rule(number=st.integers(31, 40))
     def read_unknown(self, number: int) -> None:
-        assert read_bytes(self.tier, key_of(number), 5)[0].outcome is Outcome.ABSENT
+        assert read_bytes(self.tier, key_of(number), 5)[0].outcome is ReadOutcome.ABSENT
 
     @rule()
     def sync(self) -> None:

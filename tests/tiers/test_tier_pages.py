@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.tiers.base import Incoming, Outcome, Tier, TierError
+from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
 from pagetier.tiers.lmdb import LmdbTier
 from pagetier.tiers.null import NullTier
 from tier_pages import (
@@ -39,21 +39,21 @@ def test_a_page_of_any_size_is_read_back_exactly(tier: LmdbTier, size: int) -> N
     written = tier.write([], [page])
     assert (written.stored, written.reasons, written.undropped) == ((True,), ("",), "")
     assert written.disk_bytes > size
-    assert outcome_of(tier, page) is Outcome.EXACT
+    assert outcome_of(tier, page) is ReadOutcome.EXACT
     assert tier.state().used_frames == -(-size // FRAME)
 
 
 def test_an_unknown_page_and_another_size_are_absent(tier: LmdbTier) -> None:
     tier.write([], [outgoing(1, 5000)])
-    assert outcome_of(tier, outgoing(2)) is Outcome.ABSENT
-    assert outcome_of(tier, outgoing(1, 5001)) is Outcome.ABSENT
-    assert outcome_of(tier, outgoing(1, 5000)) is Outcome.EXACT
+    assert outcome_of(tier, outgoing(2)) is ReadOutcome.ABSENT
+    assert outcome_of(tier, outgoing(1, 5001)) is ReadOutcome.ABSENT
+    assert outcome_of(tier, outgoing(1, 5000)) is ReadOutcome.EXACT
 
 
 def test_a_page_is_replaced_by_one_of_any_size(tier: LmdbTier) -> None:
     tier.write([], [outgoing(1, 5 * FRAME)])
     tier.write([], [outgoing(1, 2 * FRAME, version=1)])
-    assert outcome_of(tier, outgoing(1, 2 * FRAME), version=1) is Outcome.EXACT
+    assert outcome_of(tier, outgoing(1, 2 * FRAME), version=1) is ReadOutcome.EXACT
     assert tier.state().used_frames == 2
     assert len(keys_in(tier)) == 1
 
@@ -64,8 +64,8 @@ def test_drops_come_first_and_unknown_keys_are_ignored(tier: LmdbTier) -> None:
     drops = [page.key for page in [*pages[:6], outgoing(99)]]
     written = tier.write([*drops, drops[0]], [pages[0], outgoing(50)])
     assert written.stored == (True, True)
-    assert outcomes(tier, [pages[0], outgoing(50), *pages[6:]]) == {Outcome.EXACT}
-    assert outcomes(tier, pages[1:6]) == {Outcome.ABSENT}
+    assert outcomes(tier, [pages[0], outgoing(50), *pages[6:]]) == {ReadOutcome.EXACT}
+    assert outcomes(tier, pages[1:6]) == {ReadOutcome.ABSENT}
     assert tier.state().used_frames == 3 * 6
 
 
@@ -109,7 +109,7 @@ def test_pages_beyond_the_room_are_rejected_one_by_one(tier: LmdbTier) -> None:
     assert set(written.reasons) == {"", "there is no room: drop pages first"}
     kept = [page for page, stored in zip(pages, written.stored, strict=True) if stored]
     assert keys_in(tier) == {page.key for page in kept}
-    assert outcomes(tier, kept) == {Outcome.EXACT}
+    assert outcomes(tier, kept) == {ReadOutcome.EXACT}
     assert tier.write([], [outgoing(-1, CAP)]).stored == (False,)
 
 
@@ -124,7 +124,7 @@ def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: LmdbTier) -> N
     kept = [page for page, stored in zip(pages, written.stored, strict=True) if stored]
     assert len(kept) > 200
     assert keys_in(tier) == {page.key for page in kept}
-    assert outcomes(tier, kept) == {Outcome.EXACT}
+    assert outcomes(tier, kept) == {ReadOutcome.EXACT}
     again = tier.write([page.key for page in kept[:100]], outgoings(range(1000, 1050)))
     assert all(again.stored)
 
@@ -148,7 +148,7 @@ def test_the_null_tier() -> None:
     tier: Tier = NullTier()
     written = tier.write([b"k" * 32], [outgoing(1)])
     assert written.stored == (False,)
-    assert tier.read(Incoming(b"k" * 32, 1, [memoryview(bytearray(FRAME))])).outcome is Outcome.ABSENT
+    assert tier.read(Incoming(b"k" * 32, 1, [memoryview(bytearray(FRAME))])).outcome is ReadOutcome.ABSENT
     assert (tier.room, list(tier.contents()), tier.state().used_frames) == (0, [], 0)
     tier.sync()
     tier.close()

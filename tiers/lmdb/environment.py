@@ -36,7 +36,7 @@ _STEP: Final = 64 << 20
 _STEP_PART: Final = 64  # but at most this part of the limit
 
 
-class Blocks:
+class PreallocatedBlocks:
     """The blocks of one data file, up to `limit` bytes. Not thread-safe.
 
     Where allocation is unsupported it counts as done.
@@ -104,7 +104,7 @@ class Environment:
             self._open_databases(about)
             self._length = os.fstat(self._file).st_size
             self._undo = undo.pop_all()
-        self.blocks = Blocks(self._file, map_bytes)
+        self.blocks = PreallocatedBlocks(self._file, map_bytes)
         self.writeback = Writeback(self._file, shape.stride)
         self.reader = Reader(self._file, shape.frame_bytes, shape.stride)
 
@@ -226,7 +226,7 @@ class Environment:
             with self.changing() as txn:
                 txn.put(b"turn", turn, db=self._notes)
 
-    def fetch_heads(self, runs: tuple[records.Run, ...]) -> None:
+    def fetch_heads(self, runs: tuple[records.FrameRun, ...]) -> None:
         """Starts reading the first pages of these frames, which freeing them will touch."""
         for offset in self.reader.heads(runs):
             files.fetch_ahead(self._file, offset, PAGE)

@@ -22,7 +22,7 @@ _SIZE_WORD: Final = 1  # after format, codec and space
 _Reading: TypeAlias = "lmdb.Transaction[bytes]"
 
 
-class Tally:
+class FrameCount:
     """Counts the frames named by all headers of an environment, as one or several transactions see them."""
 
     def __init__(self, frame_bytes: int) -> None:
@@ -80,7 +80,7 @@ def miscounted(data: str) -> str:
         except lmdb.NotFoundError:  # it was only just created
             return ""
         try:
-            tally = Tally(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
+            tally = FrameCount(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return f"its own description cannot be read ({error})"
         tally.look(txn, frames)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from pagetier.tiers.capacity import PAGE, VALUE_HEAD
-from pagetier.tiers.lmdb.records import Run
+from pagetier.tiers.lmdb.records import FrameRun
 
 _IOVEC: Final = 512  # frames in one call, each with the gap after it: the kernel takes 1024 pieces
 
@@ -36,7 +36,7 @@ class Reader:
         # Receives the bytes between two frames, which are not used.
         self._gap = memoryview(bytearray(self._stride - frame_bytes))
 
-    def read(self, runs: Sequence[Run], frames: Sequence[memoryview]) -> bool:
+    def read(self, runs: Sequence[FrameRun], frames: Sequence[memoryview]) -> bool:
         """Returns whether the file had all bytes. Raises OSError. The caller guarantees that the runs are not freed."""
         if sum(run.frames for run in runs) != len(frames):
             return False
@@ -47,7 +47,7 @@ class Reader:
             first += count
         return True
 
-    def _pieces(self, runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
+    def _pieces(self, runs: Sequence[FrameRun]) -> Iterator[tuple[int, int]]:
         """Yields the runs, split into pieces that one call can read."""
         for run in runs:
             for done in range(0, run.frames, _IOVEC):
@@ -67,7 +67,7 @@ class Reader:
             pieces = _behind(pieces, done)
         return True
 
-    def heads(self, runs: Sequence[Run]) -> Iterator[int]:
+    def heads(self, runs: Sequence[FrameRun]) -> Iterator[int]:
         """Yields the offset of the first page of each frame."""
         for run in runs:
             start = run.page * PAGE

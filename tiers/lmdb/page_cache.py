@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagetier.tiers.capacity import PAGE
-from pagetier.tiers.lmdb.records import Run
+from pagetier.tiers.lmdb.records import FrameRun
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
@@ -30,10 +30,10 @@ class Writeback:
     def __init__(self, descriptor: int, stride: int) -> None:
         self._descriptor = descriptor
         self._stride = stride * PAGE
-        self._now: list[Run] = []
-        self._underway: deque[list[Run]] = deque()
+        self._now: list[FrameRun] = []
+        self._underway: deque[list[FrameRun]] = deque()
 
-    def wrote(self, runs: Sequence[Run]) -> None:
+    def wrote(self, runs: Sequence[FrameRun]) -> None:
         """Records runs of the transaction that is about to be committed."""
         self._now += runs
 
@@ -49,7 +49,7 @@ class Writeback:
         """Forgets the runs of a transaction that was not committed."""
         self._now = []
 
-    def _let_go(self, runs: Sequence[Run]) -> None:
+    def _let_go(self, runs: Sequence[FrameRun]) -> None:
         for run in runs:
             start, length = run.page * PAGE, run.frames * self._stride
             _libc.sync_file_range(self._descriptor, start, length, _WAIT_AND_WRITE)

@@ -11,12 +11,12 @@ import lmdb
 import msgspec
 import numpy as np
 
-from pagetier.tiers.base import KEY_BYTES, DoubtError, Held, Incoming, Outcome, ReadResult
+from pagetier.tiers.base import KEY_BYTES, DoubtError, Held, Incoming, ReadOutcome, ReadResult
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.lmdb import records
 from pagetier.tiers.lmdb.environment import Environment, Transaction
 from pagetier.tiers.lmdb.files import DAMAGE
-from pagetier.tiers.lmdb.frame_count import BATCH, Tally
+from pagetier.tiers.lmdb.frame_count import BATCH, FrameCount
 from pagetier.tiers.lmdb.records import HEADER_BYTES, Header, RecordError
 
 NONSENSE: Final = Header(0, 0, 0, b"", ())
@@ -25,18 +25,18 @@ _FIXED: Final = np.dtype(
 )
 
 
-class Look(msgspec.Struct, frozen=True):
+class ReadReport(msgspec.Struct, frozen=True):
     """The result of a read, and the header of a page that was found damaged."""
 
     result: ReadResult
     header: Header | None = None
 
 
-_ABSENT: Final = Look(ReadResult(Outcome.ABSENT))
-_EXACT: Final = Look(ReadResult(Outcome.EXACT))
+_ABSENT: Final = ReadReport(ReadResult(ReadOutcome.ABSENT))
+_EXACT: Final = ReadReport(ReadResult(ReadOutcome.EXACT))
 
 
-def read(environment: Environment, page: Incoming) -> Look:
+def read(environment: Environment, page: Incoming) -> ReadReport:
     """Reads a page into its frames and verifies it there. Raises DoubtError if the environment is damaged."""
     try:
         with environment.looking() as txn:
@@ -47,9 +47,9 @@ def read(environment: Environment, page: Incoming) -> Look:
     except DAMAGE as error:
         raise DoubtError(environment.broke(error)) from error
     except (OSError, lmdb.Error) as error:
-        return Look(ReadResult(Outcome.FAILED, str(error)))
+        return ReadReport(ReadResult(ReadOutcome.FAILED, str(error)))
     wrong = _verify(page, header) if whole else "the file is too short"
-    return Look(ReadResult(Outcome.DAMAGED, wrong), header) if wrong else _EXACT
+    return ReadReport(ReadResult(ReadOutcome.DAMAGED, wrong), header) if wrong else _EXACT
 
 
 def _verify(page: Incoming, header: Header) -> str:
@@ -99,7 +99,7 @@ def listed(environment: Environment) -> Iterator[Held]:
             unchanged
             environment does not have as many frames as its pages.
     """
-    after, tally = b"", Tally(environment.shape.frame_bytes)
+    after, tally = b"", FrameCount(environment.shape.frame_bytes)
     while rows := _rows_after(environment, after, tally):
         keys = [key for key, _ in rows]
         if any(map(ge, [after, *keys], keys)):
@@ -111,7 +111,7 @@ def listed(environment: Environment) -> Iterator[Held]:
         raise lmdb.CorruptedError(tally.wrong)
 
 
-def _rows_after(environment: Environment, key: bytes, tally: Tally) -> list[tuple[bytes, bytes]]:
+def _rows_after(environment: Environment, key: bytes, tally: FrameCount) -> list[tuple[bytes, bytes]]:
     with environment.listing() as txn:
         tally.look(txn, environment.frames)
         cursor = txn.cursor(environment.pages)

@@ -46,7 +46,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     build: str
 
 
-class Run(msgspec.Struct, frozen=True):
+class FrameRun(msgspec.Struct, frozen=True):
     """Consecutive frames in the file. `page` is the number of the first page of the first one."""
 
     page: int
@@ -60,7 +60,7 @@ class Header(msgspec.Struct, frozen=True):
     size: int
     stamp: int
     checksum: bytes
-    runs: tuple[Run, ...]
+    runs: tuple[FrameRun, ...]
 
 
 def pack_header(header: Header) -> bytes:
@@ -76,7 +76,7 @@ def unpack_header(value: bytes | memoryview) -> Header:
     version, codec, _, space, size, stamp, checksum = _FIXED.unpack_from(value)
     if version != FORMAT or codec != PLAIN:
         raise RecordError(f"a header has format {version} and codec {codec}")
-    runs = tuple(Run(page, frames) for page, frames in _RUN.iter_unpack(value[HEADER_BYTES:]))
+    runs = tuple(FrameRun(page, frames) for page, frames in _RUN.iter_unpack(value[HEADER_BYTES:]))
     return Header(space, size, stamp, checksum, runs)
 
 
@@ -123,13 +123,13 @@ def checksum(key: bytes, size: int, frames: Sequence[memoryview]) -> bytes:
     return digest.digest()
 
 
-def runs_of(pages: Iterable[int], stride: int) -> tuple[Run, ...]:
+def runs_of(pages: Iterable[int], stride: int) -> tuple[FrameRun, ...]:
     """Joins consecutive frames to runs; `pages` are their first pages in order."""
-    runs: list[Run] = []
+    runs: list[FrameRun] = []
     for page in pages:
         last = runs[-1] if runs else None
         if last is not None and page == last.page + last.frames * stride:
-            runs[-1] = Run(last.page, last.frames + 1)
+            runs[-1] = FrameRun(last.page, last.frames + 1)
         else:
-            runs.append(Run(page, 1))
+            runs.append(FrameRun(page, 1))
     return tuple(runs)

@@ -21,8 +21,8 @@ from pagetier.tiers.base import (
     DoubtError,
     Held,
     Incoming,
-    Outcome,
     Outgoing,
+    ReadOutcome,
     ReadResult,
     TierError,
     TierState,
@@ -32,7 +32,7 @@ from pagetier.tiers.lmdb import files, reader, writer
 from pagetier.tiers.lmdb import writer as placement
 from pagetier.tiers.lmdb.environment import Environment
 from pagetier.tiers.lmdb.read_priority import Turns
-from pagetier.tiers.lmdb.reader import Look
+from pagetier.tiers.lmdb.reader import ReadReport
 from pagetier.tiers.lmdb.tier_folder import Options, open_folder, prepare, telling
 from pagetier.tiers.lmdb.writer import Applied, Share
 
@@ -107,19 +107,19 @@ class LmdbTier:
         except DoubtError:
             self.distrust()
             raise
-        if look.result.outcome is Outcome.DAMAGED:
+        if look.result.outcome is ReadOutcome.DAMAGED:
             self._drop_damaged(environment, page.key, look)
         return look.result
 
-    def _look(self, page: Incoming) -> tuple[Look, Environment]:
+    def _look(self, page: Incoming) -> tuple[ReadReport, Environment]:
         *others, last = self._environments
         for environment in others:
             look = reader.read(environment, page)
-            if look.result.outcome is not Outcome.ABSENT:
+            if look.result.outcome is not ReadOutcome.ABSENT:
                 return look, environment
         return reader.read(last, page), last
 
-    def _drop_damaged(self, environment: Environment, key: bytes, look: Look) -> None:
+    def _drop_damaged(self, environment: Environment, key: bytes, look: ReadReport) -> None:
         self._damaged += 1
         with (
             contextlib.suppress(lmdb.Error, OSError, TierError),

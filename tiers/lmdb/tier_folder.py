@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return shape_of(self.cap_bytes, self.environments, self.frame_bytes, self.transaction_bytes)
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenedFolder(msgspec.Struct, frozen=True):
     """A folder that was opened. how: one line; note: what an administrator should do, or ""."""
 
     environments: list[Environment]
@@ -83,7 +83,7 @@ def prepare(options: Options) -> int:
         return files.own(options.folder)
 
 
-def open_folder(options: Options) -> Opened:
+def open_folder(options: Options) -> OpenedFolder:
     """The caller guarantees that the folder is ours. Raises TierError."""
     with telling(options.folder):
         state, why = _known(options)
@@ -114,7 +114,7 @@ def _environments_there(folder: Path) -> bool:
     return bool(there)
 
 
-def _begin_anew(options: Options, how: str) -> Opened:
+def _begin_anew(options: Options, how: str) -> OpenedFolder:
     for path in list(files.numbered_folders(options.folder)):
         files.remove_environment(path)
     point("opening.emptied")
@@ -124,7 +124,7 @@ def _begin_anew(options: Options, how: str) -> Opened:
     return _Opening(options, journal, [_NEW] * options.environments).run(how)
 
 
-def _reopen(options: Options, state: State) -> Opened:
+def _reopen(options: Options, state: State) -> OpenedFolder:
     began = time.monotonic()
     compaction.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
@@ -194,7 +194,7 @@ class _Opening:
         self._doubts = list(doubts)
         self._too_long: list[str] = []
 
-    def run(self, how: str) -> Opened:
+    def run(self, how: str) -> OpenedFolder:
         environments: list[Environment] = []
         with contextlib.ExitStack() as undo:
             for number in range(self._options.environments):
@@ -202,7 +202,7 @@ class _Opening:
                 undo.callback(environments[-1].close)
                 point("opening.opened")
             undo.pop_all()
-        return Opened(environments, self._journal, self._line(how), self._note(environments))
+        return OpenedFolder(environments, self._journal, self._line(how), self._note(environments))
 
     def _open(self, number: int) -> Environment:
         folder = self._options.folder / str(number)

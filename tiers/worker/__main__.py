@@ -22,7 +22,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import log_to_stderr
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.base import DoubtError, Tier, TierError
-from pagetier.tiers.worker.arena import Memory
+from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
 from pagetier.tiers.worker_protocol import Fails, Serve, Trust
@@ -54,7 +54,7 @@ def _serve(channel: Channel) -> int:
     if not isinstance(order, Serve):
         raise ProtocolError(f"{type(order).__name__} came before Serve")
     point("worker.told")
-    memory = Memory(descriptors_of(channel), order.slot)
+    memory = WorkerArena(descriptors_of(channel), order.slot)
     point("worker.mapped")
     if order.populated:
         threading.Thread(target=memory.populate, name="pagetier-populate", daemon=True).start()

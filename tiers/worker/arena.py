@@ -18,7 +18,7 @@ _AT_ONCE: Final = 4 << 20
 _PAUSE_S: Final = 0.0002  # lets other threads run
 
 
-class Memory:
+class WorkerArena:
     """This process's session with the segments. Thread-safe. Takes ownership of the descriptors."""
 
     def __init__(self, descriptors: tuple[int, int, int], slot: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pagetier.tiers.base import KEY_BYTES, Incoming, Outgoing
-from pagetier.tiers.worker.arena import Memory
+from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker_protocol import Read, Write
 
 _TASK_BYTES = 4 << 20
@@ -28,7 +28,7 @@ class ReadTask(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def incoming(self, page: int, memory: Memory) -> Incoming:
+    def incoming(self, page: int, memory: WorkerArena) -> Incoming:
         """Returns one page with the frames that were granted for it."""
         return Incoming(_key(self.keys, page), self.sizes[page], memory.frames(self.entries[page]))
 
@@ -52,7 +52,7 @@ def drops_of(order: Write) -> list[bytes]:
     return [_key(order.drops, i) for i in range(len(order.drops) // KEY_BYTES)]
 
 
-def outgoing(order: Write, there: list[bool], memory: Memory) -> list[Outgoing]:
+def outgoing(order: Write, there: list[bool], memory: WorkerArena) -> list[Outgoing]:
     """Returns the pages to write that are still there, in place. The caller has pinned them."""
     entries, sizes = array("I", order.entries), array("Q", order.sizes)
     stamps, spaces = array("Q", order.stamps), array("I", order.spaces)

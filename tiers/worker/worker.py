@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from pagetier.shm.failpoints import point
-from pagetier.tiers.base import NO_ROOM, DoubtError, Outcome, Tier, TierError
-from pagetier.tiers.worker.arena import Memory
+from pagetier.tiers.base import NO_ROOM, DoubtError, ReadOutcome, Tier, TierError
+from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
 from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing, read_tasks
 from pagetier.tiers.worker_protocol import (
@@ -38,7 +38,7 @@ READERS: Final = 4
 class Worker:
     """Serves one open tier until the daemon ends it or is gone."""
 
-    def __init__(self, tier: Tier, memory: Memory, channel: Channel) -> None:
+    def __init__(self, tier: Tier, memory: WorkerArena, channel: Channel) -> None:
         self._tier = tier
         self._memory = memory
         self._channel = channel
@@ -129,11 +129,11 @@ class Worker:
         for page in range(len(task)):
             incoming = task.incoming(page, self._memory)
             result = self._tier.read(incoming)
-            if result.outcome is Outcome.EXACT:
+            if result.outcome is ReadOutcome.EXACT:
                 read[page] = self._memory.publish(task.entries[page], task.serials[page])
                 continue
             reason = reason or result.reason
-            if result.outcome is not Outcome.FAILED:
+            if result.outcome is not ReadOutcome.FAILED:
                 damaged += incoming.key
             self._memory.abandon(task.entries[page], task.serials[page])
         point("worker.has_read")

@@ -43,6 +43,6 @@ def calibrate(**options: Any) -> None:
     """
     if options["dry_run"] and options["write"] is not None:
         raise click.UsageError("--dry-run writes nothing, --write says where to: give one of them")
-    from pagetier.client.cli.calibrate.run import Wanted, main
+    from pagetier.client.cli.calibrate.run import CalibrateArguments, main
 
-    raise SystemExit(main(Wanted(**options)))
+    raise SystemExit(main(CalibrateArguments(**options)))

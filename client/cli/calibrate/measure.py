@@ -18,7 +18,7 @@ from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
 from pagetier.kernels.layout.engine_layouts import latents
 from pagetier.kernels.layout.frames import Arena, frames_of
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -61,7 +61,7 @@ class Scene:
         blocks = PAGE_BYTES // layers // run_bytes
         tensors = self.cache.view(layers, -1, BLOCK_TOKENS, run_bytes // BLOCK_TOKENS)
         layout = latents(list(tensors))
-        paged = PagedCache(layout, PageOrder.of(layout, blocks * BLOCK_TOKENS))
+        paged = PagedCache(layout, PageLayout.of(layout, blocks * BLOCK_TOKENS))
         rng = np.random.default_rng(11)
         ids = rng.permutation(tensors.shape[1]).reshape(-1, blocks)
         table = rng.permutation(self.nbytes // FRAME_BYTES).reshape(len(ids), -1)
@@ -137,19 +137,19 @@ def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timi
     by_way = {way: streams(way, direction) for way in ORDER}
     for run_bytes in timing.runs:
         copies = scene.copies(direction, run_bytes, timing.chunk_bytes)
-        actions = [partial(do, Work(stream, copies)) for stream in by_way.values()]
+        actions = [partial(do, CopyBatch(stream, copies)) for stream in by_way.values()]
         for way, seconds in zip(by_way, median_seconds(actions, timing.rounds), strict=True):
             yield Speed(way, run_bytes, scene.nbytes / seconds / 1e9)
 
 
-class Work(msgspec.Struct, frozen=True, eq=False):
+class CopyBatch(msgspec.Struct, frozen=True, eq=False):
     """Copies that go to a stream one behind the other."""
 
     stream: Stream
     copies: Sequence[Copy]
 
 
-def do(*works: Work) -> None:
+def do(*works: CopyBatch) -> None:
     """Enqueues a copy of each in turn until there are no more, and waits for the end of all. Raises DeviceError."""
     for copies in zip_longest(*(work.copies for work in works)):
         for work, copy in zip(works, copies, strict=True):

@@ -56,14 +56,14 @@ def _length(nbytes: int) -> str:
     return "any length" if nbytes >= ALWAYS else spell_size(nbytes)
 
 
-class Exit(IntEnum):
+class CalibrateExit(IntEnum):
     """What the command ends with; click ends it with 2 where it is used wrongly."""
 
     OK = 0
     WRONG = 1
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class CalibrateArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The command line. write: None for the default place."""
 
     device: int
@@ -72,7 +72,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
 
 
-def main(wanted: Wanted) -> int:
+def main(wanted: CalibrateArguments) -> int:
     """Calibrates, prints what came out, returns the exit code."""
     try:
         place = wanted.write or default_place()
@@ -84,8 +84,8 @@ def main(wanted: Wanted) -> int:
             _write(place, settings, chosen, measured.device)
     except (SettingsError, DeviceError, ValueError) as error:
         sys.stderr.write(f"pagetier calibrate: {' '.join(str(error).split())}\n")
-        return Exit.WRONG
-    return Exit.OK
+        return CalibrateExit.WRONG
+    return CalibrateExit.OK
 
 
 def standing(place: Path) -> CopySettings:
@@ -105,7 +105,7 @@ def _measured(device: int, settings: CopySettings) -> Measured:
     return measure_gpu(device, settings)
 
 
-def _tell(wanted: Wanted, measured: Measured, chosen: dict[str, Thresholds]) -> None:
+def _tell(wanted: CalibrateArguments, measured: Measured, chosen: dict[str, Thresholds]) -> None:
     if wanted.json:
         told = msgspec.to_builtins(measured) | {"thresholds": msgspec.to_builtins(chosen)}
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")

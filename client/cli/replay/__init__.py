@@ -102,6 +102,6 @@ def replay(**options: Any) -> None:
     blocks are stored. Without --arena the running daemon is used, with what it holds.
     """
     _check_together(options)
-    from pagetier.client.cli.replay.run import Wanted, main
+    from pagetier.client.cli.replay.run import ReplayArguments, main
 
-    raise SystemExit(main(Wanted(**options)))
+    raise SystemExit(main(ReplayArguments(**options)))

@@ -17,17 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
-from pagetier.client.cli.replay.report import Tally
+from pagetier.client.cli.replay.report import ReplayCounts
 from pagetier.client.cli.replay.trace import Trace
 from pagetier.client.client import Client
 from pagetier.client.keys import Keys, Namespace
 
 ATTACH_S: Final = 10.0
-DEADLINE_S: Final = 30.0
-"""A replay measures hits and not deadlines, those of the disk neither; a daemon that is gone refuses at once."""
+TIMEOUT_S: Final = 30.0
+"""A replay measures hits and not timeouts, those of the disk neither; a daemon that is gone refuses at once."""
 
 
-class Job(msgspec.Struct, frozen=True, eq=False):
+class ReplayJob(msgspec.Struct, frozen=True, eq=False):
     """What all clients of a replay are told. keys: of each block of the trace, by its number, 32 bytes a row."""
 
     socket: Path
@@ -43,11 +43,11 @@ class Ready(msgspec.Struct, frozen=True):
     attached: bool
 
 
-def work(job: Job, pipe: Connection) -> None:
+def work(job: ReplayJob, pipe: Connection) -> None:
     """Ranges come in by the pipe; Ready and then a Tally for each range go out. Ends when the other end is closed."""
     # A Ctrl-C goes to all processes of a terminal; it is the parent who ends this one, by closing the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Client(job.socket, deadline=DEADLINE_S, name="pagetier-replay") as client:
+    with Client(job.socket, timeout=TIMEOUT_S, name="pagetier-replay") as client:
         replayer = Replayer(job, client)
         try:
             pipe.send(Ready(client.wait_attached(ATTACH_S)))
@@ -63,19 +63,19 @@ class Replayer:
     Loading brings in what is on disk; that is not pinned.
     """
 
-    def __init__(self, job: Job, client: Client) -> None:
+    def __init__(self, job: ReplayJob, client: Client) -> None:
         self._job = job
         self._client = client
         self._pattern = Pattern(job.page_bytes)
 
-    def replay_all(self, requests: range) -> Tally:
+    def replay_all(self, requests: range) -> ReplayCounts:
         """Replays requests in their order."""
-        tally = Tally()
+        tally = ReplayCounts()
         for request in requests:
             self.replay(request, tally)
         return tally
 
-    def replay(self, request: int, tally: Tally) -> None:
+    def replay(self, request: int, tally: ReplayCounts) -> None:
         """Replays one request and counts it."""
         trace = self._job.trace
         blocks = trace.blocks(request)
@@ -85,22 +85,22 @@ class Replayer:
         if len(blocks):
             self._handle(self._job.keys[blocks], tally)
 
-    def _handle(self, rows: npt.NDArray[np.uint8], tally: Tally) -> None:
+    def _handle(self, rows: npt.NDArray[np.uint8], tally: ReplayCounts) -> None:
         keys = Keys(self._job.namespace, rows.tobytes())
         pages = self._pattern.of(rows)
         began = time.perf_counter()
         with self._client.match(keys) as match:
             matched = time.perf_counter()
-            space = self._pattern.space(match.reach)
+            space = self._pattern.space(match.available_pages)
             asked = time.perf_counter()
-            loaded = self._client.load(match, space) if match.reach else 0
+            loaded = self._client.load(match, space) if match.available_pages else 0
             tally.load_seconds += time.perf_counter() - asked + matched - began
             tally.loaded += loaded
             tally.from_disk += match.from_disk
             tally.wrong += wrong_pages(space[:loaded], pages[:loaded])
             self._store(keys, pages, tally)
 
-    def _store(self, keys: Keys, pages: npt.NDArray[np.uint64], tally: Tally) -> None:
+    def _store(self, keys: Keys, pages: npt.NDArray[np.uint64], tally: ReplayCounts) -> None:
         began = time.perf_counter()
         result = self._client.store(keys, pages)
         tally.store_seconds += time.perf_counter() - began
@@ -110,7 +110,7 @@ class Replayer:
         tally.refused += result.refused
 
 
-class Pace:
+class RateLimit:
     """So many steps a second at most, evenly; 0: as fast as it goes. Steps that were missed are not made up for."""
 
     def __init__(self, per_second: int) -> None:
@@ -146,9 +146,9 @@ class Pool:
     Raises UnreachableError if one does not find the daemon.
     """
 
-    def __init__(self, job: Job, clients: int, pace: Pace) -> None:
+    def __init__(self, job: ReplayJob, clients: int, pace: RateLimit) -> None:
         self.deaths: list[str] = []
-        self._living: list[_Worker] = []
+        self._living: list[_ClientProcess] = []
         self._todo: deque[range] = deque()
         self._pace = pace
         try:
@@ -157,12 +157,12 @@ class Pool:
             self.close()
             raise
 
-    def replay(self, requests: int, progress: Callable[[int], None]) -> Tally:
+    def replay(self, requests: int, progress: Callable[[int], None]) -> ReplayCounts:
         """Replays the first `requests` requests; what a client that died had in hand is dealt to the others.
 
         `progress` is told how many were done, again and again. Ends early if all clients died.
         """
-        total = Tally()
+        total = ReplayCounts()
         deal = 1 if self._pace.limited else _DEAL
         self._todo.extend(range(at, min(at + deal, requests)) for at in range(0, requests, deal))
         while busy := self._deal():
@@ -180,14 +180,14 @@ class Pool:
             worker.end()
         self._living.clear()
 
-    def _start(self, job: Job, clients: int) -> None:
+    def _start(self, job: ReplayJob, clients: int) -> None:
         for number in range(1, clients + 1):
-            self._living.append(_Worker(job, number))
+            self._living.append(_ClientProcess(job, number))
         for worker in list(self._living):
             if not self._attached(worker):
                 raise UnreachableError(f"{job.socket}: a client found no daemon within {ATTACH_S:.0f} s")
 
-    def _attached(self, worker: _Worker) -> bool:
+    def _attached(self, worker: _ClientProcess) -> bool:
         """True also for one that died meanwhile: it is counted among the dead."""
         try:
             ready = worker.pipe.recv()
@@ -196,7 +196,7 @@ class Pool:
             return True
         return isinstance(ready, Ready) and ready.attached
 
-    def _deal(self) -> list[_Worker]:
+    def _deal(self) -> list[_ClientProcess]:
         """Gives out what there is to do; returns those who have something in hand."""
         for _ in range(_AHEAD):
             for worker in list(self._living):
@@ -204,7 +204,7 @@ class Pool:
                     self._give(worker, self._todo.popleft())
         return [worker for worker in self._living if worker.in_hand]
 
-    def _give(self, worker: _Worker, requests: range) -> None:
+    def _give(self, worker: _ClientProcess, requests: range) -> None:
         self._pace.wait()
         worker.in_hand.append(requests)
         try:
@@ -212,7 +212,7 @@ class Pool:
         except OSError:
             self._bury(worker)
 
-    def _hear(self, worker: _Worker, total: Tally) -> None:
+    def _hear(self, worker: _ClientProcess, total: ReplayCounts) -> None:
         try:
             total.add(worker.pipe.recv())
         except (EOFError, OSError):
@@ -220,7 +220,7 @@ class Pool:
         else:
             worker.in_hand.popleft()
 
-    def _bury(self, worker: _Worker) -> None:
+    def _bury(self, worker: _ClientProcess) -> None:
         self._living.remove(worker)
         self._todo.extendleft(reversed(worker.in_hand))
         worker.pipe.close()
@@ -236,10 +236,10 @@ class Pool:
         self.close()
 
 
-class _Worker:
+class _ClientProcess:
     """One client's process. in_hand: what it was dealt and has not answered."""
 
-    def __init__(self, job: Job, number: int) -> None:
+    def __init__(self, job: ReplayJob, number: int) -> None:
         # A spawned process has nothing of this one's but its end of the pipe, so that each death is seen.
         context = get_context("spawn")
         self.pipe: Connection

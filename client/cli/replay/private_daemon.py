@@ -28,7 +28,7 @@ _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
 _STOP_S: Final = 60.0  # with what a stop may take to write to a disk that stays
 _NO_USE_IN_WRITING_ALL: Final = "--disk-stop=1ms"
-# A replay measures hits and not deadlines: what the disk is to have it gets, however slow it is.
+# A replay measures hits and not timeouts: what the disk is to have it gets, however slow it is.
 _PATIENT: Final = "--disk-patience=10s"
 
 # It is a process and no import: clients know the daemon by its socket alone. If this process is killed, the kernel
@@ -59,7 +59,7 @@ def frame_bytes(page_bytes: int) -> int:
     return max(_LEAST_FRAME, 1 << (page_bytes - 1).bit_length())
 
 
-class Disk(msgspec.Struct, frozen=True):
+class PrivateDisk(msgspec.Struct, frozen=True):
     """The disk of an own daemon. size and write: as the daemon's flags take them.
 
     path: a folder that stays; None: a temporary one.
@@ -95,7 +95,7 @@ class OwnDaemon:
     Raises DaemonError if it does not start.
     """
 
-    def __init__(self, arena: str, page_bytes: int, disk: Disk | None = None) -> None:
+    def __init__(self, arena: str, page_bytes: int, disk: PrivateDisk | None = None) -> None:
         self._name = f"pagetier-replay-{secrets.token_hex(6)}"
         self._folder = tempfile.TemporaryDirectory(prefix="pagetier-replay-")
         self.socket = Path(self._folder.name) / "pagetier.sock"

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 
-class Tally(msgspec.Struct, kw_only=True):
+class ReplayCounts(msgspec.Struct, kw_only=True):
     """What clients did, in pages but where the name says else; two of them add up.
 
     asked: full blocks in the prompts. loaded: copied out, the wrong ones among them; from_disk: those of them that were
@@ -31,7 +31,7 @@ class Tally(msgspec.Struct, kw_only=True):
     load_seconds: float = 0.0
     store_seconds: float = 0.0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: ReplayCounts) -> None:
         """Adds what another counted to this one."""
         for field in self.__struct_fields__:
             setattr(self, field, getattr(self, field) + getattr(other, field))
@@ -90,10 +90,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     disk_frames: int
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
     """How a replay went, before it is put into words. deaths: a sentence for each client that died."""
 
-    tally: Tally
+    tally: ReplayCounts
     deeds: Deeds
     disk_frames: int
     seconds: float

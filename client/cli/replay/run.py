@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.cli.replay.clients import Job, Pace, Pool, UnreachableError
+from pagetier.client.cli.replay.clients import Pool, RateLimit, ReplayJob, UnreachableError
 from pagetier.client.cli.replay.daemon_counters import Watch
-from pagetier.client.cli.replay.private_daemon import DaemonError, Disk, OwnDaemon
-from pagetier.client.cli.replay.report import Run, progress_bar, show
+from pagetier.client.cli.replay.private_daemon import DaemonError, OwnDaemon, PrivateDisk
+from pagetier.client.cli.replay.report import ReplayRun, progress_bar, show
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.keys import Namespace
 from pagetier.shm._core import ShmError
@@ -28,7 +28,7 @@ from pagetier.shm.socket_path import default_socket
 _LAYOUT: Final = "replay pattern 1"
 
 
-class Exit(IntEnum):
+class ReplayExit(IntEnum):
     """What the command ends with, beside the exit codes of a daemon that it starts."""
 
     OK = 0
@@ -37,7 +37,7 @@ class Exit(IntEnum):
     UNREACHABLE = 3
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The command line.
 
     arena: memory of a daemon to start, None to use a running one; disk: of that daemon, None for none; requests: None
@@ -58,22 +58,22 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
 
 
-def main(wanted: Wanted) -> int:
+def main(wanted: ReplayArguments) -> int:
     """Replays, prints the report, returns the exit code."""
     try:
         trace = read_trace(wanted.trace, wanted.block_tokens, wanted.requests)
     except (TraceError, OSError) as error:
-        return _complain(error, Exit.USAGE)
+        return _complain(error, ReplayExit.USAGE)
     try:
         run = replay(wanted, trace)
     except (LinkError, ShmError, UnreachableError) as error:
-        return _complain(f"no daemon to replay against: {error}", Exit.UNREACHABLE)
+        return _complain(f"no daemon to replay against: {error}", ReplayExit.UNREACHABLE)
     except DaemonError as error:
         return _complain(error, error.code)
     return _tell(run, wanted)
 
 
-def replay(wanted: Wanted, trace: Trace) -> Run:
+def replay(wanted: ReplayArguments, trace: Trace) -> ReplayRun:
     """Replays a trace as wanted.
 
     Raises LinkError, ShmError or UnreachableError where there is no daemon, DaemonError if the own one does not start.
@@ -81,12 +81,12 @@ def replay(wanted: Wanted, trace: Trace) -> Run:
     with _stopped_in_order(), _own_daemon(wanted) as daemon:
         socket = daemon.socket if daemon else wanted.socket or default_socket()
         watch = Watch(socket)
-        job, pace = job_of(wanted, trace, socket), Pace(wanted.pace)
+        job, pace = job_of(wanted, trace, socket), RateLimit(wanted.pace)
         with Pool(job, wanted.clients, pace) as pool, progress_bar(len(trace)) as progress:
             began = time.monotonic()
             tally = pool.replay(len(trace), progress)
             seconds = time.monotonic() - began
-        return Run(
+        return ReplayRun(
             tally=tally,
             seconds=seconds,
             deeds=watch.deeds(),
@@ -98,14 +98,14 @@ def replay(wanted: Wanted, trace: Trace) -> Run:
         )
 
 
-def _own_daemon(wanted: Wanted) -> OwnDaemon | nullcontext[None]:
+def _own_daemon(wanted: ReplayArguments) -> OwnDaemon | nullcontext[None]:
     if wanted.arena is None:
         return nullcontext()
-    disk = Disk(wanted.disk, wanted.disk_path, wanted.disk_write) if wanted.disk is not None else None
+    disk = PrivateDisk(wanted.disk, wanted.disk_path, wanted.disk_write) if wanted.disk is not None else None
     return OwnDaemon(wanted.arena, wanted.page_bytes, disk)
 
 
-def job_of(wanted: Wanted, trace: Trace, socket: Path) -> Job:
+def job_of(wanted: ReplayArguments, trace: Trace, socket: Path) -> ReplayJob:
     """What the clients are told. Pages of another size or of other blocks are in a namespace of their own."""
     namespace = Namespace(
         model=f"replay/{wanted.trace.name.partition('.')[0] or 'trace'}",
@@ -113,10 +113,10 @@ def job_of(wanted: Wanted, trace: Trace, socket: Path) -> Job:
         page_tokens=trace.block_tokens,
         layout=_LAYOUT,
     )
-    return Job(socket, trace, namespace, trace.keys(namespace), wanted.page_bytes)
+    return ReplayJob(socket, trace, namespace, trace.keys(namespace), wanted.page_bytes)
 
 
-def _tell(run: Run, wanted: Wanted) -> int:
+def _tell(run: ReplayRun, wanted: ReplayArguments) -> int:
     report = run.report()
     if wanted.json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
@@ -126,7 +126,7 @@ def _tell(run: Run, wanted: Wanted) -> int:
         sys.stderr.write(f"pagetier replay: {death}\n")
     if report.wrong_pages:
         sys.stderr.write(f"pagetier replay: {report.wrong_pages} pages held other bytes than were stored\n")
-    return Exit.WRONG if run.deaths or report.wrong_pages else Exit.OK
+    return ReplayExit.WRONG if run.deaths or report.wrong_pages else ReplayExit.OK
 
 
 def _complain(error: Exception | str, code: int) -> int:

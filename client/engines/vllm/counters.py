@@ -13,7 +13,7 @@ HELP: Final = {
 }
 
 
-class Tally:
+class ConnectorCounters:
     """Counts by name; see HELP."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.groups import Recurrent
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
-from pagetier.kernels.layout.page_layout import PageOrder, Rows, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -87,5 +87,5 @@ def _whole(cache: CacheLayout, tokens: int, shard: Shard, heads: int) -> PagedCa
         count = plane.heads * shard.ranks if heads >= shard.ranks else heads
         return Rows(plane.kind, plane.dtype, count, plane.width)
 
-    order = PageOrder(tokens, tuple(tuple(map(rows, planes)) for planes in cache.by_layer))
+    order = PageLayout(tokens, tuple(tuple(map(rows, planes)) for planes in cache.by_layer))
     return PagedCache(cache, order, shard)

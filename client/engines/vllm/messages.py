@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagetier.client.match import Handover
+from pagetier.client.match import MatchHandle
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class GroupLoad:
     """Pages of one group, one for each block."""
 
     group: int
-    pages: Handover
+    pages: MatchHandle
     blocks: tuple[int, ...]
 
 

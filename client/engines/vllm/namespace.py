@@ -31,7 +31,7 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 class PageShape(msgspec.Struct, frozen=True):
     """What a page of one group is, as all workers have to agree on.
 
-    layout, nbytes: of its PageOrder. backends: whose kernels read and write its layers.
+    layout, nbytes: of its PageLayout. backends: whose kernels read and write its layers.
     """
 
     layout: str

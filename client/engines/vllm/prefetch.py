@@ -28,9 +28,9 @@ class Asker:
         self._client = client
         self._thread = ThreadPoolExecutor(1, "pagetier-ask")
 
-    def ask(self, match: GroupMatch, deadline: float) -> Asked:
-        """For what `match` reaches beyond what is pinned; it may be released meanwhile. deadline: the disk's, s."""
-        return Asked(self._thread.submit(self._client.prefetch_groups, match, deadline))
+    def ask(self, match: GroupMatch, timeout: float) -> Asked:
+        """For what `match` reaches beyond what is pinned; it may be released meanwhile. timeout: the disk's, s."""
+        return Asked(self._thread.submit(self._client.prefetch_groups, match, timeout))
 
     def close(self) -> None:
         """Nothing more is asked for."""

@@ -12,7 +12,7 @@ from pagetier.client.engines.vllm.prefetch import Asked
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import Group
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.match import Handover, Match
+from pagetier.client.match import Match, MatchHandle
 
 _NEVER: Final = 2**62
 
@@ -33,7 +33,7 @@ class PagedGroup(msgspec.Struct, frozen=True):
         return self.namespace.keys_of_hashes(hashes) if self.strong else self.namespace.keys_of(hashes)
 
 
-class Found(msgspec.Struct, frozen=True, eq=False):
+class PinnedHit(msgspec.Struct, frozen=True, eq=False):
     """Pages that are pinned for a request. tokens: how many it may load. from_memory: of these, without the disk."""
 
     match: GroupMatch
@@ -65,7 +65,7 @@ class Tracked:
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
         self.request = request
         self.groups = groups
-        self.found: Found | None = None
+        self.found: PinnedHit | None = None
         self.prefetch: Asked | None = None
         self.gives_up = 0.0
         self.from_memory = -1
@@ -144,11 +144,11 @@ def _alike(one: Keys, other: Keys) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def some_of(match: Match, pages: Sequence[int]) -> Handover:
+def some_of(match: Match, pages: Sequence[int]) -> MatchHandle:
     """Some pages of a match, by their places in it."""
-    whole = match.hand_over()
+    whole = match.to_handle()
     if not len(whole):
         return whole
     entries = np.frombuffer(whole.entries, np.uint32)[list(pages)]
     serials = np.frombuffer(whole.serials, np.uint64)[list(pages)]
-    return Handover(whole.segments_id, entries.tobytes(), serials.tobytes())
+    return MatchHandle(whole.segments_id, entries.tobytes(), serials.tobytes())

@@ -10,13 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from pagetier.client.client import Client
-from pagetier.client.engines.vllm.counters import Tally
+from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.prefetch import Asker
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
-from pagetier.client.engines.vllm.request_state import NOTHING, Found, PagedGroup, Taken, Tracked, some_of
+from pagetier.client.engines.vllm.request_state import NOTHING, PagedGroup, PinnedHit, Taken, Tracked, some_of
 from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Namespace
@@ -53,7 +53,7 @@ class SchedulerHalf:
         self._late: list[StoreOrder] = []
         self._own = token_hex(16)
         self._private = PrivateNamespaces(client, private)
-        self.tally = Tally()
+        self.tally = ConnectorCounters()
         self.announcer = announcer
 
     def matched(self, request: Any, computed: int) -> int | None:
@@ -75,7 +75,7 @@ class SchedulerHalf:
         tracked = self._track(request)
         found = tracked.found
         if found is not None:
-            tracked.is_there(found.match.reach)
+            tracked.is_there(found.match.available_pages)
         if external and found is not None:
             order = self._order(tracked, found, blocks, external)
             self._loads.append(order)
@@ -207,7 +207,7 @@ class SchedulerHalf:
         )
         self.tally.hit(taken.tokens, taken.from_memory)
 
-    def _found(self, tracked: Tracked, computed: int) -> Found | None:
+    def _found(self, tracked: Tracked, computed: int) -> PinnedHit | None:
         """What is pinned for it; None while the disk is asked."""
         asked = tracked.group_keys()  # of other hashes than before it lets go of what was found
         if tracked.found is not None and time.monotonic() - tracked.found.since < _KEPT_S:
@@ -220,12 +220,12 @@ class SchedulerHalf:
             tracked.lookup = match.lookup
         if tracked.from_memory < 0:
             tracked.from_memory = match.tokens
-        if tracked.prefetch is None and match.reach > max(match.tokens, computed):
+        if tracked.prefetch is None and match.available_pages > max(match.tokens, computed):
             self._ask_disk(tracked, match)
             if self._disk_deadline:
                 match.release()
                 return None
-        tracked.found = Found(match, match.tokens, min(match.tokens, tracked.from_memory), time.monotonic())
+        tracked.found = PinnedHit(match, match.tokens, min(match.tokens, tracked.from_memory), time.monotonic())
         return tracked.found
 
     def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
@@ -233,11 +233,11 @@ class SchedulerHalf:
         tracked.prefetch = self._asker.ask(match, max(self._disk_deadline, _DISK_S))
         tracked.gives_up = time.monotonic() + self._disk_deadline
 
-    def _order(self, tracked: Tracked, found: Found, blocks: Sequence[Sequence[Any]], external: int) -> LoadOrder:
+    def _order(self, tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[Any]], external: int) -> LoadOrder:
         """Of all that was offered; if vLLM took only some of it, of no page, and so of a load that fails."""
         taken = external == tracked.offered
         groups = []
-        for at, (match, first) in enumerate(zip(found.match.matches, found.match.firsts, strict=True)):
+        for at, (match, first) in enumerate(zip(found.match.matches, found.match.start_pages, strict=True)):
             into = blocks[at][first : first + len(match)]
             places = [place for place, block in enumerate(into) if not block.is_null and block.block_hash is None]
             ids = tuple(int(into[place].block_id) for place in places)

@@ -19,7 +19,7 @@ from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, is_known, namespace_of
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.engines.vllm.worker import Lane, WorkerHalf, Zeroing
+from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -87,7 +87,7 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
         kind_of(spec)
         cache = paged_cache([tensors[name] for name in names], spec, shard, heads)
         namespace = namespace_of(config, group, _shape(config, group, cache), settings.salt)
-        lanes.append(Lane(cache, namespace, open_copier(client, cache)))
+        lanes.append(RankGroup(cache, namespace, open_copier(client, cache)))
     return WorkerHalf(client, lanes, _events(lanes), _zeroing(lanes, groups))
 
 
@@ -159,7 +159,7 @@ def _rank(config: Any) -> int:
     return int(parallel.rank) % int(parallel.tensor_parallel_size)
 
 
-def _events(lanes: Sequence[Lane]) -> Callable[[], object]:
+def _events(lanes: Sequence[RankGroup]) -> Callable[[], object]:
     """How an event behind all that the engine's stream was given is recorded."""
     device = lanes[0].cache.cache.device
     if device == "cpu":
@@ -167,7 +167,7 @@ def _events(lanes: Sequence[Lane]) -> Callable[[], object]:
     return partial(_recorded, device)
 
 
-def _zeroing(lanes: Sequence[Lane], groups: Any) -> Zeroing:
+def _zeroing(lanes: Sequence[RankGroup], groups: Any) -> Zeroing:
     """The model runner for GPUs zeroes blocks of hybrid models before it says what it will write."""
     zeroes = lanes[0].cache.cache.device != "cpu" and getattr(groups, "needs_kv_cache_zeroing", True)
     return Zeroing.AHEAD_OF_US if zeroes and len(lanes) > 1 else Zeroing.BEHIND_US

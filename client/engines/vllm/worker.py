@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.async_copy.copier import Copier
-from pagetier.client.async_copy.handles import Load, Store
+from pagetier.client.async_copy.copier import AsyncCopier
+from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.client import Client
-from pagetier.client.engines.vllm.counters import Tally
+from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_tensors import slots_of
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
 from pagetier.client.keys import Keys, Namespace
@@ -36,23 +36,23 @@ class Zeroing(Enum):
     AHEAD_OF_US = 2
 
 
-class Lane(msgspec.Struct, frozen=True):
+class RankGroup(msgspec.Struct, frozen=True):
     """One group on this rank."""
 
     cache: PagedCache
     namespace: Namespace
-    copier: Copier
+    copier: AsyncCopier
 
 
 class _Storing(msgspec.Struct, eq=False):
-    store: Store
+    store: StoreHandle
     blocks: frozenset[int]
     order: StoreOrder
     given_up: bool = False
 
 
 class _Loading(msgspec.Struct, frozen=True, eq=False):
-    loads: tuple[Load, ...]
+    loads: tuple[LoadHandle, ...]
     blocks: frozenset[int]
     short: bool
 
@@ -88,12 +88,16 @@ class WorkerHalf:
     """
 
     def __init__(
-        self, client: Client, lanes: Sequence[Lane], event: Callable[[], object], zeroing: Zeroing = Zeroing.BEHIND_US
+        self,
+        client: Client,
+        lanes: Sequence[RankGroup],
+        event: Callable[[], object],
+        zeroing: Zeroing = Zeroing.BEHIND_US,
     ) -> None:
         self._client, self._event, self._zeroing = client, event, zeroing
         self.lanes = tuple(lanes)
         self._namespaces = [lane.namespace for lane in lanes]
-        self.tally = Tally()
+        self.tally = ConnectorCounters()
         self._storing: list[_Storing] = []
         self._told: dict[int, bytes] = {}
         self._loading: dict[str, _Loading] = {}
@@ -186,7 +190,7 @@ class WorkerHalf:
         short = any(load.pages < len(group.blocks) for load, group in zip(loads, order.groups, strict=True))
         return _Loading(loads, _blocks_of(order), short)
 
-    def _begin(self, group: GroupLoad) -> Load:
+    def _begin(self, group: GroupLoad) -> LoadHandle:
         lane = self.lanes[group.group]
         with self._client.adopt(group.pages) as match:
             slots = slots_of(lane.cache, group.blocks)
@@ -230,5 +234,5 @@ def _blocks_of(order: LoadOrder) -> frozenset[int]:
     return frozenset(block for group in order.groups for block in group.blocks)
 
 
-def _is_whole(load: Load) -> bool:
+def _is_whole(load: LoadHandle) -> bool:
     return not load.failed and load.ready(load.layers - 1)

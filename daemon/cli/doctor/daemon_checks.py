@@ -11,12 +11,12 @@ from pathlib import Path
 from pagetier.daemon.cli.connect import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
-from pagetier.daemon.config.schema import Access, Config, replaced
+from pagetier.daemon.config.schema import AccessOptions, Config, replaced
 from pagetier.daemon.host.capacity import geometry_of, serves, short_index
 from pagetier.daemon.server.control_socket import locked_out
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Check, Findings
-from pagetier.shm.segment_files import Found, survey, user_name
+from pagetier.shm.segment_files import FoundSegments, survey, user_name
 from pagetier.shm.units import format_size
 
 
@@ -45,7 +45,7 @@ def _missing_folder(folder: Path, error: OSError) -> Result:
     return problem("folder", f"{folder}: {error.strerror}: make it for the daemon's user, or set another socket")
 
 
-def check_socket(path: Path, access: Access) -> Iterator[Result]:
+def check_socket(path: Path, access: AccessOptions) -> Iterator[Result]:
     """The socket, where there is one: its kind, and who may open it."""
     try:
         found = path.lstat()
@@ -131,7 +131,7 @@ def check_leftovers() -> Iterator[Result]:
         yield ok("leftovers", "no segments without a daemon")
 
 
-def _leftover(found: Found) -> str:
+def _leftover(found: FoundSegments) -> str:
     name = shlex.quote(found.name)
     whose = f"{format_size(found.nbytes)} of user {user_name(found.uid)} in segments {name} without a daemon"
     whose_turn = "the build that left them" if found.head.why_not else "the next daemon of that name"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from pagetier.daemon.cli.top.screen import Keys
+    from pagetier.daemon.cli.top.screen import KeyReader
 
 
 class _Seconds(click.FloatRange):
@@ -68,13 +68,13 @@ def _show_once(console: Console, socket: Path, interval: float) -> None:
 def _watch(console: Console, socket: Path, interval: float) -> None:
     from rich.live import Live
 
-    from pagetier.daemon.cli.top.screen import Keys
+    from pagetier.daemon.cli.top.screen import KeyReader
 
     with daemon_at(socket):
         pass  # that there is none is told before the screen is taken
     signal.signal(signal.SIGTERM, _leave)
     try:
-        with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        with KeyReader() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             _Watch(live, keys, socket, interval).go_on()
     except KeyboardInterrupt:
         pass
@@ -85,7 +85,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 class _Watch:
-    def __init__(self, live: Live, keys: Keys, socket: Path, interval: float) -> None:
+    def __init__(self, live: Live, keys: KeyReader, socket: Path, interval: float) -> None:
         self._live = live
         self._keys = keys
         self._socket = socket
@@ -120,12 +120,12 @@ def _look(daemon: Daemon, history: History) -> None:
 
 
 def _drawn(history: History, console: Console, socket: Path) -> RenderableType:
-    from pagetier.daemon.cli.top.screen import Place, charset_for, screen
+    from pagetier.daemon.cli.top.screen import ScreenContext, charset_for, screen
 
-    return screen(history, Place(socket, console.height, charset_for(console.encoding)))
+    return screen(history, ScreenContext(socket, console.height, charset_for(console.encoding)))
 
 
 def _missing(console: Console, socket: Path, why: str) -> RenderableType:
-    from pagetier.daemon.cli.top.screen import Place, charset_for, gone
+    from pagetier.daemon.cli.top.screen import ScreenContext, charset_for, gone
 
-    return gone(Place(socket, console.height, charset_for(console.encoding)), why)
+    return gone(ScreenContext(socket, console.height, charset_for(console.encoding)), why)

@@ -18,7 +18,7 @@ from rich.console import Group
 from rich.text import Text
 
 from pagetier.daemon.cli.render import age, count, synced
-from pagetier.daemon.cli.snapshot import ClientStats, Snapshot, Tier
+from pagetier.daemon.cli.snapshot import ClientStats, PageTier, Snapshot
 from pagetier.daemon.cli.top.history import MINUTES, History
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.units import format_size
@@ -46,7 +46,7 @@ def charset_for(encoding: str) -> Charset:
     return UNICODE if encoding.lower().startswith("utf") else ASCII
 
 
-class Place(msgspec.Struct, frozen=True):
+class ScreenContext(msgspec.Struct, frozen=True):
     """Where it is shown: of which daemon, in how many lines, by which characters."""
 
     socket: Path
@@ -54,7 +54,7 @@ class Place(msgspec.Struct, frozen=True):
     charset: Charset
 
 
-def screen(history: History, place: Place) -> Group:
+def screen(history: History, place: ScreenContext) -> Group:
     """All of it."""
     snapshot = history.now
     lines = [
@@ -71,7 +71,7 @@ def screen(history: History, place: Place) -> Group:
     return Group(*lines, *_clients(history, room))
 
 
-def gone(place: Place, why: str) -> Group:
+def gone(place: ScreenContext, why: str) -> Group:
     """While there is no daemon."""
     waiting = Text("waiting for it; q or Ctrl-C ends", style="dim")
     return Group(_cut(Text(f"pagetier on {place.socket}", style="bold")), Text(), Text(why, style="red"), waiting)
@@ -97,7 +97,7 @@ def _tiers(snapshot: Snapshot, charset: Charset) -> Iterator[Text]:
     yield _cut(Text(f"{'':7}{told}", style="dim" if well else "red"))
 
 
-def _tier(name: str, tier: Tier, style: str, charset: Charset) -> Text:
+def _tier(name: str, tier: PageTier, style: str, charset: Charset) -> Text:
     share = min(1.0, tier.used / tier.cap) if tier.cap else 0.0
     told = f" {format_size(tier.used):>10} of {format_size(tier.cap):>10} {share:>4.0%} {count(tier.pages):>6} pages"
     full, empty = bar(share, _BAR, charset)
@@ -199,7 +199,7 @@ def _cut(line: Text) -> Text:
 _ENDS = frozenset(b"qQ\x03\x04")
 
 
-class Keys:
+class KeyReader:
     """Reads single keys from the terminal on stdin until the end of the block; without one it only waits."""
 
     def __init__(self) -> None:

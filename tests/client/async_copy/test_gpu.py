@@ -13,9 +13,9 @@ import torch
 
 from copying_engine import Engine, slots_of
 from pagetier.client import Client, Keys, Namespace
-from pagetier.client.async_copy import Copier, open_copier
+from pagetier.client.async_copy import AsyncCopier, open_copier
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon, eventually
@@ -36,8 +36,8 @@ class GpuEngine:
             for _ in range(LAYERS)
         ]
         layout = engine_layouts.kv_first(self.tensors)
-        self.paged = PagedCache(layout, PageOrder.of(layout, PAGE_TOKENS))
-        self.copier: Copier = open_copier(client, self.paged)
+        self.paged = PagedCache(layout, PageLayout.of(layout, PAGE_TOKENS))
+        self.copier: AsyncCopier = open_copier(client, self.paged)
 
     def keys(self, prompt: int, pages: int) -> Keys:
         space = Namespace(model="gpu", dtype="int16", page_tokens=PAGE_TOKENS, layout=self.paged.page.layout)

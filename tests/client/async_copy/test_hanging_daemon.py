@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 
 from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
-from pagetier.client import Client, Copier, Keys, Outcome, Part, Promise, Store
+from pagetier.client import AsyncCopier, Client, Keys, Outcome, Part, PendingReservation, StoreHandle
 from pagetier.client.async_copy import stream_queue as lanes
-from pagetier.client.async_copy.stream_queue import Lane
+from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.slot_map import slot_map
@@ -43,16 +43,16 @@ def chains_of(engine: Engine, first: int, count: int) -> list[Keys]:
     return [engine.keys(first + at, PAGES) for at in range(count)]
 
 
-def many_stores(engine: Engine, chains: list[Keys]) -> list[Store]:
+def many_stores(engine: Engine, chains: list[Keys]) -> list[StoreHandle]:
     slots = slots_of(PAGES)
     return [engine.copier.store(keys, slots) for keys in chains]
 
 
-def all_ready(stores: list[Store]) -> bool:
+def all_ready(stores: list[StoreHandle]) -> bool:
     return all(store.ready for store in stores)
 
 
-def reasons(stores: list[Store]) -> set[str]:
+def reasons(stores: list[StoreHandle]) -> set[str]:
     results = [store.wait(0) for store in stores]
     assert all(result.refused == len(result) for result in results)
     return {result.reason for result in results}
@@ -117,14 +117,14 @@ class Watched:
     def __init__(self, client: Client) -> None:
         self.client, self.deadlines = client, list[float]()
 
-    def reserve_soon(self, keys: Keys, sizes: int, part: Part, deadline: float) -> Promise:
-        self.deadlines.append(deadline)
-        return self.client.reserve_soon(keys, sizes, part, deadline)
+    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
+        self.deadlines.append(timeout)
+        return self.client.reserve_async(keys, sizes, part, timeout)
 
 
 def test_only_for_a_chain_that_no_socket_takes_whole_a_lane_waits(client: Client) -> None:
     engine, watched, pages = Engine(client, 1), Watched(client), 2000
-    copier = Copier(watched, engine.paged, HostDevice(), COPYING)
+    copier = AsyncCopier(watched, engine.paged, HostDevice(), COPYING)
     assert copier.store(engine.keys(1, 2), slots_of(2)).wait(LONG_S).stored == 2
     long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
     assert eventually(lambda: len(watched.deadlines) == 2, LONG_S)
@@ -165,7 +165,7 @@ def test_an_error_that_nobody_foresaw_is_told_to_whom_it_concerns(
 
 def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    monkeypatch.setattr(lanes, "_given_up", kept := list[Lane]())
+    monkeypatch.setattr(lanes, "_given_up", kept := list[StreamQueue]())
     engine, gate = Engine(client, 1, COPYING), threading.Event()
     stream = weakref.ref(engine.copier._stores._stream)
     store = engine.copier.store(engine.keys(1, 2), slots_of(2), after=gate)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, Engine, slots_of
-from pagetier.client import Client, Copier, Namespace, Outcome
+from pagetier.client import AsyncCopier, Client, Namespace, Outcome
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon, eventually
@@ -110,7 +110,7 @@ def test_a_copier_that_is_dropped_leaves_no_thread(client: Client) -> None:
 
 
 def test_without_a_daemon_all_is_refused_and_missed() -> None:
-    with Client("/nowhere/pagetier.sock", deadline=0.1) as client:
+    with Client("/nowhere/pagetier.sock", timeout=0.1) as client:
         engine = Engine(client, 1)
         store = engine.copier.store(engine.keys(1, 2), slots_of(2))
         assert store.wait(LONG_S).refused == 2 and "no daemon" in store.wait(0).reason
@@ -151,11 +151,11 @@ def test_replicas_store_their_shares_of_a_page(client: Client) -> None:
     for rank in range(4):
         head = np.ascontiguousarray(whole[:, :, :, rank // 2 : rank // 2 + 1])
         layout = engine_layouts.kv_first([head])
-        order = PageOrder.of_model(layout, TOKENS, heads=2, layers=1)
+        order = PageLayout.of_model(layout, TOKENS, heads=2, layers=1)
         paged = PagedCache(layout, order, Shard(rank=rank, ranks=4))
         space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=order.layout)
         keys = space.keys(range(TOKENS * 3))
-        copiers.append((head, Copier(client, paged, HostDevice())))
+        copiers.append((head, AsyncCopier(client, paged, HostDevice())))
     assert keys is not None
     for rank, (_, copier) in enumerate(copiers):
         with client.match(keys) as match:

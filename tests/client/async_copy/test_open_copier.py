@@ -15,14 +15,14 @@ import torch
 from copying_engine import COPYING, LAYERS, Engine, slots_of
 from fake_pinning_driver import PinningDriver, eventually
 from pagetier.client import Client, Namespace
-from pagetier.client.async_copy import Copier, open_copier
+from pagetier.client.async_copy import AsyncCopier, open_copier
 from pagetier.client.async_copy.copier import copier_pinning
 from pagetier.kernels.config.file import COPY_VARIABLE, SettingsError
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.host.host_device import HostDevice, HostStream
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.frames import Frames
-from pagetier.kernels.layout.page_layout import PageOrder
+from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon
@@ -33,7 +33,7 @@ TOKENS, LONG_S = 8, 30.0
 def cache_of(fill: int) -> tuple[list[np.ndarray[tuple[int, ...], np.dtype[np.uint16]]], PagedCache]:
     tensors = [np.full((2, 12, 4, 2, 8), fill + layer, np.uint16) for layer in range(3)]
     layout = engine_layouts.kv_first(tensors)
-    return tensors, PagedCache(layout, PageOrder.of(layout, TOKENS))
+    return tensors, PagedCache(layout, PageLayout.of(layout, TOKENS))
 
 
 def test_a_cache_in_host_memory_is_stored_and_loaded() -> None:
@@ -96,7 +96,7 @@ class PinningEngine(Engine):
     def __init__(self, client: Client, driver: PinningDriver) -> None:
         super().__init__(client, 1)
         registrar = driver.register, driver.unregister
-        self.copier: Copier = copier_pinning(client, self.paged, COPYING, registrar, AskingDevice)
+        self.copier: AsyncCopier = copier_pinning(client, self.paged, COPYING, registrar, AskingDevice)
 
     def store(self, prompt: int) -> int:
         """How many of four pages were stored."""

@@ -12,7 +12,7 @@ import pytest
 
 from copying_world import LAYERS, PAGE_BLOCKS, Process, World, content_of, keys_of
 from fake_device import EngineEvent, FakeStream
-from pagetier.client import Copier, Match, Outcome, Store
+from pagetier.client import AsyncCopier, Match, Outcome, StoreHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
 
@@ -32,14 +32,14 @@ def blocks_of(pages: int, begin: int = 0) -> list[int]:
     return list(range(begin * PAGE_BLOCKS, (begin + pages) * PAGE_BLOCKS))
 
 
-def stored(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> Store:
+def stored(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> StoreHandle:
     """A store of pages that lie in the cache's first blocks."""
     keys, blocks = keys_of(prompt, pages), blocks_of(pages)
     process.cache.fill(blocks, [content_of(bytes(key), PAGE) for key in keys])
     return process.copier.store(keys, process.cache.slots(blocks), after)
 
 
-def granted(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> Store:
+def granted(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> StoreHandle:
     store = stored(process, prompt, pages, after)
     process.step()
     process.answer()
@@ -121,7 +121,7 @@ def test_layers_become_ready_in_order(world: World) -> None:
     process = Process(world, COPYING)
     world.store_elsewhere(1, 3, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
-        load = process.copier.load(match, process.cache.slots(blocks_of(4)), first=1)
+        load = process.copier.load(match, process.cache.slots(blocks_of(4)), start_page=1)
     assert (load.pages, load.layers) == (2, LAYERS) and not load.ready(0)
     process.step()
     stream, seen = process.device.streams[1], []
@@ -222,7 +222,7 @@ def test_bad_input_is_told_at_once(world: World) -> None:
         process.copier.store(keys_of(1, 2), msgspec.structs.replace(slots, pages=slots.pages - np.array([0, 0, 1])))
     with pytest.raises(ValueError, match="the device is cuda:0"):
         other = type("Other", (), {"name": "cuda:0"})()
-        Copier(process, process.cache.paged, other, COPYING)
+        AsyncCopier(process, process.cache.paged, other, COPYING)
     assert not process.wire.sent
 
 
@@ -246,7 +246,7 @@ def test_pages_of_another_size_end_a_load(world: World) -> None:
     with process.session.match(Match, None, keys_of(1).data) as match:
         assert len(match) == 3
         assert process.copier.load(match, process.cache.slots(blocks_of(3))).pages == 2
-        assert process.copier.load(match, process.cache.slots(blocks_of(1)), first=2).pages == 0
+        assert process.copier.load(match, process.cache.slots(blocks_of(1)), start_page=2).pages == 0
 
 
 def test_threads_that_wait_are_woken(world: World) -> None:

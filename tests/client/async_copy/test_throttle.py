@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pagetier.client.async_copy.throttle import Backlog, Pace, Rate
+from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
 
 
 def test_a_rate_follows_what_is_measured() -> None:
@@ -24,7 +24,7 @@ def test_a_rate_follows_what_is_measured() -> None:
 def test_a_backlog_lets_in_seconds_of_work_from_the_head_on() -> None:
     rate = Rate()
     rate.value = 1000.0
-    backlog, sizes = Backlog(2.0, rate, 0), np.full(5, 600, np.int64)
+    backlog, sizes = CopyBacklog(2.0, rate, 0), np.full(5, 600, np.int64)
     assert backlog.admit(sizes) == 3 and backlog.queued == 1800
     assert backlog.admit(sizes) == 0
     backlog.leave(600)
@@ -35,11 +35,11 @@ def test_a_backlog_lets_in_seconds_of_work_from_the_head_on() -> None:
 
 
 def test_a_backlog_counts_with_the_cap_if_that_is_less() -> None:
-    assert Backlog(2.0, Rate(), 300).admit(np.full(5, 200, np.int64)) == 3
+    assert CopyBacklog(2.0, Rate(), 300).admit(np.full(5, 200, np.int64)) == 3
 
 
 def test_a_pace_keeps_to_its_cap_and_a_piece() -> None:
-    pace, now, begun = Pace(100), 0.0, []
+    pace, now, begun = BandwidthCap(100), 0.0, []
     for _ in range(400):
         if not pace.delay(now):
             pace.spend(7, now)
@@ -49,4 +49,4 @@ def test_a_pace_keeps_to_its_cap_and_a_piece() -> None:
         for count, end in enumerate(begun[at:], 1):
             assert count * 7 <= 100 * (end - start) + 7 + 1e-6
     assert len(begun) * 7 == pytest.approx(400, rel=0.2)
-    assert Pace(0).delay(now) == 0
+    assert BandwidthCap(0).delay(now) == 0

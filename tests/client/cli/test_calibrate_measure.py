@@ -13,9 +13,9 @@ from pagetier.client.cli.calibrate.measure import (
     FRAME_BYTES,
     PAGE_BYTES,
     TOTAL_BYTES,
+    CopyBatch,
     Scene,
     Timing,
-    Work,
     begin_plain,
     do,
     measure_gpu,
@@ -53,8 +53,8 @@ def test_a_scene_has_runs_of_just_this_length_and_covers_all_bytes(scene: Scene,
         assert lengths.max() <= FRAME_BYTES
 
 
-def work(scene: Scene, direction: Direction) -> Work:
-    return Work(host_stream("dma", direction), scene.copies(direction, 4 * KIB, SMALL.chunk_bytes))
+def work(scene: Scene, direction: Direction) -> CopyBatch:
+    return CopyBatch(host_stream("dma", direction), scene.copies(direction, 4 * KIB, SMALL.chunk_bytes))
 
 
 def test_what_was_stored_is_loaded_to_where_it_was(scene: Scene) -> None:
@@ -122,7 +122,7 @@ def test_what_never_ends_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPat
     stream = host_stream("dma", Direction.STORE)
     stream.after(threading.Event())
     with pytest.raises(DeviceError, match="more than 0 s"):
-        do(Work(stream, []))
+        do(CopyBatch(stream, []))
     stream.close(0)
 
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from pagetier.client.cli.replay import replay as replay_command
 from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
 from pagetier.client.cli.replay.private_daemon import frame_bytes
-from pagetier.client.cli.replay.report import Deeds, Run, Tally, show
-from pagetier.client.cli.replay.run import Wanted, job_of
+from pagetier.client.cli.replay.report import Deeds, ReplayCounts, ReplayRun, show
+from pagetier.client.cli.replay.run import ReplayArguments, job_of
 from pagetier.client.cli.replay.trace import TraceError, read_trace
 from pagetier.client.keys import Keys
 from replay_command import BLOCK, PAGE, Chain, assert_all_let_go, chat, observing, replay, replay_json, write_trace
@@ -95,8 +95,8 @@ def test_three_clients_share_the_requests(tmp_path: Path) -> None:
 
 
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    tally = Tally(requests=10, prompt_tokens=20_480, asked=40, loaded=10, wrong=2, stored=30, load_seconds=0.5)
-    run = Run(
+    tally = ReplayCounts(requests=10, prompt_tokens=20_480, asked=40, loaded=10, wrong=2, stored=30, load_seconds=0.5)
+    run = ReplayRun(
         tally=tally,
         deeds=Deeds(evicted=7),
         disk_frames=0,
@@ -125,7 +125,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert (rows["loaded from disk"], rows["evicted unwritten"]) == ("4", "2")
 
 
-def rows_of(run: Run, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+def rows_of(run: ReplayRun, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """The table, by the names of its rows."""
     show(run.report())
     lines = capsys.readouterr().out.splitlines()
@@ -150,8 +150,8 @@ def test_a_page_with_other_bytes_is_found(tmp_path: Path) -> None:
     assert "1 page" in done.stderr
 
 
-def wanted(trace: Path) -> Wanted:
-    return Wanted(
+def wanted(trace: Path) -> ReplayArguments:
+    return ReplayArguments(
         trace=trace,
         clients=1,
         arena=None,

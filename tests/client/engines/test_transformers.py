@@ -88,7 +88,7 @@ def test_a_cached_run_gives_exactly_the_logits_of_an_uncached_one(client: Client
 
 
 def test_what_left_memory_comes_back_from_disk(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(deadline=20) as client:
+    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=20) as client:
         prompts = prompts_of(client, model_of())
         prompt = prompt_of(5 * PAGE + 3, seed=11)
         expected, _ = uncached(prompts, prompt)
@@ -96,7 +96,7 @@ def test_what_left_memory_comes_back_from_disk(tmp_path: Path) -> None:
         cached = prompts.load(prompt)
         assert (cached.tokens, cached.pages_from_memory, cached.pages_from_disk) == (5 * PAGE, 5, 0)
         push_out(daemon, client, prompts.namespace.keys(prompt))
-        assert prompts.load(prompt, deadline=0).pages_from_memory == 0
+        assert prompts.load(prompt, timeout=0).pages_from_memory == 0
         client.prefetch(prompts.namespace.keys(prompt[: 5 * PAGE])).wait(20)
         push_out(daemon, client, prompts.namespace.keys(prompt))
         cached = prompts.load(prompt)

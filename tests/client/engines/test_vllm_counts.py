@@ -98,7 +98,7 @@ def clock() -> Iterator[Any]:
 @pytest.fixture
 def scene(tmp_path: Path, clock: Any) -> Iterator[Scene]:
     """Four pages of ten are in memory, the next four on disk alone, and two nowhere."""
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(deadline=LONG_S) as client:
+    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
         there = Scene(daemon, client)
         keys = there.keys()[:8]
         assert client.store(keys, [b"x"] * 8).stored == 8

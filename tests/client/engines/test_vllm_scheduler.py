@@ -35,7 +35,7 @@ class Directory:
     """A client that finds what the test says, and counts. here, reach: tokens in memory, and with those on disk."""
 
     def __init__(self) -> None:
-        self.here = self.reach = 0
+        self.here = self.available_pages = 0
         self.matches = self.prefetches = self.pinned = 0
         self.answered = False
         self.takes = threading.Event()
@@ -48,14 +48,14 @@ class Directory:
         self.limits.append(limit)
         self.pinned += 1
         most = limit if limit is not None else 1 << 30
-        return Found(self, min(self.here, most), min(self.reach, most))
+        return Found(self, min(self.here, most), min(self.available_pages, most))
 
     def count_lookup(self, lookup: Lookup) -> None:
         self.counted.append(lookup)
 
-    def prefetch_groups(self, match: Any, deadline: float) -> Any:
+    def prefetch_groups(self, match: Any, timeout: float) -> Any:
         assert self.takes.wait(30)
-        self.deadline = deadline
+        self.timeout = timeout
         self.prefetches += 1
         directory = self
 
@@ -69,9 +69,9 @@ class Directory:
 
 class Found:
     def __init__(self, directory: Directory, tokens: int, reach: int) -> None:
-        self.directory, self.tokens, self.reach, self.held = directory, tokens, reach, True
+        self.directory, self.tokens, self.available_pages, self.held = directory, tokens, reach, True
         self.matches: tuple[Any, ...] = ()
-        self.firsts: tuple[int, ...] = ()
+        self.start_pages: tuple[int, ...] = ()
         self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)
 
     def release(self) -> None:
@@ -99,9 +99,9 @@ def request(tokens: int = 41, name: str = "one") -> Any:
     )
 
 
-def half_of(directory: Any, deadline: float = 2.0) -> SchedulerHalf:
+def half_of(directory: Any, timeout: float = 2.0) -> SchedulerHalf:
     kind = FullAttention(PAGE)
-    return SchedulerHalf(directory, [PagedGroup(kind, namespace(PAGE), 1, True)], deadline)
+    return SchedulerHalf(directory, [PagedGroup(kind, namespace(PAGE), 1, True)], timeout)
 
 
 def nothing_scheduled() -> Any:
@@ -113,7 +113,7 @@ def nothing_scheduled() -> Any:
 
 def test_says_what_is_beyond_the_engines_own(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.reach = 24
+    directory.here = directory.available_pages = 24
     half = half_of(directory)
     assert half.matched(request(), 8) == 16
     assert half.matched(request(name="two"), 32) == 0
@@ -122,7 +122,7 @@ def test_says_what_is_beyond_the_engines_own(clock: Clock) -> None:
 
 def test_asking_again_asks_nobody(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.reach = 24
+    directory.here = directory.available_pages = 24
     half, one = half_of(directory), request()
     for _ in range(1000):
         assert half.matched(one, 0) == 24
@@ -135,18 +135,18 @@ def test_asking_again_asks_nobody(clock: Clock) -> None:
 def test_what_was_found_for_other_hashes_is_not_offered(clock: Clock) -> None:
     """A session that goes on behind another token has other hashes than those that were looked for."""
     directory = Directory()
-    directory.here = directory.reach = 24
+    directory.here = directory.available_pages = 24
     half, one = half_of(directory), request()
     assert half.matched(one, 0) == 24
     one.block_hashes = [*one.block_hashes[:4], *request(41, "other").block_hashes[:6]]
-    directory.here = directory.reach = 16
+    directory.here = directory.available_pages = 16
     assert half.matched(one, 0) == 16
     assert directory.pinned == 1
 
 
 def test_what_is_on_disk_is_waited_for(clock: Clock) -> None:
     directory = Directory()
-    directory.here, directory.reach = 8, 24
+    directory.here, directory.available_pages = 8, 24
     half, one = half_of(directory), request()
     for _ in range(1000):
         assert half.matched(one, 0) is None
@@ -160,7 +160,7 @@ def test_what_is_on_disk_is_waited_for(clock: Clock) -> None:
 
 def test_the_disk_is_not_waited_for_for_ever(clock: Clock) -> None:
     directory = Directory()
-    directory.here, directory.reach = 8, 24
+    directory.here, directory.available_pages = 8, 24
     half, one = half_of(directory), request()
     assert half.matched(one, 0) is None
     clock.now += 1.9
@@ -173,7 +173,7 @@ def test_the_disk_is_not_waited_for_for_ever(clock: Clock) -> None:
 def test_who_asks_the_disk_may_have_to_wait_and_the_scheduler_not(clock: Clock) -> None:
     """Found once: a daemon that hung took no more requests, and each look-up was a second of the scheduler's."""
     directory = Directory()
-    directory.here, directory.reach = 8, 24
+    directory.here, directory.available_pages = 8, 24
     directory.takes.clear()
     half, one = half_of(directory), request()
     assert half.matched(one, 0) is None
@@ -189,16 +189,16 @@ def test_who_asks_the_disk_may_have_to_wait_and_the_scheduler_not(clock: Clock) 
 def test_a_deadline_of_zero_waits_for_nothing(clock: Clock) -> None:
     """Yet the disk is asked, for the next one."""
     directory = Directory()
-    directory.here, directory.reach = 8, 24
+    directory.here, directory.available_pages = 8, 24
     half = half_of(directory, 0.0)
     assert half.matched(request(), 0) == 8
     assert eventually(lambda: directory.prefetches == 1)
-    assert directory.deadline > 0
+    assert directory.timeout > 0
 
 
 def test_what_the_engine_has_itself_is_not_fetched(clock: Clock) -> None:
     directory = Directory()
-    directory.here, directory.reach = 8, 24
+    directory.here, directory.available_pages = 8, 24
     half = half_of(directory)
     assert half.matched(request(), 24) == 0
     assert not directory.prefetches
@@ -206,7 +206,7 @@ def test_what_the_engine_has_itself_is_not_fetched(clock: Clock) -> None:
 
 def test_pins_of_requests_that_wait_are_let_go_of(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.reach = 24
+    directory.here = directory.available_pages = 24
     half = half_of(directory)
     half.matched(request(), 0)
     half.build(nothing_scheduled())
@@ -218,7 +218,7 @@ def test_pins_of_requests_that_wait_are_let_go_of(clock: Clock) -> None:
 
 def test_loads_that_fail_are_not_offered_for_ever(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.reach = 24
+    directory.here = directory.available_pages = 24
     half, one = half_of(directory), request()
     offered = []
     for _ in range(5):
@@ -232,7 +232,7 @@ def test_loads_that_fail_are_not_offered_for_ever(clock: Clock) -> None:
 
 def test_pages_stay_pinned_until_they_are_loaded(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.reach = 24
+    directory.here = directory.available_pages = 24
     half, one = half_of(directory), request()
     half.allocated(one, [], half.matched(one, 0) or 0)
     clock.now += 100
@@ -323,8 +323,8 @@ def test_half_a_load_is_none(clock: Clock) -> None:
 
 def test_names_of_matches_are_real() -> None:
     """The stand-ins above have what the half reads of the real ones."""
-    assert {"tokens", "reach", "matches"} <= set(GroupMatch.__struct_fields__)
-    assert hasattr(GroupMatch, "firsts") and hasattr(GroupMatch, "release")
+    assert {"tokens", "available_pages", "matches"} <= set(GroupMatch.__struct_fields__)
+    assert hasattr(GroupMatch, "start_pages") and hasattr(GroupMatch, "release")
 
 
 def store(half: SchedulerHalf, client: Client) -> Keys:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.vllm.counters import HELP, Tally
+from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, is_known, namespace_of, with_adapter
@@ -269,7 +269,7 @@ class Resolved(str):
 
 
 def test_counts_are_given_out_once() -> None:
-    tally = Tally()
+    tally = ConnectorCounters()
     tally.hit(100, 60)
     tally.hit(10, 10)
     tally.add("failed_loads", 0)

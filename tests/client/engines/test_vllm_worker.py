@@ -17,9 +17,9 @@ from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
-from pagetier.client.engines.vllm.worker import Finished, Lane, WorkerHalf, Zeroing
+from pagetier.client.engines.vllm.worker import Finished, RankGroup, WorkerHalf, Zeroing
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.match import Handover
+from pagetier.client.match import MatchHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.layout.page_layout import Shard
 from running_daemon import RunningDaemon, eventually
@@ -57,7 +57,7 @@ def worker_of(
         space = Namespace(
             model="test", dtype="any", page_tokens=TOKENS, group=str(at), layout=paged.page.layout, salt=salt
         )
-        lanes.append(Lane(paged, space, open_copier(client, paged, settings)))
+        lanes.append(RankGroup(paged, space, open_copier(client, paged, settings)))
     return WorkerHalf(client, lanes, lambda: None, zeroing)
 
 
@@ -76,7 +76,7 @@ def load_order(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[
     groups = []
     for group, blocks in wanted:
         with client.match(keys_of(worker, group, len(blocks))) as match:
-            groups.append(GroupLoad(group, match.hand_over(), tuple(blocks)))
+            groups.append(GroupLoad(group, match.to_handle(), tuple(blocks)))
     return LoadOrder("loading", tuple(groups))
 
 
@@ -245,7 +245,7 @@ def test_a_page_that_left_fails_the_whole_load(client: Client) -> None:
     ends(worker)
     order = load_order(worker, client, (0, (10, 11)), (1, (12, 13)))
     pages = order.groups[1].pages
-    worse = Handover(pages.segments_id, pages.entries, bytes(8) + pages.serials[8:])
+    worse = MatchHandle(pages.segments_id, pages.entries, bytes(8) + pages.serials[8:])
     worker.load([LoadOrder("loading", (order.groups[0], GroupLoad(1, worse, order.groups[1].blocks)))])
     done = ends(worker)
     assert done.loaded == done.failed == {"loading"}
@@ -255,7 +255,7 @@ def test_a_page_that_left_fails_the_whole_load(client: Client) -> None:
 
 def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
     worker = worker_of(client, heads_first(), salt=token_hex(8))
-    order = LoadOrder("loading", (GroupLoad(0, Handover(1, bytes(8), bytes(16)), (3, 4)),))
+    order = LoadOrder("loading", (GroupLoad(0, MatchHandle(1, bytes(8), bytes(16)), (3, 4)),))
     worker.load([order])
     assert ends(worker).failed == {"loading"}
 
@@ -293,7 +293,7 @@ def test_blocks_that_are_written_next_are_never_stored_with_what_comes(
 def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
     """Whether it is there, and in block 1 now."""
     with client.match(key) as match:
-        worker.load([LoadOrder("one", (GroupLoad(0, match.hand_over(), (1,)),))])
+        worker.load([LoadOrder("one", (GroupLoad(0, match.to_handle(), (1,)),))])
         return not ends(worker).failed
 
 

@@ -16,7 +16,7 @@ from pagetier.client import Client
 from running_daemon import namespace
 
 PAGES: Final = 4
-DEADLINE_S: Final = 10.0
+TIMEOUT_S: Final = 10.0
 _REST_S: Final = 0.002
 
 
@@ -37,7 +37,7 @@ class Honest:
 
     def __init__(self, socket: Path, page_bytes: int, seed: int = 1) -> None:
         self.served = Served()
-        self.client = Client(socket, name="honest", deadline=DEADLINE_S)
+        self.client = Client(socket, name="honest", timeout=TIMEOUT_S)
         self._bytes = page_bytes
         self._seed = seed
         self._ends = threading.Event()

@@ -46,7 +46,7 @@ def prompts() -> Iterator[Keys]:
 
 def attached(path: Path) -> Client:
     """A client that is."""
-    client = Client(path, name="hostile", deadline=5.0)
+    client = Client(path, name="hostile", timeout=5.0)
     assert client.wait_attached(20)
     return client
 

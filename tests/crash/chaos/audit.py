@@ -133,7 +133,7 @@ def _pages(scene: Scene, records: Iterable[Record]) -> list[Chain]:
 def _note(witness: Witness, keys: Keys) -> None:
     since = time.monotonic_ns()
     with witness.client.match(keys) as match:
-        told = Told.HIT if len(match) else Told.REACHED if match.reach else Told.MISSED
+        told = Told.HIT if len(match) else Told.REACHED if match.available_pages else Told.MISSED
         witness.journal.write(told, keys.data, since)
         if len(match):
             witness.load(match, keys)
@@ -141,5 +141,5 @@ def _note(witness: Witness, keys: Keys) -> None:
 
 def _load(witness: Witness, keys: Keys) -> None:
     with witness.client.match(keys) as match:
-        if match.reach > len(match):
+        if match.available_pages > len(match):
             witness.load(match, keys, _DISK_S)

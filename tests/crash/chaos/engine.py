@@ -17,7 +17,7 @@ from oracle.journal import Journal, Told
 from oracle.witness import Looked, Witness
 from pagetier.client import Client
 
-DEADLINE_S: Final = 0.3
+TIMEOUT_S: Final = 0.3
 _ATTACH_S: Final = 1.0
 _HOLD_S: Final = 0.03
 _NICE: Final = 10  # as the disk worker is: beside engines that are not and never rest it gets nothing done
@@ -57,7 +57,7 @@ class Engine:
         self.post = post
         self.rng = random.Random(chance)
         self.journal = post.journal()
-        self.client = Client(post.socket, deadline=DEADLINE_S)
+        self.client = Client(post.socket, timeout=TIMEOUT_S)
         self._witnesses = {size: Witness(self.client, self.journal, post.seed, size) for size in (SMALL, LARGE)}
         self.client.wait_attached(_ATTACH_S)
 
@@ -75,7 +75,7 @@ class Engine:
 
     def look(self, chain: Chain) -> Looked:
         """Matches, loads and compares."""
-        looked = self.witness(chain).look(chain.keys, self.rng.choice((0.0, DEADLINE_S)))
+        looked = self.witness(chain).look(chain.keys, self.rng.choice((0.0, TIMEOUT_S)))
         self.post.seats.verified(self.post.seat, looked.loaded * chain.page_bytes)
         return looked
 
@@ -100,7 +100,7 @@ def lone(post: Post, chance: int) -> None:
 def _serve(engine: Engine) -> None:
     """A request: what is cached is loaded, the rest computed and stored, and then it is there."""
     chain = engine.next_chain()
-    if engine.look(chain).reach < len(chain.keys):
+    if engine.look(chain).available_pages < len(chain.keys):
         engine.witness(chain).store(chain.keys)
         engine.look(chain)
 
@@ -123,7 +123,7 @@ def _change_mind(engine: Engine) -> None:
     witness = engine.witness(chain)
     witness.journal.write(Told.STORING, chain.keys.data)
     if engine.rng.random() < 0.5:
-        engine.client.reserve_soon(chain.keys, chain.page_bytes)
+        engine.client.reserve_async(chain.keys, chain.page_bytes)
         return
     with engine.client.reserve(chain.keys, chain.page_bytes) as reservation:
         witness.fill(reservation, chain.keys)
@@ -131,7 +131,7 @@ def _change_mind(engine: Engine) -> None:
 
 def _ask_disk(engine: Engine) -> None:
     """A scheduler asks for pages and does not wait for them."""
-    engine.client.prefetch(engine.next_chain().keys, DEADLINE_S)
+    engine.client.prefetch(engine.next_chain().keys, TIMEOUT_S)
 
 
 def _fork(engine: Engine) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from chaos.engine import Engine, Post
 from chaos.scenario import Chain, chain_of
 from oracle.journal import Told
-from pagetier.client import Handover, Match, Part
+from pagetier.client import Match, MatchHandle, Part
 
 RANKS: Final = 2
 _ANSWER_S: Final = 5.0
@@ -24,7 +24,7 @@ class Order(msgspec.Struct, frozen=True):
     """What the scheduler tells a rank: to load what was matched, or to store its part where nothing is handed over."""
 
     number: int
-    handover: Handover | None = None
+    handover: MatchHandle | None = None
 
 
 def scheduler(post: Post, chance: int, ranks: list[Connection]) -> None:
@@ -80,11 +80,11 @@ def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
     since = time.monotonic_ns()
     with engine.client.match(chain.keys) as match:
         if not len(match):
-            return match.reach
+            return match.available_pages
         engine.journal.write(Told.HIT, chain.keys[: len(match)].data, since)
-        for adopted in _ask(ranks, Order(number, match.hand_over())):
+        for adopted in _ask(ranks, Order(number, match.to_handle())):
             _expect(engine, chain, match, adopted)
-        return match.reach
+        return match.available_pages
 
 
 def _expect(engine: Engine, chain: Chain, match: Match, adopted: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from oracle.checker import Kind, Violation
-from pagetier.tiers.base import Outcome, Outgoing, TierError, Written
+from pagetier.tiers.base import Outgoing, ReadOutcome, TierError, Written
 from pagetier.tiers.lmdb import LmdbTier
 from power_loss.constants import Terms
 from power_loss.reopening import Looker, after_a_restart, prove_here
@@ -100,12 +100,12 @@ class Use:
     def _look(self, looker: Looker, sizes: dict[bytes, int]) -> list[bytes]:
         before = looker.tier.state().damaged
         outcomes = {key: looker.outcome(key, size) for key, size in sizes.items()}
-        damaged = sum(outcome is Outcome.DAMAGED for outcome in outcomes.values())
+        damaged = sum(outcome is ReadOutcome.DAMAGED for outcome in outcomes.values())
         if looker.tier.state().damaged - before != damaged:
             looker.blame(
                 Kind.INTEGRITY, f"{damaged} pages were damaged, {looker.tier.state().damaged - before} counted"
             )
-        return [key for key, outcome in outcomes.items() if outcome is Outcome.EXACT]
+        return [key for key, outcome in outcomes.items() if outcome is ReadOutcome.EXACT]
 
     def _write(self, tier: LmdbTier, drops: list[bytes], pages: list[Outgoing]) -> Written:
         """As a worker's thread does: what it does not expect ends the worker, and nobody trusts the tier after."""

@@ -1,4 +1,5 @@
-"""Which points are swept in which operation: crossings.json, made by `python -m kill_points.failpoint_table` when points are added."""
+"""Which points are swept in which operation: crossings.json, made by `python -m kill_points.failpoint_table` when
+points are added."""
 
 from __future__ import annotations
 

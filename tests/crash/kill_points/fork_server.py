@@ -1,4 +1,5 @@
-"""What kill_points.fork_client starts: it has imported everything and is attached to nothing; what it forks lives at once.
+"""What kill_points.fork_client starts: it has imported everything and is attached to nothing; what it forks lives at
+once.
 
 Its one thread hears of a socket whom to fork, and tells how each has ended. It is the parent of all of them, and of
 what they leave behind.

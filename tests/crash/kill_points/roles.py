@@ -16,11 +16,11 @@ from kill_points.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Told
 from oracle.page_contents import words
 from oracle.witness import Looked, Witness
-from pagetier.client import Blocks, Client, Handover, Match, Part, Reservation
+from pagetier.client import Blocks, Client, Match, MatchHandle, Part, Reservation
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.kernels.layout import engine_layouts
-from pagetier.kernels.layout.page_layout import PageOrder, Shard
+from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm.daemon_link import Link, LinkError
@@ -58,7 +58,7 @@ class Actor:
 
     def __init__(self, socket: Path, folder: Path) -> None:
         self._socket = socket
-        self._client = Client(socket, deadline=_PATIENCE_S, name="actor")
+        self._client = Client(socket, timeout=_PATIENCE_S, name="actor")
         assert self._client.wait_attached(LONG_S)
         self._witness = Witness(self._client, Journal.of_this_process(folder), SEED, PAGE)
         self._open: Reservation | None = None
@@ -132,7 +132,7 @@ class Actor:
 
     def adopt(self, handover: bytes, numbers: Sequence[int]) -> int:
         """Pins what another process matched, loads and compares it."""
-        given: Handover = pickle.loads(handover)
+        given: MatchHandle = pickle.loads(handover)
         with self._client.adopt(given) as match:
             return self._witness.load(match, keys_of(numbers))
 
@@ -151,7 +151,7 @@ class Actor:
         """Two pages of a paged cache, there and back; how many came back."""
         raw = [np.full((2, _BLOCKS, 4, _HEADS, _DIM), prompt + layer, np.uint16) for layer in range(2)]
         layout = engine_layouts.kv_first(raw)
-        cache = PagedCache(layout, PageOrder.of_model(layout, _TOKENS, _HEADS, 2), Shard())
+        cache = PagedCache(layout, PageLayout.of_model(layout, _TOKENS, _HEADS, 2), Shard())
         space = namespace(layout=cache.page.layout, salt=str(prompt))
         blocks = Blocks(cache, slot_map(np.arange(_BLOCKS), 2, _TOKENS, 4))
         keys = space.keys(range(prompt << 8, (prompt << 8) + 2 * _TOKENS))
@@ -185,7 +185,7 @@ class Actor:
     def come_and_go(self) -> None:
         """Others of this process, that are closed before they are attached, while they attach and when they are."""
         for moment in (0.0, _MOMENT_S, LONG_S):
-            other = Client(self._socket, deadline=_PATIENCE_S, name="comes and goes")
+            other = Client(self._socket, timeout=_PATIENCE_S, name="comes and goes")
             other.wait_attached(moment)
             other.close()
 

@@ -167,9 +167,9 @@ class Scene:
         """By who looks on."""
         return self.onlooker.look(keys_of(numbers), disk_s)
 
-    def store(self, numbers: Iterable[int], deadline: float | None = None) -> int:
+    def store(self, numbers: Iterable[int], timeout: float | None = None) -> int:
         """By who looks on: how many pages were stored or are there."""
-        result = self.onlooker.store(keys_of(numbers), deadline=deadline)
+        result = self.onlooker.store(keys_of(numbers), timeout=timeout)
         return result.stored + result.present
 
     def header(self) -> dict[str, int]:
@@ -263,7 +263,7 @@ class Scene:
 
     def __enter__(self) -> Self:
         self.daemon.start()
-        self.client = self.daemon.client(deadline=2.0)
+        self.client = self.daemon.client(timeout=2.0)
         return self
 
     def __exit__(

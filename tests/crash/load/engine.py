@@ -20,7 +20,7 @@ from pagetier.client.paged_blocks import WHOLE
 from pagetier.kernels.host.buffers import HostBuffers
 from soak.latency_histogram import Times
 
-DEADLINE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 _BACK: Final = 3
 _REASONS: Final = "reasons"
 
@@ -56,22 +56,22 @@ class TimedClient(Client):
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        super().__init__(desk.socket, deadline=DEADLINE_S, name=f"engine {desk.seat}", threads=1)
+        super().__init__(desk.socket, timeout=TIMEOUT_S, name=f"engine {desk.seat}", threads=1)
 
     def match(self, keys: Keys) -> Match:
         """As a client's."""
         return self._desk.times.timed(self._desk.seat, Call.MATCH, lambda: Client.match(self, keys))
 
-    def load(self, match: Match, into: HostBuffers, first: int = 0, deadline: float | None = None) -> int:  # type: ignore[override]
+    def load(self, match: Match, into: HostBuffers, first: int = 0, timeout: float | None = None) -> int:  # type: ignore[override]
         """As a client's, of what is in memory."""
-        call = lambda: Client.load(self, match, into, first, deadline)  # noqa: E731
+        call = lambda: Client.load(self, match, into, first, timeout)  # noqa: E731
         return self._desk.times.timed(self._desk.seat, Call.LOAD, call)
 
     def reserve(  # type: ignore[override]
-        self, keys: Keys, sizes: int, part: Part = WHOLE, deadline: float | None = None
+        self, keys: Keys, sizes: int, part: Part = WHOLE, timeout: float | None = None
     ) -> Reservation:
         """As a client's."""
-        call = lambda: Client.reserve(self, keys, sizes, part, deadline)  # noqa: E731
+        call = lambda: Client.reserve(self, keys, sizes, part, timeout)  # noqa: E731
         return self._desk.times.timed(self._desk.seat, Call.RESERVE, call)
 
 
@@ -88,7 +88,7 @@ class BusyEngine:
 
     def run(self) -> None:
         """Until it is killed. Raises RuntimeError if it can not attach."""
-        if not self._client.wait_attached(DEADLINE_S):
+        if not self._client.wait_attached(TIMEOUT_S):
             raise RuntimeError("it can not attach")
         self._count(Column.ATTACHED, 1)
         turn = 0

@@ -1,6 +1,7 @@
 """Death and power loss while a power loss is being got over: at every call of the opening.
 
-Run as a process: `python -m power_loss.crash_in_recovery STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
+Run as a process: `python -m power_loss.crash_in_recovery STREAM FOLDER --states N --seed N` prints what came of it as
+JSON. FOLDER is
 what was recorded; its place is used anew.
 """
 

@@ -12,7 +12,7 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from oracle.page_contents import wrong
-from pagetier.tiers.base import Incoming, Outcome, Tier, TierError
+from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
 from pagetier.tiers.lmdb import recovery
 from power_loss.constants import FRAME, SEED, Terms, key_of
 from power_loss.workload import outgoing
@@ -63,19 +63,19 @@ class Looker:
                 sizes[key] = int.from_bytes(held.sizes[8 * at : 8 * at + 8], "little")
         return sizes
 
-    def outcome(self, key: bytes, size: int) -> Outcome:
+    def outcome(self, key: bytes, size: int) -> ReadOutcome:
         """How reading a page goes; what is called exact is."""
         if size > _MOST_BYTES:
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         frames = [memoryview(bytearray(self._frame)) for _ in range(-(-size // self._frame))]
         outcome = self.tier.read(Incoming(key, size, frames)).outcome
-        if outcome is Outcome.EXACT and (found := wrong(b"".join(frames)[:size], key, SEED)) is not None:
+        if outcome is ReadOutcome.EXACT and (found := wrong(b"".join(frames)[:size], key, SEED)) is not None:
             self.blame(Kind.BYTES, str(found), key)
         return outcome
 
     def exact(self, sizes: dict[bytes, int]) -> dict[bytes, int]:
         """Those that are."""
-        return {key: size for key, size in sizes.items() if self.outcome(key, size) is Outcome.EXACT}
+        return {key: size for key, size in sizes.items() if self.outcome(key, size) is ReadOutcome.EXACT}
 
     def blame(self, kind: Kind, what: str, key: bytes = b"") -> None:
         """Something ought not to be."""

@@ -1,6 +1,7 @@
 """Many power losses of one recording: each leaves a folder that a child opens and judges.
 
-Run as a process: `python -m power_loss.runs STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER is
+Run as a process: `python -m power_loss.runs STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER
+is
 what was recorded.
 """
 

@@ -64,7 +64,7 @@ def fill(socket: Path, prompts: range) -> bytes:
 def look(socket: Path) -> bytes:
     """A Seen as JSON: of all prompts, one page after the other, and of some that nobody stored."""
     seen = Seen()
-    client = Client(socket, deadline=ATTACHED_S)
+    client = Client(socket, timeout=ATTACHED_S)
     seen.attached = client.wait_attached(ATTACHED_S)
     for prompt in (*range(PROMPTS), 1000, 1000 + HALF, 2000):
         for page in range(PAGES):

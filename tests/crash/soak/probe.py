@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from chaos.engine import DEADLINE_S, Post
+from chaos.engine import TIMEOUT_S, Post
 from chaos.scenario import LARGE, SMALL, chain_of
 from oracle.witness import Witness
 from pagetier.client import Client, Keys
@@ -54,7 +54,7 @@ class Probe:
         self._times = times
         self._rng = random.Random(chance)
         self._echo = _echo()  # before there are threads, and a link that it would keep open
-        self._client = Client(post.socket, deadline=DEADLINE_S)
+        self._client = Client(post.socket, timeout=TIMEOUT_S)
         self._journal = post.journal()
         self._witnesses = {size: Witness(self._client, self._journal, post.seed, size) for size in (SMALL, LARGE)}
         self._table = np.random.default_rng(chance).integers(0, 1 << 60, (_TABLE_ROWS, 8))
@@ -80,7 +80,7 @@ class Probe:
     def _time_reserve(self, keys: Keys) -> None:
         self._times.timed(0, Timed.ECHO, self._ask_echo)
         began = time.perf_counter()
-        with self._client.reserve(keys, SMALL, deadline=_RESERVE_S) as reservation:
+        with self._client.reserve(keys, SMALL, timeout=_RESERVE_S) as reservation:
             took = time.perf_counter() - began
         self._times.note(0, Timed.RESERVE if len(reservation.granted) else Timed.REFUSED, took)
 
@@ -95,7 +95,7 @@ class Probe:
             witness.store(hot)
         chain = chain_of(self._post.pick(self._rng))
         witness = self._witnesses[chain.page_bytes]
-        if witness.look(chain.keys, DEADLINE_S).reach < len(chain.keys):
+        if witness.look(chain.keys, TIMEOUT_S).available_pages < len(chain.keys):
             witness.store(chain.keys)
 
 

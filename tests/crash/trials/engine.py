@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(self, socket: Path, seed: int) -> None:
         self.served = Served()
-        self._client = Client(socket, name=f"engine {seed}", deadline=_DEADLINE_S)
+        self._client = Client(socket, name=f"engine {seed}", timeout=_DEADLINE_S)
         self._chance = random.Random(seed)
         self._seed = seed
         self._stored: set[bytes] = set()
@@ -69,10 +69,10 @@ class Engine:
 
     def _look(self, keys: Keys) -> None:
         with self._client.match(keys) as match:
-            self.served.missed += sum(key in self._stored for key in list(keys)[match.reach :])
-            self._stored.difference_update(list(keys)[match.reach :])
+            self.served.missed += sum(key in self._stored for key in list(keys)[match.available_pages :])
+            self._stored.difference_update(list(keys)[match.available_pages :])
             into = np.zeros((PAGES, PAGE), np.uint8)
-            done = self._client.load(match, into) if match.reach else 0
+            done = self._client.load(match, into) if match.available_pages else 0
         self.served.loaded += done
         self.served.wrong += sum(wrong(into[page], keys[page], self._seed) is not None for page in range(done))
 

@@ -22,14 +22,14 @@ from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locke
 from pagetier.daemon.cli.doctor.result import Level
 from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.load import Config
-from pagetier.daemon.config.schema import Access, Arena, Disk, Index
+from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, DiskOptions, IndexOptions
 from pagetier.daemon.host.host import Host
 from refused_starts import fill
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 NOT_ROOT = os.geteuid() != 0
-WORLD = Access(users=(65534,))
+WORLD = AccessOptions(users=(65534,))
 
 
 def doctor(*arguments: str, name: str = "pagetier-test-none") -> Result:
@@ -102,12 +102,12 @@ def test_what_a_restart_would_refuse_is_told_before() -> None:
         header = daemon.header()
         as_it_is = Config(
             name=daemon.name,
-            arena=Arena(size=header["arena_bytes"], frame_size=header["frame_bytes"]),
-            index=Index(entries=header["entries"], namespaces=header["spaces"]),
+            arena=ArenaOptions(size=header["arena_bytes"], frame_size=header["frame_bytes"]),
+            index=IndexOptions(entries=header["entries"], namespaces=header["spaces"]),
         )
         with daemon_at(daemon.socket) as reached:
             assert "restart" not in [result.what for result in check_daemon(reached, as_it_is)]
-            other = structs.replace(as_it_is, index=Index(entries=header["entries"], namespaces=99))
+            other = structs.replace(as_it_is, index=IndexOptions(entries=header["entries"], namespaces=99))
             (told,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
             assert "this configuration" in told and "99 namespaces" in told
             assert "a restart with it makes the memory anew" in told
@@ -119,7 +119,7 @@ def test_what_a_restart_would_refuse_is_told_before() -> None:
 def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path) -> None:
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
-    disk = Disk(path=Path("/srv/pagetier"), size=1 << 30)
+    disk = DiskOptions(path=Path("/srv/pagetier"), size=1 << 30)
     for name, unit in (("pagetier", "pagetierd"), ("pagetier-acme", "pagetierd@acme")):
         config = Config(name=name, disk=disk)
         assert not list(check_service_may_write(config, Host(tmp_path)))  # no service
@@ -129,7 +129,7 @@ def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path)
         (units / f"{unit}.service.d").mkdir()
         (units / f"{unit}.service.d/override.conf").write_bytes(b"# caf\xe9\n[Service]\nReadWritePaths=/var/x -/srv\n")
         assert not list(check_service_may_write(config, Host(tmp_path)))
-    own = Config(disk=Disk(path=Path("/var/lib/pagetier/tier"), size=1 << 30))
+    own = Config(disk=DiskOptions(path=Path("/var/lib/pagetier/tier"), size=1 << 30))
     assert not list(check_service_may_write(own, Host(tmp_path)))
 
 
@@ -206,11 +206,11 @@ def test_a_folder_in_tmp_that_somebody_else_made(tmp_path: Path) -> None:
 
 
 def test_sockets(tmp_path: Path) -> None:
-    assert list(check_socket(tmp_path / "none", Access())) == []
+    assert list(check_socket(tmp_path / "none", AccessOptions())) == []
     (tmp_path / "file").touch()
-    assert [result.level for result in check_socket(tmp_path / "file", Access())] == [Level.PROBLEM]
+    assert [result.level for result in check_socket(tmp_path / "file", AccessOptions())] == [Level.PROBLEM]
     with RunningDaemon() as daemon:
-        assert [result.level for result in check_socket(daemon.socket, Access())] == [Level.OK]
+        assert [result.level for result in check_socket(daemon.socket, AccessOptions())] == [Level.OK]
         (told,) = check_socket(daemon.socket, WORLD)
         assert told.level is Level.WARNING
         assert 'access.socket_mode = "0666"' in told.text
@@ -227,7 +227,7 @@ def host_with(root: Path, **files: str) -> Host:
 
 
 def test_huge_pages(tmp_path: Path) -> None:
-    asks = Config(socket=Path("/x"), arena=Arena(huge_pages="advise"))
+    asks = Config(socket=Path("/x"), arena=ArenaOptions(huge_pages="advise"))
     none = Host(tmp_path)
     assert check_huge_pages(Config(socket=Path("/x")), none).level is Level.OK
     assert check_huge_pages(asks, none).level is Level.WARNING
@@ -235,7 +235,7 @@ def test_huge_pages(tmp_path: Path) -> None:
 
 def test_locked_memory(tmp_path: Path) -> None:
     limits = "Max locked memory         {0}              {0}              bytes\n"
-    config = Config(socket=Path("/x"), arena=Arena(size=1 << 30))
+    config = Config(socket=Path("/x"), arena=ArenaOptions(size=1 << 30))
     for told, level in (("unlimited", Level.OK), (str(1 << 30), Level.OK), ("65536", Level.WARNING)):
         host = host_with(tmp_path, proc__self__limits=limits.format(told))
         assert check_locked_memory(config, host).level is level

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pagetier.daemon.cli import Commands, main
-from pagetier.daemon.cli.registry import Place, summary_of
+from pagetier.daemon.cli.registry import CommandLocation, summary_of
 from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 
@@ -29,7 +29,7 @@ json.dump([name for name in {HEAVY} if name in sys.modules], sys.stderr)
 def group_of(**modules: str) -> Commands:
     group = Commands(name="pagetier")
     group.own = {}
-    group.found = {name: Place(module, name) for name, module in modules.items()}
+    group.found = {name: CommandLocation(module, name) for name, module in modules.items()}
     return group
 
 

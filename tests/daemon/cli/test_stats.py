@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.render import age, count, show_snapshot
-from pagetier.daemon.cli.snapshot import ClientStats, NamespaceStats, Snapshot, Tier, Tiers
+from pagetier.daemon.cli.snapshot import ClientStats, NamespaceStats, PageTier, Snapshot, Tiers
 from pagetier.daemon.common.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
@@ -195,7 +195,7 @@ def test_large_numbers_fit_in_80_columns(capsys: pytest.CaptureFixture[str], mon
 
 def largest() -> Snapshot:
     many = 1023 * 2**30 + 970 * 2**20
-    tier = Tier(**dict.fromkeys(Tier.__struct_fields__, many))
+    tier = PageTier(**dict.fromkeys(PageTier.__struct_fields__, many))
     numbers = {name: 99_999 for name, kind in ClientStats.__annotations__.items() if kind in ("int", "float")}
     numbers |= {"slot": 55, "pid": 4194304, "uid": 65534, "loaded_bytes": many, "stored_bytes": many}
     snapshot = msgspec.convert(

@@ -17,7 +17,7 @@ from fake_snapshots import client, snapshot
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.cli.top.history import History, Moment
-from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, Place, bar, charset_for, screen, sparks
+from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, bar, charset_for, screen, sparks
 from pagetier.daemon.common.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 from terminal import LiveTerminal, pagetier_on_terminal
@@ -39,7 +39,7 @@ def top(socket: Path, *more: str) -> Result:
 def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24) -> list[str]:
     console = Console(width=80, height=lines, color_system=None, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
-        console.print(screen(seen, Place(Path("/run/pagetier/pagetier.sock"), lines, charset)))
+        console.print(screen(seen, ScreenContext(Path("/run/pagetier/pagetier.sock"), lines, charset)))
     return captured.get().splitlines()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pagetier.daemon.common.log_throttle import QUIET_S, Grumble
+from pagetier.daemon.common.log_throttle import QUIET_S, FaultLog
 
 
 def test_trouble_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    grumble = Grumble("it fails: %s", "it works again", lambda: now)
+    grumble = FaultLog("it fails: %s", "it works again", lambda: now)
     with caplog.at_level("INFO"):
         for _ in range(100):
             grumble.tell("no room")
@@ -24,7 +24,7 @@ def test_trouble_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixtu
 
 
 def test_without_a_line_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    grumble = Grumble("a page: %s")
+    grumble = FaultLog("a page: %s")
     with caplog.at_level("INFO"):
         for reason in ("", "damaged", "", "damaged"):
             grumble.tell(reason)

@@ -8,24 +8,38 @@ import pytest
 
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import Changes, InForce
-from pagetier.daemon.config.schema import Access, Arena, Config, Disk, Evict, Log, replaced
+from pagetier.daemon.config.schema import (
+    AccessOptions,
+    ArenaOptions,
+    Config,
+    DiskOptions,
+    EvictOptions,
+    LogOptions,
+    replaced,
+)
 
-WITH_DISK = Config(disk=Disk(path=Path("/d"), size=1 << 30))
+WITH_DISK = Config(disk=DiskOptions(path=Path("/d"), size=1 << 30))
 
 
 def test_what_can_change_changes_and_the_rest_is_named() -> None:
     in_force, told = InForce(Config()), list[Config]()
     in_force.follow(told.append)
-    wanted = Config(name="other", arena=Arena(size=1 << 20), access=Access(users=(7,)), log=Log(level="debug"))
+    wanted = Config(
+        name="other", arena=ArenaOptions(size=1 << 20), access=AccessOptions(users=(7,)), log=LogOptions(level="debug")
+    )
     changes = in_force.take(wanted)
     assert changes == Changes(("access.users = 7", "log.level = debug"), ("name", "arena.size"))
     assert str(changes).endswith("only a restart changes name, arena.size")
-    assert (in_force.config.name, in_force.config.arena, in_force.config.log.level) == ("pagetier", Arena(), "debug")
+    assert (in_force.config.name, in_force.config.arena, in_force.config.log.level) == (
+        "pagetier",
+        ArenaOptions(),
+        "debug",
+    )
     assert told == [in_force.config]
 
 
 def test_what_is_emptied_is_told_to_be() -> None:
-    assert InForce(Config(access=Access(users=(7,)))).take(Config()).done == ("access.users = (none)",)
+    assert InForce(Config(access=AccessOptions(users=(7,)))).take(Config()).done == ("access.users = (none)",)
 
 
 def test_nothing_new_is_told_to_nobody() -> None:
@@ -53,7 +67,7 @@ def test_sizes_by_an_administrators_word() -> None:
     in_force = InForce(WITH_DISK)
     told = in_force.resize({"disk.size": "3GiB", "evict.low": "0.2", "evict.high": "0.3"})
     assert told.done == ("evict.low = 0.2", "evict.high = 0.3", "disk.size = 3GiB")
-    assert in_force.config.evict == Evict(low=0.2, high=0.3)
+    assert in_force.config.evict == EvictOptions(low=0.2, high=0.3)
     assert in_force.take(WITH_DISK).done == ("evict.low = 0.005", "evict.high = 0.01", "disk.size = 1GiB")
 
 
@@ -88,7 +102,7 @@ def test_a_disk_that_is_not_there_is_not_resized() -> None:
 
 
 def test_a_size_that_is_right_only_with_what_waits_for_a_restart_is_refused() -> None:
-    disk = Disk(path=Path("/d"), size=1 << 30, environments=8)
+    disk = DiskOptions(path=Path("/d"), size=1 << 30, environments=8)
     in_force = InForce(Config(disk=disk))
     in_force.follow(lambda config: pytest.fail("told"))
     with pytest.raises(ConfigError, match="beside what only a restart changes, has no room for a page in each part"):

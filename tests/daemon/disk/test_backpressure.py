@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from index_with_disk import EVICTED, FRAME, Place
-from pagetier.daemon.disk.backpressure import Backlog
+from pagetier.daemon.disk.backpressure import BackPressure
 
 PATIENCE_S = 0.05
 
@@ -29,8 +29,8 @@ def sizes(pages: int) -> bytes:
     return struct.pack(f"<{pages}Q", *[FRAME] * pages)
 
 
-def backlog(place: Place, patience: float = PATIENCE_S) -> Backlog:
-    made = Backlog(place.owner, patience, asyncio.get_running_loop())
+def backlog(place: Place, patience: float = PATIENCE_S) -> BackPressure:
+    made = BackPressure(place.owner, patience, asyncio.get_running_loop())
     made.writing = True
     return made
 

@@ -79,7 +79,7 @@ def test_writes_that_fail_are_told_and_cost_nothing_but_the_disk(
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN and not disk.trouble), daemon.told()
         flushed = daemon.pagetier("flush", "--to-disk")
         assert flushed.exit_code == 0, flushed.output
-        assert engine.reach(range(300, 308))[1] == 8
+        assert engine.available_pages(range(300, 308))[1] == 8
         assert not daemon.report().trouble
         assert daemon.lines("the next disk worker verifies it"), daemon.told()
         assert daemon.findings() == []

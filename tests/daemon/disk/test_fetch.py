@@ -32,9 +32,9 @@ def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int) -> range
 def test_evicted_pages_come_back_exactly_and_in_order(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 0, 12)
     before = daemon.snapshot()
-    assert engine.reach(numbers) == (0, 12)
+    assert engine.available_pages(numbers) == (0, 12)
     assert engine.fetch(numbers) == [HERE] * 12
-    assert engine.reach(numbers) == (12, 12)
+    assert engine.available_pages(numbers) == (12, 12)
     assert engine.places(numbers) == {"memory": 12}
     after = daemon.snapshot()
     assert after.disk_work.read - before.disk_work.read == 12
@@ -44,7 +44,7 @@ def test_evicted_pages_come_back_exactly_and_in_order(daemon: DiskDaemon, engine
 def test_a_prefix_in_memory_and_the_rest_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 100, 10)
     assert engine.fetch(numbers[:4]) == [HERE] * 4
-    assert engine.reach(numbers) == (4, 10)
+    assert engine.available_pages(numbers) == (4, 10)
     assert engine.fetch(numbers) == [HERE] * 10
     assert engine.fetch(numbers) == [HERE] * 10  # as it is there, at once
 
@@ -65,7 +65,7 @@ def test_a_deadline_of_nothing_is_answered_at_once_and_the_pages_come_all_the_sa
 ) -> None:
     numbers = evicted(daemon, engine, 300, 8)
     assert set(engine.fetch(numbers, 0)) <= {HERE, NOT_YET}
-    assert eventually(lambda: engine.reach(numbers) == (8, 8))
+    assert eventually(lambda: engine.available_pages(numbers) == (8, 8))
     numbers = evicted(daemon, engine, 320, 8)
     for odd in (-1.0, float("nan")):
         assert set(engine.fetch(numbers, odd)) <= {HERE, NOT_YET}
@@ -78,14 +78,14 @@ def test_a_deadline_that_is_too_short(daemon: DiskDaemon, engine: Engine) -> Non
     answer = engine.answer()
     assert set(answer.outcomes) <= {HERE, NOT_YET}
     assert bool(answer.reason) is (NOT_YET in answer.outcomes)
-    assert eventually(lambda: engine.reach(numbers) == (8, 8))
+    assert eventually(lambda: engine.available_pages(numbers) == (8, 8))
 
 
 def test_unknown_keys_are_absent_and_so_is_what_follows_them(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 500, 6)
     assert engine.fetch([90_000, 90_001]) == [ABSENT] * 2
     assert engine.fetch([*numbers[:3], 90_000, *numbers[3:]]) == [HERE] * 3 + [ABSENT] * 4
-    assert engine.reach(numbers) == (3, 6)
+    assert engine.available_pages(numbers) == (3, 6)
     assert engine.fetch([]) == []
 
 
@@ -95,7 +95,7 @@ def test_more_than_the_arena_holds_comes_as_a_prefix(daemon: DiskDaemon, engine:
     came = outcomes.index(NO_ROOM)
     assert outcomes == [HERE] * came + [NO_ROOM] * (len(numbers) - came)
     assert 0 < came <= FRAMES
-    assert engine.reach(numbers) == (came, len(numbers))
+    assert engine.available_pages(numbers) == (came, len(numbers))
     assert engine.places(numbers[:came]) == {"memory": came}
 
 

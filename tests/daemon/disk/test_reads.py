@@ -37,10 +37,10 @@ class Disk:
         self.fetches.slot = attach(owner, 1)
         self._worker = memory.session(self.fetches.slot)
 
-    async def ask(self, keys: bytes, deadline: float) -> Fetched:
+    async def ask(self, keys: bytes, timeout: float) -> Fetched:
         """The answer."""
         answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
-        self.fetches.ask(Fetch(1, keys, deadline), answer.set_result)
+        self.fetches.ask(Fetch(1, keys, timeout), answer.set_result)
         return await answer
 
     def read_all(self) -> int:
@@ -93,16 +93,16 @@ def traced() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("deadline", [0.0, 1e-6])
-def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(memory: Memory, deadline: float) -> None:
+@pytest.mark.parametrize("timeout", [0.0, 1e-6])
+def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(memory: Memory, timeout: float) -> None:
     async def test(disk: Disk) -> None:
-        await disk.ask(KEYS, deadline)
+        await disk.ask(KEYS, timeout)
         before = kept()
         for _ in range(100):
-            assert set((await disk.ask(KEYS, deadline)).outcomes) == {NOT_YET}
+            assert set((await disk.ask(KEYS, timeout)).outcomes) == {NOT_YET}
         assert kept() - before < 100 * 100
         assert disk.read_all() == PAGES
-        assert set((await disk.ask(KEYS, deadline)).outcomes) == {HERE}
+        assert set((await disk.ask(KEYS, timeout)).outcomes) == {HERE}
 
     with_disk(memory, test)
 

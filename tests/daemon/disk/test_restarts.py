@@ -45,7 +45,7 @@ def test_a_stop_writes_what_is_unwritten() -> None:
         assert daemon.report().opened == "as it was left"
         assert daemon.report().clean
         with Engine(daemon) as engine:
-            assert engine.reach(range(FRAMES - 2)) == (0, FRAMES - 2)
+            assert engine.available_pages(range(FRAMES - 2)) == (0, FRAMES - 2)
             assert engine.fetch(range(FRAMES // 2)) == [HERE] * (FRAMES // 2)
             assert engine.places(range(FRAMES - 2)) == {"memory": FRAMES // 2, "disk": FRAMES // 2 - 2}
             assert engine.where(100) == "disk"
@@ -175,7 +175,7 @@ def test_a_daemon_killed_while_it_reads_and_writes() -> None:
                 daemon.open()
                 engine.attach()
                 assert daemon.findings() == []
-                assert engine.reach(numbers[:10])[1] == 10
+                assert engine.available_pages(numbers[:10])[1] == 10
                 # What the dead held is out of use for as long as store.quarantine says.
                 assert eventually(lambda: engine.fetch(numbers[:10]) == [HERE] * 10)
                 assert engine.places(numbers[:10]) == {"memory": 10}

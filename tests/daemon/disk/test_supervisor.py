@@ -13,7 +13,7 @@ import pytest
 
 from fake_worker import impostor
 from numbered_pages import GEOMETRY
-from pagetier.daemon.config.schema import Disk
+from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk import supervisor, worker_process
 from pagetier.daemon.disk.supervisor import Supervisor
 from pagetier.shm._core import ShmError
@@ -69,7 +69,7 @@ def supervised(segments: Segments, test: Callable[[Supervisor, Watcher], Awaitab
     reaping.begun, reaping.failures = watcher.begun, watcher.failures
 
     async def run() -> None:
-        options = Disk(path=folder / "disk", size=1 << 26)
+        options = DiskOptions(path=folder / "disk", size=1 << 26)
         running = Supervisor(segments, options, reaping, asyncio.get_running_loop())
         running.start()
         await test(running, watcher)

@@ -153,7 +153,7 @@ def test_a_flipped_bit_is_a_miss_and_is_counted(alive: bool) -> None:
             engine.attach()
         outcomes = engine.fetch(range(6))
         assert outcomes == [HERE] * 3 + [ABSENT] + [HERE] * 2
-        assert engine.reach(range(6)) == (3, 3)
+        assert engine.available_pages(range(6)) == (3, 3)
         assert engine.where(3) == "nowhere"
         assert daemon.snapshot().disk_work.damaged == 1
         assert daemon.until(lambda disk: disk.damaged == 1)

@@ -37,11 +37,11 @@ def test_a_killed_worker_is_soon_back_and_memory_never_misses(daemon: DiskDaemon
     restarts = daemon.report().restarts
     pid = daemon.kill_worker()
     began = time.monotonic()
-    assert eventually(lambda: engine.reach(numbers)[1] == 0 or daemon.report().restarts > restarts)
+    assert eventually(lambda: engine.available_pages(numbers)[1] == 0 or daemon.report().restarts > restarts)
     while daemon.report().standing is not Standing.OPEN or daemon.report().restarts == restarts:
         assert engine.places(warm) == {"memory": 8}
         assert time.monotonic() - began < 20
-    assert eventually(lambda: engine.reach(numbers) == (0, 8))
+    assert eventually(lambda: engine.available_pages(numbers) == (0, 8))
     assert engine.fetch(numbers) == [HERE] * 8
     assert daemon.worker() != pid
     assert daemon.report().restarts == restarts + 1

@@ -10,9 +10,9 @@ import pytest
 
 from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, store
-from pagetier.daemon.config.schema import Disk
+from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk import write_behind as module
-from pagetier.daemon.disk.write_behind import RULES, Behind
+from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, Session
 from pagetier.tiers.worker_protocol import Order, Stored, Sync, Synced, Write, Wrote
@@ -27,7 +27,7 @@ class Scene:
     def __init__(self, owner: Owner, session: Session, newest: int) -> None:
         self.owner, self._session = owner, session
         self._orders: list[Order] = []
-        self.behind = Behind(owner, Disk(size=1 << 30, write="through"), Budget(0), self._orders.append)
+        self.behind = WriteBehind(owner, DiskOptions(size=1 << 30, write="through"), Budget(0), self._orders.append)
         owner.disk_open(1000, RULES["through"])
         self.behind.begin(b"", newest)
 

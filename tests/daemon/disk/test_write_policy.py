@@ -47,7 +47,7 @@ def test_evict_writes_the_coldest_ahead_of_need() -> None:
         assert eventually(lambda: daemon.snapshot().tiers.disk.pages >= AHEAD)
         time.sleep(0.3)
         assert daemon.snapshot().tiers.disk.pages < 20
-        assert engine.reach([0])[0] in (0, 1)
+        assert engine.available_pages([0])[0] in (0, 1)
         assert engine.fetch([0]) == [HERE]
         store_behind(daemon, engine, range(100, 200), FRAMES - AHEAD)
         assert engine.places([*range(FRAMES), *range(100, 200)])["nowhere"] <= 4
@@ -114,7 +114,7 @@ def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]
         engine.store(chain)
         wait_behind(daemon, FRAMES - AHEAD)
     store_behind(daemon, engine, range(10_000, 10_000 + FRAMES), FRAMES - AHEAD)
-    return chains, [engine.reach(chain)[1] for chain in chains]
+    return chains, [engine.available_pages(chain)[1] for chain in chains]
 
 
 def test_a_budget_is_spent_on_whole_prefixes() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from daemon_with_disk import is_open, until_written
 from memory_cgroup import limited
-from pagetier.daemon.config.schema import Arena, Config, Disk, Metrics
+from pagetier.daemon.config.schema import ArenaOptions, Config, DiskOptions, MetricsOptions
 from pagetier.daemon.host.capacity import Processes, need_of, processes_of
 from refused_starts import refused
 from running_daemon import START_S, RunningDaemon, eventually, namespace
@@ -20,15 +20,15 @@ PAGE, PAGES = 8 * MIB, 16
 
 
 def configured(arena: int = GIB, size: int = 0, environments: int = 4) -> Config:
-    disk = Disk(path=Path("/disk"), size=size, environments=environments)
-    return Config(arena=Arena(size=arena, frame_size=MIB), disk=disk)
+    disk = DiskOptions(path=Path("/disk"), size=size, environments=environments)
+    return Config(arena=ArenaOptions(size=arena, frame_size=MIB), disk=disk)
 
 
 def test_the_disk_s_worker_and_the_metrics_are_counted() -> None:
     alone = processes_of(configured())
     assert alone == Processes()
     assert alone.beside(0) == 48 * MIB
-    listening = Config(metrics=Metrics(listen="/metrics"))  # type: ignore[arg-type]  # any address
+    listening = Config(metrics=MetricsOptions(listen="/metrics"))  # type: ignore[arg-type]  # any address
     assert processes_of(listening).beside(0) == 64 * MIB
     assert processes_of(configured(size=GIB)).beside(0) == (48 + 24 + 4 * 8 + 2) * MIB
 

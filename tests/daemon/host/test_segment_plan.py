@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from pagetier.daemon.config.schema import Arena, Config, Disk, Index
+from pagetier.daemon.config.schema import ArenaOptions, Config, DiskOptions, IndexOptions
 from pagetier.daemon.host.capacity import geometry_of, serves, short_index
 
-SMALL = Config(arena=Arena(size=16 << 20, frame_size=1 << 16), disk=Disk(path=Path("/d"), size=32 << 20))
+SMALL = Config(arena=ArenaOptions(size=16 << 20, frame_size=1 << 16), disk=DiskOptions(path=Path("/d"), size=32 << 20))
 
 
 def with_disk(size: int, config: Config = SMALL) -> Config:
@@ -30,6 +30,6 @@ def test_an_index_that_serves_may_be_too_small() -> None:
 
 
 def test_an_index_of_a_size_that_somebody_chose_is_as_large_as_it_shall_be() -> None:
-    chosen = structs.replace(SMALL, index=Index(entries=500))
+    chosen = structs.replace(SMALL, index=IndexOptions(entries=500))
     assert serves(geometry_of(chosen), with_disk(512 << 20, chosen))
     assert short_index(geometry_of(chosen), with_disk(512 << 20, chosen)) == ""

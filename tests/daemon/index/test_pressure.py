@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagetier.client import Client, Keys
-from pagetier.daemon.index.pressure import TELL_EVERY_S, Pinning
+from pagetier.daemon.index.pressure import TELL_EVERY_S, PinQuota
 from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
@@ -53,8 +53,8 @@ class Clock:
         return self.now
 
 
-def pinning(index: Index, share: float = 0.5, clock: Clock | None = None) -> Pinning:
-    return Pinning(index, share, clock or Clock())  # type: ignore[arg-type]
+def pinning(index: Index, share: float = 0.5, clock: Clock | None = None) -> PinQuota:
+    return PinQuota(index, share, clock or Clock())  # type: ignore[arg-type]
 
 
 def test_the_bound_is_a_share_of_an_arena_that_is_no_ones_own() -> None:
@@ -127,7 +127,7 @@ def test_who_pins_everything_leaves_half_of_it_to_others(daemon: RunningDaemon) 
         held = [greedy.match(keys) for keys in prompts]
         most = SHARE // PAGES
         assert [len(match) for match in held] == [PAGES] * most + [0] * (PROMPTS - most)
-        assert held[-1].reach == 0
+        assert held[-1].available_pages == 0
         slot = next(slot for slot in daemon.slots() if slot["name"] == "greedy")
         assert (slot["pins"], slot["pinned_bytes"]) == (SHARE, SHARE * FRAME)
         assert slot["counts"]["bounded"] == PROMPTS - most
@@ -145,7 +145,7 @@ def test_a_match_that_is_handed_over_is_bounded_too(daemon: RunningDaemon) -> No
         prompts = filled(scheduler)
         matches = [scheduler.match(keys) for keys in prompts[: SHARE // PAGES]]
         mine = [worker.match(keys) for keys in prompts[-4:]]
-        pinned = [len(worker.adopt(match.hand_over())) for match in matches]
+        pinned = [len(worker.adopt(match.to_handle())) for match in matches]
         assert pinned == [PAGES] * len(pinned), "each was let go of at once"
-        kept = [worker.adopt(match.hand_over()) for match in matches]
+        kept = [worker.adopt(match.to_handle()) for match in matches]
         assert sum(map(len, kept)) == SHARE - sum(map(len, mine))

@@ -78,7 +78,7 @@ def test_numbers_of_the_disk_are_what_was_done(tmp_path: Path) -> None:
         client.store(keys, pages(6))
         push_out(daemon, client, keys)
         with client.match(keys) as match:
-            client.load(match, pages(6), deadline=20.0)
+            client.load(match, pages(6), timeout=20.0)
         until_written(daemon)
         seen = scrape(place)
     written = value(seen, "pagetier_transfer_bytes_total", source="memory", destination="disk")

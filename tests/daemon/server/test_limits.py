@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from in_process_server import Peer, serving
-from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, NOBODY, SAME, Ration
+from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, NOBODY, SAME, LogThrottle
 from pagetier.daemon.host.peer_credentials import Caller, Rights
-from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, Gate
+from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, ConnectionLimits
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
     BUILD,
@@ -39,14 +39,14 @@ def caller(pid: int = 1, uid: int = 7) -> Caller:
     return Caller(pid, uid, frozenset())
 
 
-def enter(gate: Gate, who: Caller) -> tuple[str, list[str]]:
+def enter(gate: ConnectionLimits, who: Caller) -> tuple[str, list[str]]:
     """Why it may not be; and what it is told when it has to go."""
     told = list[str]()
     return gate.enter(who, Rights.USE, told.append), told
 
 
 def test_of_the_silent_of_one_user_the_oldest_goes() -> None:
-    gate, told = Gate(10 * MOST_SILENT), [list[str]() for _ in range(MOST_SILENT + 1)]
+    gate, told = ConnectionLimits(10 * MOST_SILENT), [list[str]() for _ in range(MOST_SILENT + 1)]
     ends = [many.append for many in told]
     for number in range(MOST_SILENT):
         assert gate.enter(caller(number), Rights.USE, ends[number]) == ""
@@ -59,7 +59,7 @@ def test_of_the_silent_of_one_user_the_oldest_goes() -> None:
 
 
 def test_one_process_and_all_together_have_their_bounds() -> None:
-    gate = Gate(MOST_OF_PROCESS + 2)
+    gate = ConnectionLimits(MOST_OF_PROCESS + 2)
     for _ in range(MOST_OF_PROCESS):
         assert gate.enter(caller(), Rights.USE, print) == ""
         gate.greeted(caller(), print)
@@ -71,7 +71,7 @@ def test_one_process_and_all_together_have_their_bounds() -> None:
 
 
 def test_who_may_not_attach_has_a_bound_and_half_of_all_together() -> None:
-    gate, ends = Gate(4 * MOST_WATCHING), [list[str]().append for _ in range(2 * MOST_WATCHING + 1)]
+    gate, ends = ConnectionLimits(4 * MOST_WATCHING), [list[str]().append for _ in range(2 * MOST_WATCHING + 1)]
     for at, end in enumerate(ends[:-1]):
         who = caller(pid=at, uid=at // MOST_WATCHING)
         assert gate.enter(who, Rights.WATCH, end) == ""
@@ -88,7 +88,7 @@ def test_who_may_not_attach_has_a_bound_and_half_of_all_together() -> None:
 
 def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    ration = Ration(log, lambda: now[0])
+    ration = LogThrottle(log, lambda: now[0])
     for _ in range(2):
         for number in range(LINES + 5):
             ration.tell(logging.WARNING, 7, "line %d", number, extra=event("test"))
@@ -101,7 +101,7 @@ def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_no_user_is_known_for_is_counted_too(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    ration = Ration(log, lambda: now[0])
+    ration = LogThrottle(log, lambda: now[0])
     for _ in range(SAME + 4):
         ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
     now[0] += MINUTE_S
@@ -112,7 +112,7 @@ def test_what_no_user_is_known_for_is_counted_too(caplog: pytest.LogCaptureFixtu
 
 def test_the_same_is_told_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    ration = Ration(log, lambda: now[0])
+    ration = LogThrottle(log, lambda: now[0])
     for _ in range(45):
         ration.tell(logging.WARNING, 7, "%s may not attach", "pid 12", extra=event("test"))
         now[0] += MINUTE_S / 46

@@ -17,7 +17,7 @@ import pytest
 from disk_daemon import WAIT_S, DiskDaemon
 from eventually import Second
 from in_process_server import Peer, serving
-from pagetier.daemon.config.schema import Access
+from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
 from pagetier.daemon.index.quotas import MOST_OF_PROCESS
@@ -297,4 +297,4 @@ def test_peers_are_who_the_kernel_says(path: Path) -> None:
         assert server.uid == os.geteuid()
         assert os.getegid() in server.groups
         assert set(os.getgroups()) <= server.groups
-        assert rights_of(server, Access()) is Rights.RULE
+        assert rights_of(server, AccessOptions()) is Rights.RULE

@@ -28,7 +28,7 @@ class Looked(msgspec.Struct, frozen=True):
     """
 
     hits: int = 0
-    reach: int = 0
+    available_pages: int = 0
     loaded: int = 0
     away: bool = False
 
@@ -42,11 +42,11 @@ class Witness:
         self.seed = seed
         self.page_bytes = page_bytes
 
-    def store(self, keys: Keys, part: Part = WHOLE, deadline: float | None = None) -> StoreResult:
+    def store(self, keys: Keys, part: Part = WHOLE, timeout: float | None = None) -> StoreResult:
         """Stores a chain, or this writer's part of it."""
         since = time.monotonic_ns()
         self.journal.write(Told.STORING, keys.data, since, part=part.index, parts=part.count)
-        with self.client.reserve(keys, self.page_bytes, part, deadline) as reservation:
+        with self.client.reserve(keys, self.page_bytes, part, timeout) as reservation:
             self.fill(reservation, keys, part)
             result = reservation.publish()
         self.note(result, keys, since, part, np.asarray(reservation._serials))
@@ -71,7 +71,7 @@ class Witness:
             chosen = [keys[page] for page in which]
             self.journal.write(told, chosen, since, part=part.index, parts=part.count, serials=packed)
 
-    def look(self, keys: Keys, deadline: float = 0.0) -> Looked:
+    def look(self, keys: Keys, timeout: float = 0.0) -> Looked:
         """Matches a chain, loads what it finds, and compares every byte. deadline: seconds to wait for the disk."""
         session = self.client.session
         if session is None or not session.usable:
@@ -79,17 +79,17 @@ class Witness:
         since = time.monotonic_ns()
         with self.client.match(keys) as match:
             self.journal.write(Told.HIT, keys[: len(match)].data, since)
-            self.journal.write(Told.REACHED, keys[len(match) : match.reach].data, since)
-            if match.reach < len(keys) and self.client.session is session and not session.closed:
-                self.journal.write(Told.MISSED, keys[match.reach], since)
-            loaded = self.load(match, keys, deadline)
-            return Looked(len(match), match.reach, loaded)
+            self.journal.write(Told.REACHED, keys[len(match) : match.available_pages].data, since)
+            if match.available_pages < len(keys) and self.client.session is session and not session.closed:
+                self.journal.write(Told.MISSED, keys[match.available_pages], since)
+            loaded = self.load(match, keys, timeout)
+            return Looked(len(match), match.available_pages, loaded)
 
-    def load(self, match: Match, keys: Keys, deadline: float = 0.0) -> int:
+    def load(self, match: Match, keys: Keys, timeout: float = 0.0) -> int:
         """Copies out what was matched, and on disk behind it, and compares; how many pages were right."""
         since, hits = time.monotonic_ns(), len(match)
-        into = np.zeros((max(match.reach, hits), self.page_bytes), dtype=np.uint8)
-        done = self.client.load(match, into, deadline=deadline) if len(into) else 0
+        into = np.zeros((max(match.available_pages, hits), self.page_bytes), dtype=np.uint8)
+        done = self.client.load(match, into, timeout=timeout) if len(into) else 0
         if done < hits:
             self.journal.write(Told.WRONG, keys[done], since, note=f"{done} of {hits} pinned pages were copied")
         right = [page for page in range(done) if self._is_right(into[page], keys[page], since)]

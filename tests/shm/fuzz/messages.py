@@ -17,11 +17,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from pagetier.daemon.common.log_throttle import Ration
-from pagetier.daemon.config.schema import Access, Config
+from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection, House
-from pagetier.daemon.server.limits import Gate
+from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import (
     BUILD,
@@ -77,7 +77,9 @@ class Fuzzed:
     async def _serve(self) -> None:
         self._service = Service(self._segments, Config(), asyncio.get_running_loop())
         self._service.admit()
-        self._house = House(self._service, Access(), Gate(), Ration(logging.getLogger(__name__)))
+        self._house = House(
+            self._service, AccessOptions(), ConnectionLimits(), LogThrottle(logging.getLogger(__name__))
+        )
 
     def take(self, data: bytes) -> None:
         """The first byte says how it greets, the second where what follows is cut in two."""
