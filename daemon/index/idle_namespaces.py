@@ -26,7 +26,7 @@ _PAGES_AT_ONCE: Final = 1024  # looked at, or dropped, before requests get their
 _AT_ONCE: Final = 8  # namespaces that a full table makes room for
 
 
-class Tier(Protocol):
+class FlushableTier(Protocol):
     """What the pages that are dropped leave, too. See Disk.flushed."""
 
     def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
@@ -48,7 +48,7 @@ class IdleNamespaces:
     """
 
     def __init__(
-        self, owner: Owner, index: IndexOptions, disk: Tier, clock: Callable[[], float] = time.monotonic
+        self, owner: Owner, index: IndexOptions, disk: FlushableTier, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.counts = IdleCounts()
         self._owner = owner

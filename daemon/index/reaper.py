@@ -7,8 +7,8 @@ import logging
 import os
 from collections import Counter
 
+from pagetier.daemon.common.descriptor_limit import reason_with_limit
 from pagetier.daemon.common.log_throttle import LogThrottle
-from pagetier.daemon.server.listener import because
 from pagetier.shm._core import Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -58,7 +58,7 @@ class Reaper:
             except ProcessLookupError:
                 self._reap_later(taker["slot"])
             except OSError as error:
-                raise ShmError(f"cannot watch process {taker['pid']}{because(error)}") from error
+                raise ShmError(f"cannot watch process {taker['pid']}{reason_with_limit(error)}") from error
 
     def release(self, slot: int) -> None:
         """Frees the slot of a process that has let go of everything, at once, if it is not dead already."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable
 from typing import Final
 
+from pagetier.daemon.common.descriptor_limit import reason_with_limit
 from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
 from pagetier.shm.log_format import event
 
@@ -17,13 +17,6 @@ log = logging.getLogger(__name__)
 # All that the loop takes at once have descriptors for two turns, also those who are turned away.
 _AT_ONCE: Final = 128
 _PAUSE_S: Final = 1.0  # as long as asyncio waits
-_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
-
-
-def because(error: OSError) -> str:
-    """Returns why a descriptor could not be had, and which limit is to be raised, to follow what failed."""
-    advice = ": see LimitNOFILE of the unit, or ulimit -n" if error.errno in _NO_DESCRIPTORS else ""
-    return f": {error.strerror}{advice}"
 
 
 class Accepting:
@@ -78,4 +71,4 @@ class Accepting:
         self._loop.remove_reader(self._listening)
         self._again = self._loop.call_later(_PAUSE_S, self._listen)
         line = "nobody can connect for a moment%s"
-        self._complaints.tell(logging.WARNING, NOBODY, line, because(error), extra=event("descriptors"))
+        self._complaints.tell(logging.WARNING, NOBODY, line, reason_with_limit(error), extra=event("descriptors"))
