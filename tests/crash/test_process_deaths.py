@@ -50,7 +50,7 @@ can_unshare = pytest.mark.skipif(
 HOLDER = """
 import os, sys, threading
 sys.path[:0] = sys.argv[2:]
-from paged import PAGE, page_of, prompt, store
+from keyed_pages import PAGE, page_of, prompt, store
 from pagetier.client import Client
 client = Client(sys.argv[1])
 assert client.wait_attached(20)

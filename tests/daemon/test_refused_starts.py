@@ -25,8 +25,8 @@ FITS = "import pagetier.daemon.main as m; m.fit = lambda host, need: type('Fit',
 STOPPED_AND_STARTED = """
 import shutil, sys
 sys.path[:] = PLACES
-from running import RunningDaemon, eventually
-from starting import fill, keys
+from running_daemon import RunningDaemon, eventually
+from refused_starts import fill, keys
 free = shutil.disk_usage("/dev/shm").free
 with RunningDaemon("10MiB") as daemon, daemon.client() as client:
     fill(daemon)

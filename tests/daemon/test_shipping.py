@@ -127,7 +127,7 @@ def test_the_sdist_has_what_builds_it_and_nothing_that_was_built(built: Built) -
     assert {
         "setup.py",
         "src/pagetier/shm/_core.c",
-        "src/pagetier/shm/layout.h",
+        "src/pagetier/shm/core/common/layout.h",
         "LICENSE",
         "docs/man/pagetierd.8",
     } <= set(names)

@@ -76,7 +76,7 @@ inside() {
     mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
     echo 0123456789abcdef0123456789abcdef > "$root/etc/machine-id"
     fresh etc/systemd/system 755
-    cp "$repository"/tests/systemd/units/tests/crash/kill_points/* "$root/etc/systemd/system"
+    cp "$repository"/tests/systemd/units/* "$root/etc/systemd/system"
     enter
     exec env -i container=pagetier-test PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin \
         SYSTEMD_UNIT_PATH=/etc/systemd/system \

@@ -16,7 +16,7 @@ CROWDED = """
 import os, sys
 sys.path[:] = PLACES
 import numpy as np
-from running import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE, MIB = 64 << 10, 1 << 20
 
@@ -57,7 +57,7 @@ with RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy") as daemon, daem
         match.release()
 """
 READS = """
-from with_disk import is_open, until_written
+from daemon_with_disk import is_open, until_written
 import tempfile
 DISK = ("--disk-size", "64MiB", "--disk-write", "through")
 with (
