@@ -9,6 +9,8 @@ PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
 JOBS ?= 2
 TYPED := src/pagetier $(wildcard tests bench examples)
+ROOMS := shm tiers kernels client daemon
+SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile
 STRESS := $(wildcard tests/shm/stress/Makefile)
 # Chance breaks a promise once, and keeps it the next time.
 NO_SECOND_CHANCE := ! grep -qs 'test_nothing_is_lost_when_anything_dies' .cache/pytest/v/cache/lastfailed
@@ -22,7 +24,7 @@ VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 help:
 	@echo "make demo    a real model's prompt goes to shared host memory and comes back in another process"
 	@echo "make test    lint, stress tests of the C core, tests"
-	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make lint    ruff, mypy, import-linter, words, Markdown, spelling"
 	@echo "make fuzz    fuzzers of what other processes write, 10 s each; MINUTES=20: each that long"
 	@echo "make models  spin looks at all states of the protocols' models, and refutes their mutants"
 	@echo "make sweep   death and standstill in each operation, at all points that it crosses (half an hour)"
@@ -93,11 +95,16 @@ test: lint stress fuzz pytest
 lint: venv
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff check --quiet --preview --select DOC --config 'lint.pydoclint.ignore-one-line-docstrings = true' $(ROOMS)
 	@$(BIN)/ruff format --check
 	@echo "== mypy"
 	@$(BIN)/mypy --no-error-summary $(TYPED)
 	@echo "== import-linter"
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+	@echo "== words"
+	@$(BIN)/python .ci/check_style.py
+	@git ls-files -z '*.md' | xargs -0 $(BIN)/mdformat --check
+	@git ls-files -z $(SPELLED) | xargs -0 $(BIN)/codespell
 
 stress:
 ifneq ($(STRESS),)
