@@ -37,7 +37,7 @@ blocks = Blocks(engine.paged, slots_of(2))
 def match():
     with client.match(keys(1)) as found:
         client.adopt(found.to_handle())
-        return found.page_sizes, found.reach
+        return found.page_sizes, found.available_pages
 
 def match_groups():
     with client.match_groups([GroupKeys(FullAttention(16), keys(1))]) as found:

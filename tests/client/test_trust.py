@@ -148,7 +148,7 @@ def test_commands_believe_it_as_little(command: str) -> None:
 
 
 def test_a_replay_believes_it_as_little() -> None:
-    imports = "from pagetier.client.cli.replay import replay, run, worker"
+    imports = "from pagetier.client.cli.replay import clients, replay, run"
     with fallback_of(ALICE) as folder, tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
         trace.write('{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n')
         trace.flush()

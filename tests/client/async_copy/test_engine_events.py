@@ -122,5 +122,5 @@ def test_nothing_that_is_raised_leaves_anything_pending(daemon: RunningDaemon) -
 def test_what_is_no_event_is_told_at_once(engine: Engine, wrong: object) -> None:
     keys, slots = engine.keys(1, 4), slots_of(4)
     for begins in (lambda: engine.copier.store(keys, slots, wrong), lambda: engine.load(keys, slots, after=wrong)):
-        with pytest.raises(ValueError, match=r"has no wait|is to be awaited"):
+        with pytest.raises(ValueError, match=r"has no wait|is a coroutine"):
             begins()
