@@ -1,12 +1,13 @@
-"""vLLM: one flag, and all engines of the host share one cache.
+"""A connector for vLLM: one option, and all engines of the host share one cache.
 
     --kv-transfer-config '{"kv_connector": "PagetierConnector", "kv_role": "kv_both",
                            "kv_load_failure_policy": "recompute"}'
 
-The scheduler's process (scheduler, orders) decides what is loaded and stored, the workers (worker, tensors) copy; only
-orders go from one to the other, and once, at start, what a page of each group is. Nothing but connector, metadata,
-metrics and announcing knows vLLM's modules: what is read of its objects is recognised by what they have, as they
-change between versions. So the rest can be imported, and tested, without it.
+The scheduler's process (scheduler.py, store_planner.py) decides which pages are loaded and stored, and the workers
+(worker.py, kv_tensors.py) copy them. Only commands (messages.py) go from the scheduler to the workers; once, at start,
+the workers send the shape of a page of each group. Only connector.py, connector_metadata.py, metrics.py and
+kv_events.py import vLLM. The other modules recognise vLLM's objects by their attributes, which change between versions,
+so that they can be imported and tested without vLLM.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,11 @@ __all__ = ["PagetierConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    """The connector, and with it vLLM, is imported by who asks for it."""
+    """Returns the connector, and imports vLLM only when it is requested.
+
+    Raises:
+        AttributeError: The module has no such attribute.
+    """
     if name != "PagetierConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pagetier.client.engines.vllm.connector import PagetierConnector

@@ -1,4 +1,4 @@
-"""Orders and page shapes in the wrappings that vLLM sends between its processes."""
+"""Wraps commands, results and page shapes in the classes that vLLM sends between its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from pagetier.client.engines.vllm.namespace import PageShape
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """Scheduler to workers, each step. idle: whether nothing is computed in it."""
+    """A message of the scheduler to the workers in each step.
+
+    Attributes:
+        orders: The commands of the step.
+        idle: Whether nothing is computed in the step.
+    """
 
     orders: Orders = field(default_factory=Orders)
     idle: bool = False
@@ -24,18 +29,28 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass
 class StoredMetadata(KVConnectorWorkerMetadata):
-    """Workers to scheduler: which pages of numbered orders are there, see WorkerHalf.told."""
+    """A message of the workers to the scheduler: which pages of numbered commands are stored.
 
-    told: dict[int, list[bytes]]
+    Attributes:
+        results: By number of the command, the result of each worker; see WorkerHalf.store_results().
+    """
+
+    results: dict[int, list[bytes]]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StoredMetadata:
-        """What several workers told, one after another."""
-        numbers = self.told.keys() | other.told.keys()
-        return StoredMetadata({number: self.told.get(number, []) + other.told.get(number, []) for number in numbers})
+        """Returns the results of both."""
+        numbers = self.results.keys() | other.results.keys()
+        return StoredMetadata(
+            {number: self.results.get(number, []) + other.results.get(number, []) for number in numbers}
+        )
 
 
 @dataclass
 class ShapesMetadata(KVConnectorHandshakeMetadata):
-    """Worker to scheduler, once: what a page of each group is; none where this model is not cached."""
+    """A message of a worker to the scheduler at start.
+
+    Attributes:
+        shapes: The page shape of each group; empty if this model is not cached.
+    """
 
     shapes: tuple[PageShape, ...]

@@ -1,4 +1,4 @@
-"""Which kind of state a group of vLLM's has, told by what its specification says of itself."""
+"""Determines which kind of state a KV cache group of vLLM has."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindo
 
 
 class UnsupportedError(Exception):
-    """A model or a setting whose state is not cached; the message is for people."""
+    """A model or a setting whose state is not cached. The message is logged."""
 
 
 def kind_of(spec: Any) -> Group:
-    """Of a KVCacheSpec. Raises UnsupportedError for a kind that is not known here: what it needs at a hit is not."""
+    """Returns the kind of state of a KVCacheSpec.
+
+    Raises:
+        UnsupportedError: The kind is unknown, so that the pages that a hit needs cannot be determined.
+    """
     inner = getattr(spec, "kv_cache_specs", None)
     if inner:
         return _common([kind_of(one) for one in inner.values()], spec)
@@ -25,20 +29,20 @@ def kind_of(spec: Any) -> Group:
         case "MambaSpec":
             return Recurrent(spec.block_size)
         case other:
-            raise UnsupportedError(f"layers of {other} are not cached")
+            raise UnsupportedError(f"layers with a {other} are not supported")
 
 
 def _common(kinds: list[Group], spec: Any) -> Group:
     if any(kind != kinds[0] for kind in kinds):
-        raise UnsupportedError(f"one group with layers of several kinds: {type(spec).__name__}")
+        raise UnsupportedError(f"a group has layers of several kinds: {type(spec).__name__}")
     return kinds[0]
 
 
 def _check(spec: Any) -> None:
     name = type(spec).__name__
     if getattr(spec, "extra_retained_tokens", 0):
-        raise UnsupportedError("windows that keep tokens for a draft model are not cached")
+        raise UnsupportedError("sliding windows that keep tokens for a draft model are not supported")
     if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0) > 0:
-        raise UnsupportedError(f"layers of {name} take no part in prefix caching")
+        raise UnsupportedError(f"layers with a {name} take no part in prefix caching")
     if name == "MambaSpec" and getattr(spec, "mamba_cache_mode", "none") != "align":
-        raise UnsupportedError("recurrent state is cached with --enable-prefix-caching --mamba-cache-mode align alone")
+        raise UnsupportedError("recurrent state requires --enable-prefix-caching --mamba-cache-mode align")

@@ -1,4 +1,4 @@
-"""vLLM's events about what a cache holds: said once the pages are there, not when they are ordered."""
+"""Announces stored pages as vLLM's KV cache events, once all workers have stored their parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ MEDIUM: Final = "CPU"
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """Pages of an order, as vLLM's BlockStored wants to know them: a hash, and tokens, for each page."""
+    """The pages of one store command, with the hash and the tokens of each page for vLLM's BlockStored.
+
+    Attributes:
+        group: The index of the group.
+        page_tokens: Tokens of a page.
+        parent: The hash before the first page, or None.
+        hashes: The hash of each page.
+        tokens: The tokens of each page.
+        lora: The request's LoRARequest, or None.
+    """
 
     group: int
     page_tokens: int
@@ -25,8 +34,8 @@ class Announcement(msgspec.Struct, frozen=True):
     tokens: tuple[tuple[int, ...], ...]
     lora: Any
 
-    def events(self, there: Sequence[bool]) -> list[Any]:
-        """One for each page that is there."""
+    def events(self, stored: Sequence[bool]) -> list[Any]:
+        """Returns one event for each page that is stored."""
         from vllm.distributed.kv_events import BlockStored
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash as external
 
@@ -44,37 +53,42 @@ class Announcement(msgspec.Struct, frozen=True):
                 **({"group_idx": self.group} if "group_idx" in known else {}),
             )
             for at in range(len(self.hashes))
-            if there[at]
+            if stored[at]
         ]
 
 
 class Announcer:
-    """Remembers what was ordered until all workers have told what became of it."""
+    """Keeps announced store commands until all workers have reported their results."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._ordered: dict[int, Announcement] = {}
-        self._heard: dict[int, list[bytes]] = {}
+        self._reported: dict[int, list[bytes]] = {}
         self._events: list[Any] = []
 
-    def ordered(self, order: StoreOrder, tracked: Tracked) -> StoreOrder:
-        """The same order with a number."""
+    def add(self, order: StoreOrder, tracked: Tracked) -> StoreOrder:
+        """Returns the same command with a number, under which workers report its result."""
         number = next(self._numbers)
         self._ordered[number] = _announcement(order, tracked)
         return replace(order, number=number)
 
-    def told(self, told: Mapping[int, Sequence[bytes]], workers: int) -> None:
-        """What workers said; a page is there if all of them have stored their part."""
-        for number, pages in told.items():
-            heard = self._heard.setdefault(number, [])
-            heard.extend(pages)
-            if len(heard) >= workers:
-                del self._heard[number]
+    def report(self, results: Mapping[int, Sequence[bytes]], workers: int) -> None:
+        """Processes the results of workers: a page is stored when all of them have stored their part.
+
+        Args:
+            results: By number of the command, one byte for each page from each worker that has reported.
+            workers: The number of workers.
+        """
+        for number, pages in results.items():
+            reported = self._reported.setdefault(number, [])
+            reported.extend(pages)
+            if len(reported) >= workers:
+                del self._reported[number]
                 announcement = self._ordered.pop(number)
-                self._events += announcement.events([all(parts) for parts in zip(*heard, strict=True)])
+                self._events += announcement.events([all(parts) for parts in zip(*reported, strict=True)])
 
     def taken(self) -> list[Any]:
-        """Events since the last call."""
+        """Returns the events since the last call."""
         events, self._events = self._events, []
         return events
 

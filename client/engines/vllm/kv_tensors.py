@@ -1,4 +1,7 @@
-"""vLLM's cache tensors of one group, as the copies take them. What shape a version or a backend has, its axes tell."""
+"""Describes vLLM's cache tensors of one group for the copies.
+
+The layout depends on vLLM's version and the attention backend; it is recognised by the shape of the tensors.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,36 @@ from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
 
 LayerCache: TypeAlias = Any
-"""Of one layer: a tensor, or several for recurrent state."""
+"""The cache of one layer: a tensor, or several tensors for recurrent state."""
 
 
 def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_heads: int) -> PagedCache:
-    """The cache of a group on this rank.
+    """Returns the cache of a group on this rank.
 
     Args:
-        layers: in the model's order.
-        spec: the group's KVCacheSpec, of this rank.
-        shard: this rank's.
-        model_heads: KV heads of the whole model; with fewer than ranks several have the same.
+        layers: The tensors of the layers, in the model's order.
+        spec: The group's KVCacheSpec, of this rank.
+        shard: This rank's shard.
+        model_heads: KV heads of the whole model; if it has fewer than ranks, several ranks have the same heads.
 
-    Raises UnsupportedError for tensors of an unknown shape, and LayoutError for what can not be copied.
+    Raises:
+        UnsupportedError: The tensors have an unknown shape.
+        LayoutError: The layout cannot be copied.
     """
     if isinstance(kind_of(spec), Recurrent):
         return _whole(engine_layouts.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
     cache = _attention(layers)
     _check_heads(cache, spec)
     if spec.block_size % cache.block_tokens:
-        raise UnsupportedError(f"blocks of {spec.block_size} tokens, but of {cache.block_tokens} in memory")
+        raise UnsupportedError(
+            f"vLLM specifies blocks of {spec.block_size} tokens, its tensors have blocks of {cache.block_tokens}"
+        )
     latent = "MLA" in type(spec).__name__
     return _whole(cache, spec.block_size, shard, 1 if latent else model_heads)
 
 
 def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
-    """A page a block, in this order; block 0 is vLLM's for nothing, and left alone."""
+    """Returns one page for each block, in this order. Block 0 is vLLM's null block and is skipped."""
     ids: npt.NDArray[np.int32] = np.asarray(blocks, np.int32)
     tokens, smaller = cache.page.tokens, cache.cache.block_tokens
     ratio = tokens // smaller
@@ -54,15 +61,18 @@ def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
 
 
 def _check_heads(cache: CacheLayout, spec: Any) -> None:
-    """Some quantised caches show K's heads and V's in one axis: ranks could not tell theirs."""
+    """Raises UnsupportedError unless the planes have as many heads as specified.
+
+    Some quantised caches have the heads of K and V in one axis, which cannot be divided among ranks.
+    """
     inner = (getattr(spec, "kv_cache_specs", None) or {"": spec}).values()
-    told, there = {one.num_kv_heads for one in inner}, {plane.heads for plane in cache.planes}
-    if not there <= told:
-        raise UnsupportedError(f"layers of {sorted(told)} heads, but of {sorted(there)} in memory")
+    specified, found = {one.num_kv_heads for one in inner}, {plane.heads for plane in cache.planes}
+    if not found <= specified:
+        raise UnsupportedError(f"vLLM specifies {sorted(specified)} heads, its tensors have {sorted(found)} heads")
 
 
 def _several(layer: LayerCache) -> Sequence[Any]:
-    """From 0.30 on all states of a layer are one tensor of bytes, before a list of them."""
+    """Returns the states of a layer: from 0.30 on they are one tensor of bytes, before that a list of tensors."""
     return layer if isinstance(layer, (list, tuple)) else [layer]
 
 
@@ -77,15 +87,15 @@ def _attention(layers: Sequence[LayerCache]) -> CacheLayout:
             return engine_layouts.kv_second(layers)
         case (_, _, _):
             return engine_layouts.latents(layers)
-    raise UnsupportedError(f"a cache of shape {list(shape)} is not known")
+    raise UnsupportedError(f"cache tensors of shape {list(shape)} are not supported")
 
 
 def _whole(cache: CacheLayout, tokens: int, shard: Shard, heads: int) -> PagedCache:
-    """With the order of a page of the whole model, which all ranks get out of their own cache."""
+    """Returns the cache with the page layout of the whole model, which each rank derives from its own cache."""
 
     def rows(plane: Plane) -> Rows:
         count = plane.heads * shard.ranks if heads >= shard.ranks else heads
         return Rows(plane.kind, plane.dtype, count, plane.width)
 
-    order = PageLayout(tokens, tuple(tuple(map(rows, planes)) for planes in cache.by_layer))
-    return PagedCache(cache, order, shard)
+    layout = PageLayout(tokens, tuple(tuple(map(rows, planes)) for planes in cache.by_layer))
+    return PagedCache(cache, layout, shard)

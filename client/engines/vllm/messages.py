@@ -1,4 +1,4 @@
-"""What the scheduler's process tells the workers: which pages to load to which blocks, and which blocks to store."""
+"""Defines the commands of the scheduler to the workers: pages to load into blocks, and blocks to store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagetier.client.match import MatchHandle
 
 @dataclass(frozen=True)
 class GroupLoad:
-    """Pages of one group, one for each block."""
+    """Pages of one group to load, one for each block."""
 
     group: int
     pages: MatchHandle
@@ -18,7 +18,7 @@ class GroupLoad:
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """All that one request loads: all of it, or nothing of it counts."""
+    """The pages of one request to load. If one of them fails, the whole load fails."""
 
     request: str
     groups: tuple[GroupLoad, ...]
@@ -26,12 +26,20 @@ class LoadOrder:
 
 @dataclass(frozen=True)
 class StoreOrder:
-    """Pages of one group that are whole once this step is computed.
+    """Pages of one group to store. They are complete once this step is computed.
 
-    request, first: whose pages these are, and which of its prompt the first one is. keys: 32 bytes a page. blocks: one
-    a page; 0: that page is left out. held: whether the request keeps its blocks until this is stored; if not, they may
-    be reused from the next step on. number: under which the workers tell what became of it; 0: nobody asks. salt:
-    of the namespace that the index is to have these pages in; not shown, as it keeps tenants apart.
+    Attributes:
+        request: The ID of the request.
+        group: The index of the group.
+        first: The index of the first page in the request.
+        keys: 32 bytes for each page.
+        blocks: The block of each page; a page with block 0 is left out.
+        held: Whether the request keeps its blocks until this store has ended. If not, they may be reused from the next
+            step
+            on.
+        number: The number under which the workers report the result; 0 if it is not reported.
+        salt: The salt of the namespace in which the index records these pages. It is not shown in a repr, because it
+            separates tenants.
     """
 
     request: str
@@ -46,7 +54,13 @@ class StoreOrder:
 
 @dataclass(frozen=True)
 class Orders:
-    """Of one step. written: blocks that get new content in it, whatever was in them."""
+    """The commands of one step.
+
+    Attributes:
+        loads: Requests to load.
+        stores: Pages to store.
+        written: Blocks that get new content in this step.
+    """
 
     loads: tuple[LoadOrder, ...] = ()
     stores: tuple[StoreOrder, ...] = ()

@@ -1,4 +1,4 @@
-"""Our counts as vLLM's metrics: in its log and at its /metrics."""
+"""Exports pagetier's counters as vLLM's metrics: in its log and at its /metrics."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pagetier.client.engines.vllm.counters import HELP
 
 @dataclass
 class PagetierStats(KVConnectorStats):
-    """Counts by name, see tally.HELP."""
+    """Counts by name; counters.HELP lists them."""
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Sets all counts to 0."""
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Both together."""
+        """Returns the sums of both."""
         names = self.data.keys() | other.data.keys()
         return PagetierStats({name: self.data.get(name, 0) + other.data.get(name, 0) for name in names})
 
     def reduce(self) -> dict[str, int | float]:
-        """For the log."""
+        """Returns the counts under their names in the log."""
         return {f"pagetier {name.replace('_', ' ')}": count for name, count in sorted(self.data.items())}
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Returns whether nothing was counted."""
         return not any(self.data.values())
 
 
 class PagetierMetrics(KVConnectorPromMetrics):
-    """One counter for each name, vllm:pagetier_NAME."""
+    """One counter for each name, `vllm:pagetier_NAME`."""
 
     def __init__(self, config: Any, types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
         super().__init__(config, types, labels, values)
@@ -43,7 +43,7 @@ class PagetierMetrics(KVConnectorPromMetrics):
             self._counters[name] = {engine: counter.labels(*given) for engine, given in values.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Adds counts of one engine."""
+        """Adds the counts of one engine."""
         for name, count in transfer_stats_data.items():
             if name in self._counters:
                 self._counters[name][engine_idx].inc(count)

@@ -1,7 +1,7 @@
-"""What determines a page's bytes besides its tokens, out of vLLM's configuration: the namespaces of its groups.
+"""Derives the namespaces of the groups from vLLM's configuration: everything besides the tokens that determines a page.
 
-vLLM's block hashes cover tokens, LoRA, multimodal items and salt. The rest has to be here: two engines that differ in
-any of it must not share a page.
+vLLM's block hashes cover tokens, LoRA adapters, multimodal items and the cache salt. Everything else must be in the
+namespace, because engines that differ in it must not share pages.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 class PageShape(msgspec.Struct, frozen=True):
-    """What a page of one group is, as all workers have to agree on.
+    """A page of one group. All workers must agree on it.
 
-    layout, nbytes: of its PageLayout. backends: whose kernels read and write its layers.
+    Attributes:
+        layout: The layout of its PageLayout.
+        nbytes: The size of a page in bytes.
+        backends: The attention backends whose kernels read and write its layers.
     """
 
     layout: str
@@ -40,14 +43,21 @@ class PageShape(msgspec.Struct, frozen=True):
 
 
 def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namespace:
-    """Of one group. config: VllmConfig. group: KVCacheGroupSpec."""
+    """Returns the namespace of one group.
+
+    Args:
+        config: vLLM's VllmConfig.
+        group: vLLM's KVCacheGroupSpec.
+        shape: The page shape on which the workers agree.
+        salt: The salt of the namespace.
+    """
     model = config.model_config
     return Namespace(
         model=str(model.model),
-        revision=_spelt(_weights(model) | {"load": str(getattr(config.load_config, "load_format", ""))}),
+        revision=_canonical_json(_weights(model) | {"load": str(getattr(config.load_config, "load_format", ""))}),
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=group.kv_cache_spec.block_size,
-        group=_spelt(
+        group=_canonical_json(
             {
                 "layers": list(group.layer_names),
                 "hashes": _hashes(config.cache_config),
@@ -58,60 +68,72 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
             }
         ),
         layout=shape.layout,
-        rope=_spelt(_rope(model)),
-        quantisation=_spelt(_quantisation(config)),
+        rope=_canonical_json(_rope(model)),
+        quantisation=_canonical_json(_quantisation(config)),
         salt=salt,
     )
 
 
 def with_adapter(namespace: Namespace, adapter: Any, engine: str) -> Namespace:
-    """Of requests with a LoRA (a LoRARequest), which are this engine's alone, given by a text of its own.
+    """Returns the namespace of requests with a LoRA adapter. Its pages are not shared with other engines.
 
-    vLLM's hashes have an adapter's name alone. What it means in another engine, or after its files were replaced under
-    an engine that has it in memory, nobody can tell.
+    vLLM's hashes contain only the name of an adapter. The name may mean other weights in another engine, or after its
+    files
+    were replaced while an engine has it in memory.
+
+    Args:
+        namespace: The namespace without the adapter.
+        adapter: vLLM's LoRARequest.
+        engine: A text that is unique to this engine.
     """
-    told = [engine, adapter.lora_int_id, adapter.lora_name, str(getattr(adapter, "lora_path", ""))]
-    return msgspec.structs.replace(namespace, lora=_spelt(told))
+    adapter_id = [engine, adapter.lora_int_id, adapter.lora_name, str(getattr(adapter, "lora_path", ""))]
+    return msgspec.structs.replace(namespace, lora=_canonical_json(adapter_id))
 
 
 def backends_of(config: Any, group: Any) -> tuple[str, ...]:
-    """Of a group's layers, once these are made: two backends may give caches of one shape different meanings."""
+    """Returns the attention backends of a group's layers, once the layers exist.
+
+    Two backends may give caches of one shape different meanings.
+    """
     layers = getattr(config.compilation_config, "static_forward_context", {})
     backends = (layers[name].get_attn_backend() for name in group.layer_names if name in layers)
     return tuple(sorted({f"{backend.__module__}.{backend.__qualname__}" for backend in backends}))
 
 
-def is_known(model: Any) -> bool:
-    """Whether the weights are told apart from others of the same name: by their files, or a commit of the hub's."""
+def can_identify_weights(model: Any) -> bool:
+    """Returns whether local files or a commit of the hub distinguish the weights from others of the same name."""
     return bool(_files(Path(str(model.model)))) or _commit(model) is not None
 
 
 def _commit(model: Any) -> str | None:
-    """From 0.28 on the revision is a text like "main" that knows what it was resolved to."""
+    """Returns the commit of the hub.
+
+    From 0.28 on a revision is a text such as "main" with the commit as an attribute.
+    """
     resolved = getattr(model.revision, "resolved", None) or getattr(model.hf_config, "_commit_hash", None)
     exact = _COMMIT.fullmatch(str(model.revision or ""))
     return str(resolved) if resolved else exact[0] if exact else None
 
 
 def _weights(model: Any) -> dict[str, object]:
-    """Which weights: of a folder also what its files look like, as its name may come to mean others."""
+    """Returns what identifies the weights. For a folder this includes its files, because they may be replaced."""
     return {
         "engine": ["vllm", getattr(sys.modules.get("vllm"), "__version__", "")],
         "revision": [model.revision, _commit(model)],
-        "config": sha256(_spelt(_settings(model.hf_config)).encode()).hexdigest(),
+        "config": sha256(_canonical_json(_settings(model.hf_config)).encode()).hexdigest(),
         "files": _files(Path(str(model.model))),
     }
 
 
 def _files(weights: Path) -> list[list[object]]:
-    """What the files of a folder, or the one file, look like; none of what is no path here."""
+    """Returns names and fingerprints of weight files: those of a folder, one file, or none if there is no such path."""
     folder = weights.iterdir() if weights.is_dir() else [weights] if weights.is_file() else []
     files = sorted(path for path in folder if path.suffix in _WEIGHTS)
-    return [[path.name, *_looks(path)] for path in files]
+    return [[path.name, *_fingerprint(path)] for path in files]
 
 
-def _looks(path: Path) -> list[object]:
-    """With samples of the content: files of two images may have the same size and the same time."""
+def _fingerprint(path: Path) -> list[object]:
+    """Returns size, time and a digest of samples: files of two images may have the same size and time."""
     status, digest = path.stat(), sha256()
     with path.open("rb") as file:
         for at in range(_SAMPLES + 1):
@@ -121,28 +143,28 @@ def _looks(path: Path) -> list[object]:
 
 
 def _state(group: Any) -> list[str]:
-    """What is in the bytes of a state, or of a quantised cache, which show no dtype of their own."""
+    """Returns the format of a recurrent state or of a quantised cache, whose bytes do not show their dtype."""
     spec = group.kv_cache_spec
     fields = ("shapes", "dtypes", "mamba_type", "kv_quant_mode", "sliding_window")
     return [f"{name} {getattr(spec, name, None)}" for name in fields] + [os.environ.get(_CONV_LAYOUT, "")]
 
 
 def _rope(model: Any) -> dict[str, object]:
-    """With the length: some kinds of rotary embedding are scaled by it."""
+    """Returns the settings of RoPE with the model's length, because some kinds are scaled by it."""
     text = getattr(model, "hf_text_config", model.hf_config)
     names = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
     return {name: getattr(text, name, None) for name in names} | {"length": model.max_model_len}
 
 
 def _quantisation(config: Any) -> list[object]:
-    """Of the weights, and of the cache."""
+    """Returns the quantisation of the weights and of the cache."""
     model = config.model_config
-    told = [getattr(where, "quantization_config", None) for where in (model.hf_config, model)]
-    return [model.quantization, *told, str(config.cache_config.cache_dtype)]
+    by_model = [getattr(source, "quantization_config", None) for source in (model.hf_config, model)]
+    return [model.quantization, *by_model, str(config.cache_config.cache_dtype)]
 
 
 def _multimodal(model: Any) -> dict[str, object]:
-    """What the engine says to the processor of images: the hashes have what a request says to it, and no more."""
+    """Returns the engine's settings for the multimodal processor; vLLM's hashes contain only those of the request."""
     settings = getattr(model, "multimodal_config", None)
     if settings is None:
         return {}
@@ -151,7 +173,10 @@ def _multimodal(model: Any) -> dict[str, object]:
 
 
 def _processor(config: Any) -> list[str]:
-    """The cache of a CPU is packed as its instructions like it; a disk may come back beside another one."""
+    """Returns the CPU's instruction sets, which determine how a cache on a CPU is packed. Empty for other devices.
+
+    A disk tier may be moved to a machine with another CPU.
+    """
     if getattr(getattr(config, "device_config", None), "device_type", "") != "cpu":
         return []
     flags = {flag for line in _CPUINFO.read_text().splitlines() if line.startswith("flags") for flag in line.split()}
@@ -163,13 +188,13 @@ def _hashes(cache: Any) -> list[str]:
 
 
 def _settings(config: Any) -> Any:
-    """Without where it was read from: that is said by the model's name."""
+    """Returns the settings without the path that they were read from: the namespace has the model's name."""
     settings = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
     return {name: value for name, value in settings.items() if name not in ("_name_or_path", "transformers_version")}
 
 
-def _spelt(settings: object) -> str:
-    """In one spelling."""
+def _canonical_json(settings: object) -> str:
+    """Returns settings as JSON with sorted keys."""
     return json.dumps(settings, sort_keys=True, default=_plain)
 
 

@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes, by the entry point `vllm.general_plugins`: it makes our name known."""
+"""Registers the connector's name. vLLM calls it in each process through the entry point `vllm.general_plugins`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _MODULE: Final = "pagetier.client.engines.vllm"
 
 
 def register() -> None:
-    """Lets `kv_connector` be "PagetierConnector" without a module path. May be called again."""
+    """Makes `kv_connector` accept "PagetierConnector" without a module path. May be called repeatedly."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     try:
         KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
-    except ValueError:  # it is known already
+    except ValueError:  # it is registered already
         return

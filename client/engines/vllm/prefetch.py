@@ -1,4 +1,4 @@
-"""Pages on disk are asked for beside the scheduler: who sends to a daemon that hangs waits until it takes requests."""
+"""Requests pages on disk on a thread of its own, so that a daemon that hangs does not block the scheduler."""
 
 from __future__ import annotations
 
@@ -9,29 +9,37 @@ from pagetier.client.futures import Prefetch
 from pagetier.client.group_match import GroupMatch
 
 
-class Asked:
-    """Pages that are asked for, and then on their way."""
+class PendingPrefetch:
+    """A prefetch that waits to be sent, or was sent."""
 
     def __init__(self, sent: Future[Prefetch]) -> None:
         self._sent = sent
 
     @property
     def ready(self) -> bool:
-        """Whether nothing more will come of it. Costs nothing to ask."""
+        """Whether the prefetch has ended or was cancelled. It is a cheap check."""
         return self._sent.done() and (self._sent.cancelled() or self._sent.result().ready)
 
 
-class Asker:
-    """One thread that asks for all. Waits for nobody itself."""
+class PrefetchThread:
+    """One thread that sends all prefetch requests. No method blocks."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._thread = ThreadPoolExecutor(1, "pagetier-ask")
 
-    def ask(self, match: GroupMatch, timeout: float) -> Asked:
-        """For what `match` reaches beyond what is pinned; it may be released meanwhile. timeout: the disk's, s."""
-        return Asked(self._thread.submit(self._client.prefetch_groups, match, timeout))
+    def submit(self, match: GroupMatch, timeout: float) -> PendingPrefetch:
+        """Requests the pages of `match` that are available but not pinned.
+
+        Args:
+            match: The match. It may be released before the prefetch ends.
+            timeout: Seconds that the disk has.
+
+        Returns:
+            A handle that reports the end of the prefetch.
+        """
+        return PendingPrefetch(self._thread.submit(self._client.prefetch_groups, match, timeout))
 
     def close(self) -> None:
-        """Nothing more is asked for."""
+        """Cancels requests that were not sent. Does not wait."""
         self._thread.shutdown(wait=False, cancel_futures=True)

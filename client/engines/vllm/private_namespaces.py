@@ -1,4 +1,4 @@
-"""Namespaces that no other engine can name: what is in them is of no use to anybody once this engine forgets them."""
+"""Flushes namespaces that no other engine can name: their pages are useless once this engine has a new salt."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Final
 from pagetier.client.client import Client
 from pagetier.client.keys import Namespace
 
-_PATIENCE_S: Final = 5.0  # for the answer to a flush, before the next one is sent
+_PATIENCE_S: Final = 5.0  # for the response to a flush, before the next one is sent
 
 
 class PrivateNamespaces:
-    """Flushes the private namespaces of before a reset. Waits for nobody itself: one thread asks the daemon.
+    """Flushes the private namespaces that were in use before a reset. One thread sends the requests; no method blocks.
 
-    A namespace is private by construction: its salt is a random text of this engine's. The index has an adapter's pages
-    in the namespace without it, so they are flushed, too. Pages that a worker still writes at the time of a reset are
-    flushed with the next one. What is left then, or where there is no daemon, the daemon drops when its table of
+    A namespace is private if its salt is a random text of this engine. The index records an adapter's pages in the
+    namespace without the adapter, so they are flushed, too. Pages that a worker still writes at the time of a reset are
+    flushed at the next reset. The daemon drops what is left, or what was stored while it was unreachable, when its
+    table of
     namespaces is full.
 
     Args:
-        client: this process's.
-        namespaces: the private ones among those that the engine begins with.
+        client: This process's client.
+        namespaces: The private ones among the engine's first namespaces.
     """
 
     def __init__(self, client: Client, namespaces: Iterable[Namespace]) -> None:
@@ -32,7 +33,7 @@ class PrivateNamespaces:
         self._thread = ThreadPoolExecutor(1, "pagetier-flush")
 
     def renew(self, namespaces: Iterable[Namespace]) -> None:
-        """Flushes all of them, as the engine goes on with these private ones."""
+        """Flushes the previous private namespaces and records the new ones."""
         useless, self._current = self._current, set(namespaces)
         for namespace in useless | self._before:
             self._thread.submit(self._client.flush, namespace, _PATIENCE_S)

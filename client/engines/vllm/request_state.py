@@ -1,4 +1,4 @@
-"""What the scheduler's half knows of one request: the keys of its pages, its blocks, and what was found for it."""
+"""Keeps the scheduler's state of each request: the keys of its pages, its blocks, and its pinned pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from pagetier.client.engines.vllm.prefetch import Asked
+from pagetier.client.engines.vllm.prefetch import PendingPrefetch
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import Group
 from pagetier.client.keys import Keys, Namespace
@@ -18,9 +18,13 @@ _NEVER: Final = 2**62
 
 
 class PagedGroup(msgspec.Struct, frozen=True):
-    """One group as the scheduler sees it.
+    """One group in the scheduler's half.
 
-    hashes: vLLM's block hashes in a page of it. strong: whether they are SHA-256.
+    Attributes:
+        kind: The kind of its state.
+        namespace: The namespace of its pages.
+        hashes: The number of vLLM's block hashes in a page.
+        strong: Whether the hashes are SHA-256.
     """
 
     kind: Group
@@ -29,12 +33,19 @@ class PagedGroup(msgspec.Struct, frozen=True):
     strong: bool
 
     def keys(self, hashes: Sequence[bytes]) -> Keys:
-        """Of pages whose last block has this hash."""
+        """Returns the keys of the pages whose last blocks have these hashes."""
         return self.namespace.keys_of_hashes(hashes) if self.strong else self.namespace.keys_of(hashes)
 
 
 class PinnedHit(msgspec.Struct, frozen=True, eq=False):
-    """Pages that are pinned for a request. tokens: how many it may load. from_memory: of these, without the disk."""
+    """Pages that are pinned for a request.
+
+    Attributes:
+        match: The match that pins them.
+        tokens: The number of tokens that the request may load.
+        from_memory: The tokens of them that did not come from disk.
+        since: The time of the match, from time.monotonic().
+    """
 
     match: GroupMatch
     tokens: int
@@ -43,7 +54,12 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """Tokens that a request loads. from_memory: those of them that were found without the disk."""
+    """Tokens that a request loads.
+
+    Attributes:
+        tokens: Their number.
+        from_memory: Those of them that were found in memory.
+    """
 
     tokens: int
     from_memory: int
@@ -55,19 +71,31 @@ NOTHING: Final = Taken(0, 0)
 class Tracked:
     """One request, from its first match to its end.
 
-    found: what is pinned for it. stored: for each group the first page that was not ordered to be stored yet. tables:
-    for each group the blocks of the pages. failures: loads that failed. offered: tokens that vLLM was last told it can
-    load. into: blocks that are loaded. computed: tokens that vLLM had itself when it last asked. lookup: what the first
-    match found, for the statistics. taken: what is being loaded, until the load fails. counted: whether the statistics
-    have the request.
+    Attributes:
+        request: vLLM's Request.
+        groups: The groups of the model, with the namespaces of this request.
+        found: The pages that are pinned for it.
+        prefetch: The prefetch of its pages on disk.
+        disk_wait_ends: The time until which it waits for the disk, from time.monotonic().
+        from_memory: The tokens that its first match found in memory; -1 before.
+        loading: Whether a load is in progress.
+        failures: The number of failed loads.
+        offered: The number of tokens that vLLM can load, as returned last.
+        computed: The number of tokens that vLLM had itself at the last match.
+        lookup: The result of the first match, for the statistics.
+        taken: The tokens being loaded, until the load fails.
+        counted: Whether the statistics contain the request.
+        into: The blocks that are being loaded.
+        stored: For each group the first page without a store command.
+        tables: For each group the blocks of the pages.
     """
 
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
         self.request = request
         self.groups = groups
         self.found: PinnedHit | None = None
-        self.prefetch: Asked | None = None
-        self.gives_up = 0.0
+        self.prefetch: PendingPrefetch | None = None
+        self.disk_wait_ends = 0.0
         self.from_memory = -1
         self.loading = False
         self.failures = 0
@@ -85,67 +113,67 @@ class Tracked:
 
     @property
     def keys(self) -> list[Keys]:
-        """Of all pages that vLLM has hashed by now, for each group."""
+        """For each group the keys of all pages that vLLM has hashed so far."""
         hashes = self.request.block_hashes
         if self._hashed and hashes[self._hashed - 1 : self._hashed] != [self._last]:
-            self._begin_anew(hashes)
+            self._hash_again(hashes)
         elif len(hashes) > self._hashed:
-            self._keys = [self._grown(at, hashes, self._keys[at]) for at in range(len(self.groups))]
+            self._keys = [self._extended(at, hashes, self._keys[at]) for at in range(len(self.groups))]
         self._hashed, self._last = len(hashes), hashes[-1] if hashes else b""
         return self._keys
 
     def group_keys(self) -> list[GroupKeys]:
-        """For a match."""
+        """Returns the keys in the form that a match takes."""
         return [GroupKeys(group.kind, keys) for group, keys in zip(self.groups, self.keys, strict=True)]
 
-    def is_there(self, tokens: int) -> None:
-        """So much of it need not be stored."""
+    def mark_stored(self, tokens: int) -> None:
+        """Records that the first `tokens` tokens are cached and need not be stored."""
         for at, group in enumerate(self.groups):
             self.stored[at] = max(self.stored[at], tokens // group.kind.page_tokens)
 
     @property
     def is_stale(self) -> bool:
-        """Whether its keys are those of other weights."""
+        """Whether its keys belong to previous weights."""
         return self.stored[0] == _NEVER
 
-    def grow_stale(self) -> None:
-        """The weights have changed: nothing more of it is stored."""
+    def mark_stale(self) -> None:
+        """Prevents all further stores of this request, because the weights have changed."""
         self.stored = [_NEVER] * len(self.groups)
 
-    def let_go(self) -> None:
-        """Of what was found."""
+    def release_hit(self) -> None:
+        """Releases the pinned pages unless a load is in progress."""
         if self.found is not None and not self.loading:
             self.found.match.release()
             self.found = None
 
     def loaded(self) -> None:
-        """The workers have loaded what was found, or could not."""
+        """Records that all workers have ended the load, successfully or not."""
         self.loading = False
         self.from_memory = -1
         self.taken = NOTHING
-        self.let_go()
+        self.release_hit()
 
-    def _begin_anew(self, hashes: Sequence[bytes]) -> None:
-        """A session went on behind another token than the one it had: hashes that were there are others now."""
-        self.let_go()
+    def _hash_again(self, hashes: Sequence[bytes]) -> None:
+        """Recomputes all keys: the session was continued after another token, so that earlier hashes have changed."""
+        self.release_hit()
         for at, group in enumerate(self.groups):
             before = self._keys[at]
-            after = self._keys[at] = self._grown(at, hashes, Keys(group.namespace, b""))
-            self.stored[at] = min(self.stored[at], _alike(before, after))
+            after = self._keys[at] = self._extended(at, hashes, Keys(group.namespace, b""))
+            self.stored[at] = min(self.stored[at], _common_prefix(before, after))
 
-    def _grown(self, at: int, hashes: Sequence[bytes], keys: Keys) -> Keys:
+    def _extended(self, at: int, hashes: Sequence[bytes], keys: Keys) -> Keys:
         group = self.groups[at]
         more = hashes[(len(keys) + 1) * group.hashes - 1 :: group.hashes]
         return Keys(group.namespace, keys.data + group.keys(more).data)
 
 
-def _alike(one: Keys, other: Keys) -> int:
-    """How many keys both begin with."""
+def _common_prefix(one: Keys, other: Keys) -> int:
+    """Returns the number of keys in the common prefix."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def some_of(match: Match, pages: Sequence[int]) -> MatchHandle:
-    """Some pages of a match, by their places in it."""
+    """Returns a handle of some pages of a match, given by their indexes in it."""
     whole = match.to_handle()
     if not len(whole):
         return whole

@@ -1,4 +1,4 @@
-"""The scheduler's half: what of a prompt is in pagetier, and which blocks are loaded and stored in each step."""
+"""Decides which tokens of a prompt can be loaded, and which blocks are loaded and stored in each step."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
 from pagetier.client.engines.vllm.namespace import with_adapter
-from pagetier.client.engines.vllm.prefetch import Asker
+from pagetier.client.engines.vllm.prefetch import PrefetchThread
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
 from pagetier.client.engines.vllm.request_state import NOTHING, PagedGroup, PinnedHit, Taken, Tracked, some_of
 from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Namespace
 
-_TRIES: Final = 2  # of loads that fail, before a request is computed: the first may have found what left just then
-_DISK_S: Final = 1.0  # that the disk is given at least, whether the request waits for it or not
-_KEPT_S: Final = 2.0  # how long what was found stays pinned for a request that is not scheduled
+_TRIES: Final = 2  # loads that may fail before a request is computed: a page of the first may have just been evicted
+_DISK_S: Final = 1.0  # the least timeout of a prefetch, whether the request waits for it or not
+_KEPT_S: Final = 2.0  # how long pages stay pinned for a request that is not scheduled
 
 
 class SchedulerHalf:
-    """Called by the one thread of vLLM's scheduler. Waits for nobody.
+    """The scheduler's half of the connector. Called by the one thread of vLLM's scheduler; no method blocks.
 
     Args:
-        client: this process's.
-        groups: in vLLM's order.
-        disk_deadline: seconds that a request may wait for pages on disk.
-        announcer: is told what is stored; None: nobody listens.
-        private: the namespaces that no other engine can name.
+        client: This process's client.
+        groups: The groups in vLLM's order.
+        disk_deadline: Seconds that a request may wait for pages on disk.
+        announcer: Receives the stored pages; None if KV cache events are disabled.
+        private: The namespaces that no other engine can name.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class SchedulerHalf:
         private: Iterable[Namespace] = (),
     ) -> None:
         self._client, self._groups, self._disk_deadline = client, tuple(groups), disk_deadline
-        self._asker = Asker(client)
+        self._prefetches = PrefetchThread(client)
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._written: set[int] = set()
         self._late: list[StoreOrder] = []
         self._own = token_hex(16)
         self._private = PrivateNamespaces(client, private)
-        self.tally = ConnectorCounters()
+        self.counters = ConnectorCounters()
         self.announcer = announcer
 
     def matched(self, request: Any, computed: int) -> int | None:
-        """How many tokens can be loaded beyond the `computed` that the engine has; None: to be asked again."""
-        tracked = self._track_anew(request)
+        """Returns how many tokens can be loaded after the `computed` ones, or None if vLLM must ask again later."""
+        tracked = self._track_again(request)
         if tracked.loading:
             return None
         tracked.computed = computed
@@ -71,11 +71,17 @@ class SchedulerHalf:
         return tracked.offered
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[Any]], external: int) -> None:
-        """The request was given blocks, a row for each group; `external` tokens of it are to be loaded into them."""
+        """Records the blocks of a request.
+
+        Args:
+            request: vLLM's Request.
+            blocks: A row of blocks for each group.
+            external: The number of tokens to load into them.
+        """
         tracked = self._track(request)
         found = tracked.found
         if found is not None:
-            tracked.is_there(found.match.available_pages)
+            tracked.mark_stored(found.match.available_pages)
         if external and found is not None:
             order = self._order(tracked, found, blocks, external)
             self._loads.append(order)
@@ -87,23 +93,23 @@ class SchedulerHalf:
             self._count(tracked, NOTHING)
 
     def build(self, output: Any) -> Orders:
-        """The orders of a step. output: vLLM's SchedulerOutput."""
+        """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
         self._written.update(take_blocks(self._tracked, output))
         stores = (*map(self._numbered, store_orders(self._tracked, output)), *self._late)
         orders = Orders(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
-        self._let_go_of_old(time.monotonic())
+        self._release_expired(time.monotonic())
         return orders
 
     def failed(self, requests: Container[str], blocks: Set[int]) -> None:
-        """A worker could not load these requests, or these blocks; others may still be at it."""
+        """Records that a worker could not load these requests or blocks. Other workers may still be loading them."""
         for name, tracked in self._tracked.items():
             if name in requests or (tracked.loading and tracked.into & blocks):
                 tracked.failures += 1
                 tracked.taken = NOTHING
 
     def loaded(self, requests: Iterable[str]) -> None:
-        """All workers are through with these requests' loads."""
+        """Records that all workers have ended the loads of these requests."""
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
                 if tracked.taken.tokens:
@@ -113,35 +119,38 @@ class SchedulerHalf:
                     del self._tracked[request]
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> bool:
-        """A request is over; whether it has to hold its blocks until a last store of them has ended."""
+        """Records the end of a request.
+
+        Returns whether it must keep its blocks until a last store of them has ended.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return False
         late = late_orders(tracked, blocks)
         self._late.extend(self._numbered(order) for order in late)
         self._touch(tracked)
-        tracked.let_go()
+        tracked.release_hit()
         if not tracked.loading:
             del self._tracked[request.request_id]
         return bool(late)
 
     def from_memory(self, request: Any, external: int) -> int:
-        """How many of the tokens that a request loads did not come from disk."""
+        """Returns how many of the tokens that a request loads did not come from disk."""
         tracked = self._tracked.get(request.request_id)
         found = tracked.found if tracked is not None else None
         return min(external, max(0, found.from_memory - (found.tokens - external))) if found is not None else external
 
     def renew(self) -> None:
-        """From now on nothing that was stored before is found, and nobody else finds what is stored.
+        """Makes stored pages unreachable, because the weights may have changed: all groups get a new random salt.
 
-        What only this engine could have found is flushed: each reset makes a namespace of each group.
-
-        Of requests that go on nothing is stored any more, unless they begin anew: some of it was computed or loaded
-        before, and some is computed after.
+        Pages in namespaces that only this engine could name are flushed. Running requests are not stored any more
+        unless they
+        are matched again, because some of their pages were computed or loaded before the reset and some are computed
+        after it.
         """
         for tracked in self._tracked.values():
-            tracked.let_go()
-            tracked.grow_stale()
+            tracked.release_hit()
+            tracked.mark_stale()
         salt = token_hex(16)
         self._groups = tuple(
             msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))
@@ -150,8 +159,8 @@ class SchedulerHalf:
         self._private.renew(group.namespace for group in self._groups)
 
     def close(self) -> None:
-        """Lets go of everything."""
-        self._asker.close()
+        """Releases all pins and closes the client."""
+        self._prefetches.close()
         self._private.close()
         for tracked in self._tracked.values():
             tracked.loaded()
@@ -159,7 +168,7 @@ class SchedulerHalf:
         self._client.close()
 
     def _numbered(self, order: StoreOrder) -> StoreOrder:
-        return order if self.announcer is None else self.announcer.ordered(order, self._tracked[order.request])
+        return order if self.announcer is None else self.announcer.add(order, self._tracked[order.request])
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
@@ -167,15 +176,19 @@ class SchedulerHalf:
             tracked = self._tracked[request.request_id] = Tracked(request, self._groups_of(request))
         return tracked
 
-    def _track_anew(self, request: Any) -> Tracked:
-        """Of who asks what there is: nothing of it is computed beyond what vLLM has itself."""
+    def _track_again(self, request: Any) -> Tracked:
+        """Returns the state of a request that is matched.
+
+        A request that was stale begins with a new state: vLLM has reset its own cache, and so nothing of it is
+        computed.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not tracked.is_stale or tracked.loading:
             return self._track(request)
         del self._tracked[request.request_id]
-        anew = self._track(request)
-        anew.counted = tracked.counted
-        return anew
+        again = self._track(request)
+        again.counted = tracked.counted
+        return again
 
     def _groups_of(self, request: Any) -> tuple[PagedGroup, ...]:
         adapter = getattr(request, "lora_request", None)
@@ -187,11 +200,13 @@ class SchedulerHalf:
         )
 
     def _count(self, tracked: Tracked, taken: Taken) -> None:
-        """Counts what became of a request's prompt, for the daemon and for vLLM.
+        """Counts the result of a request's lookup, for the daemon and for vLLM.
 
         A request is matched several times: after the disk was asked, when its pins were released because it waited too
-        long, when it was preempted, when its load failed. It counts once, when it has loaded or begins without a load.
-        Tokens that vLLM had in its own cache were not looked for.
+        long,
+        when it was preempted, when its load failed. It counts once, when it was loaded or begins without a load. Tokens
+        that
+        vLLM had in its own cache do not count.
         """
         if tracked.counted or tracked.lookup is None:
             return
@@ -205,16 +220,16 @@ class SchedulerHalf:
                 missed_tokens=missed,
             )
         )
-        self.tally.hit(taken.tokens, taken.from_memory)
+        self.counters.hit(taken.tokens, taken.from_memory)
 
     def _found(self, tracked: Tracked, computed: int) -> PinnedHit | None:
-        """What is pinned for it; None while the disk is asked."""
-        asked = tracked.group_keys()  # of other hashes than before it lets go of what was found
+        """Returns the pinned pages of a request, or None while it waits for the disk."""
+        asked = tracked.group_keys()  # this releases the pinned pages if the hashes have changed
         if tracked.found is not None and time.monotonic() - tracked.found.since < _KEPT_S:
             return tracked.found
-        if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.gives_up:
+        if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.disk_wait_ends:
             return None
-        tracked.let_go()
+        tracked.release_hit()
         match = self._client.find_groups(asked, limit=tracked.request.num_tokens - 1)
         if tracked.lookup is None:
             tracked.lookup = match.lookup
@@ -229,12 +244,15 @@ class SchedulerHalf:
         return tracked.found
 
     def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
-        """Also where nobody waits for it: the next request finds it in memory."""
-        tracked.prefetch = self._asker.ask(match, max(self._disk_deadline, _DISK_S))
-        tracked.gives_up = time.monotonic() + self._disk_deadline
+        """Requests the pages on disk, also if the request does not wait for them: the next one finds them in memory."""
+        tracked.prefetch = self._prefetches.submit(match, max(self._disk_deadline, _DISK_S))
+        tracked.disk_wait_ends = time.monotonic() + self._disk_deadline
 
     def _order(self, tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[Any]], external: int) -> LoadOrder:
-        """Of all that was offered; if vLLM took only some of it, of no page, and so of a load that fails."""
+        """Returns the load of all offered tokens.
+
+        If vLLM takes only some of them, the load has no pages and therefore fails.
+        """
         taken = external == tracked.offered
         groups = []
         for at, (match, first) in enumerate(zip(found.match.matches, found.match.start_pages, strict=True)):
@@ -245,11 +263,11 @@ class SchedulerHalf:
         return LoadOrder(tracked.request.request_id, tuple(group for group in groups if group.blocks))
 
     def _touch(self, tracked: Tracked) -> None:
-        """Stamps the recency of all pages, so that the head of what was stored does not leave before its tail."""
+        """Marks all pages as used, so that the beginning of the prompt is not evicted before its end."""
         with self._client.find_groups(tracked.group_keys()):
             pass
 
-    def _let_go_of_old(self, now: float) -> None:
+    def _release_expired(self, now: float) -> None:
         for tracked in self._tracked.values():
             if tracked.found is not None and now - tracked.found.since >= _KEPT_S:
-                tracked.let_go()
+                tracked.release_hit()

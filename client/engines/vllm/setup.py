@@ -1,4 +1,4 @@
-"""From vLLM's configuration to the two halves, and what is refused on the way."""
+"""Opens the two halves of the connector from vLLM's configuration, and rejects what is not supported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagetier.client.client import Client
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
-from pagetier.client.engines.vllm.namespace import PageShape, backends_of, is_known, namespace_of
+from pagetier.client.engines.vllm.namespace import PageShape, backends_of, can_identify_weights, namespace_of
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
@@ -25,11 +25,16 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 
 class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Raises ValueError for what is out of bounds.
+    """The settings in `kv_connector_extra_config`.
 
-    socket: of the daemon; empty: where it usually is. disk_deadline: seconds that a request may wait for pages on disk
-    before it is computed instead; 0: it never does. salt: engines with different ones share nothing. name: what
-    administrators see of this engine; empty: the program's.
+    Attributes:
+        socket: The daemon's control socket; empty for the user's default socket.
+        disk_deadline: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
+        salt: Engines with different salts share no pages.
+        name: The engine's name for administrators; empty for the name of the program.
+
+    Raises:
+        ValueError: A value is out of range.
     """
 
     socket: str = ""
@@ -39,11 +44,15 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         if not 0 <= self.disk_deadline <= 3600:
-            raise ValueError(f"disk_deadline = {self.disk_deadline}: seconds from 0 to 3600")
+            raise ValueError(f"disk_deadline must be from 0 to 3600 seconds, not {self.disk_deadline}")
 
 
 def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
-    """Raises ValueError for an unknown key or a value of another kind; the message names it."""
+    """Returns the settings of `kv_connector_extra_config`.
+
+    Raises:
+        ValueError: A key is unknown, or a value has a wrong type or is out of range. The message names the key.
+    """
     try:
         return msgspec.convert(dict(given), ConnectorSettings)
     except (msgspec.ValidationError, ValueError) as error:
@@ -54,54 +63,76 @@ log = logging.getLogger("vllm.pagetier")
 
 
 def require_recompute(transfer: Any) -> None:
-    """Raises ValueError unless what can not be loaded is computed instead of failing the request."""
+    """Raises ValueError unless a request whose load fails is recomputed."""
     policy = getattr(transfer, "kv_load_failure_policy", "recompute")
     if policy != "recompute":
         raise ValueError(
-            f'kv_load_failure_policy is "{policy}": a page that can not be loaded would fail its request;'
+            f'kv_load_failure_policy is "{policy}": a request whose pages cannot be loaded would fail;'
             ' add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
         )
 
 
-def require_failures_told(groups: Any, *, by_request: bool) -> None:
-    """Raises UnsupportedError where vLLM could not be told of a load that failed: up to 0.29 it ends over that."""
+def require_failure_reports(groups: Any, *, by_request: bool) -> None:
+    """Raises UnsupportedError if vLLM cannot process a failed load of several groups: up to 0.29 it would end."""
     if not by_request and len(groups.kv_cache_groups) > 1:
         raise UnsupportedError("models with several groups of layers need vLLM 0.30 or later")
 
 
 def warn_of_seed(*, seeded: bool) -> None:
-    """Up to 0.29 vLLM hashes blocks with a seed of each process's own, and no other process finds what is stored."""
+    """Warns that engines share no pages: up to 0.29 vLLM hashes blocks with a seed that is random in each process."""
     if not seeded and not os.environ.get("PYTHONHASHSEED"):
-        log.warning("pagetier: set PYTHONHASHSEED to the same number for all engines, or they share nothing")
+        log.warning(
+            "pagetier shares no pages with other engines: set PYTHONHASHSEED to the same number for all of them"
+        )
 
 
 def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], settings: ConnectorSettings) -> WorkerHalf:
-    """Of this rank. Raises UnsupportedError and LayoutError for a model or a setting that is not cached."""
+    """Returns the worker's half of this rank.
+
+    Args:
+        config: vLLM's VllmConfig.
+        groups: vLLM's KVCacheConfig.
+        tensors: The cache of each layer, by name.
+        settings: The connector's settings.
+
+    Raises:
+        UnsupportedError: A model or a setting is not supported.
+        LayoutError: The layout of the cache cannot be copied.
+    """
     _check(config)
     shard = Shard(_rank(config), config.parallel_config.tensor_parallel_size)
     heads = config.model_config.get_total_num_kv_heads()
     client = _client(settings)
-    lanes = []
+    rank_groups = []
     for group in groups.kv_cache_groups:
         spec, names = group.kv_cache_spec, group.layer_names
         kind_of(spec)
         cache = paged_cache([tensors[name] for name in names], spec, shard, heads)
         namespace = namespace_of(config, group, _shape(config, group, cache), settings.salt)
-        lanes.append(RankGroup(cache, namespace, open_copier(client, cache)))
-    return WorkerHalf(client, lanes, _events(lanes), _zeroing(lanes, groups))
+        rank_groups.append(RankGroup(cache, namespace, open_copier(client, cache)))
+    return WorkerHalf(client, rank_groups, _events(rank_groups), _zeroing(rank_groups, groups))
 
 
 def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, ...]:
-    """What the scheduler has to know of this worker's pages."""
+    """Returns the shapes of this worker's pages, for the scheduler."""
     return tuple(
-        _shape(config, group, lane.cache) for group, lane in zip(groups.kv_cache_groups, worker.lanes, strict=True)
+        _shape(config, group, rank_group.cache)
+        for group, rank_group in zip(groups.kv_cache_groups, worker.rank_groups, strict=True)
     )
 
 
 def open_scheduler(
     config: Any, groups: Any, shapes: Sequence[PageShape], hash_tokens: int, settings: ConnectorSettings
 ) -> SchedulerHalf:
-    """With what the workers said of their pages."""
+    """Returns the scheduler's half.
+
+    Args:
+        config: vLLM's VllmConfig.
+        groups: vLLM's KVCacheConfig.
+        shapes: The page shapes on which all workers agree.
+        hash_tokens: Tokens of a block hash.
+        settings: The connector's settings.
+    """
     salt = _salt(config.model_config, settings)
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
     paged = []
@@ -114,17 +145,18 @@ def open_scheduler(
 
 
 def _salt(model: Any, settings: ConnectorSettings) -> str:
-    """Weights that can not be told from others are nobody else's."""
-    if is_known(model):
+    """Returns the salt of all namespaces: a random one if the weights cannot be distinguished from others."""
+    if can_identify_weights(model):
         return settings.salt
     log.warning(
-        "pagetier shares nothing with other engines: no file and no commit says which weights %s has", model.model
+        "pagetier shares no pages with other engines: %s has neither local files nor a commit to identify its weights",
+        model.model,
     )
     return token_hex(16)
 
 
 def _announcer(config: Any) -> Announcer | None:
-    """For who listens to what the cache holds."""
+    """Returns an announcer if KV cache events are enabled."""
     events = getattr(config, "kv_events_config", None)
     wanted = events is not None and events.enable_kv_cache_events and config.kv_transfer_config.is_kv_producer
     return Announcer() if wanted else None
@@ -148,7 +180,7 @@ def _check(config: Any) -> None:
         raise UnsupportedError("context parallelism is not supported yet")
     multimodal = getattr(config.model_config, "multimodal_config", None)
     if multimodal is not None and not config.cache_config.enable_prefix_caching:
-        raise UnsupportedError("images have no hash of their own without --enable-prefix-caching")
+        raise UnsupportedError("multimodal models require --enable-prefix-caching, without which images have no hash")
     speculative = config.speculative_config
     if speculative is not None and getattr(speculative, "method", None) not in ("ngram", "suffix"):
         raise UnsupportedError("draft models are not supported yet")
@@ -159,18 +191,18 @@ def _rank(config: Any) -> int:
     return int(parallel.rank) % int(parallel.tensor_parallel_size)
 
 
-def _events(lanes: Sequence[RankGroup]) -> Callable[[], object]:
-    """How an event behind all that the engine's stream was given is recorded."""
-    device = lanes[0].cache.cache.device
+def _events(rank_groups: Sequence[RankGroup]) -> Callable[[], object]:
+    """Returns a function that records an event after all work that was given to the engine's stream."""
+    device = rank_groups[0].cache.cache.device
     if device == "cpu":
         return lambda: None
     return partial(_recorded, device)
 
 
-def _zeroing(lanes: Sequence[RankGroup], groups: Any) -> Zeroing:
-    """The model runner for GPUs zeroes blocks of hybrid models before it says what it will write."""
-    zeroes = lanes[0].cache.cache.device != "cpu" and getattr(groups, "needs_kv_cache_zeroing", True)
-    return Zeroing.AHEAD_OF_US if zeroes and len(lanes) > 1 else Zeroing.BEHIND_US
+def _zeroing(rank_groups: Sequence[RankGroup], groups: Any) -> Zeroing:
+    """Returns when blocks are zeroed. On GPUs the model runner zeroes blocks of hybrid models before make_room()."""
+    zeroes = rank_groups[0].cache.cache.device != "cpu" and getattr(groups, "needs_kv_cache_zeroing", True)
+    return Zeroing.BEFORE_MAKE_ROOM if zeroes and len(rank_groups) > 1 else Zeroing.AFTER_MAKE_ROOM
 
 
 def _recorded(device: str) -> object:

@@ -1,4 +1,7 @@
-"""Which blocks are stored in a step: those whose page becomes whole in it, as long as the request still has them."""
+"""Chooses the blocks that are stored in a step: those whose page becomes complete in it.
+
+This is the only time at which the request certainly still has them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pagetier.client.keys import Keys
 
 
 def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
-    """Notes the blocks that requests got in this step; returns those that get new content, whosever they are."""
+    """Records the blocks that requests got in this step. Returns all blocks that get new content, of any request."""
     written: set[int] = set()
     for new in output.scheduled_new_reqs:
         written.update(_fresh(new, tracked.get(new.req_id)))
@@ -28,20 +31,25 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
 
 
 def store_orders(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreOrder]:
-    """Of all requests that are computed in this step."""
+    """Yields the store commands of all requests that are computed in this step."""
     drafts = output.scheduled_spec_decode_tokens
     offers = _offers(output)
     for request, tokens in output.num_scheduled_tokens.items():
         one = tracked.get(request)
         if one is not None:
             begins, guessed = one.request.num_computed_tokens, len(drafts.get(request, ()))
-            # With drafts the state of a step's end lies in a block of its own until they are accepted.
+            # With drafts, the state at the end of a step is in a separate block until they are accepted.
             offered = offers.get(request, () if guessed else None)
             yield from _orders_of(one, begins, begins + tokens - guessed, offered)
 
 
 def late_orders(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[StoreOrder]:
-    """What was not ordered before a request ended, as the keys were not known. tables: the blocks that it still has."""
+    """Returns the commands for pages that had no keys before their request ended.
+
+    Args:
+        tracked: The request.
+        tables: For each group the blocks that it still has.
+    """
     request = tracked.request
     if tracked.loading:
         return []
@@ -66,7 +74,7 @@ def _orders_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | Non
 
 
 def _pages(one: Tracked, at: int, first: int, ends: int, *, held: bool = False) -> Iterator[StoreOrder]:
-    """The pages from `first` on that are whole at `ends` tokens."""
+    """Yields the pages from `first` on that are complete at `ends` tokens."""
     kind, keys, table = one.groups[at].kind, one.keys[at], one.tables[at]
     last = min(ends // kind.page_tokens, len(keys), len(table))
     if last <= first:
@@ -83,14 +91,14 @@ def _order(one: Tracked, at: int, first: int, keys: Keys, blocks: tuple[int, ...
 
 
 def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreOrder]:
-    """A state is what it is at the end of the step: a page of it is only whole there."""
+    """Yields the state at the end of a step, if it is the end of a page: a state is never complete elsewhere."""
     tokens = one.groups[at].kind.page_tokens
     if ends % tokens == 0:
         yield from _pages(one, at, ends // tokens - 1, ends)
 
 
 def _offers(output: Any) -> Mapping[str, Sequence[Any]]:
-    """The states that vLLM offers to be stored, from 0.30 on: request -> (group, block, tokens before it)."""
+    """Returns the states that vLLM offers to store, by request: (group, block, tokens before it). From 0.30 on."""
     state = getattr(output, "kv_connector_block_state", None)
     return state.boundary_state_offloads if state is not None else {}
 
@@ -111,7 +119,7 @@ def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> 
 
 
 def _fresh(new: Any, one: Tracked | None) -> Iterator[int]:
-    """Blocks of a new request, but for those that hold what it begins with; of one that nobody tracks, all of them."""
+    """Yields the blocks of a new request without its computed prefix; all blocks if the request is not tracked."""
     if one is not None:
         one.tables = [list(blocks) for blocks in new.block_ids]
     for at, table in enumerate(new.block_ids):

@@ -119,7 +119,7 @@ def test_the_disk_and_two_seconds_and_the_end_are_no_lookups(scene: Scene, clock
     assert scene.load(one) == 32
     scene.start(one)
     assert scene.counted() == Counted(1, 16, 16, 8)
-    assert scene.half.tally.taken() == {"memory_tokens": 16, "disk_tokens": 16}
+    assert scene.half.counters.taken() == {"memory_tokens": 16, "disk_tokens": 16}
 
 
 def test_a_disk_that_is_too_slow_gives_nothing(scene: Scene, clock: Any) -> None:
@@ -153,7 +153,7 @@ def test_a_load_that_fails_is_no_hit(scene: Scene) -> None:
     assert scene.load(one) == 0
     scene.start(one)
     assert scene.counted() == Counted(1, 0, 0, 40)
-    assert not scene.half.tally.taken()
+    assert not scene.half.counters.taken()
 
 
 def test_a_load_that_succeeds_the_second_time_counts_once(scene: Scene) -> None:
@@ -203,10 +203,10 @@ def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) 
                 run_step(engine, worker, chance)
             if number % 8 == 0:
                 engine.pool.forget()
-            told.update(half.tally.taken())
+            told.update(half.counters.taken())
         while engine.requests:
             run_step(engine, worker, chance)
-        told.update(half.tally.taken())
+        told.update(half.counters.taken())
         counts = daemon._observer().counts()
         assert engine.queries == 40 == counts["lookups"]
         assert 0 < engine.external_hits == told["memory_tokens"] == counts["memory_tokens"]

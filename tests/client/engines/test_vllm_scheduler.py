@@ -181,7 +181,7 @@ def test_who_asks_the_disk_may_have_to_wait_and_the_scheduler_not(clock: Clock) 
     assert half.matched(one, 0) == 8
     assert half.matched(request(name="two"), 0) is None
     assert not directory.prefetches
-    half._asker.close()
+    half._prefetches.close()
     directory.takes.set()
     assert eventually(lambda: directory.prefetches == 1), "of who is waiting already"
 

@@ -15,11 +15,17 @@ import pytest
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
-from pagetier.client.engines.vllm.namespace import PageShape, backends_of, is_known, namespace_of, with_adapter
+from pagetier.client.engines.vllm.namespace import (
+    PageShape,
+    backends_of,
+    can_identify_weights,
+    namespace_of,
+    with_adapter,
+)
 from pagetier.client.engines.vllm.setup import (
     ConnectorSettings,
     read_settings,
-    require_failures_told,
+    require_failure_reports,
     require_recompute,
     warn_of_seed,
 )
@@ -48,8 +54,8 @@ def test_settings_are_read() -> None:
     ("given", "told"),
     [
         ({"sokcet": "x"}, "sokcet"),
-        ({"disk_deadline": -1}, "disk_deadline = -1"),
-        ({"disk_deadline": 4000}, "disk_deadline = 4000"),
+        ({"disk_deadline": -1}, "disk_deadline.*-1"),
+        ({"disk_deadline": 4000}, "disk_deadline.*4000"),
         ({"disk_deadline": "soon"}, "disk_deadline"),
         ({"socket": 7}, "socket"),
     ],
@@ -68,10 +74,10 @@ def test_requests_must_not_fail_with_their_loads() -> None:
 
 def test_old_versions_can_not_be_told_of_failures_of_several_groups() -> None:
     one, two = SimpleNamespace(kv_cache_groups=[0]), SimpleNamespace(kv_cache_groups=[0, 1])
-    require_failures_told(one, by_request=False)
-    require_failures_told(two, by_request=True)
+    require_failure_reports(one, by_request=False)
+    require_failure_reports(two, by_request=True)
     with pytest.raises(UnsupportedError):
-        require_failures_told(two, by_request=False)
+        require_failure_reports(two, by_request=False)
 
 
 @pytest.mark.parametrize(("seeded", "seed", "warns"), [(True, "", False), (False, "0", False), (False, "", True)])
@@ -111,7 +117,7 @@ def test_tensors_that_are_not_known() -> None:
     cache = heads_first()
     with pytest.raises(UnsupportedError, match="shape"):
         paged_cache([layer[0, 0] for layer in cache.layers], cache.spec, Shard(0, 1), HEADS)
-    with pytest.raises(UnsupportedError, match="blocks of 24 tokens, but of 16"):
+    with pytest.raises(UnsupportedError, match="specifies blocks of 24 tokens, its tensors have blocks of 16"):
         paged_cache(cache.layers, FullAttentionSpec(24), Shard(0, 1), HEADS)
     with pytest.raises(UnsupportedError, match="heads"):
         paged_cache(cache.layers, FullAttentionSpec(16, num_kv_heads=1), Shard(0, 1), 1)
@@ -247,12 +253,12 @@ def test_weights_of_the_same_size_and_time(tmp_path: Path) -> None:
 
 def test_weights_that_nothing_tells_apart(tmp_path: Path) -> None:
     of_hub, pinned, resolved = (vllm_config().model_config for _ in range(3))
-    assert not is_known(of_hub)
+    assert not can_identify_weights(of_hub)
     pinned.revision = "0123456789abcdef0123456789abcdef01234567"
     resolved.revision = Resolved("main")
-    assert is_known(pinned) and is_known(resolved)
+    assert can_identify_weights(pinned) and can_identify_weights(resolved)
     (tmp_path / "model.safetensors").write_bytes(b"one")
-    assert is_known(vllm_config(str(tmp_path)).model_config)
+    assert can_identify_weights(vllm_config(str(tmp_path)).model_config)
     one, other = vllm_config(), vllm_config()
     one.model_config.revision, other.model_config.revision = Resolved("main"), Resolved("main")
     other.model_config.revision.resolved = "fedcba"

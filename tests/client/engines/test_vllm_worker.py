@@ -49,7 +49,7 @@ def worker_of(
     salt: str,
     settings: CopySettings = COPYING,
     shard: Shard = WHOLE,
-    zeroing: Zeroing = Zeroing.BEHIND_US,
+    zeroing: Zeroing = Zeroing.AFTER_MAKE_ROOM,
 ) -> WorkerHalf:
     lanes = []
     for at, cache in enumerate(caches):
@@ -62,7 +62,7 @@ def worker_of(
 
 
 def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys:
-    return worker.lanes[group].namespace.keys(range(prompt << 20, (prompt << 20) + pages * TOKENS))
+    return worker.rank_groups[group].namespace.keys(range(prompt << 20, (prompt << 20) + pages * TOKENS))
 
 
 def store_order(
@@ -126,7 +126,7 @@ def test_pages_are_of_the_namespace_that_the_scheduler_names(client: Client) -> 
     """Found once: after a reset they were still of the one that the worker began with, and no flush told them apart."""
     cache = heads_first()
     worker = worker_of(client, cache, salt=token_hex(8))
-    before = worker.lanes[0].namespace
+    before = worker.rank_groups[0].namespace
     after = msgspec.structs.replace(before, salt=token_hex(16))
     for namespace, block in ((before, 1), (after, 2), (before, 3)):
         keys = namespace.keys(range(TOKENS * block, TOKENS * (block + 1)))
@@ -148,7 +148,7 @@ def test_what_is_little_is_loaded_at_once_and_the_rest_beside(client: Client, mo
     storing.store([store_order(storing, 0, BLOCKS_TO_STORE)])
     ends(storing)
     order = load_order(loading, client, (0, BLOCKS_TO_LOAD))
-    monkeypatch.setattr(half, "_AT_ONCE", len(BLOCKS_TO_LOAD) * loading.lanes[0].cache.page.nbytes)
+    monkeypatch.setattr(half, "_AT_ONCE", len(BLOCKS_TO_LOAD) * loading.rank_groups[0].cache.page.nbytes)
     loading.load([order, replace(order, request="beside")])
     assert [bool(one.loads) for one in loading._loading.values()] == [False, True]
     assert "loading" in loading.finished(False).loaded
@@ -250,7 +250,7 @@ def test_a_page_that_left_fails_the_whole_load(client: Client) -> None:
     done = ends(worker)
     assert done.loaded == done.failed == {"loading"}
     assert done.blocks == {10, 11, 12, 13}
-    assert worker.tally.taken()["failed_loads"] == 1
+    assert worker.counters.taken()["failed_loads"] == 1
 
 
 def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
@@ -272,7 +272,7 @@ def test_blocks_that_are_written_next_are_never_stored_with_what_comes(
     worker = worker_of(client, cache, salt=salt, settings=slow_of(cache, client, 100), zeroing=zeroing)
     contents = {}
     for step, blocks in enumerate(steps):
-        if zeroing is Zeroing.BEHIND_US:
+        if zeroing is Zeroing.AFTER_MAKE_ROOM:
             worker.make_room(Orders(written=frozenset(blocks)))
         for block in blocks:
             cache.put(block, 1000 * step + block)
@@ -299,7 +299,7 @@ def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
 
 def slow_of(cache: Cache, client: Client, pages: int) -> CopySettings:
     """So many a second, one by one."""
-    nbytes = worker_of(client, cache, salt="size").lanes[0].cache.page.nbytes
+    nbytes = worker_of(client, cache, salt="size").rank_groups[0].cache.page.nbytes
     return CopySettings(chunk=nbytes, depth=1, store_bandwidth=pages * nbytes, load_bandwidth=pages * nbytes)
 
 
