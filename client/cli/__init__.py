@@ -1,1 +1,1 @@
-"""The client's commands of `pagetier`: replay and calibrate."""
+"""The commands of `pagetier` that run in a client: replay and calibrate."""

@@ -1,6 +1,6 @@
-"""`pagetier calibrate`: measures how copies go best between this host's memory and its GPU, and writes it down.
+"""`pagetier calibrate`: measures the ways to copy between this host's memory and its GPU, and writes the thresholds.
 
-Here is the command line alone, so that a list of commands is quick to make; run.py has the work.
+This module only has the command line, so that `pagetier --help` imports little; run.py does the work.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import click
 _EXIT_CODES = """\b
 Exit codes:
   0  done
-  1  no GPU, no torch, or a configuration that can not be used; nothing was written
-  2  used wrongly"""
+  1  no GPU, no torch, or an invalid configuration; nothing was written
+  2  usage error"""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
@@ -25,24 +25,24 @@ Exit codes:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Which GPU, as torch counts them.",
+    help="The index of the GPU, as in torch.",
 )
 @click.option(
     "--write",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The copies' configuration to write to.  [default: $PAGETIER_COPY_CONFIG, else ~/.config/pagetier/copy.toml]",
+    help="The configuration file to update.  [default: $PAGETIER_COPY_CONFIG, else ~/.config/pagetier/copy.toml]",
 )
-@click.option("--dry-run", is_flag=True, help="Measure and print, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Measure and print, but do not write.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of tables.")
 def calibrate(**options: Any) -> None:
-    """Measure which way to the GPU is best for which copies, and write it down.
+    """Measure which way of copying is fastest at which length, and write the thresholds.
 
-    Takes half a minute, 256 MiB of the GPU's memory and as much of the host's; best while nothing else is running.
-    Only the thresholds are written: what else stands in the file stays.
+    This takes half a minute, 256 MiB of the GPU's memory and as much of the host's. Run it while the GPU is idle. Only
+    the thresholds are written; all other settings of the file are kept.
     """
     if options["dry_run"] and options["write"] is not None:
-        raise click.UsageError("--dry-run writes nothing, --write says where to: give one of them")
+        raise click.UsageError("--dry-run and --write exclude each other")
     from pagetier.client.cli.calibrate.run import CalibrateArguments, main
 
     raise SystemExit(main(CalibrateArguments(**options)))

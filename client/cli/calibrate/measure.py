@@ -1,4 +1,4 @@
-"""How fast each way is at each length of a run: copies in chunks behind each other, as the copier enqueues them."""
+"""Measures how fast each way copies runs of each length. Copies are enqueued in chunks, as the copier does."""
 
 from __future__ import annotations
 
@@ -23,20 +23,32 @@ from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 
 MIB: Final = 1 << 20
-FRAME_BYTES: Final = 2 * MIB  # a run does not leave its frame
+FRAME_BYTES: Final = 2 * MIB  # a run never crosses the end of a frame
 PAGE_BYTES: Final = 8 * MIB
 BLOCK_TOKENS: Final = 16
 MOST_LAYERS: Final = 32
 
 
 class Scene:
-    """Memory on a device and pinned memory of the same size on the host, and copies between them.
+    """Memory on a device, pinned memory of the same size on the host, and copies between them.
 
-    cache, arena: tensors of bytes; arena is pinned unless the device is the host.
+    Attributes:
+        cache: A tensor of bytes on the device.
+        arena: A tensor of bytes on the host; pinned unless the device is the host.
+        nbytes: The size of each.
     """
 
     def __init__(self, device: str, nbytes: int) -> None:
-        """nbytes: of each, whole pages. Raises RuntimeError where there is not as much memory."""
+        """Allocates the memory.
+
+        Args:
+            device: The device's name in torch.
+            nbytes: The bytes on each side.
+
+        Raises:
+            ValueError: The memory is not whole pages.
+            RuntimeError: There is not enough memory.
+        """
         if nbytes < PAGE_BYTES or nbytes % PAGE_BYTES:
             raise ValueError(f"{nbytes} bytes are no pages of {PAGE_BYTES}")
         on_host = torch.device(device).type == "cpu"
@@ -47,15 +59,19 @@ class Scene:
         self.settle()
 
     def settle(self) -> None:
-        """Waits for all that was given to the device: no stream of ours waits for what torch does."""
+        """Waits for all work of the device, because the measured streams do not wait for torch's."""
         if self.cache.is_cuda:
             torch.cuda.synchronize(self.cache.device)
 
     def copies(self, direction: Direction, run_bytes: int, chunk_bytes: int) -> list[Copy]:
-        """All of the memory once, in copies of so many bytes; what lies side by side on both sides is a run.
+        """Returns copies of all of the memory, in chunks.
 
-        run_bytes: a power of two from 32 to FRAME_BYTES. chunk_bytes: whole pages. The copies of both directions are
-        the same ones, so that a load of what was stored changes nothing.
+        The copies of both directions are the same, so that a load of what was stored changes nothing.
+
+        Args:
+            direction: The direction of the copies.
+            run_bytes: The length of contiguous bytes on both sides, a power of two from 32 to FRAME_BYTES.
+            chunk_bytes: The size of a chunk, a multiple of PAGE_BYTES.
         """
         layers = min(MOST_LAYERS, PAGE_BYTES // run_bytes)
         blocks = PAGE_BYTES // layers // run_bytes
@@ -86,11 +102,17 @@ ROUNDS: Final = 5
 _LONGEST_S: Final = 60.0
 
 Streams = Callable[[WayName, Direction], Stream]
-"""A stream on which everything goes one way."""
+"""Returns a stream whose copies all go one way."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """device: its name for people. plain: GB/s of one large copy, by direction; speeds: of our ways, by direction."""
+    """The result of a measurement.
+
+    Attributes:
+        device: The name of the GPU.
+        plain: GB/s of one large copy, by direction.
+        speeds: The speed of each way and length, by direction.
+    """
 
     device: str
     plain: dict[str, float]
@@ -98,7 +120,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """How much is copied: all of the memory in chunks, in so many rounds that count, each way in turn."""
+    """The amount of work of a measurement: all of the memory is copied in chunks, in each round once by each way.
+
+    Attributes:
+        total_bytes: The size of the memory.
+        chunk_bytes: The size of a chunk.
+        rounds: The number of rounds that count.
+        runs: The lengths of runs.
+    """
 
     total_bytes: int = TOTAL_BYTES
     chunk_bytes: int = CHUNK_BYTES
@@ -107,7 +136,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 def measure_gpu(index: int, settings: CopySettings, timing: Timing | None = None) -> Measured:
-    """Every way on one GPU, both directions. Raises DeviceError where there is none, or too little memory on it."""
+    """Measures each way on one GPU in both directions. Raises DeviceError without a GPU or with too little memory."""
     timing = timing or Timing()
     streams = gpu_streams(index, settings)
     try:
@@ -120,10 +149,10 @@ def measure_gpu(index: int, settings: CopySettings, timing: Timing | None = None
 
 
 def gpu_streams(index: int, settings: CopySettings) -> Streams:
-    """New streams of a GPU, for memory that is pinned. Raises DeviceError where there is none."""
+    """Returns a function that makes streams of a GPU, for pinned memory. Raises DeviceError if there is no GPU."""
     from pagetier.kernels.gpu.cuda import CudaDevice
 
-    CudaDevice(index, settings, lambda frames: True)  # there is no GPU: said before anything is asked of it
+    CudaDevice(index, settings, lambda frames: True)  # reports a missing GPU before it is used
 
     def stream(way: WayName, direction: Direction) -> Stream:
         device = CudaDevice(index, msgspec.structs.replace(settings, way=way), lambda frames: True)
@@ -133,7 +162,7 @@ def gpu_streams(index: int, settings: CopySettings) -> Streams:
 
 
 def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timing) -> Iterator[Speed]:
-    """Of each way and length, the median of the rounds."""
+    """Yields the median speed of each way and length."""
     by_way = {way: streams(way, direction) for way in ORDER}
     for run_bytes in timing.runs:
         copies = scene.copies(direction, run_bytes, timing.chunk_bytes)
@@ -143,27 +172,31 @@ def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timi
 
 
 class CopyBatch(msgspec.Struct, frozen=True, eq=False):
-    """Copies that go to a stream one behind the other."""
+    """Copies that are enqueued to a stream one after another."""
 
     stream: Stream
     copies: Sequence[Copy]
 
 
 def do(*works: CopyBatch) -> None:
-    """Enqueues a copy of each in turn until there are no more, and waits for the end of all. Raises DeviceError."""
+    """Enqueues one copy of each batch in turn until all are enqueued, and waits for them.
+
+    Raises:
+        DeviceError: A copy failed, or the copies take too long.
+    """
     for copies in zip_longest(*(work.copies for work in works)):
         for work, copy in zip(works, copies, strict=True):
             if copy is not None:
                 work.stream.enqueue(copy)
     ends = time.monotonic() + _LONGEST_S
     for event in [work.stream.record() for work in works]:
-        while not event.done():  # it is asked without a pause: one would be measured, too
+        while not event.done():  # polled without a pause, because the pause would be measured, too
             if time.monotonic() > ends:
-                raise DeviceError(f"copies that take more than {_LONGEST_S:.0f} s")
+                raise DeviceError(f"copies did not complete within {_LONGEST_S:.0f} s")
 
 
 def begin_plain(scene: Scene, direction: Direction) -> None:
-    """One copy of all the memory as it lies, on torch's current stream; does not wait for it, where that is a GPU's."""
+    """Begins one contiguous copy of all the memory on torch's current stream. It does not wait for a GPU."""
     there, back = (scene.arena, scene.cache), (scene.cache, scene.arena)
     target, source = there if direction is Direction.STORE else back
     target.copy_(source, non_blocking=True)
@@ -178,9 +211,9 @@ def _plain_speed(scene: Scene, direction: Direction, rounds: int) -> float:
 
 
 def median_seconds(actions: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Of each action, taken in turn, by the host's clock: what it computes counts, too.
+    """Returns the median duration of each action in seconds of the host's clock; the actions are taken in turn.
 
-    A round in which kernels are compiled goes before and does not count.
+    The CPU time of an action counts, too. A first round, in which kernels are compiled, does not count.
     """
     times: list[list[float]] = [[] for _ in actions]
     for _ in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""The work of `pagetier calibrate`: measures, decides, prints, writes."""
+"""The work of `pagetier calibrate`: measures, chooses thresholds, prints and writes them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def show(measured: Measured, chosen: dict[str, Thresholds]) -> None:
-    """The tables on stdout, GB/s by length of a run and way, with the way that is taken from now on."""
+    """Prints tables of the speeds in GB/s by length of run and way, with the way that is chosen for each length."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     for direction, speeds in measured.speeds.items():
         title = f"{direction}, {measured.device}: one plain copy {measured.plain[direction]:.1f} GB/s"
-        table = Table("run", *ORDER, "taken", title=title)
+        table = Table("run", *ORDER, "chosen", title=title)
         for row in _rows(speeds, chosen[direction]):
             table.add_row(*row)
         console.print(table)
@@ -57,14 +57,21 @@ def _length(nbytes: int) -> str:
 
 
 class CalibrateExit(IntEnum):
-    """What the command ends with; click ends it with 2 where it is used wrongly."""
+    """The exit codes. click exits with 2 after a usage error."""
 
     OK = 0
     WRONG = 1
 
 
 class CalibrateArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line. write: None for the default place."""
+    """The command line.
+
+    Attributes:
+        device: The index of the GPU.
+        write: The file to update; None for the default one.
+        dry_run: Whether to measure without writing.
+        json: Whether to print JSON instead of tables.
+    """
 
     device: int
     write: Path | None
@@ -72,15 +79,15 @@ class CalibrateArguments(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
 
 
-def main(wanted: CalibrateArguments) -> int:
-    """Calibrates, prints what came out, returns the exit code."""
+def main(arguments: CalibrateArguments) -> int:
+    """Calibrates, prints the result and returns the exit code."""
     try:
-        place = wanted.write or default_place()
-        settings = standing(place)
-        measured = _measured(wanted.device, settings)
+        place = arguments.write or default_place()
+        settings = current_settings(place)
+        measured = _measured(arguments.device, settings)
         chosen = {way: thresholds_of(speeds) for way, speeds in measured.speeds.items()}
-        _tell(wanted, measured, chosen)
-        if not wanted.dry_run:
+        _print_result(arguments, measured, chosen)
+        if not arguments.dry_run:
             _write(place, settings, chosen, measured.device)
     except (SettingsError, DeviceError, ValueError) as error:
         sys.stderr.write(f"pagetier calibrate: {' '.join(str(error).split())}\n")
@@ -88,10 +95,10 @@ def main(wanted: CalibrateArguments) -> int:
     return CalibrateExit.OK
 
 
-def standing(place: Path) -> CopySettings:
-    """What is told already: by the file to write to; if there is none yet, by the one that it will take precedence of.
+def current_settings(place: Path) -> CopySettings:
+    """Returns the settings of the file to update; without one, those of the file that it will take precedence over.
 
-    Raises SettingsError.
+    Raises SettingsError if they are invalid.
     """
     others = {name: value for name, value in os.environ.items() if name != COPY_VARIABLE}
     return load_settings(place) if place.exists() else load_settings(None, others)
@@ -101,20 +108,20 @@ def _measured(device: int, settings: CopySettings) -> Measured:
     try:
         from pagetier.client.cli.calibrate.measure import measure_gpu
     except ImportError as error:
-        raise DeviceError(f'torch is needed to measure, pip install "pagetier[gpu]": {error}') from error
+        raise DeviceError(f'cannot import torch, install "pagetier[gpu]": {error}') from error
     return measure_gpu(device, settings)
 
 
-def _tell(wanted: CalibrateArguments, measured: Measured, chosen: dict[str, Thresholds]) -> None:
-    if wanted.json:
-        told = msgspec.to_builtins(measured) | {"thresholds": msgspec.to_builtins(chosen)}
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+def _print_result(arguments: CalibrateArguments, measured: Measured, chosen: dict[str, Thresholds]) -> None:
+    if arguments.json:
+        result = msgspec.to_builtins(measured) | {"thresholds": msgspec.to_builtins(chosen)}
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
         show(measured, chosen)
 
 
 def _write(place: Path, settings: CopySettings, chosen: dict[str, Thresholds], device: str) -> None:
-    told = msgspec.structs.replace(settings, stores=chosen["store"], loads=chosen["load"])
+    updated = msgspec.structs.replace(settings, stores=chosen["store"], loads=chosen["load"])
     today = datetime.now(UTC).date().isoformat()
-    write_settings(place, told, f"measured by pagetier calibrate on {device}, {today}")
+    write_settings(place, updated, f"measured by pagetier calibrate on {device}, {today}")
     sys.stderr.write(f"pagetier calibrate: thresholds written to {place}\n")

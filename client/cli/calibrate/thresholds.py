@@ -1,4 +1,4 @@
-"""From speeds to thresholds: pure arithmetic, on tables that are noisy, have gaps, and cross several times."""
+"""Computes thresholds from speeds, which may be noisy, have gaps, and cross several times."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy.typing as npt
 from pagetier.kernels.config.copy_settings import Thresholds, WayName
 
 ORDER: Final[tuple[WayName, ...]] = ("kernel", "staged", "dma")
-"""The ways that run lengths are divided among, from the shortest runs to the longest."""
+"""The ways to which run lengths are assigned, from the shortest runs to the longest."""
 
 ALWAYS: Final = 1 << 40
-"""A threshold for a way that is the best for the longest run that was measured, too."""
+"""The threshold of a way that is the fastest for the longest measured run, too."""
 
 _HANDICAP: Final = np.log([1.03, 1.03, 1.0])
-"""Kernels take processors from the model, DMA takes none: for 3 % or less they are not worth it."""
-_UNMEASURED: Final = -50.0  # the logarithm of a speed that nobody would choose, and that still can be added up
+"""Kernels use processors that the model needs, DMA does not: a gain of 3 % or less is not worth it."""
+_UNMEASURED: Final = -50.0  # the logarithm of a speed that is never chosen but can still be added
 _GRAIN: Final = 1 << 10
 
 _Scores = npt.NDArray[np.float64]
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What one way did with runs of one length, in 10^9 bytes a second."""
+    """The speed of one way with runs of one length, in 10^9 bytes a second."""
 
     way: str
     run_bytes: int
@@ -35,11 +35,14 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
-    """The thresholds under which the copies of all measured lengths are the fastest on the whole.
+    """Returns the thresholds with which the copies of all measured lengths are the fastest on the whole.
 
-    Every way to divide the lengths is looked at, so that no single speed decides; what is compared is the sum of
-    logarithms: a tenth lost counts alike at every length. Between the lengths where the way changes the threshold is
-    where the two speeds cross. What has no speed above 0 counts as not measured. Raises ValueError if all of it is so.
+    All divisions of the lengths are compared by the sum of the logarithms of their speeds: no single speed decides, and
+    the same relative loss counts alike at every length. A threshold lies where the two speeds cross, between the
+    lengths where the way changes. Speeds that are not above 0 count as not measured.
+
+    Raises:
+        ValueError: No speed was measured.
     """
     usable = [speed for speed in speeds if speed.gb_per_s > 0 and np.isfinite(speed.gb_per_s) and speed.way in ORDER]
     if not usable:
@@ -47,7 +50,7 @@ def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
     lengths = sorted({speed.run_bytes for speed in usable})
     scores = _scores(usable, lengths)
     first, second = _best_cuts(scores)
-    if first == second:  # nothing is staged: kernel and DMA meet
+    if first == second:  # no length is staged: kernel and DMA are neighbours
         both = _between(lengths, scores[0] - scores[2], first)
         return Thresholds(both, both)
     kernel_below = _between(lengths, scores[0] - scores[1], first)
@@ -55,14 +58,14 @@ def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
 
 
 def way_of(thresholds: Thresholds, run_bytes: int) -> str:
-    """Which way a run of this length goes."""
+    """Returns the way of runs of this length."""
     if run_bytes < thresholds.kernel_below:
         return "kernel"
     return "staged" if run_bytes < thresholds.staged_below else "dma"
 
 
 def _scores(speeds: Iterable[Speed], lengths: list[int]) -> _Scores:
-    """[ways, lengths]: logarithms of the speeds less the handicaps; of several measurements the best."""
+    """Returns [ways, lengths]: logarithms of the best measured speeds, less the handicaps."""
     scores = np.full((len(ORDER), len(lengths)), _UNMEASURED)
     for speed in speeds:
         at = ORDER.index(speed.way), lengths.index(speed.run_bytes)
@@ -71,7 +74,10 @@ def _scores(speeds: Iterable[Speed], lengths: list[int]) -> _Scores:
 
 
 def _best_cuts(scores: _Scores) -> tuple[int, int]:
-    """How many lengths go by kernel, and how many by kernel or staged. Of equals what takes the fewest processors."""
+    """Returns how many lengths go by kernel, and how many by kernel or staged.
+
+    Among equal divisions it takes the one that uses the fewest processors.
+    """
     sums = np.concatenate([np.zeros((len(ORDER), 1)), scores.cumsum(axis=1)], axis=1)
     every = combinations_with_replacement(range(sums.shape[1]), 2)
     return max(every, key=lambda cuts: (round(_total(sums, *cuts), 9), -cuts[1], cuts[0]))
@@ -82,9 +88,14 @@ def _total(sums: _Scores, first: int, second: int) -> float:
 
 
 def _between(lengths: list[int], leads: _Scores, cut: int) -> int:
-    """The length from which another way is better, above the last length before the cut and at most the next one.
+    """Returns the length from which the next way is faster.
 
-    leads: by how much the way before the cut is better, at each length.
+    It is above the last length before the cut and at most the first one after it.
+
+    Args:
+        lengths: The measured lengths.
+        leads: By how much the way before the cut is faster, at each length.
+        cut: The number of lengths before the cut.
     """
     if cut in (0, len(lengths)):
         return 0 if cut == 0 else ALWAYS

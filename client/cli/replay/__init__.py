@@ -1,6 +1,6 @@
-"""`pagetier replay`: drives a daemon with a trace of real prompts, and checks every byte that comes back.
+"""`pagetier replay`: runs a trace of real prompts against a daemon, and verifies every byte that it loads.
 
-Here is the command line alone, so that a list of commands is quick to make; run.py has the work.
+This module only has the command line, so that `pagetier --help` imports little; run.py does the work.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ _MOST_CLIENTS = 56  # slots of an index
 _EXIT_CODES = """\b
 Exit codes:
   0  done
-  1  a page was wrong, or a client died
-  2  used wrongly, or no trace
-  3  the daemon can not be reached
-  4  the daemon of --arena refused to start"""
+  1  a page had wrong content, or a client died
+  2  usage error, or an invalid trace
+  3  cannot reach the daemon
+  4  the daemon of --arena did not start; this is its exit code"""
 
 
 def _whole_words(context: click.Context, option: click.Parameter, page_bytes: int) -> int:
     if page_bytes % _WORD_BYTES:
-        raise click.BadParameter(f"{page_bytes} is no multiple of {_WORD_BYTES}")
+        raise click.BadParameter(f"{page_bytes} is not a multiple of {_WORD_BYTES}")
     return page_bytes
 
 
 def _check_together(options: dict[str, Any]) -> None:
     if options["arena"] is not None and options["socket"] is not None:
-        raise click.UsageError("--arena starts a daemon of its own, --socket names a running one: give one of them")
+        raise click.UsageError("--arena starts a private daemon, --socket names a running one: they exclude each other")
     if options["disk"] is not None and options["arena"] is None:
-        raise click.UsageError("--disk is for a daemon of its own: give --arena, too")
+        raise click.UsageError("--disk needs --arena: it configures the private daemon")
     if options["disk"] is not None and options["clients"] == _MOST_CLIENTS:
-        raise click.UsageError(f"the disk takes a client's place: with --disk at most {_MOST_CLIENTS - 1} clients")
+        raise click.UsageError(
+            f"with --disk there are at most {_MOST_CLIENTS - 1} clients: the disk worker takes one slot"
+        )
     for option in ("--disk-path", "--disk-write"):
         if options[option[2:].replace("-", "_")] is not None and options["disk"] is None:
-            raise click.UsageError(f"{option} says how a disk is used: give --disk, too")
+            raise click.UsageError(f"{option} needs --disk")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
@@ -48,20 +50,20 @@ def _check_together(options: dict[str, Any]) -> None:
     type=click.IntRange(1, _MOST_CLIENTS),
     default=1,
     show_default=True,
-    help="Processes that share the requests, each attached on its own.",
+    help="Number of processes that share the requests; each one attaches separately.",
 )
-@click.option("--arena", metavar="SIZE", help="Start a daemon for this replay alone, with just this much memory.")
-@click.option("--disk", metavar="SIZE", help="With --arena: give that daemon a disk tier, of just this size.")
+@click.option("--arena", metavar="SIZE", help="Start a private daemon for this replay, with exactly this much memory.")
+@click.option("--disk", metavar="SIZE", help="With --arena: a disk tier of exactly this size.")
 @click.option(
     "--disk-path",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --disk: its folder, which stays with all that it holds.  [default: a temporary one]",
+    help="With --disk: its folder, which is kept.  [default: a temporary one]",
 )
 @click.option(
     "--disk-write",
     type=click.Choice(["evict", "through", "second"]),
-    help="With --disk: write pages before they leave memory, all at once, or before they leave if they were used again."
+    help="With --disk: write pages before their eviction, at once, or before their eviction if they were used again."
     "  [default: evict]",
 )
 @click.option(
@@ -71,7 +73,7 @@ def _check_together(options: dict[str, Any]) -> None:
     default=4096,
     show_default=True,
     callback=_whole_words,
-    help="Bytes stored for each block of the trace.",
+    help="Bytes of a page. Each block of the trace is one page.",
 )
 @click.option(
     "--block-tokens",
@@ -88,18 +90,18 @@ def _check_together(options: dict[str, Any]) -> None:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="At most N requests a second, of all clients together; 0: as fast as it goes.",
+    help="At most N requests a second in total; 0: no limit.",
 )
 @click.option("--socket", type=click.Path(path_type=Path), help="The running daemon's control socket.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def replay(**options: Any) -> None:
-    """Replay a TRACE of prompts and check every byte that comes back.
+    """Replay a TRACE of prompts and verify every byte that is loaded.
 
-    Each prompt is matched, loaded (from disk, too), checked and stored, in the order of the trace.
+    Each prompt is matched, loaded (also from disk), verified and stored, in the order of the trace.
 
-    TRACE has a JSON object a line, and may be compressed with gzip; of each it takes "input_length", the tokens of
-    the prompt, and "hash_ids", an id for each block of them that stands for the block and all before it. Only full
-    blocks are stored. Without --arena the running daemon is used, with what it holds.
+    TRACE has one JSON object per line and may be compressed with gzip. The command reads "input_length", the tokens of
+    the prompt, and "hash_ids", an ID for each block of the prompt that stands for the block and all before it. Only
+    full blocks are stored. Without --arena the running daemon is used, with the pages that it already has.
     """
     _check_together(options)
     from pagetier.client.cli.replay.run import ReplayArguments, main

@@ -1,4 +1,4 @@
-"""The clients of a replay: processes that are dealt requests as they get through them, and may die."""
+"""Runs the clients of a replay: processes that are assigned requests in batches, and that may die."""
 
 from __future__ import annotations
 
@@ -24,11 +24,20 @@ from pagetier.client.keys import Keys, Namespace
 
 ATTACH_S: Final = 10.0
 TIMEOUT_S: Final = 30.0
-"""A replay measures hits and not timeouts, those of the disk neither; a daemon that is gone refuses at once."""
+"""The timeout of a store and of the disk. A replay measures hits, not timeouts; an unreachable daemon rejects at once.
+"""
 
 
 class ReplayJob(msgspec.Struct, frozen=True, eq=False):
-    """What all clients of a replay are told. keys: of each block of the trace, by its number, 32 bytes a row."""
+    """The input of all clients of a replay.
+
+    Attributes:
+        socket: The daemon's control socket.
+        trace: The trace.
+        namespace: The namespace of the pages.
+        keys: [blocks, 32]: the key of each block of the trace, by its number.
+        page_bytes: The size of a page.
+    """
 
     socket: Path
     trace: Trace
@@ -38,14 +47,18 @@ class ReplayJob(msgspec.Struct, frozen=True, eq=False):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A client's first word: whether it found the daemon."""
+    """The first message of a client.
+
+    Attributes:
+        attached: Whether it attached to the daemon.
+    """
 
     attached: bool
 
 
 def work(job: ReplayJob, pipe: Connection) -> None:
-    """Ranges come in by the pipe; Ready and then a Tally for each range go out. Ends when the other end is closed."""
-    # A Ctrl-C goes to all processes of a terminal; it is the parent who ends this one, by closing the pipe.
+    """Runs one client until the pipe closes: sends Ready, then receives ranges of requests and sends their counts."""
+    # Ctrl-C goes to all processes of a terminal. The parent ends this process by closing the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Client(job.socket, timeout=TIMEOUT_S, name="pagetier-replay") as client:
         replayer = Replayer(job, client)
@@ -58,9 +71,9 @@ def work(job: ReplayJob, pipe: Connection) -> None:
 
 
 class Replayer:
-    """Does for each request what an engine would: match, load, and store the whole prompt while it is pinned.
+    """Replays requests as an engine would: matches, loads, and stores the whole prompt while its prefix is pinned.
 
-    Loading brings in what is on disk; that is not pinned.
+    Pages on disk are loaded, but not pinned.
     """
 
     def __init__(self, job: ReplayJob, client: Client) -> None:
@@ -69,23 +82,23 @@ class Replayer:
         self._pattern = Pattern(job.page_bytes)
 
     def replay_all(self, requests: range) -> ReplayCounts:
-        """Replays requests in their order."""
-        tally = ReplayCounts()
+        """Replays requests in their order and returns their counts."""
+        counts = ReplayCounts()
         for request in requests:
-            self.replay(request, tally)
-        return tally
+            self.replay(request, counts)
+        return counts
 
-    def replay(self, request: int, tally: ReplayCounts) -> None:
-        """Replays one request and counts it."""
+    def replay(self, request: int, counts: ReplayCounts) -> None:
+        """Replays one request and adds it to `counts`."""
         trace = self._job.trace
         blocks = trace.blocks(request)
-        tally.requests += 1
-        tally.prompt_tokens += int(trace.prompt_tokens[request])
-        tally.asked += len(blocks)
+        counts.requests += 1
+        counts.prompt_tokens += int(trace.prompt_tokens[request])
+        counts.asked += len(blocks)
         if len(blocks):
-            self._handle(self._job.keys[blocks], tally)
+            self._handle(self._job.keys[blocks], counts)
 
-    def _handle(self, rows: npt.NDArray[np.uint8], tally: ReplayCounts) -> None:
+    def _handle(self, rows: npt.NDArray[np.uint8], counts: ReplayCounts) -> None:
         keys = Keys(self._job.namespace, rows.tobytes())
         pages = self._pattern.of(rows)
         began = time.perf_counter()
@@ -94,24 +107,24 @@ class Replayer:
             space = self._pattern.space(match.available_pages)
             asked = time.perf_counter()
             loaded = self._client.load(match, space) if match.available_pages else 0
-            tally.load_seconds += time.perf_counter() - asked + matched - began
-            tally.loaded += loaded
-            tally.from_disk += match.from_disk
-            tally.wrong += wrong_pages(space[:loaded], pages[:loaded])
-            self._store(keys, pages, tally)
+            counts.load_seconds += time.perf_counter() - asked + matched - began
+            counts.loaded += loaded
+            counts.from_disk += match.from_disk
+            counts.wrong += wrong_pages(space[:loaded], pages[:loaded])
+            self._store(keys, pages, counts)
 
-    def _store(self, keys: Keys, pages: npt.NDArray[np.uint64], tally: ReplayCounts) -> None:
+    def _store(self, keys: Keys, pages: npt.NDArray[np.uint64], counts: ReplayCounts) -> None:
         began = time.perf_counter()
         result = self._client.store(keys, pages)
-        tally.store_seconds += time.perf_counter() - began
-        tally.stored += result.stored
-        tally.present += result.present
-        tally.pending += result.pending
-        tally.refused += result.refused
+        counts.store_seconds += time.perf_counter() - began
+        counts.stored += result.stored
+        counts.present += result.present
+        counts.pending += result.pending
+        counts.refused += result.refused
 
 
 class RateLimit:
-    """So many steps a second at most, evenly; 0: as fast as it goes. Steps that were missed are not made up for."""
+    """Limits the rate of steps. A rate of 0 is no limit. Missed steps are not made up for."""
 
     def __init__(self, per_second: int) -> None:
         self.limited = per_second > 0
@@ -119,7 +132,7 @@ class RateLimit:
         self._next = 0.0
 
     def wait(self) -> None:
-        """Waits until the next step may be taken."""
+        """Waits until the next step may begin."""
         if not self.limited:
             return
         now = time.monotonic()
@@ -127,29 +140,33 @@ class RateLimit:
         self._next = max(now, self._next) + self._seconds
 
 
-_DEAL: Final = 16
-"""Requests dealt at once: few, so that clients stay together and a dead one takes little with it."""
-_AHEAD: Final = 2
-"""Deals that a client has in hand, so that it need not wait for the next."""
+_BATCH: Final = 16
+"""Requests of a batch: few, so that the clients stay close together and a dead one returns few requests."""
+_QUEUED_BATCHES: Final = 2
+"""Batches that are assigned to a client in advance, so that it does not wait for the next one."""
 _END_S: Final = 10.0
 
 
 class UnreachableError(Exception):
-    """There is no daemon to replay against; the message says what was tried."""
+    """No daemon was found. The message has the socket and the timeout."""
 
 
-class Pool:
-    """So many clients, started and attached; ended and gone when the context is left.
+class ClientPool:
+    """A number of client processes, attached on entry and ended on exit of the context.
 
-    pace: when requests may be dealt; a slow one is dealt one by one.
+    Args:
+        job: The input of all clients.
+        clients: The number of clients.
+        pace: Limits the rate of requests. With a limit each batch has one request.
 
-    Raises UnreachableError if one does not find the daemon.
+    Raises:
+        UnreachableError: A client cannot attach to the daemon.
     """
 
     def __init__(self, job: ReplayJob, clients: int, pace: RateLimit) -> None:
         self.deaths: list[str] = []
-        self._living: list[_ClientProcess] = []
-        self._todo: deque[range] = deque()
+        self._workers: list[_ClientProcess] = []
+        self._unassigned: deque[range] = deque()
         self._pace = pace
         try:
             self._start(job, clients)
@@ -158,74 +175,80 @@ class Pool:
             raise
 
     def replay(self, requests: int, progress: Callable[[int], None]) -> ReplayCounts:
-        """Replays the first `requests` requests; what a client that died had in hand is dealt to the others.
+        """Replays the first `requests` requests. The requests of a client that dies are assigned to the others.
 
-        `progress` is told how many were done, again and again. Ends early if all clients died.
+        `progress` is called repeatedly with the number of replayed requests.
+
+        Returns:
+            The counts of all clients. They have fewer requests if all clients died.
         """
         total = ReplayCounts()
-        deal = 1 if self._pace.limited else _DEAL
-        self._todo.extend(range(at, min(at + deal, requests)) for at in range(0, requests, deal))
-        while busy := self._deal():
+        batch = 1 if self._pace.limited else _BATCH
+        self._unassigned.extend(range(at, min(at + batch, requests)) for at in range(0, requests, batch))
+        while busy := self._assign_all():
             for pipe in wait([worker.pipe for worker in busy]):
                 worker = next(worker for worker in busy if worker.pipe is pipe)
-                self._hear(worker, total)
+                self._receive(worker, total)
             progress(total.requests)
         return total
 
     def close(self) -> None:
-        """Ends the clients: after the request that each is at, or by force."""
-        for worker in self._living:
+        """Ends each client after its current request, or kills it after a timeout."""
+        for worker in self._workers:
             worker.pipe.close()
-        for worker in self._living:
+        for worker in self._workers:
             worker.end()
-        self._living.clear()
+        self._workers.clear()
 
     def _start(self, job: ReplayJob, clients: int) -> None:
         for number in range(1, clients + 1):
-            self._living.append(_ClientProcess(job, number))
-        for worker in list(self._living):
+            self._workers.append(_ClientProcess(job, number))
+        for worker in list(self._workers):
             if not self._attached(worker):
-                raise UnreachableError(f"{job.socket}: a client found no daemon within {ATTACH_S:.0f} s")
+                raise UnreachableError(f"{job.socket}: a client could not attach within {ATTACH_S:.0f} s")
 
     def _attached(self, worker: _ClientProcess) -> bool:
-        """True also for one that died meanwhile: it is counted among the dead."""
+        """Returns whether a client is attached.
+
+        A client that has died counts among the deaths, and this returns true.
+        """
         try:
             ready = worker.pipe.recv()
         except (EOFError, OSError):
-            self._bury(worker)
+            self._remove_dead(worker)
             return True
         return isinstance(ready, Ready) and ready.attached
 
-    def _deal(self) -> list[_ClientProcess]:
-        """Gives out what there is to do; returns those who have something in hand."""
-        for _ in range(_AHEAD):
-            for worker in list(self._living):
-                if self._todo and len(worker.in_hand) < _AHEAD:
-                    self._give(worker, self._todo.popleft())
-        return [worker for worker in self._living if worker.in_hand]
+    def _assign_all(self) -> list[_ClientProcess]:
+        """Assigns batches to clients that can take more. Returns the clients that have any."""
+        for _ in range(_QUEUED_BATCHES):
+            for worker in list(self._workers):
+                if self._unassigned and len(worker.assigned) < _QUEUED_BATCHES:
+                    self._assign(worker, self._unassigned.popleft())
+        return [worker for worker in self._workers if worker.assigned]
 
-    def _give(self, worker: _ClientProcess, requests: range) -> None:
+    def _assign(self, worker: _ClientProcess, requests: range) -> None:
         self._pace.wait()
-        worker.in_hand.append(requests)
+        worker.assigned.append(requests)
         try:
             worker.pipe.send(requests)
         except OSError:
-            self._bury(worker)
+            self._remove_dead(worker)
 
-    def _hear(self, worker: _ClientProcess, total: ReplayCounts) -> None:
+    def _receive(self, worker: _ClientProcess, total: ReplayCounts) -> None:
         try:
             total.add(worker.pipe.recv())
         except (EOFError, OSError):
-            self._bury(worker)
+            self._remove_dead(worker)
         else:
-            worker.in_hand.popleft()
+            worker.assigned.popleft()
 
-    def _bury(self, worker: _ClientProcess) -> None:
-        self._living.remove(worker)
-        self._todo.extendleft(reversed(worker.in_hand))
+    def _remove_dead(self, worker: _ClientProcess) -> None:
+        self._workers.remove(worker)
+        self._unassigned.extendleft(reversed(worker.assigned))
         worker.pipe.close()
         worker.end()
-        self.deaths.append(worker.epitaph)
+        self.deaths.append(worker.exit_description)
 
     def __enter__(self) -> Self:
         return self
@@ -237,29 +260,34 @@ class Pool:
 
 
 class _ClientProcess:
-    """One client's process. in_hand: what it was dealt and has not answered."""
+    """One client's process.
+
+    Attributes:
+        pipe: The pipe to it.
+        assigned: The batches that it has not completed.
+    """
 
     def __init__(self, job: ReplayJob, number: int) -> None:
-        # A spawned process has nothing of this one's but its end of the pipe, so that each death is seen.
+        # A spawned process inherits only its end of the pipe, so that the parent detects each death.
         context = get_context("spawn")
         self.pipe: Connection
         self.pipe, theirs = context.Pipe()
-        self.in_hand: deque[range] = deque()
+        self.assigned: deque[range] = deque()
         self._number = number
         self._process = context.Process(target=work, args=(job, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
     def end(self) -> None:
-        """Waits for the process, whose pipe was closed; kills it if that takes too long."""
+        """Waits for the process after its pipe was closed, and kills it after a timeout."""
         self._process.join(_END_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
 
     @property
-    def epitaph(self) -> str:
-        """How it ended, when it has."""
+    def exit_description(self) -> str:
+        """How the process ended."""
         code = self._process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"client {self._number} (process {self._process.pid}) {how}"

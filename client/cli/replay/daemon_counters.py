@@ -1,4 +1,4 @@
-"""What the daemon says of itself: its deeds since a moment."""
+"""Reads the counters of a daemon and how they change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pagetier.client.cli.replay.report import Deeds
+from pagetier.client.cli.replay.report import CounterDeltas
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Observe
@@ -16,44 +16,52 @@ from pagetier.shm.protocol import BUILD, Observe
 _ANSWER_S: Final = 5.0
 
 
-class Watch:
-    """Looks at a daemon's index, and goes on to when that daemon is gone and when another has taken over.
+class DaemonCounters:
+    """The counters of a daemon's index, relative to its creation. It works across a restart of the daemon.
 
-    Raises LinkError where there is no daemon, ShmError if its index can not be read.
+    Raises:
+        LinkError: The daemon cannot be reached.
+        ShmError: Its index cannot be read.
     """
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._observer = observe(socket)
-        self._began = _deeds_in(self._observer.header())
+        self._began = _counters_in(self._observer.header())
 
     @property
     def disk_frames(self) -> int:
-        """The disk's room; 0 without one."""
+        """The frames of the disk tier; 0 without one."""
         return self._observer.header()["disk_frames"]
 
-    def deeds(self) -> Deeds:
-        """Since this watch began, also by a daemon that took the segments over or made new ones."""
+    def deltas(self) -> CounterDeltas:
+        """Returns the changes since this object was made.
+
+        They include those of a later daemon that adopted the segments or created new ones.
+        """
         header = self._observer.header()
-        done = _combined(_deeds_in(header), operator.sub, self._began)
+        done = _combined(_counters_in(header), operator.sub, self._began)
         try:
             now = observe(self._socket).header()
         except (LinkError, ShmError):
             return done
-        return done if now["segments_id"] == header["segments_id"] else _combined(done, operator.add, _deeds_in(now))
+        return done if now["segments_id"] == header["segments_id"] else _combined(done, operator.add, _counters_in(now))
 
 
-def _deeds_in(header: dict[str, int]) -> Deeds:
-    return Deeds(**{field: header[field] for field in Deeds.__struct_fields__})
+def _counters_in(header: dict[str, int]) -> CounterDeltas:
+    return CounterDeltas(**{field: header[field] for field in CounterDeltas.__struct_fields__})
 
 
-def _combined(left: Deeds, how: Callable[[int, int], int], right: Deeds) -> Deeds:
-    fields = Deeds.__struct_fields__
-    return Deeds(**{field: how(getattr(left, field), getattr(right, field)) for field in fields})
+def _combined(left: CounterDeltas, how: Callable[[int, int], int], right: CounterDeltas) -> CounterDeltas:
+    fields = CounterDeltas.__struct_fields__
+    return CounterDeltas(**{field: how(getattr(left, field), getattr(right, field)) for field in fields})
 
 
 def observe(socket: Path) -> Observer:
-    """The index of the daemon at a socket. Raises LinkError where there is none, ShmError if it can not be read."""
+    """Returns an observer of the daemon's index.
+
+    Raises LinkError if it is unreachable, ShmError if it is unreadable.
+    """
     link = Link(socket, _ANSWER_S)
     try:
         greeting = link.greet(Observe(BUILD), _ANSWER_S)

@@ -1,4 +1,4 @@
-"""What replayed pages hold: words that follow from the page's key and their place in it, and no two alike."""
+"""Generates the content of replayed pages: words that depend on the page's key and their position in the page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 WORD_BYTES = 8
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd: no two places of a page are given the same
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all positions of a page have different words
 
 
 class Pattern:
-    """Makes and checks pages of one size. One for each thread: it keeps its memory from one prompt to the next.
+    """Generates and verifies pages of one size. Not thread-safe: it reuses its memory from prompt to prompt.
 
-    page_bytes: a multiple of 8, more than 0.
+    Args:
+        page_bytes: The size of a page, a positive multiple of 8.
     """
 
     def __init__(self, page_bytes: int) -> None:
@@ -21,7 +22,7 @@ class Pattern:
         self._space = self._room(0)
 
     def of(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-        """The pages of these keys (32 bytes a row), a row each, until the next call."""
+        """Returns the pages of these keys (32 bytes a row), a row each. They are valid until the next call."""
         if len(keys) > len(self._made):
             self._made = self._room(len(keys))
         seeds = keys[:, :WORD_BYTES].copy().view(np.uint64)
@@ -30,7 +31,10 @@ class Pattern:
         return made
 
     def space(self, pages: int) -> npt.NDArray[np.uint64]:
-        """Memory to load pages into, all zero, until the next call: what was not loaded is no page."""
+        """Returns memory for loaded pages, valid until the next call.
+
+        It is zeroed, so that unloaded pages are detected.
+        """
         if pages > len(self._space):
             self._space = self._room(pages)
         self._space[:pages] = 0
@@ -41,7 +45,7 @@ class Pattern:
 
 
 def wrong_pages(loaded: npt.NDArray[np.uint64], made: npt.NDArray[np.uint64]) -> int:
-    """How many pages (rows) are not byte for byte what they should be."""
+    """Returns the number of pages (rows) that differ from their expected content."""
     if np.array_equal(loaded, made):
         return 0
     return int((loaded != made).any(axis=1).sum())

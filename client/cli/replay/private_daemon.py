@@ -1,4 +1,4 @@
-"""A daemon for one replay alone: a capacity that is exactly its arena, and nothing left of it at the end."""
+"""Runs a daemon for one replay: its capacity is exactly its arena, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _REFUSED: Final = 4
 _LEAST_FRAME: Final = 4096
 _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
-_STOP_S: Final = 60.0  # with what a stop may take to write to a disk that stays
-_NO_USE_IN_WRITING_ALL: Final = "--disk-stop=1ms"
-# A replay measures hits and not timeouts: what the disk is to have it gets, however slow it is.
-_PATIENT: Final = "--disk-patience=10s"
+_STOP_S: Final = 60.0  # includes the writes to a disk tier that is kept
+_SKIP_FINAL_WRITES: Final = "--disk-stop=1ms"
+# A replay measures hits, not timeouts: pages are written to disk, however slow it is.
+_DISK_TIMEOUT: Final = "--disk-patience=10s"
 
-# It is a process and no import: clients know the daemon by its socket alone. If this process is killed, the kernel
-# tells it to stop (prctl 1 is PR_SET_PDEATHSIG, signal 15 SIGTERM), and it is who removes the folder. The kernel may do
-# so when the first thread of this process is dead (a zombie, Z) and the others are not yet.
+# The daemon is a process and not an import, because clients know it only by its socket. If this process is killed, the
+# kernel stops the daemon (prctl 1 is PR_SET_PDEATHSIG, signal 15 is SIGTERM), which then removes the folder. The kernel
+# may do so when the first thread of this process is dead (a zombie, Z) and the other threads are not yet.
 _START: Final = """
 import atexit, ctypes, os, pathlib, shutil
-def tidy():
+def remove_folder():
     if os.getppid() != {parent} or ") Z " in pathlib.Path("/proc/{parent}/stat").read_text():
         shutil.rmtree({folder!r}, ignore_errors=True)
-atexit.register(tidy)
+atexit.register(remove_folder)
 ctypes.CDLL(None).prctl(1, 15)
 from pagetier.daemon.main import main
 main()
@@ -47,7 +47,11 @@ main()
 
 
 class DaemonError(Exception):
-    """The daemon did not start. code: its exit code; the message is what it said."""
+    """The daemon did not start. The message is its log.
+
+    Attributes:
+        code: Its exit code.
+    """
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -55,14 +59,17 @@ class DaemonError(Exception):
 
 
 def frame_bytes(page_bytes: int) -> int:
-    """The smallest frame that holds such a page: a power of two."""
+    """Returns the size of the smallest frame that holds such a page: a power of two."""
     return max(_LEAST_FRAME, 1 << (page_bytes - 1).bit_length())
 
 
 class PrivateDisk(msgspec.Struct, frozen=True):
-    """The disk of an own daemon. size and write: as the daemon's flags take them.
+    """The disk tier of a private daemon.
 
-    path: a folder that stays; None: a temporary one.
+    Attributes:
+        size: The size, in the form of the daemon's option.
+        path: A folder that is kept; None for a temporary one.
+        write: The write policy, in the form of the daemon's option; None for the default.
     """
 
     size: str
@@ -70,29 +77,35 @@ class PrivateDisk(msgspec.Struct, frozen=True):
     write: str | None = None
 
     def flags(self, folder: Path) -> list[str]:
-        """For a daemon that has this folder to itself."""
+        """Returns the options of a daemon with this temporary folder."""
         path = self.path.absolute() if self.path else folder / "disk"
-        flags = [f"--disk-path={path}", f"--disk-size={self.size}", _PATIENT]
+        flags = [f"--disk-path={path}", f"--disk-size={self.size}", _DISK_TIMEOUT]
         flags += [f"--disk-write={self.write}"] if self.write else []
-        return flags if self.path else [*flags, _NO_USE_IN_WRITING_ALL]
+        return flags if self.path else [*flags, _SKIP_FINAL_WRITES]
 
 
-class _Standing(msgspec.Struct, frozen=True):
-    """What is used of what a daemon says of its disk."""
+class _DiskState(msgspec.Struct, frozen=True):
+    """The part of the daemon's disk status that is read here.
+
+    Attributes:
+        standing: The state of the disk tier, such as open or down.
+        trouble: The reason why it is down.
+    """
 
     standing: str
     trouble: str = ""
 
 
-class OwnDaemon:
-    """A `pagetierd` that evicts only when a page needs the room. As a context manager it serves, and is gone after.
+class PrivateDaemon:
+    """A `pagetierd` that evicts only when a page needs the memory. As a context manager it serves until the exit.
 
     Args:
-        arena: its size as the daemon's flag takes it.
-        page_bytes: of the pages that will be stored; each takes one frame.
-        disk: None for none.
+        arena: The size of its arena, in the form of the daemon's option.
+        page_bytes: The size of the stored pages; each takes one frame.
+        disk: Its disk tier; None for none.
 
-    Raises DaemonError if it does not start.
+    Raises:
+        DaemonError: The daemon does not start.
     """
 
     def __init__(self, arena: str, page_bytes: int, disk: PrivateDisk | None = None) -> None:
@@ -113,7 +126,7 @@ class OwnDaemon:
 
     def __enter__(self) -> Self:
         try:
-            self._until(self._admits)
+            self._until(self._accepts_clients)
             if self._disk:
                 self._until(self._disk_is_open)
         except BaseException:
@@ -131,7 +144,7 @@ class OwnDaemon:
         program = _START.format(parent=os.getpid(), folder=self._folder.name)
         command = [sys.executable, "-c", program, *flags]
         with self._log.open("wb") as log:
-            # In a session of its own a Ctrl-C does not reach it, and it outlives the clients.
+            # A separate session, so that Ctrl-C does not reach the daemon and it outlives the clients.
             return subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
 
     def _until(self, ready: Callable[[], bool]) -> None:
@@ -140,8 +153,11 @@ class OwnDaemon:
                 raise DaemonError(self._log.read_text().strip(), self._process.returncode)
             time.sleep(_PAUSE_S)
 
-    def _admits(self) -> bool:
-        """Whether engines may attach: this one does, and leaves. Who only looks is answered earlier."""
+    def _accepts_clients(self) -> bool:
+        """Returns whether clients may attach, by attaching and detaching.
+
+        Observers are accepted earlier than clients.
+        """
         try:
             link = Link(self.socket, _PROBE_S)
         except LinkError:
@@ -157,15 +173,15 @@ class OwnDaemon:
         return True
 
     def _disk_is_open(self) -> bool:
-        """Raises DaemonError if the disk can not be used."""
+        """Returns whether the disk tier is open. Raises DaemonError if it cannot be used."""
         try:
             text = observe(self.socket).disk_text()
         except (LinkError, ShmError):
             return False
-        told = msgspec.json.decode(text, type=_Standing) if text else _Standing("")
-        if told.standing == "down":
-            raise DaemonError(f"no disk: {told.trouble}", _REFUSED)
-        return told.standing == "open"
+        disk = msgspec.json.decode(text, type=_DiskState) if text else _DiskState("")
+        if disk.standing == "down":
+            raise DaemonError(f"cannot use the disk: {disk.trouble}", _REFUSED)
+        return disk.standing == "open"
 
     def _end(self) -> None:
         self._process.terminate()
@@ -181,6 +197,6 @@ class OwnDaemon:
 
 
 def _remove(name: str) -> None:
-    """Removes what a daemon left that was killed: takes its segments over for the smallest ones, and removes those."""
+    """Removes the segments of a killed daemon by replacing them with the smallest ones and removing those."""
     smallest = Geometry(frame_bytes=_LEAST_FRAME, frames=1, entries=1, spaces=1)
     take(Wish(name, smallest, BUILD, Leftovers.DISCARD)).remove()

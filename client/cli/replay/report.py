@@ -1,4 +1,4 @@
-"""What a replay counts, and what it reports at the end."""
+"""Defines the counts and the report of a replay."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import msgspec
 
 
 class ReplayCounts(msgspec.Struct, kw_only=True):
-    """What clients did, in pages but where the name says else; two of them add up.
+    """The counts of clients, in pages unless the name says otherwise.
 
-    asked: full blocks in the prompts. loaded: copied out, the wrong ones among them; from_disk: those of them that were
-    on disk when they were looked for. load_seconds and store_seconds: spent in Client.match and
-    load, and in Client.store, by all clients together.
+    Attributes:
+        asked: Full blocks of the prompts.
+        loaded: Loaded pages, including those with wrong content.
+        from_disk: Those of them that were on disk when they were matched.
+        wrong: Loaded pages with wrong content.
+        stored: Pages that were stored.
+        present: Pages that were present already.
+        pending: Pages that another client was storing.
+        refused: Pages that were rejected.
+        load_seconds: Seconds in Client.match() and load(), the sum of all clients.
+        store_seconds: Seconds in Client.store(), the sum of all clients.
     """
 
     requests: int = 0
@@ -32,13 +40,22 @@ class ReplayCounts(msgspec.Struct, kw_only=True):
     store_seconds: float = 0.0
 
     def add(self, other: ReplayCounts) -> None:
-        """Adds what another counted to this one."""
+        """Adds other counts to these."""
         for field in self.__struct_fields__:
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
-class Deeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon did, by its own count, in pages but where the name says else. disk_lost: evicted unwritten."""
+class CounterDeltas(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of the daemon's counters, in pages unless the name says otherwise.
+
+    Attributes:
+        evicted: Pages evicted from memory.
+        disk_read: Pages read from disk.
+        disk_read_bytes: Their bytes.
+        disk_written: Pages written to disk.
+        disk_written_bytes: Their bytes.
+        disk_lost: Pages evicted before they were written.
+    """
 
     evicted: int = 0
     disk_read: int = 0
@@ -49,12 +66,13 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a replay; with --json its fields are the keys.
+    """The result of a replay. With --json its fields are the keys.
 
-    token_hit_ratio: hit tokens over all prompt tokens, those of partial blocks among them; it is the sum of those with
-    _memory and _disk. *_rate: bytes a second of one client while it loads or stores. evictions and disk_*: by the
-    daemon meanwhile, whoever caused it; disk_pages_lost: evicted before they could be written. disk_frames: the disk's
-    room.
+    token_hit_ratio is the ratio of hit tokens to all prompt tokens, which include those of partial blocks; it is the
+    sum of token_hit_ratio_memory and token_hit_ratio_disk. load_rate and store_rate are bytes a second of one client
+    while it loads or stores. evictions and disk_* are the daemon's counters during the replay, also those that other
+    clients caused; disk_pages_lost are pages that were evicted before they were written. disk_frames is the capacity of
+    the disk.
     """
 
     requests: int
@@ -91,10 +109,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How a replay went, before it is put into words. deaths: a sentence for each client that died."""
+    """The raw result of a replay.
 
-    tally: ReplayCounts
-    deeds: Deeds
+    Attributes:
+        counts: The counts of all clients.
+        counters: The changes of the daemon's counters.
+        disk_frames: The capacity of the disk tier; 0 without one.
+        seconds: The duration.
+        clients: The number of clients.
+        block_tokens: Tokens of a block.
+        page_bytes: The size of a page.
+        deaths: A sentence for each client that died.
+    """
+
+    counts: ReplayCounts
+    counters: CounterDeltas
     disk_frames: int
     seconds: float
     clients: int
@@ -103,37 +132,37 @@ class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
     deaths: list[str]
 
     def report(self) -> Report:
-        """The numbers for people and programs."""
-        tally, page = self.tally, self.page_bytes
+        """Returns the report."""
+        counts, page = self.counts, self.page_bytes
         return Report(
-            requests=tally.requests,
-            prompt_tokens=tally.prompt_tokens,
-            wrong_pages=tally.wrong,
+            requests=counts.requests,
+            prompt_tokens=counts.prompt_tokens,
+            wrong_pages=counts.wrong,
             seconds=self.seconds,
             clients=self.clients,
             clients_died=len(self.deaths),
-            requests_per_second=_over(tally.requests, self.seconds),
+            requests_per_second=_over(counts.requests, self.seconds),
             page_bytes=page,
-            pages_asked=tally.asked,
-            pages_loaded=tally.loaded,
-            pages_loaded_disk=tally.from_disk,
-            pages_stored=tally.stored,
-            pages_present=tally.present,
-            pages_pending=tally.pending,
-            pages_refused=tally.refused,
-            bytes_loaded=tally.loaded * page,
-            bytes_stored=tally.stored * page,
-            load_rate=_over(tally.loaded * page, tally.load_seconds),
-            store_rate=_over(tally.stored * page, tally.store_seconds),
+            pages_asked=counts.asked,
+            pages_loaded=counts.loaded,
+            pages_loaded_disk=counts.from_disk,
+            pages_stored=counts.stored,
+            pages_present=counts.present,
+            pages_pending=counts.pending,
+            pages_refused=counts.refused,
+            bytes_loaded=counts.loaded * page,
+            bytes_stored=counts.stored * page,
+            load_rate=_over(counts.loaded * page, counts.load_seconds),
+            store_rate=_over(counts.stored * page, counts.store_seconds),
             disk_frames=self.disk_frames,
             **self._hits(),
-            **self._deeds(),
+            **self._counters(),
         )
 
     def _hits(self) -> dict[str, Any]:
-        all_tokens = self.tally.prompt_tokens
-        disk = self.tally.from_disk * self.block_tokens
-        memory = self.tally.loaded * self.block_tokens - disk
+        all_tokens = self.counts.prompt_tokens
+        disk = self.counts.from_disk * self.block_tokens
+        memory = self.counts.loaded * self.block_tokens - disk
         return {
             "hit_tokens_memory": memory,
             "hit_tokens_disk": disk,
@@ -142,14 +171,14 @@ class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
             "token_hit_ratio_disk": _over(disk, all_tokens),
         }
 
-    def _deeds(self) -> dict[str, Any]:
+    def _counters(self) -> dict[str, Any]:
         return {
-            "evictions": self.deeds.evicted,
-            "disk_pages_read": self.deeds.disk_read,
-            "disk_bytes_read": self.deeds.disk_read_bytes,
-            "disk_pages_written": self.deeds.disk_written,
-            "disk_bytes_written": self.deeds.disk_written_bytes,
-            "disk_pages_lost": self.deeds.disk_lost,
+            "evictions": self.counters.evicted,
+            "disk_pages_read": self.counters.disk_read,
+            "disk_bytes_read": self.counters.disk_read_bytes,
+            "disk_pages_written": self.counters.disk_written,
+            "disk_bytes_written": self.counters.disk_written_bytes,
+            "disk_pages_lost": self.counters.disk_lost,
         }
 
 
@@ -162,7 +191,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @contextmanager
 def progress_bar(requests: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal, else nothing. It is told how many requests are done."""
+    """Shows a progress bar if stderr is a terminal. Yields a function that takes the number of replayed requests."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -176,7 +205,7 @@ def progress_bar(requests: int) -> Iterator[Callable[[int], None]]:
 
 
 def show(report: Report) -> None:
-    """The table on stdout."""
+    """Prints the report as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -201,12 +230,12 @@ def _sections(r: Report) -> list[list[tuple[str, str]]]:
             ("hit in either", f"{hits:,} ({hits / tokens:.2%})"),
         ],
         [
-            ("pages asked for", f"{r.pages_asked:,} of {r.page_bytes:,} bytes"),
+            ("pages requested", f"{r.pages_asked:,} of {r.page_bytes:,} bytes"),
             ("loaded and verified", f"{r.pages_loaded:,} ({_size(r.bytes_loaded)}, {_size(r.load_rate)}/s)"),
-            ("wrong", f"{r.wrong_pages:,}"),
+            ("wrong content", f"{r.wrong_pages:,}"),
             ("stored", f"{r.pages_stored:,} ({_size(r.bytes_stored)}, {_size(r.store_rate)}/s)"),
-            ("present already", f"{r.pages_present:,}"),
-            ("being stored by another", f"{r.pages_pending:,}"),
+            ("already present", f"{r.pages_present:,}"),
+            ("pending in another client", f"{r.pages_pending:,}"),
             ("refused", f"{r.pages_refused:,}"),
             ("evicted", f"{r.evictions:,}"),
         ],
@@ -219,7 +248,7 @@ def _sections(r: Report) -> list[list[tuple[str, str]]]:
 
 
 def _disk(r: Report) -> list[list[tuple[str, str]]]:
-    """One section, or none where no disk was used."""
+    """Returns the section of the disk, or no section if no disk was used."""
     section = [
         ("loaded from disk", f"{r.pages_loaded_disk:,}"),
         ("read from disk", f"{r.disk_pages_read:,} ({_size(r.disk_bytes_read)})"),

@@ -1,4 +1,4 @@
-"""The work of `pagetier replay`: reads the trace, finds or starts the daemon, replays, reports."""
+"""The work of `pagetier replay`: reads the trace, finds or starts the daemon, replays, prints the report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.cli.replay.clients import Pool, RateLimit, ReplayJob, UnreachableError
-from pagetier.client.cli.replay.daemon_counters import Watch
-from pagetier.client.cli.replay.private_daemon import DaemonError, OwnDaemon, PrivateDisk
+from pagetier.client.cli.replay.clients import ClientPool, RateLimit, ReplayJob, UnreachableError
+from pagetier.client.cli.replay.daemon_counters import DaemonCounters
+from pagetier.client.cli.replay.private_daemon import DaemonError, PrivateDaemon, PrivateDisk
 from pagetier.client.cli.replay.report import ReplayRun, progress_bar, show
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.keys import Namespace
@@ -29,7 +29,7 @@ _LAYOUT: Final = "replay pattern 1"
 
 
 class ReplayExit(IntEnum):
-    """What the command ends with, beside the exit codes of a daemon that it starts."""
+    """The exit codes. A private daemon that does not start adds its own."""
 
     OK = 0
     WRONG = 1
@@ -40,8 +40,19 @@ class ReplayExit(IntEnum):
 class ReplayArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The command line.
 
-    arena: memory of a daemon to start, None to use a running one; disk: of that daemon, None for none; requests: None
-    for all.
+    Attributes:
+        trace: The file of the trace.
+        clients: The number of clients.
+        arena: The memory of the private daemon; None to use a running one.
+        disk: The size of its disk tier; None for none.
+        disk_path: The folder of its disk tier; None for a temporary one.
+        disk_write: Its write policy; None for the default.
+        page_bytes: The size of a page.
+        block_tokens: Tokens of a block of the trace.
+        requests: The number of requests; None for all.
+        pace: The most requests a second; 0 for no limit.
+        socket: The control socket of the running daemon; None for the default one.
+        json: Whether to print JSON instead of a table.
     """
 
     trace: Path
@@ -58,85 +69,95 @@ class ReplayArguments(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
 
 
-def main(wanted: ReplayArguments) -> int:
-    """Replays, prints the report, returns the exit code."""
+def main(arguments: ReplayArguments) -> int:
+    """Replays, prints the report and returns the exit code."""
     try:
-        trace = read_trace(wanted.trace, wanted.block_tokens, wanted.requests)
+        trace = read_trace(arguments.trace, arguments.block_tokens, arguments.requests)
     except (TraceError, OSError) as error:
-        return _complain(error, ReplayExit.USAGE)
+        return _fail(error, ReplayExit.USAGE)
     try:
-        run = replay(wanted, trace)
+        run = replay(arguments, trace)
     except (LinkError, ShmError, UnreachableError) as error:
-        return _complain(f"no daemon to replay against: {error}", ReplayExit.UNREACHABLE)
+        return _fail(f"cannot reach the daemon: {error}", ReplayExit.UNREACHABLE)
     except DaemonError as error:
-        return _complain(error, error.code)
-    return _tell(run, wanted)
+        return _fail(error, error.code)
+    return _print_report(run, arguments)
 
 
-def replay(wanted: ReplayArguments, trace: Trace) -> ReplayRun:
-    """Replays a trace as wanted.
+def replay(arguments: ReplayArguments, trace: Trace) -> ReplayRun:
+    """Replays a trace.
 
-    Raises LinkError, ShmError or UnreachableError where there is no daemon, DaemonError if the own one does not start.
+    Returns:
+        The raw result.
+
+    Raises:
+        LinkError: The daemon cannot be reached.
+        ShmError: The daemon's index cannot be read.
+        UnreachableError: A client cannot attach.
+        DaemonError: The private daemon does not start.
     """
-    with _stopped_in_order(), _own_daemon(wanted) as daemon:
-        socket = daemon.socket if daemon else wanted.socket or default_socket()
-        watch = Watch(socket)
-        job, pace = job_of(wanted, trace, socket), RateLimit(wanted.pace)
-        with Pool(job, wanted.clients, pace) as pool, progress_bar(len(trace)) as progress:
+    with _exit_on_sigterm(), _private_daemon(arguments) as daemon:
+        socket = daemon.socket if daemon else arguments.socket or default_socket()
+        daemon_counters = DaemonCounters(socket)
+        job, pace = job_of(arguments, trace, socket), RateLimit(arguments.pace)
+        with ClientPool(job, arguments.clients, pace) as pool, progress_bar(len(trace)) as progress:
             began = time.monotonic()
-            tally = pool.replay(len(trace), progress)
+            counts = pool.replay(len(trace), progress)
             seconds = time.monotonic() - began
         return ReplayRun(
-            tally=tally,
+            counts=counts,
             seconds=seconds,
-            deeds=watch.deeds(),
-            disk_frames=watch.disk_frames,
-            clients=wanted.clients,
+            counters=daemon_counters.deltas(),
+            disk_frames=daemon_counters.disk_frames,
+            clients=arguments.clients,
             block_tokens=trace.block_tokens,
-            page_bytes=wanted.page_bytes,
+            page_bytes=arguments.page_bytes,
             deaths=pool.deaths,
         )
 
 
-def _own_daemon(wanted: ReplayArguments) -> OwnDaemon | nullcontext[None]:
-    if wanted.arena is None:
+def _private_daemon(arguments: ReplayArguments) -> PrivateDaemon | nullcontext[None]:
+    if arguments.arena is None:
         return nullcontext()
-    disk = PrivateDisk(wanted.disk, wanted.disk_path, wanted.disk_write) if wanted.disk is not None else None
-    return OwnDaemon(wanted.arena, wanted.page_bytes, disk)
+    disk = (
+        PrivateDisk(arguments.disk, arguments.disk_path, arguments.disk_write) if arguments.disk is not None else None
+    )
+    return PrivateDaemon(arguments.arena, arguments.page_bytes, disk)
 
 
-def job_of(wanted: ReplayArguments, trace: Trace, socket: Path) -> ReplayJob:
-    """What the clients are told. Pages of another size or of other blocks are in a namespace of their own."""
+def job_of(arguments: ReplayArguments, trace: Trace, socket: Path) -> ReplayJob:
+    """Returns the input of the clients. Pages of another size or of other blocks have another namespace."""
     namespace = Namespace(
-        model=f"replay/{wanted.trace.name.partition('.')[0] or 'trace'}",
-        dtype=f"{wanted.page_bytes} bytes",
+        model=f"replay/{arguments.trace.name.partition('.')[0] or 'trace'}",
+        dtype=f"{arguments.page_bytes} bytes",
         page_tokens=trace.block_tokens,
         layout=_LAYOUT,
     )
-    return ReplayJob(socket, trace, namespace, trace.keys(namespace), wanted.page_bytes)
+    return ReplayJob(socket, trace, namespace, trace.keys(namespace), arguments.page_bytes)
 
 
-def _tell(run: ReplayRun, wanted: ReplayArguments) -> int:
+def _print_report(run: ReplayRun, arguments: ReplayArguments) -> int:
     report = run.report()
-    if wanted.json:
+    if arguments.json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:
         show(report)
     for death in run.deaths:
         sys.stderr.write(f"pagetier replay: {death}\n")
     if report.wrong_pages:
-        sys.stderr.write(f"pagetier replay: {report.wrong_pages} pages held other bytes than were stored\n")
+        wrong = f"{report.wrong_pages} of {report.pages_loaded} loaded pages have wrong content"
+        sys.stderr.write(f"pagetier replay: {wrong}\n")
     return ReplayExit.WRONG if run.deaths or report.wrong_pages else ReplayExit.OK
 
 
-def _complain(error: Exception | str, code: int) -> int:
+def _fail(error: Exception | str, code: int) -> int:
     sys.stderr.write(f"pagetier replay: {error}\n")
     return code
 
 
 @contextmanager
-def _stopped_in_order() -> Iterator[None]:
-    """A SIGTERM ends this process as Ctrl-C does: with its clients and its daemon."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Makes SIGTERM end this process like Ctrl-C, together with its clients and its daemon."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""A trace of prompts: what each of them asks for, as numbers of blocks."""
+"""Reads a trace of prompts into the block numbers of each request."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TraceError(Exception):
-    """The file is no trace; the message says in which line and why."""
+    """The file is not a valid trace. The message has the line and the reason."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One request of the Mooncake format: tokens of its prompt, and an id for each block of it.
+    """One request of the Mooncake format.
 
-    An id stands for its block and all before it; the last block may be a partial one.
+    Attributes:
+        input_length: Tokens of the prompt.
+        hash_ids: An ID for each block, which stands for the block and all before it; the last block may be partial.
     """
 
     input_length: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -32,9 +34,14 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True, eq=False):
-    """Requests in their order, full blocks only: request i asks for the blocks numbers[ends[i-1]:ends[i]].
+    """Requests in their order, full blocks only: request i has the blocks numbers[ends[i-1]:ends[i]].
 
-    ids: the trace's own id (i8) of each distinct block, by the block's number. prompt_tokens: of each request.
+    Attributes:
+        block_tokens: Tokens of a block.
+        ids: i64, the trace's ID of each distinct block, by the block's number.
+        numbers: The block numbers of all requests.
+        ends: i64, the end of each request in `numbers`.
+        prompt_tokens: i64, the tokens of each request.
     """
 
     block_tokens: int
@@ -47,11 +54,11 @@ class Trace(msgspec.Struct, frozen=True, eq=False):
         return len(self.ends)
 
     def blocks(self, request: int) -> npt.NDArray[np.intp]:
-        """Numbers of the blocks that a request asks for, head first."""
+        """Returns the block numbers of a request, from the beginning of the prompt."""
         return self.numbers[self.ends[request - 1] if request else 0 : self.ends[request]]
 
     def keys(self, namespace: Namespace) -> npt.NDArray[np.uint8]:
-        """The key of each distinct block, by its number: 32 bytes a row."""
+        """Returns the key of each distinct block by its number, 32 bytes a row."""
         packed = self.ids.astype("<i8").tobytes()
         digests = [packed[at : at + _ID_BYTES] for at in range(0, len(packed), _ID_BYTES)]
         return np.frombuffer(namespace.keys_of(digests).data, dtype=np.uint8).reshape(-1, KEY_BYTES)
@@ -61,9 +68,13 @@ class Trace(msgspec.Struct, frozen=True, eq=False):
 
 
 def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace:
-    """The trace at `path`, a file of JSON lines that may be compressed with gzip; its `first` requests, or all.
+    """Returns the first `first` requests of the trace at `path`, or all.
 
-    Raises TraceError for what is no trace or has blocks of another size, OSError if it can not be read.
+    The file has JSON lines and may be compressed with gzip.
+
+    Raises:
+        TraceError: The file is not a trace, or has blocks of another size.
+        OSError: It cannot be read.
     """
     chains: list[list[int]] = []
     prompts: list[int] = []
@@ -100,13 +111,13 @@ def _decode(decoder: msgspec.json.Decoder[Line], text: bytes, where: str) -> Lin
     try:
         return decoder.decode(text)
     except msgspec.MsgspecError as error:
-        raise TraceError(f"{where}: no request of a trace: {error}") from error
+        raise TraceError(f"{where}: not a request of a trace: {error}") from error
 
 
 def _full_blocks(line: Line, block_tokens: int, where: str) -> list[int]:
     full, partial = divmod(line.input_length, block_tokens)
     if len(line.hash_ids) not in (full, full + bool(partial)):
         raise TraceError(
-            f"{where}: {line.input_length} tokens in {len(line.hash_ids)} blocks are no blocks of {block_tokens}"
+            f"{where}: {line.input_length} tokens in {len(line.hash_ids)} blocks, not in blocks of {block_tokens}"
         )
     return line.hash_ids[:full]

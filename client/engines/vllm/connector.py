@@ -40,8 +40,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     """A cache beside vLLM's own. Without a daemon nothing is loaded, and no request fails or waits for it.
 
     vLLM's KVConnectorBase_V1 documents which process calls which method when. If a model or a setting is not supported,
-    one
-    line is logged and vLLM computes everything as without this connector.
+    one line is logged and vLLM computes everything as without this connector.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -90,8 +89,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         On the CPU loads begin here, because 0.32 calls start_load_kv after the forward pass.
 
         There the pass is complete by then, and the loads would be reported one step later. On a GPU the pass has only
-        been
-        enqueued, and a load delays nothing.
+        been enqueued, and a load delays nothing.
         """
         super().bind_connector_metadata(connector_metadata)
         self.handle_preemptions(connector_metadata)

@@ -61,9 +61,12 @@ def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
 
 
 def _check_heads(cache: CacheLayout, spec: Any) -> None:
-    """Raises UnsupportedError unless the planes have as many heads as specified.
+    """Checks that the planes have as many heads as specified.
 
     Some quantised caches have the heads of K and V in one axis, which cannot be divided among ranks.
+
+    Raises:
+        UnsupportedError: The numbers of heads differ.
     """
     inner = (getattr(spec, "kv_cache_specs", None) or {"": spec}).values()
     specified, found = {one.num_kv_heads for one in inner}, {plane.heads for plane in cache.planes}

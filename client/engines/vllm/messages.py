@@ -35,8 +35,7 @@ class StoreOrder:
         keys: 32 bytes for each page.
         blocks: The block of each page; a page with block 0 is left out.
         held: Whether the request keeps its blocks until this store has ended. If not, they may be reused from the next
-            step
-            on.
+            step on.
         number: The number under which the workers report the result; 0 if it is not reported.
         salt: The salt of the namespace in which the index records these pages. It is not shown in a repr, because it
             separates tenants.

@@ -78,8 +78,7 @@ def with_adapter(namespace: Namespace, adapter: Any, engine: str) -> Namespace:
     """Returns the namespace of requests with a LoRA adapter. Its pages are not shared with other engines.
 
     vLLM's hashes contain only the name of an adapter. The name may mean other weights in another engine, or after its
-    files
-    were replaced while an engine has it in memory.
+    files were replaced while an engine has it in memory.
 
     Args:
         namespace: The namespace without the adapter.

@@ -18,8 +18,7 @@ class PrivateNamespaces:
     A namespace is private if its salt is a random text of this engine. The index records an adapter's pages in the
     namespace without the adapter, so they are flushed, too. Pages that a worker still writes at the time of a reset are
     flushed at the next reset. The daemon drops what is left, or what was stored while it was unreachable, when its
-    table of
-    namespaces is full.
+    table of namespaces is full.
 
     Args:
         client: This process's client.

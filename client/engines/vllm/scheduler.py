@@ -121,7 +121,8 @@ class SchedulerHalf:
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> bool:
         """Records the end of a request.
 
-        Returns whether it must keep its blocks until a last store of them has ended.
+        Returns:
+            Whether the request must keep its blocks until a last store of them has ended.
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
@@ -144,9 +145,8 @@ class SchedulerHalf:
         """Makes stored pages unreachable, because the weights may have changed: all groups get a new random salt.
 
         Pages in namespaces that only this engine could name are flushed. Running requests are not stored any more
-        unless they
-        are matched again, because some of their pages were computed or loaded before the reset and some are computed
-        after it.
+        unless they are matched again, because some of their pages were computed or loaded before the reset and some are
+        computed after it.
         """
         for tracked in self._tracked.values():
             tracked.release_hit()
@@ -203,10 +203,8 @@ class SchedulerHalf:
         """Counts the result of a request's lookup, for the daemon and for vLLM.
 
         A request is matched several times: after the disk was asked, when its pins were released because it waited too
-        long,
-        when it was preempted, when its load failed. It counts once, when it was loaded or begins without a load. Tokens
-        that
-        vLLM had in its own cache do not count.
+        long, when it was preempted, when its load failed. It counts once, when it was loaded or begins without a load.
+        Tokens that vLLM had in its own cache do not count.
         """
         if tracked.counted or tracked.lookup is None:
             return

@@ -1,4 +1,4 @@
-"""`pagetier calibrate`: what is measured is printed and written once, and what goes wrong is one line."""
+"""Tests `pagetier calibrate`: the speeds are printed, the thresholds are written, and errors are one line."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[CopySettings]:
-    """A GPU that is measured at once; what it was told."""
+def used_settings(monkeypatch: pytest.MonkeyPatch) -> list[CopySettings]:
+    """Replaces the measurement of a GPU. Returns the settings with which it was called."""
     seen: list[CopySettings] = []
 
     def measure(index: int, settings: CopySettings) -> Measured:
@@ -56,7 +56,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(calibrate, arguments)
 
 
-def test_thresholds_are_printed_and_written(place: Path, told: list[CopySettings]) -> None:
+def test_thresholds_are_printed_and_written(place: Path, used_settings: list[CopySettings]) -> None:
     result = run()
     assert result.exit_code == 0
     assert "store, Some GPU: one plain copy 50.0 GB/s" in result.stdout
@@ -67,17 +67,19 @@ def test_thresholds_are_printed_and_written(place: Path, told: list[CopySettings
     assert settings.loads == Thresholds(0, 0)
     assert settings.stores == thresholds_of(MEASURED.speeds["store"])
     assert "# measured by pagetier calibrate on Some GPU, 20" in place.read_text()
-    assert told == [CopySettings()]
+    assert used_settings == [CopySettings()]
 
 
-def test_what_stands_in_the_file_is_measured_with_and_stays(place: Path, told: list[CopySettings]) -> None:
+def test_existing_settings_are_used_and_kept(place: Path, used_settings: list[CopySettings]) -> None:
     place.write_text('programs = 8  # ours\nload_bandwidth = "20GB/s"\n')
     assert run().exit_code == 0
-    assert told[0].programs == load_settings(place).programs == 8
+    assert used_settings[0].programs == load_settings(place).programs == 8
     assert "# ours" in place.read_text()
 
 
-def test_a_new_file_says_what_the_one_before_it_said(place: Path, told: list[CopySettings], tmp_path: Path) -> None:
+def test_a_new_file_contains_the_settings_of_the_previous_one(
+    place: Path, used_settings: list[CopySettings], tmp_path: Path
+) -> None:
     own = tmp_path / ".config/pagetier/copy.toml"
     own.parent.mkdir(parents=True)
     own.write_text("depth = 7\n")
@@ -87,18 +89,18 @@ def test_a_new_file_says_what_the_one_before_it_said(place: Path, told: list[Cop
     assert own.read_text() == "depth = 7\n"
 
 
-def test_a_dry_run_writes_nothing(place: Path, told: list[CopySettings]) -> None:
+def test_a_dry_run_writes_nothing(place: Path, used_settings: list[CopySettings]) -> None:
     result = run("--dry-run")
     assert result.exit_code == 0
     assert "GB/s" in result.stdout
     assert not place.exists()
 
 
-def test_json(place: Path, told: list[CopySettings]) -> None:
-    told_json = json.loads(run("--json", "--dry-run").stdout)
-    assert told_json["device"] == "Some GPU"
-    assert told_json["thresholds"]["load"] == {"kernel_below": 0, "staged_below": 0}
-    assert told_json["speeds"]["store"][0] == {"way": "kernel", "run_bytes": 2048, "gb_per_s": 45.0}
+def test_json_has_speeds_and_thresholds(place: Path, used_settings: list[CopySettings]) -> None:
+    result = json.loads(run("--json", "--dry-run").stdout)
+    assert result["device"] == "Some GPU"
+    assert result["thresholds"]["load"] == {"kernel_below": 0, "staged_below": 0}
+    assert result["speeds"]["store"][0] == {"way": "kernel", "run_bytes": 2048, "gb_per_s": 45.0}
 
 
 def failed(*arguments: str) -> str:
@@ -111,26 +113,26 @@ def failed(*arguments: str) -> str:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_and_nothing_written(place: Path) -> None:
+def test_without_a_gpu_one_line_is_printed_and_nothing_written(place: Path) -> None:
     assert "no CUDA device" in failed()
     assert "no CUDA device" in failed("--device", "3")
     assert not place.exists()
 
 
-def test_without_torch_one_line_and_nothing_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_one_line_is_printed_and_nothing_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pagetier.client.cli.calibrate.measure", raising=False)
     monkeypatch.delitem(sys.modules, "pagetier.client.cli.calibrate.measure", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "torch is needed" in failed()
+    assert "cannot import torch" in failed()
     assert not place.exists()
 
 
-def test_a_file_that_can_not_be_read_or_written_is_said(
-    place: Path, told: list[CopySettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_or_unwritable_file_is_reported(
+    place: Path, used_settings: list[CopySettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write_text("chunks = 1\n")
     assert 'did you mean "chunk"' in failed()
-    assert not told
+    assert not used_settings
     assert place.read_text() == "chunks = 1\n"
     result = run("--write", str(place / "below.toml"))
     assert result.exit_code == 1
@@ -149,7 +151,7 @@ def test_a_gpu_that_fails_writes_nothing(place: Path, monkeypatch: pytest.Monkey
     assert not place.exists()
 
 
-def test_used_wrongly() -> None:
+def test_invalid_options_are_usage_errors() -> None:
     assert run("--dry-run", "--write", "x").exit_code == 2
     assert run("--device", "-1").exit_code == 2
     assert run("more").exit_code == 2

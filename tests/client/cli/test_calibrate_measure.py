@@ -1,4 +1,4 @@
-"""What `pagetier calibrate` measures: scenes with runs of one length, every way at each, on any device."""
+"""Tests the measurements of `pagetier calibrate`: runs of one length, and each way at each length, on any device."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def scene() -> Scene:
 
 
 @pytest.mark.parametrize("nbytes", [2 * KIB, 64 * KIB, 2 * MIB])
-def test_a_scene_has_runs_of_just_this_length_and_covers_all_bytes(scene: Scene, nbytes: int) -> None:
+def test_a_scene_has_runs_of_the_given_length_and_covers_all_bytes(scene: Scene, nbytes: int) -> None:
     for direction in Direction:
         copies = scene.copies(direction, nbytes, SMALL.chunk_bytes)
         assert len(copies) == 2
         assert sum(copy.transfer.nbytes for copy in copies) == scene.nbytes
         lengths = np.concatenate([runs_of(copy).nbytes for copy in copies])
         assert lengths.sum() == scene.nbytes
-        assert nbytes <= lengths.mean() <= 1.2 * nbytes  # now and then two blocks are neighbours by chance
+        assert nbytes <= lengths.mean() <= 1.2 * nbytes  # two blocks are occasionally neighbours
         assert lengths.max() <= FRAME_BYTES
 
 
@@ -57,7 +57,7 @@ def work(scene: Scene, direction: Direction) -> CopyBatch:
     return CopyBatch(host_stream("dma", direction), scene.copies(direction, 4 * KIB, SMALL.chunk_bytes))
 
 
-def test_what_was_stored_is_loaded_to_where_it_was(scene: Scene) -> None:
+def test_a_load_restores_what_was_stored(scene: Scene) -> None:
     before = scene.cache.clone()
     do(work(scene, Direction.STORE))
     assert not torch.equal(scene.arena, before)
@@ -85,7 +85,7 @@ def test_every_way_is_measured_at_every_length(scene: Scene) -> None:
     assert all(0.001 < speed.gb_per_s < 1000 for speed in found)
 
 
-def test_a_gpu_is_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_measured_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
     def scene_of(device: str, nbytes: int) -> Scene:
@@ -108,7 +108,7 @@ def test_a_gpu_is_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
         measure_gpu(0, CopySettings(), SMALL)
 
 
-def test_a_plain_copy_moves_all_as_it_lies() -> None:
+def test_a_plain_copy_moves_all_bytes() -> None:
     scene = Scene("cpu", PAGE_BYTES)
     begin_plain(scene, Direction.STORE)
     assert torch.equal(scene.arena, scene.cache)
@@ -117,16 +117,16 @@ def test_a_plain_copy_moves_all_as_it_lies() -> None:
     assert not scene.cache.any()
 
 
-def test_what_never_ends_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_do_not_complete_raise_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagetier.client.cli.calibrate.measure._LONGEST_S", 0.05)
     stream = host_stream("dma", Direction.STORE)
     stream.after(threading.Event())
-    with pytest.raises(DeviceError, match="more than 0 s"):
+    with pytest.raises(DeviceError, match="did not complete within 0 s"):
         do(CopyBatch(stream, []))
     stream.close(0)
 
 
-def test_a_failure_on_the_way_is_not_a_speed(scene: Scene) -> None:
+def test_a_failed_copy_raises_an_error(scene: Scene) -> None:
     class Broken(HostStream):
         def enqueue(self, copy: Copy) -> None:
             raise DeviceError("gone")
@@ -135,7 +135,7 @@ def test_a_failure_on_the_way_is_not_a_speed(scene: Scene) -> None:
         list(speeds_of(scene, lambda way, direction: Broken(direction, 1), Direction.STORE, SMALL))
 
 
-def test_sizes_that_make_no_scene() -> None:
+def test_the_memory_must_be_whole_pages() -> None:
     with pytest.raises(ValueError, match="no pages"):
         Scene("cpu", PAGE_BYTES + 1)
     assert TOTAL_BYTES % PAGE_BYTES == Timing().chunk_bytes % PAGE_BYTES == 0

@@ -1,4 +1,4 @@
-"""Thresholds out of any table of speeds: where ways cross, whatever the noise, and a clear refusal of no speeds."""
+"""Tests how thresholds are computed from any table of speeds: with noise, with gaps, and without any speed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def speed_of(table: Table, thresholds: Thresholds, at: int) -> float:
 
 
 def score(table: Table, thresholds: Thresholds) -> float:
-    """What is to be as large as it can be: a kernel is worth it for more than 3 % alone."""
+    """Returns the score that the thresholds maximise: a kernel must gain more than 3 %."""
     taken = [(way_of(thresholds, nbytes), at) for at, nbytes in enumerate(RUNS)]
     return sum(math.log(table[way][at]) - (0 if way == "dma" else math.log(1.03)) for way, at in taken)
 
 
-def test_two_ways_that_cross_meet_where_they_cross() -> None:
+def test_the_threshold_of_two_ways_is_where_their_speeds_cross() -> None:
     # 45 = 50 x / (x + 4 KiB) at x = 36 KiB
     table = {"kernel": [45.0] * 11, "dma": saturating(50, 4 * KIB)}
     found = thresholds_of(speeds(table))
@@ -34,14 +34,14 @@ def test_two_ways_that_cross_meet_where_they_cross() -> None:
     assert 24 * KIB <= found.kernel_below <= 36 * KIB
 
 
-def test_three_ways() -> None:
+def test_three_ways_get_two_thresholds() -> None:
     table = {"kernel": [30.0] * 11, "staged": saturating(45, 2 * KIB), "dma": saturating(55, 40 * KIB)}
     found = thresholds_of(speeds(table))
     assert 3 * KIB <= found.kernel_below <= 5 * KIB
     assert 128 * KIB <= found.staged_below <= 256 * KIB
 
 
-def test_one_way_that_is_always_the_best() -> None:
+def test_a_way_that_is_always_the_fastest_gets_all_lengths() -> None:
     for best, expected in (
         ("kernel", Thresholds(ALWAYS, ALWAYS)),
         ("staged", Thresholds(0, ALWAYS)),
@@ -51,7 +51,7 @@ def test_one_way_that_is_always_the_best() -> None:
         assert thresholds_of(speeds(table)) == expected
 
 
-def test_of_equals_the_one_that_takes_no_processors() -> None:
+def test_among_equals_the_way_that_uses_no_processors_is_chosen() -> None:
     table: dict[str, list[float]] = {way: [50.0] * 11 for way in ORDER}
     assert thresholds_of(speeds(table)) == Thresholds(0, 0)
     table["kernel"] = [51.0] * 11
@@ -61,7 +61,7 @@ def test_of_equals_the_one_that_takes_no_processors() -> None:
     assert thresholds_of(speeds(table)) == Thresholds(ALWAYS, ALWAYS)
 
 
-def test_one_odd_speed_decides_nothing() -> None:
+def test_a_single_outlier_does_not_change_the_thresholds() -> None:
     table = {"kernel": [45.0] * 11, "staged": [5.0] * 11, "dma": saturating(50, 4 * KIB)}
     expected = thresholds_of(speeds(table))
     table["dma"][0] = 60.0
@@ -69,7 +69,7 @@ def test_one_odd_speed_decides_nothing() -> None:
     assert thresholds_of(speeds(table)) == expected
 
 
-def test_what_was_not_measured_is_not_chosen() -> None:
+def test_ways_without_a_speed_are_not_chosen() -> None:
     table = {"kernel": [45.0] * 11}
     assert thresholds_of(speeds(table)) == Thresholds(ALWAYS, ALWAYS)
     table = {"dma": [45.0] * 11, "kernel": [math.nan, 0.0, -1.0, math.inf], "host": [99.0] * 11}
@@ -89,7 +89,7 @@ positive_table = st.fixed_dictionaries(
 
 
 @given(any_table, st.randoms())
-def test_any_table_at_all_gives_thresholds_or_a_clear_refusal(table: Table, rng: object) -> None:
+def test_any_table_gives_thresholds_or_a_clear_error(table: Table, rng: object) -> None:
     rows = speeds(table)
     try:
         found = thresholds_of(rows)
@@ -102,7 +102,7 @@ def test_any_table_at_all_gives_thresholds_or_a_clear_refusal(table: Table, rng:
 
 
 @given(positive_table)
-def test_no_other_two_cuts_are_better_on_the_whole(table: Table) -> None:
+def test_no_other_division_is_better_on_the_whole(table: Table) -> None:
     best = score(table, thresholds_of(speeds(table)))
     edges = [0, *(nbytes + 1 for nbytes in RUNS)]
     for first, kernel_below in enumerate(edges):
@@ -111,10 +111,12 @@ def test_no_other_two_cuts_are_better_on_the_whole(table: Table) -> None:
 
 
 @given(positive_table, st.floats(0.1, 10))
-def test_only_ratios_count(table: Table, factor: float) -> None:
+def test_only_the_ratios_of_speeds_count(table: Table, factor: float) -> None:
     scaled = {way: [value * factor for value in row] for way, row in table.items()}
     found = thresholds_of(speeds(table)), thresholds_of(speeds(scaled))
-    assert score(table, found[0]) == pytest.approx(score(table, found[1]), abs=1e-6)  # ties may go either way
+    assert score(table, found[0]) == pytest.approx(
+        score(table, found[1]), abs=1e-6
+    )  # equal scores may have different thresholds
 
 
 @given(
@@ -122,7 +124,7 @@ def test_only_ratios_count(table: Table, factor: float) -> None:
     costs=st.tuples(st.floats(1, 500), st.floats(500, 8000), st.floats(4000, 60000)),
     noise=st.lists(st.floats(0.95, 1.05), min_size=33, max_size=33),
 )
-def test_with_noise_what_is_chosen_is_nearly_the_best(
+def test_with_noise_the_chosen_way_is_nearly_the_fastest(
     peaks: tuple[float, ...], costs: tuple[float, ...], noise: list[float]
 ) -> None:
     clean: Table = {way: saturating(peak, cost) for way, peak, cost in zip(ORDER, peaks, costs, strict=True)}
@@ -131,5 +133,5 @@ def test_with_noise_what_is_chosen_is_nearly_the_best(
     }
     found = thresholds_of(speeds(noisy))
     losses = [1 - speed_of(clean, found, at) / max(clean[way][at] for way in ORDER) for at in range(11)]
-    assert sum(losses) / len(losses) < 0.13 + 1e-9  # the noise both ways, and the handicap
+    assert sum(losses) / len(losses) < 0.13 + 1e-9  # the noise in both directions, and the handicap
     assert max(losses) < 0.5

@@ -1,4 +1,4 @@
-"""`pagetier replay` against real daemons: the hits of an exact LRU, no wrong page, and what it can not replay."""
+"""Tests `pagetier replay` against real daemons: the hits equal those of an exact LRU, and all pages are verified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pagetier.client.cli.replay import replay as replay_command
 from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
 from pagetier.client.cli.replay.private_daemon import frame_bytes
-from pagetier.client.cli.replay.report import Deeds, ReplayCounts, ReplayRun, show
+from pagetier.client.cli.replay.report import CounterDeltas, ReplayCounts, ReplayRun, show
 from pagetier.client.cli.replay.run import ReplayArguments, job_of
 from pagetier.client.cli.replay.trace import TraceError, read_trace
 from pagetier.client.keys import Keys
@@ -23,7 +23,7 @@ from running_daemon import RunningDaemon
 
 
 class TailFirstLru:
-    """An exact LRU of so many blocks; of one prompt the tail is older than the head."""
+    """An exact LRU of `capacity` blocks. The tail of a prompt is older than its head."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -56,10 +56,10 @@ class TailFirstLru:
         return False
 
 
-# --- what is hit ----------------------------------------------------------------------------------------------
+# --- Hits -----------------------------------------------------------------------------------------------------
 
 
-def test_one_client_hits_what_an_exact_lru_hits(tmp_path: Path) -> None:
+def test_one_client_has_the_hits_of_an_exact_lru(tmp_path: Path) -> None:
     chains = chat(400, seed=1)
     chains.insert(200, list(range(100)))  # longer than the arena: its head is kept
     chains.insert(300, [])
@@ -76,7 +76,7 @@ def test_one_client_hits_what_an_exact_lru_hits(tmp_path: Path) -> None:
     assert report["wrong_pages"] == 0
     assert (report["pages_stored"], report["pages_refused"]) == (model.stored, model.refused)
     assert report["evictions"] == model.evicted
-    assert model.hits > 200 and model.refused == 36  # the trace is worth something
+    assert model.hits > 200 and model.refused == 36  # the trace has hits and rejected pages
 
 
 def test_three_clients_share_the_requests(tmp_path: Path) -> None:
@@ -84,21 +84,21 @@ def test_three_clients_share_the_requests(tmp_path: Path) -> None:
     trace, tokens = write_trace(tmp_path / "chat.jsonl.gz", chains)
     with RunningDaemon("4MiB", "4KiB") as daemon:
         report = replay_json(trace, "--socket", daemon.socket, "--clients", 3)
-        with observing(daemon.socket) as look:
-            assert_all_let_go(look)
+        with observing(daemon.socket) as observer:
+            assert_all_let_go(observer)
     asked = sum(map(len, chains))
-    told = [report[f"pages_{what}"] for what in ("stored", "present", "pending", "refused")]
+    by_outcome = [report[f"pages_{what}"] for what in ("stored", "present", "pending", "refused")]
     assert report["requests"] == 400 and report["prompt_tokens"] == tokens
-    assert report["pages_asked"] == asked == sum(told)
+    assert report["pages_asked"] == asked == sum(by_outcome)
     assert report["pages_loaded"] > asked / 4
     assert report["wrong_pages"] == report["clients_died"] == 0
 
 
-def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    tally = ReplayCounts(requests=10, prompt_tokens=20_480, asked=40, loaded=10, wrong=2, stored=30, load_seconds=0.5)
+def test_the_table_has_the_counts_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = ReplayCounts(requests=10, prompt_tokens=20_480, asked=40, loaded=10, wrong=2, stored=30, load_seconds=0.5)
     run = ReplayRun(
-        tally=tally,
-        deeds=Deeds(evicted=7),
+        counts=counts,
+        counters=CounterDeltas(evicted=7),
         disk_frames=0,
         seconds=2.0,
         clients=3,
@@ -109,15 +109,15 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(run, capsys)
     assert rows["hit in memory"] == "5,120 (25.00%)"
     assert rows["loaded and verified"] == "10 (40.0 KiB, 80.0 KiB/s)"
-    assert rows["wrong"] == "2" and rows["evicted"] == "7"
+    assert rows["wrong content"] == "2" and rows["evicted"] == "7"
     assert rows["clients"] == "3 (1 died)"
     assert rows["seconds"] == "2.0 (5 requests/s)"
     assert not any(name.endswith("to disk") for name in rows)
-    tally.from_disk = 4
-    deeds = Deeds(
+    counts.from_disk = 4
+    counters = CounterDeltas(
         evicted=7, disk_read=5, disk_read_bytes=5 * PAGE, disk_written=9, disk_written_bytes=9 << 20, disk_lost=2
     )
-    rows = rows_of(msgspec.structs.replace(run, deeds=deeds, disk_frames=100), capsys)
+    rows = rows_of(msgspec.structs.replace(run, counters=counters, disk_frames=100), capsys)
     assert rows["hit in memory"] == "3,072 (15.00%)"
     assert rows["hit on disk"] == "2,048 (10.00%)"
     assert rows["hit in either"] == "5,120 (25.00%)"
@@ -126,18 +126,18 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def rows_of(run: ReplayRun, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """The table, by the names of its rows."""
+    """Returns the table's values by the names of its rows."""
     show(run.report())
     lines = capsys.readouterr().out.splitlines()
     return {cells[0].strip(): cells[1].strip() for line in lines if len(cells := line.strip("│").split("│")) == 2}
 
 
-# --- what is wrong --------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------------------
 
 
-def test_a_page_with_other_bytes_is_found(tmp_path: Path) -> None:
+def test_a_page_with_wrong_content_is_reported(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", [[1, 2, 3]])
-    job = job_of(wanted(trace), read_trace(trace, BLOCK), tmp_path)
+    job = job_of(arguments_for(trace), read_trace(trace, BLOCK), tmp_path)
     pages = Pattern(PAGE).of(job.keys)
     pages[1, -1] ^= np.uint64(1 << 40)
     with RunningDaemon("1MiB", "4KiB") as daemon:
@@ -147,10 +147,10 @@ def test_a_page_with_other_bytes_is_found(tmp_path: Path) -> None:
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["wrong_pages"] == 1 and report["pages_loaded"] == 3
-    assert "1 page" in done.stderr
+    assert "1 of 3 loaded pages have wrong content" in done.stderr
 
 
-def wanted(trace: Path) -> ReplayArguments:
+def arguments_for(trace: Path) -> ReplayArguments:
     return ReplayArguments(
         trace=trace,
         clients=1,
@@ -167,7 +167,7 @@ def wanted(trace: Path) -> ReplayArguments:
     )
 
 
-def test_no_two_words_of_pages_are_alike() -> None:
+def test_all_words_of_all_pages_differ() -> None:
     keys = np.random.default_rng(1).integers(0, 256, (20, 32), dtype=np.uint8)
     pattern = Pattern(PAGE)
     pages = pattern.of(keys)
@@ -187,21 +187,21 @@ def test_a_page_takes_one_frame() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{}", "line 2: no request of a trace"),
-        ("[", "line 2: no request of a trace"),
-        ('{"input_length": 1024, "hash_ids": [1]}', "1024 tokens in 1 blocks are no blocks of 512"),
+        ("{}", "line 2: not a request of a trace"),
+        ("[", "line 2: not a request of a trace"),
+        ('{"input_length": 1024, "hash_ids": [1]}', "1024 tokens in 1 blocks, not in blocks of 512"),
         ('{"input_length": 1024, "hash_ids": [1, 2, 3]}', "1024 tokens in 3 blocks"),
-        ('{"input_length": 512, "hash_ids": [-1]}', "line 2: no request of a trace"),
+        ('{"input_length": 512, "hash_ids": [-1]}', "line 2: not a request of a trace"),
     ],
 )
-def test_what_is_no_trace(tmp_path: Path, line: str, why: str) -> None:
+def test_an_invalid_line_is_rejected(tmp_path: Path, line: str, why: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f'{{"input_length": 513, "hash_ids": [1, 2]}}\n{line}\n')
     with pytest.raises(TraceError, match=why):
         read_trace(path, BLOCK)
 
 
-def test_a_cut_off_trace(tmp_path: Path) -> None:
+def test_a_truncated_trace_is_rejected(tmp_path: Path) -> None:
     path, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(50, seed=1))
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(TraceError, match=r"chat\.jsonl\.gz"):
@@ -211,23 +211,25 @@ def test_a_cut_off_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
-        (["--socket", "/nowhere/pagetier.sock"], 3, "no daemon to replay against"),
-        (["--block-tokens", "100"], 2, "no blocks of 100"),
-        (["--page-bytes", "4097"], 2, "no multiple of 8"),
-        (["--arena", "1GiB", "--socket", "/nowhere/pagetier.sock"], 2, "give one of them"),
+        (["--socket", "/nowhere/pagetier.sock"], 3, "cannot reach the daemon"),
+        (["--block-tokens", "100"], 2, "not in blocks of 100"),
+        (["--page-bytes", "4097"], 2, "not a multiple of 8"),
+        (["--arena", "1GiB", "--socket", "/nowhere/pagetier.sock"], 2, "exclude each other"),
         (["--arena", "1"], 2, "--arena-size"),
-        (["--disk", "1GiB"], 2, "--disk is for a daemon of its own: give --arena, too"),
-        (["--socket", "/nowhere/pagetier.sock", "--disk", "1GiB"], 2, "give --arena, too"),
-        (["--arena", "1MiB", "--disk-path", "/tmp"], 2, "--disk-path says how a disk is used: give --disk, too"),
-        (["--arena", "1MiB", "--disk-write", "evict"], 2, "--disk-write says how a disk is used: give --disk, too"),
+        (["--disk", "1GiB"], 2, "--disk needs --arena: it configures the private daemon"),
+        (["--socket", "/nowhere/pagetier.sock", "--disk", "1GiB"], 2, "--disk needs --arena"),
+        (["--arena", "1MiB", "--disk-path", "/tmp"], 2, "--disk-path needs --disk"),
+        (["--arena", "1MiB", "--disk-write", "evict"], 2, "--disk-write needs --disk"),
         (["--arena", "1MiB", "--disk", "1GiB", "--disk-write", "never"], 2, "'never' is not one of"),
         (["--arena", "1MiB", "--disk", "1GiB", "--clients", "56"], 2, "at most 55 clients"),
         (["--arena", "1MiB", "--disk", "little"], 2, "--disk-size"),
-        (["--arena", "1MiB", "--disk", "1GiB", "--disk-path", "/proc/none"], 4, "no disk: /proc/none"),
+        (["--arena", "1MiB", "--disk", "1GiB", "--disk-path", "/proc/none"], 4, "cannot use the disk: /proc/none"),
         (["--pace", "-1"], 2, "--pace"),
     ],
 )
-def test_what_can_not_be_replayed(tmp_path: Path, arguments: list[str], code: int, why: str) -> None:
+def test_invalid_options_and_an_unreachable_daemon_are_reported(
+    tmp_path: Path, arguments: list[str], code: int, why: str
+) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", [[1]])
     done = CliRunner().invoke(replay_command, [str(trace), *arguments])
     assert done.exit_code == code

@@ -1,4 +1,4 @@
-"""`pagetier replay` while clients, daemons and the command itself are killed: it ends in order and leaves nothing."""
+"""Kills clients, daemons and `pagetier replay` itself: the replay ends properly and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -30,45 +30,45 @@ from replay_command import (
 from running_daemon import RunningDaemon
 
 
-def test_a_client_is_killed(tmp_path: Path) -> None:
+def test_the_requests_of_a_killed_client_are_replayed_by_the_others(tmp_path: Path) -> None:
     trace, tokens = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=4))
-    with RunningDaemon("4MiB", "4KiB") as daemon, observing(daemon.socket) as look:
+    with RunningDaemon("4MiB", "4KiB") as daemon, observing(daemon.socket) as observer:
         with replaying(trace, "--socket", daemon.socket, "--clients", 2) as process:
-            until_granted(300, look, process)
-            os.kill(clients_of(look)[1], signal.SIGKILL)
+            until_granted(300, observer, process)
+            os.kill(clients_of(observer)[1], signal.SIGKILL)
             report = report_of(process)
             assert process.returncode == 1
         assert report["requests"] == 1500 and report["prompt_tokens"] == tokens
         assert report["clients_died"] == 1 and report["wrong_pages"] == 0
-        assert_all_let_go(look)
+        assert_all_let_go(observer)
 
 
-def test_the_daemon_is_killed(tmp_path: Path) -> None:
+def test_a_replay_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=5))
-    with RunningDaemon("16MiB", "16KiB") as daemon, observing(daemon.socket) as look:
+    with RunningDaemon("16MiB", "16KiB") as daemon, observing(daemon.socket) as observer:
         with replaying(trace, "--socket", daemon.socket, "--clients", 2, "--page-bytes", 16384) as process:
-            until_granted(300, look, process)
+            until_granted(300, observer, process)
             daemon.kill()
-            time.sleep(0.02)  # they go on without a daemon, but are to see the next one
-            clients = clients_of(look)
+            time.sleep(0.02)  # the clients continue without a daemon, but must find the next one
+            clients = clients_of(observer)
             for pid in clients:
                 os.kill(pid, signal.SIGSTOP)
             daemon.start()
-            granted = look.header()["granted"]
+            granted = observer.header()["granted"]
             for pid in clients:
                 os.kill(pid, signal.SIGCONT)
             report = report_of(process)
             assert process.returncode == 0
         assert report["requests"] == 1500 and report["wrong_pages"] == report["clients_died"] == 0
         assert report["pages_refused"] > 0
-        assert look.header()["granted"] > granted
-        assert_all_let_go(look)
+        assert observer.header()["granted"] > granted
+        assert_all_let_go(observer)
 
 
-def test_its_own_daemon_is_killed(tmp_path: Path) -> None:
+def test_its_private_daemon_is_killed(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=6))
-    with replaying(trace, "--arena", "4MiB") as process, own_daemon(process) as daemon:
-        until_granted(100, daemon.look, process)
+    with replaying(trace, "--arena", "4MiB") as process, private_daemon(process) as daemon:
+        until_granted(100, daemon.observer, process)
         os.kill(daemon.pid, signal.SIGKILL)
         report = report_of(process)
         assert report["requests"] == 1500 and report["wrong_pages"] == 0 and report["pages_refused"] > 0
@@ -77,44 +77,46 @@ def test_its_own_daemon_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("disk", [(), ("--disk", "64MiB")], ids=["no disk", "disk"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_it_is_told_to_stop(tmp_path: Path, number: signal.Signals, disk: tuple[str, ...]) -> None:
+def test_a_signal_stops_the_replay_and_its_processes(
+    tmp_path: Path, number: signal.Signals, disk: tuple[str, ...]
+) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(3000, seed=7))
-    with replaying(trace, "--arena", "4MiB", *disk) as process, own_daemon(process) as daemon:
-        until_granted(100, daemon.look, process)
-        family = [daemon.pid, *clients_of(daemon.look)]
+    with replaying(trace, "--arena", "4MiB", *disk) as process, private_daemon(process) as daemon:
+        until_granted(100, daemon.observer, process)
+        family = [daemon.pid, *clients_of(daemon.observer)]
         assert len(family) == (3 if disk else 2) and len(daemon.segments()) == 3
         process.send_signal(number)
         process.communicate(timeout=WAIT_S)
         assert process.returncode != 0
         until(lambda: not any(map(lives, family)))
     assert daemon.segments() == []
-    assert not daemon.folder.exists(), "the disk may be large"
+    assert not daemon.folder.exists(), "the folder of the private daemon is left"
 
 
-class Own(NamedTuple):
-    """The daemon that a replay started for itself."""
+class PrivateDaemon(NamedTuple):
+    """The private daemon of a replay."""
 
     pid: int
     name: str
     folder: Path
-    look: Observer
+    observer: Observer
 
     def segments(self) -> list[Path]:
         return list(Path("/dev/shm").glob(f"{self.name}.*"))
 
 
 @contextmanager
-def own_daemon(process: subprocess.Popen[str]) -> Iterator[Own]:
+def private_daemon(process: subprocess.Popen[str]) -> Iterator[PrivateDaemon]:
     until(lambda: socket_of(process) is not None, process)
     pid, flags = daemon_of(process)
     socket = Path(flags["--socket"])
     until(lambda: answers(socket), process)
-    with observing(socket) as look:
-        yield Own(pid, flags["--name"], socket.parent, look)
+    with observing(socket) as observer:
+        yield PrivateDaemon(pid, flags["--name"], socket.parent, observer)
 
 
 def daemon_of(process: subprocess.Popen[str]) -> tuple[int, dict[str, str]]:
-    """Its process and flags; 0 if there is none yet."""
+    """Returns the process and the options of the private daemon; 0 if there is none yet."""
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
         flags = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)

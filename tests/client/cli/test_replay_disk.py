@@ -1,4 +1,4 @@
-"""`pagetier replay` with a disk: what left memory is hit on disk, byte for byte, and counted apart."""
+"""Tests `pagetier replay` with a disk: evicted pages are hit on disk, byte for byte, and counted separately."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from replay_command import (
 from running_daemon import eventually
 
 
-def endless_hits(chains: list[Chain]) -> int:
-    """Blocks that a cache would hit that forgets nothing."""
+def unlimited_hits(chains: list[Chain]) -> int:
+    """Returns the hits of a cache without evictions."""
     seen: set[int] = set()
     hits = 0
     for chain in chains:
@@ -36,7 +36,7 @@ def endless_hits(chains: list[Chain]) -> int:
 
 
 @pytest.mark.parametrize("write", [None, "through"])
-def test_what_left_memory_is_hit_on_disk(tmp_path: Path, write: str | None) -> None:
+def test_evicted_pages_are_hit_on_disk(tmp_path: Path, write: str | None) -> None:
     chains = chat(400, seed=1)
     trace, tokens = write_trace(tmp_path / "chat.jsonl.gz", chains)
     more = ("--disk-write", write) if write else ()
@@ -49,26 +49,28 @@ def test_what_left_memory_is_hit_on_disk(tmp_path: Path, write: str | None) -> N
     assert report["token_hit_ratio"] == (memory + disk) / tokens
     assert memory > 0 and report["pages_loaded_disk"] > 100
     hits, lost = report["pages_loaded"], report["disk_pages_lost"] + report["pages_refused"]
-    assert hits <= endless_hits(chains) and (lost or hits == endless_hits(chains))
+    assert hits <= unlimited_hits(chains) and (lost or hits == unlimited_hits(chains))
     assert report["disk_pages_read"] >= report["pages_loaded_disk"]
     assert report["disk_bytes_read"] == report["disk_pages_read"] * PAGE
     assert report["disk_bytes_written"] == report["disk_pages_written"] * PAGE > 0
     assert report["disk_frames"] > 1000
 
 
-def test_a_disk_that_stays_is_found_again(tmp_path: Path) -> None:
+def test_a_disk_that_is_kept_is_reused(tmp_path: Path) -> None:
     chains = chat(50, seed=2)
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chains)
     with_disk = ("--arena", "4MiB", "--disk", "64MiB", "--disk-path", tmp_path / "disk")
     first = replay_json(trace, *with_disk)
     assert first["hit_tokens_disk"] == 0
     again = replay_json(trace, *with_disk)
-    assert again["pages_loaded"] == again["pages_asked"] and again["pages_stored"] == 0, "the stop wrote everything"
+    assert again["pages_loaded"] == again["pages_asked"] and again["pages_stored"] == 0, (
+        "the daemon did not write all pages when it stopped"
+    )
     assert again["pages_loaded_disk"] == first["pages_stored"]
     assert again["wrong_pages"] == 0
 
 
-def test_a_running_daemon_with_a_disk(tmp_path: Path) -> None:
+def test_a_running_daemon_with_a_disk_has_disk_hits(tmp_path: Path) -> None:
     chains = chat(200, seed=3)
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chains)
     with running_with_disk(tmp_path / "disk") as daemon:
@@ -77,19 +79,19 @@ def test_a_running_daemon_with_a_disk(tmp_path: Path) -> None:
     assert report["pages_loaded_disk"] > 0
 
 
-def test_the_worker_is_killed(tmp_path: Path) -> None:
+def test_a_replay_survives_the_death_of_the_disk_worker(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(400, seed=4))
-    with running_with_disk(tmp_path / "disk") as daemon, observing(daemon.socket) as look:
+    with running_with_disk(tmp_path / "disk") as daemon, observing(daemon.socket) as observer:
         with replaying(trace, "--socket", daemon.socket, "--clients", 2, "--pace", 200) as process:
-            until_granted(200, look, process)
+            until_granted(200, observer, process)
             os.kill(worker_of(daemon), signal.SIGKILL)
             report = report_of(process)
             assert process.returncode == 0
         assert report["requests"] == 400 and report["wrong_pages"] == report["clients_died"] == 0
-        assert eventually(lambda: look.header()["disk_frames"] > 0, 20)
+        assert eventually(lambda: observer.header()["disk_frames"] > 0, 20)
 
 
-def test_a_pace_is_kept(tmp_path: Path) -> None:
+def test_the_rate_of_requests_is_limited(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(40, seed=5))
     began = time.monotonic()
     report = replay_json(trace, "--arena", "4MiB", "--pace", 20, "--clients", 2)
