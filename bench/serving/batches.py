@@ -39,8 +39,8 @@ def measure(rounds: int, minutes: float) -> Iterator[Result]:
     times: Times = {}
     ends = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, contest(Path(folder)) as engines:
-        for told in itertools.islice(_whole_rounds(engines, spare=rounds // 4), 1, rounds + 1):
-            for what, who in told:
+        for one_round in itertools.islice(_whole_rounds(engines, spare=rounds // 4), 1, rounds + 1):
+            for what, who in one_round:
                 for name, seconds in who.items():
                     times.setdefault(what, {}).setdefault(name, []).append(seconds)
             if time.monotonic() > ends:
@@ -114,14 +114,14 @@ def _rates(times: Times) -> Iterator[Spread]:
 
 def _of_times(name: str, taken: Taken, pair: tuple[str, str], claim: Claim) -> Spread:
     one, other = _of_both(taken, pair)
-    told = "; ".join(f"{who} {1e3 * statistics.median(taken[who]):.1f} ms" for who in EVERYONE if who in taken)
-    return spread(name, ratios(one, other), claim, told)
+    medians = "; ".join(f"{who} {1e3 * statistics.median(taken[who]):.1f} ms" for who in EVERYONE if who in taken)
+    return spread(name, ratios(one, other), claim, medians)
 
 
 def _of_rates(name: str, taken: Taken, pair: tuple[str, str], claim: Claim) -> Spread:
     one, other = _of_both(taken, pair)
-    told = "; ".join(f"{who} {REQUESTS / statistics.median(taken[who]):.2f}" for who in EVERYONE if who in taken)
-    return spread(name, ratios(other, one), claim, f"{told} requests a second")
+    medians = "; ".join(f"{who} {REQUESTS / statistics.median(taken[who]):.2f}" for who in EVERYONE if who in taken)
+    return spread(name, ratios(other, one), claim, f"{medians} requests a second")
 
 
 def _of_both(taken: Taken, pair: tuple[str, str]) -> list[list[float]]:

@@ -164,10 +164,10 @@ def _results(ours: Half, native: Half, requests: Requests) -> Iterator[Spread]:
     rounds = [_round((ours, native), requests.one(), turned=bool(at % 2)) for at in range(ROUNDS + 2)][2:]
     for at, name in enumerate(("first", "again")):
         mine, theirs = ([one[which][at] for one in rounds] for which in (0, 1))
-        told = "; ".join(
+        medians = "; ".join(
             f"{who} {1e6 * statistics.median(taken):.1f} us" for who, taken in (("pagetier", mine), ("native", theirs))
         )
-        yield spread(f"matched_{TOKENS}_{name}_native_over_pagetier", ratios(theirs, mine), SEVEN_TIMES, told)
+        yield spread(f"matched_{TOKENS}_{name}_native_over_pagetier", ratios(theirs, mine), SEVEN_TIMES, medians)
 
 
 def _round(halves: tuple[Half, Half], request: Any, *, turned: bool) -> list[tuple[float, float]]:

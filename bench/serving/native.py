@@ -1,8 +1,7 @@
 """Makes vLLM's native offloading run on a CPU: its own manager and scheduler half, with another copier.
 
 vLLM's copier needs a GPU. This one copies block by block, contiguous blocks at once, in the engine's own thread: there
-is
-no device to copy in parallel, and a request is loaded in the step that asks for it.
+is no device to copy in parallel, and a request is loaded in the step that asks for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all tests with vLLM share."""
+"""Fixtures of all tests with vLLM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_engine import close_engines
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nursery() -> Iterator[None]:
-    """It is started with the first engine."""
+def _fork_server() -> Iterator[None]:
+    """Closes the fork server, which starts with the first engine."""
     yield
     close_engines()

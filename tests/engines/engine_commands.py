@@ -1,8 +1,8 @@
-"""A vLLM engine, told what to do by lines of JSON.
+"""Runs a vLLM engine that receives commands as lines of JSON.
 
-The first line is the engine's settings: {"model": ..., "socket": ... or null, "engine": {arguments of vllm.LLM},
-"extra": {kv_connector_extra_config}, "transfer": {more of kv_transfer_config}}. Each further line is a command; each
-answer is one line.
+The first line has the engine's settings: {"model": ..., "socket": ... or null, "engine": {arguments of vllm.LLM},
+"extra": {kv_connector_extra_config}, "transfer": {more of kv_transfer_config}}. Each further line is a command, and
+each response is one line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import IO, Any
 
 
 def main(commands: IO[str], answers: IO[str]) -> None:
-    """Until the commands end."""
+    """Executes commands until the input ends."""
     engine = Engine(json.loads(commands.readline()))
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in commands:
@@ -23,7 +23,7 @@ def main(commands: IO[str], answers: IO[str]) -> None:
 
 
 class Engine:
-    """What the commands do."""
+    """Implements the commands."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from vllm import LLM
@@ -42,7 +42,7 @@ class Engine:
         )
 
     def generate(self, prompts: list[list[int]], tokens: int = 8) -> dict[str, Any]:
-        """Each prompt's answer: token ids and logprobs, exact, and how many of its tokens were cached."""
+        """Returns for each prompt the answer's token IDs, its exact logprobs, and the number of cached tokens."""
         before = self._external()
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._llm.generate(asked, _greedy(tokens, 3), use_tqdm=False)
@@ -60,7 +60,7 @@ class Engine:
         return {"answers": answers, "external": self._external() - before}
 
     def abort(self, prompts: list[list[int]], steps: int) -> dict[str, Any]:
-        """Takes the prompts in, goes some steps, and aborts all; how many had begun to answer by then."""
+        """Submits the prompts, runs `steps` steps, and aborts all. Returns how many answers had begun."""
         engine = self._llm.llm_engine
         names = [f"aborted-{at}" for at in range(len(prompts))]
         for name, prompt in zip(names, prompts, strict=True):
@@ -72,15 +72,15 @@ class Engine:
         return {"begun": len(begun)}
 
     def reset(self, connector: bool = False) -> dict[str, Any]:
-        """Forgets vLLM's own prefix cache."""
+        """Empties vLLM's own prefix cache."""
         return {"reset": self._llm.reset_prefix_cache(reset_connector=connector)}
 
     def metrics(self) -> dict[str, Any]:
-        """All counters."""
+        """Returns all counters."""
         return {one.name: one.value for one in self._llm.get_metrics() if hasattr(one, "value")}
 
     def close(self) -> None:
-        """As a user's program ends."""
+        """Shuts down like a user's program."""
         self._llm.llm_engine.engine_core.shutdown()
 
     def _external(self) -> int:

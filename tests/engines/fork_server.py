@@ -1,7 +1,7 @@
-"""A process that has imported vLLM, and forks for each engine that a test wants: it is there in seconds.
+"""A process that has imported vLLM and forks an engine within seconds.
 
-On the socket whose descriptor the environment names comes a message for each engine: its environment as JSON, and three
-descriptors: where its commands come from, where its answers go, and its log. What goes back is its process id.
+It receives a message for each engine on the socket whose descriptor is in the environment: the engine's environment as
+JSON and three descriptors: for its commands, its responses and its log. It returns the process ID.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Until the socket is closed."""
+    """Forks engines until the socket is closed."""
     _import()
     signal.signal(signal.SIGCHLD, _reap)
     control = socket.socket(fileno=int(os.environ["NURSERY"]))
@@ -34,13 +34,13 @@ def main() -> None:
 
 
 def _import() -> None:
-    """All that an engine's three processes need, and starts no thread."""
+    """Imports everything that an engine's three processes need, without starting a thread."""
     import vllm.v1.engine.core
     import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm import LLM  # noqa: F401
     from vllm.platforms import current_platform
 
-    # vLLM wants its own processes to be started anew on a CPU, which takes them as long as the first one.
+    # On a CPU vLLM spawns its own processes, and each of them takes as long to start as the first one.
     platform = type(current_platform)
     checked = platform.check_and_update_config
 
@@ -58,7 +58,7 @@ def _reap(*_: object) -> None:
 
 
 def _live(environment: dict[str, str], commands: int, answers: int, log: int) -> None:
-    """The engine's process, to its end."""
+    """Runs the engine's process until its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.environ.update(environment)

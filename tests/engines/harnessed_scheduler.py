@@ -1,4 +1,4 @@
-"""vLLM's real scheduler with our connector in it, and a worker that knows what each block holds instead of a model."""
+"""vLLM's real scheduler with this connector, and a worker that records the content of each block instead of a model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ from vllm_harness import harness
 
 BLOCK = 16
 BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
-"""Whether loads that fail are told by their requests, as from 0.30 on; with several groups they have to be."""
+"""Whether failed loads are reported by request, as from 0.30 on. Models with several groups require it."""
 
 PAGE = PageShape("as long as a key", 32)
-_ANSWER = 0  # every token that is ever sampled
+_ANSWER = 0  # every sampled token
 
 
 class HarnessedEngine:
-    """groups: a KVCacheConfig of the harness's, or None for one group of full attention.
+    """An engine with a real scheduler and a simulated worker.
 
-    hashed: tokens of a block hash. lag: steps that are scheduled before the output of the first is seen; with 1 vLLM
-    schedules asynchronously.
+    Args:
+        daemon: The daemon.
+        client: The client that stores what another process would store.
+        groups: A KVCacheConfig of the harness, or None for one group of full attention.
+        blocks: The number of blocks.
+        lag: Steps that are scheduled before the output of the first is processed; with 1 vLLM schedules asynchronously.
+        hashed: Tokens of a block hash.
+        settings: The connector's settings; "engine" has the arguments of the harness.
     """
 
     def __init__(
@@ -44,7 +50,7 @@ class HarnessedEngine:
         hashed: int = BLOCK,
         **settings: Any,
     ) -> None:
-        told: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
+        engine_settings: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
         config = harness().create_vllm_config(
             model=str(tiny_model.make("llama", MODELS)),
             block_size=BLOCK,
@@ -53,13 +59,13 @@ class HarnessedEngine:
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={"socket": str(daemon.socket), **settings},
-            **told,
+            **engine_settings,
         )
         if groups is not None and any("Mamba" in type(one.kv_cache_spec).__name__ for one in groups.kv_cache_groups):
             config.cache_config.mamba_cache_mode = "align"
         config.scheduler_config.async_scheduling = bool(lag)
         self.blocks, self.lag, self.hashed = blocks, lag, hashed
-        finer = {"hash_block_size": hashed} if hashed != BLOCK else {}  # 0.28 can not be told
+        finer = {"hash_block_size": hashed} if hashed != BLOCK else {}  # 0.28 has no such argument
         self.unseen: deque[tuple[Any, Any]] = deque()
         self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups, **finer)
         self.connector = self.scheduler.connector
@@ -74,7 +80,7 @@ class HarnessedEngine:
         self.invalid: set[int] = set()
 
     def submit(self, number: int, tokens: int, *, common: int = 0, answer: int = 4) -> Any:
-        """A request whose tokens are its own but for the first `common`."""
+        """Submits a request whose tokens are unique except the first `common`."""
         request = harness().create_request(
             request_id=number, num_tokens=tokens, common_prefix_len=common, max_tokens=answer, block_size=self.hashed
         )
@@ -82,7 +88,7 @@ class HarnessedEngine:
         return request
 
     def step(self) -> Any:
-        """One of the engine's; returns vLLM's SchedulerOutput."""
+        """Runs one step of the engine and returns vLLM's SchedulerOutput."""
         for request in self.scheduler.requests.values():
             self.worker.know(request.block_hashes, self._future(request))
         output = self.scheduler.schedule()
@@ -97,17 +103,17 @@ class HarnessedEngine:
         return output
 
     def end_loads(self, *, fails: bool = False) -> None:
-        """All that go on."""
+        """Ends all loads in progress."""
         for request, loading in list(self.worker.loading.items()):
             self.loaded[request] = self.worker.end_load(request, fails=fails)
             self.invalid.update(loading.pages if not self.loaded[request] else ())
 
     def end_stores(self) -> None:
-        """All that go on."""
+        """Ends all stores in progress."""
         self.stored |= self.worker.end_stores(slice(0, None))
 
     def run(self, steps: int = 300) -> int:
-        """Until all requests have ended and nothing is held any more; how many tokens were loaded."""
+        """Runs until all requests have ended and no block is kept. Returns the number of loaded tokens."""
         loaded = 0
         for _ in range(steps):
             if not self.scheduler.requests and not self.scheduler.finished_req_ids:
@@ -121,7 +127,7 @@ class HarnessedEngine:
         raise AssertionError(f"requests do not end: {self.scheduler.requests}")
 
     def store_elsewhere(self, request: Any, tokens: int) -> None:
-        """Another process has stored the pages that a request with these tokens needs."""
+        """Stores the pages that a request with these tokens needs, as another process would."""
         self.worker.know(request.block_hashes, self._future(request))
         for group in self.groups:
             hashes = request.block_hashes[group.hashes - 1 :: group.hashes]
@@ -141,7 +147,7 @@ class HarnessedEngine:
         return Computed(name, self._future(request), ends - tokens, ends, tables)
 
     def _answer(self, computed: Sequence[Computed]) -> Any:
-        """A token for each request that is through with its prompt, and what the worker says of loads and stores."""
+        """Returns a token for each request whose prompt is complete, and the worker's report of loads and stores."""
         stored, loaded, invalid = self.stored, self.loaded, self.invalid
         self.stored, self.loaded, self.invalid = set(), {}, set()
         requests = [self.scheduler.requests[one.request] for one in computed]

@@ -1,4 +1,4 @@
-"""Who listens to what vLLM's caches hold hears of our pages, too: each once it is there."""
+"""Subscribes to vLLM's KV cache events: each page of pagetier is announced once it is stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Listener:
         self.heard: list[dict[str, Any]] = []
 
     def hears(self, medium: str, count: int) -> bool:
-        """Waits for so many stored blocks of a medium."""
+        """Waits for `count` stored blocks of a medium."""
         ends = time.monotonic() + _HEARD_S
         while len(self.stored(medium)) < count and time.monotonic() < ends:
             if self._socket.poll(100):
@@ -36,7 +36,7 @@ class Listener:
         return len(self.stored(medium)) == count
 
     def stored(self, medium: str) -> dict[bytes, dict[str, Any]]:
-        """By hash."""
+        """Returns the events of stored blocks by hash."""
         events = [event for event in self.heard if event["type"] == "BlockStored" and event["medium"] == medium]
         return {block: event | {"at": at} for event in events for at, block in enumerate(event["block_hashes"])}
 
@@ -66,7 +66,7 @@ def test_every_stored_page_is_announced_as_vllm_announces_its_blocks(host: tuple
     pages = scene.hit() // PAGE
     ask(engine, PROMPT)
     scene.settle()
-    ask(engine, prompt(2, 64))  # what was stored meanwhile is told at the end of a step
+    ask(engine, prompt(2, 64))  # pages stored by then are announced at the end of a step
     assert listener.hears("CPU", pages), listener.heard
     ours, parent = listener.stored("CPU"), None
     assert ours.keys() <= listener.stored("GPU").keys()
@@ -77,7 +77,7 @@ def test_every_stored_page_is_announced_as_vllm_announces_its_blocks(host: tuple
     assert engine.do("metrics")["vllm:pagetier_stored_pages"] == pages
 
 
-def test_pages_that_are_refused_are_not_announced(host: tuple[Scene, VllmEngine, Listener]) -> None:
+def test_rejected_pages_are_not_announced(host: tuple[Scene, VllmEngine, Listener]) -> None:
     scene, engine, listener = host
     scene.daemon.kill()
     before = len(listener.stored("GPU"))

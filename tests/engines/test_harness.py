@@ -1,4 +1,4 @@
-"""vLLM's own harness drives our connector in vLLM's scheduler: nothing leaks, whatever becomes of a request."""
+"""Runs the connector in vLLM's scheduler, driven by vLLM's own harness: nothing leaks, however a request ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def engine_of(
 
 def assert_nothing_is_left(engine: HarnessedEngine, daemon: RunningDaemon) -> None:
     pool = engine.scheduler.kv_cache_manager.block_pool
-    pool.null_block.ref_cnt = 0  # vLLM counts it up and never down
+    pool.null_block.ref_cnt = 0  # vLLM increments it and never decrements it
     harness().assert_scheduler_empty(engine.scheduler)
     assert pool.get_num_free_blocks() == engine.blocks - 1
     assert not engine.half._tracked
@@ -65,7 +65,7 @@ def assert_nothing_is_left(engine: HarnessedEngine, daemon: RunningDaemon) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_another_process_stored_is_loaded(model: str, daemon: RunningDaemon, client: Client) -> None:
+def test_pages_of_another_process_are_loaded(model: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client)
     request = engine.submit(1, 100)
     engine.store_elsewhere(request, 96)
@@ -73,12 +73,12 @@ def test_what_another_process_stored_is_loaded(model: str, daemon: RunningDaemon
     assert list(engine.worker.loading) == [request.request_id]
     assert request.num_computed_tokens == 96
     engine.run()
-    assert not engine.worker.ordered, "what is there is stored again"
+    assert not engine.worker.ordered, "cached pages are stored again"
     assert_nothing_is_left(engine, daemon)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_behind_the_own_prefix_cache_is_loaded(model: str, daemon: RunningDaemon, client: Client) -> None:
+def test_pages_beyond_vllms_own_prefix_cache_are_loaded(model: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client)
     engine.submit(1, 70, common=64)
     engine.run()
@@ -93,7 +93,7 @@ def test_what_is_behind_the_own_prefix_cache_is_loaded(model: str, daemon: Runni
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_an_engine_stored_comes_back(model: str, daemon: RunningDaemon, client: Client) -> None:
+def test_an_engine_loads_its_own_pages(model: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client)
     engine.submit(1, 100)
     assert engine.run() == 0
@@ -126,7 +126,7 @@ def _keys(engine: HarnessedEngine, request: Any, at: int) -> Any:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("state", ["waiting", "loading", "loaded", "computing", "answering"])
-def test_aborted(model: str, state: str, daemon: RunningDaemon, client: Client) -> None:
+def test_aborted_requests_leave_nothing(model: str, state: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client)
     request = engine.submit(1, 200, answer=20)
     if state.startswith("load"):
@@ -150,8 +150,8 @@ def _aborted() -> Any:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("times", [1, 5])
-def test_loads_that_fail(model: str, times: int, daemon: RunningDaemon, client: Client) -> None:
-    """The request is computed in the end, though its pages are always there to be found."""
+def test_a_request_whose_load_fails_is_computed(model: str, times: int, daemon: RunningDaemon, client: Client) -> None:
+    """The request is computed in the end, although each match finds its pages."""
     engine = engine_of(model, daemon, client)
     request = engine.submit(1, 100)
     engine.store_elsewhere(request, 96)
@@ -165,7 +165,7 @@ def test_loads_that_fail(model: str, times: int, daemon: RunningDaemon, client: 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_preempted(model: str, daemon: RunningDaemon, client: Client) -> None:
+def test_preempted_requests_leave_nothing(model: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client, 40)
     requests = [engine.submit(number, 100, common=50, answer=120) for number in range(1, 5)]
     engine.run(3000)
@@ -174,8 +174,8 @@ def test_preempted(model: str, daemon: RunningDaemon, client: Client) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_asking_again_costs_nothing(model: str, daemon: RunningDaemon, client: Client) -> None:
-    """A request that finds no room asks in each step; it is looked for once in two seconds."""
+def test_a_waiting_request_is_matched_once_in_two_seconds(model: str, daemon: RunningDaemon, client: Client) -> None:
+    """vLLM asks in each step for a request that has no blocks yet."""
     engine = engine_of(model, daemon, client)
     engine.submit(1, 30, answer=100)
     for _ in range(4):
@@ -199,7 +199,7 @@ def test_asking_again_costs_nothing(model: str, daemon: RunningDaemon, client: C
     assert_nothing_is_left(engine, daemon)
 
 
-def test_who_skips_the_prefix_cache_loads_nothing(daemon: RunningDaemon, client: Client) -> None:
+def test_a_request_that_skips_the_prefix_cache_loads_nothing(daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of("full", daemon, client)
     request = harness().create_request(request_id=1, num_tokens=100, max_tokens=2, block_size=BLOCK)
     request.skip_reading_prefix_cache = True
@@ -209,8 +209,8 @@ def test_who_skips_the_prefix_cache_loads_nothing(daemon: RunningDaemon, client:
     assert_nothing_is_left(engine, daemon)
 
 
-def test_nothing_is_cached_where_a_rank_can_not(daemon: RunningDaemon, client: Client) -> None:
-    """A load is over when all ranks have ended it: a request would wait for ever for the one that never does."""
+def test_nothing_is_cached_if_a_rank_cannot_cache(daemon: RunningDaemon, client: Client) -> None:
+    """A load ends when all ranks have ended it; a request would wait forever for a rank that never does."""
     connector = HarnessedEngine(daemon, client, None, salt="ranks").connector
     connector._scheduler.close()
     connector._scheduler, shapes = None, ShapesMetadata((PAGE,))
@@ -222,22 +222,22 @@ def test_nothing_is_cached_where_a_rank_can_not(daemon: RunningDaemon, client: C
     connector._scheduler.close()
 
 
-def test_without_a_daemon_nothing_is_missed(tmp_path: Path, client: Client) -> None:
-    absent = mock.Mock(socket=tmp_path / "nobody.sock")
+def test_requests_are_computed_without_a_daemon(tmp_path: Path, client: Client) -> None:
+    absent = mock.Mock(socket=tmp_path / "absent.sock")
     engine = engine_of(MODELS[-1], absent, client)
     request = engine.submit(1, 100)
     assert engine.run() == 0 and request.num_output_tokens == 4
     engine.scheduler.shutdown()
 
 
-def test_waits_for_the_disk(tmp_path: Path) -> None:
+def test_a_request_waits_for_the_disk(tmp_path: Path) -> None:
     with running_with_disk(tmp_path) as daemon, daemon.client() as client:
         engine = engine_of("full", daemon, client, disk_deadline=20.0)
         request = engine.submit(1, 100)
         engine.store_elsewhere(request, 96)
         push_out(daemon, client, _keys(engine, request, 0).keys)
         engine.step()
-        assert not request.num_computed_tokens and not engine.worker.loading, "it did not wait"
+        assert not request.num_computed_tokens and not engine.worker.loading, "the request did not wait"
 
         def loads() -> bool:
             engine.step()
@@ -249,7 +249,7 @@ def test_waits_for_the_disk(tmp_path: Path) -> None:
         assert_nothing_is_left(engine, daemon)
 
 
-def test_does_not_wait_for_ever(tmp_path: Path) -> None:
+def test_a_request_does_not_wait_longer_than_the_deadline(tmp_path: Path) -> None:
     with running_with_disk(tmp_path) as daemon, daemon.client() as client:
         engine = engine_of("full", daemon, client, disk_deadline=0.3)
         request = engine.submit(1, 100)
@@ -273,8 +273,10 @@ def test_does_not_wait_for_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("model", MODELS)
-def test_any_run(model: str, lag: int, seed: int, daemon: RunningDaemon, client: Client) -> None:
-    """Requests that share prefixes come, are aborted and preempted; loads and stores end late, and some fail."""
+def test_any_sequence_of_requests_leaves_nothing(
+    model: str, lag: int, seed: int, daemon: RunningDaemon, client: Client
+) -> None:
+    """Requests that share prefixes are submitted, aborted and preempted; loads and stores end late, and some fail."""
     chance = random.Random(seed)
     hashed = BLOCK if model == "full" or seed % 2 else BLOCK // 2
     engine = engine_of(model, daemon, client, chance.choice([60, 90, 200]), lag=lag, hashed=hashed)

@@ -1,4 +1,4 @@
-"""A page of one model is never found by another, though it has the same name and the same tokens."""
+"""Tests that one model never finds another model's pages, even with the same name and the same tokens."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def with_other_weights(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """With the pages of one model, and what it said."""
+    """A daemon with the pages of one model."""
     with scene_of("llama") as there:
         there.model = tmp_path_factory.mktemp("name") / "model"
         yield there
 
 
 @pytest.fixture(scope="module")
-def told(scene: Scene) -> dict[str, Any]:
-    """What the model says from vLLM's own cache."""
+def expected(scene: Scene) -> dict[str, Any]:
+    """The model's answer from vLLM's own cache."""
     as_it_was(scene.model)
     with scene.engine() as engine:
         ask(engine, PROMPT)
-        told = ask(engine, PROMPT)
+        expected = ask(engine, PROMPT)
     scene.settle()
-    return told
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def told(scene: Scene) -> dict[str, Any]:
     ids=["rope", "weights", "dtype"],
 )
 def test_another_model_of_the_same_name_finds_nothing(
-    scene: Scene, told: dict[str, Any], change: Callable[[Path], None], settings: dict[str, str]
+    scene: Scene, expected: dict[str, Any], change: Callable[[Path], None], settings: dict[str, str]
 ) -> None:
     change(scene.model)
     with scene.engine(engine=settings) as engine:
         other = ask(engine, PROMPT)
         assert other["external"] == other["answers"][0]["cached"] == 0
-        assert exact(other) != exact(told)
+        assert exact(other) != exact(expected)
         again = ask(engine, PROMPT)
         assert texts(again) == texts(other)
         scene.settle()
     as_it_was(scene.model)
 
 
-def test_the_same_model_finds_its_own_between_theirs(scene: Scene, told: dict[str, Any]) -> None:
+def test_the_same_model_finds_its_own_pages_among_others(scene: Scene, expected: dict[str, Any]) -> None:
     with scene.engine() as engine:
         again = ask(engine, PROMPT)
         assert again["external"] == scene.hit()
-        assert exact(again) == exact(told)
+        assert exact(again) == exact(expected)

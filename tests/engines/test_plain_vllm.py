@@ -1,4 +1,4 @@
-"""vLLM alone, without pagetier: that the environment works, and what its own prefix cache gives."""
+"""Runs vLLM without pagetier: the environment works, and its own prefix cache gives reference answers."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def answers_of_a_new_engine(name: str) -> list[dict[str, Any]]:
 
 
 def main(model: str, settings: str) -> None:
-    """The engine's process: the same prompt twice, an answer a line."""
+    """Runs the engine's process: the same prompt twice, one line for each answer."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=2048, **json.loads(settings))

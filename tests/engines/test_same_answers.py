@@ -1,4 +1,4 @@
-"""The same answers, bit for bit, as vLLM gives with its own prefix cache: wherever the pages come from."""
+"""Compares answers bit by bit with those from vLLM's own prefix cache, wherever the pages come from."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from one_host import PAGE_TOKENS, TOKENS, Scene, ask, ask_anew, chosen, distance, exact, prompt, scene_of, texts
+from one_host import PAGE_TOKENS, TOKENS, Scene, ask, ask_after_reset, chosen, distance, exact, prompt, scene_of, texts
 
 PROMPT = prompt(1)
 
 
 def branches(name: str) -> list[list[int]]:
-    """Prompts that begin as the first one does: one for each of its pages, with a few tokens of their own behind it."""
+    """Returns prompts that begin like the first one: one for each of its pages, followed by a few other tokens."""
     step = PAGE_TOKENS[name]
     return [[*PROMPT[:end], *prompt(end, 30)] for end in range(step, TOKENS, step)]
 
 
-class Story:
-    """What two engines said one after the other; the second goes on. `own`: from vLLM's own cache."""
+class Scenario:
+    """The results of two engines, one after the other; the second keeps running. `own` is from vLLM's own cache."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -28,25 +28,25 @@ class Story:
             self.own = ask(first, PROMPT)
             self.own_branches = [ask(first, branch) for branch in branches(scene.name)]
             scene.settle()
-            self.after_reset = ask_anew(first, PROMPT)
+            self.after_reset = ask_after_reset(first, PROMPT)
         self.engine = scene.engine().ready()
         self.in_a_new_process = ask(self.engine, PROMPT)
 
-    def is_told(self, told: dict[str, Any]) -> bool:
-        """Whether this came from outside, to the last possible token, and is exactly what vLLM's own cache gives."""
-        assert exact(told) == exact(self.own)
-        assert told["external"] == told["answers"][0]["cached"] == self.scene.hit()
+    def matches_own_cache(self, result: dict[str, Any]) -> bool:
+        """Returns whether the longest possible prefix was loaded and the result equals that of vLLM's own cache."""
+        assert exact(result) == exact(self.own)
+        assert result["external"] == result["answers"][0]["cached"] == self.scene.hit()
         return True
 
     def tokens_from(self, tier: str) -> int:
-        """Counted by the second engine."""
+        """Returns the tokens that the second engine has loaded from a tier."""
         return int(self.engine.do("metrics")[f"vllm:pagetier_{tier}_tokens"])
 
 
 @pytest.fixture(scope="module", params=chosen())
-def story(request: pytest.FixtureRequest) -> Iterator[Story]:
+def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
     with scene_of(request.param) as scene:
-        there = Story(scene)
+        there = Scenario(scene)
         try:
             yield there
             assert there.engine.do("metrics")["vllm:pagetier_failed_loads"] == 0
@@ -54,62 +54,62 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
             there.engine.stop()
 
 
-def test_vllms_own_cache_is_what_is_compared_with(story: Story) -> None:
-    assert story.cold["external"] == story.own["external"] == story.cold["answers"][0]["cached"] == 0
-    assert story.own["answers"][0]["cached"] == story.scene.hit() >= 768
-    assert len(set(texts(story.own)[0])) > 2
+def test_the_reference_is_from_vllms_own_cache(scenario: Scenario) -> None:
+    assert scenario.cold["external"] == scenario.own["external"] == scenario.cold["answers"][0]["cached"] == 0
+    assert scenario.own["answers"][0]["cached"] == scenario.scene.hit() >= 768
+    assert len(set(texts(scenario.own)[0])) > 2
 
 
-def test_after_a_reset(story: Story) -> None:
-    assert story.is_told(story.after_reset)
+def test_answers_are_the_same_after_a_reset(scenario: Scenario) -> None:
+    assert scenario.matches_own_cache(scenario.after_reset)
 
 
-def test_in_a_new_process(story: Story) -> None:
-    assert story.is_told(story.in_a_new_process)
-    assert texts(story.in_a_new_process) == texts(story.cold)
-    assert distance(story.in_a_new_process, story.cold) <= distance(story.own, story.cold)
+def test_answers_are_the_same_in_a_new_process(scenario: Scenario) -> None:
+    assert scenario.matches_own_cache(scenario.in_a_new_process)
+    assert texts(scenario.in_a_new_process) == texts(scenario.cold)
+    assert distance(scenario.in_a_new_process, scenario.cold) <= distance(scenario.own, scenario.cold)
 
 
-def test_a_prompt_that_branches_off_hits_as_much_as_it_shares(story: Story) -> None:
-    """Each page is the right one by itself: attention does not mind in which order it finds them."""
-    told: dict[str, Any] = {}
-    for branch, own in zip(branches(story.scene.name), story.own_branches, strict=True):
-        told = ask_anew(story.engine, branch)
-        assert told["external"] == told["answers"][0]["cached"] >= own["answers"][0]["cached"]
-        assert texts(told) == texts(own)
-        if told["external"] == own["answers"][0]["cached"]:
-            assert exact(told) == exact(own)
-    assert told["external"] == story.scene.hit()
+def test_a_prompt_that_branches_off_hits_as_much_as_it_shares(scenario: Scenario) -> None:
+    """Each page is right by itself: the order in which attention finds pages does not matter."""
+    result: dict[str, Any] = {}
+    for branch, own in zip(branches(scenario.scene.name), scenario.own_branches, strict=True):
+        result = ask_after_reset(scenario.engine, branch)
+        assert result["external"] == result["answers"][0]["cached"] >= own["answers"][0]["cached"]
+        assert texts(result) == texts(own)
+        if result["external"] == own["answers"][0]["cached"]:
+            assert exact(result) == exact(own)
+    assert result["external"] == scenario.scene.hit()
 
 
-def test_in_a_second_engine_beside_the_first(story: Story) -> None:
-    with story.scene.engine() as second:
-        assert story.is_told(ask(second, PROMPT))
-        assert story.is_told(ask_anew(story.engine, PROMPT))
-        assert story.is_told(ask_anew(second, PROMPT))
+def test_answers_are_the_same_in_a_second_engine(scenario: Scenario) -> None:
+    with scenario.scene.engine() as second:
+        assert scenario.matches_own_cache(ask(second, PROMPT))
+        assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
+        assert scenario.matches_own_cache(ask_after_reset(second, PROMPT))
 
 
-def test_after_the_daemon_was_killed_and_started_again(story: Story) -> None:
-    story.scene.daemon.kill()
-    assert story.is_told(ask_anew(story.engine, PROMPT))
-    story.scene.daemon.open()
-    assert story.scene.attached(1)
-    assert story.is_told(ask_anew(story.engine, PROMPT))
+def test_answers_are_the_same_after_the_daemon_was_killed(scenario: Scenario) -> None:
+    scenario.scene.daemon.kill()
+    assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
+    scenario.scene.daemon.open()
+    assert scenario.scene.attached(1)
+    assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
 
 
-def test_from_disk_alone(story: Story) -> None:
-    story.scene.to_disk_alone()
-    memory, disk = story.tokens_from("memory"), story.tokens_from("disk")
-    assert story.is_told(ask_anew(story.engine, PROMPT))
-    assert story.tokens_from("disk") - disk == story.scene.hit()
-    assert story.is_told(ask_anew(story.engine, PROMPT))
-    assert story.tokens_from("memory") - memory == story.scene.hit()
+def test_answers_are_the_same_from_disk(scenario: Scenario) -> None:
+    scenario.scene.evict_to_disk()
+    memory, disk = scenario.tokens_from("memory"), scenario.tokens_from("disk")
+    assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
+    assert scenario.tokens_from("disk") - disk == scenario.scene.hit()
+    assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
+    assert scenario.tokens_from("memory") - memory == scenario.scene.hit()
 
 
-def test_from_disk_after_the_daemon_was_stopped_and_started_again(story: Story) -> None:
-    assert story.scene.daemon.stop() == 0
-    story.scene.daemon.open()
-    assert story.scene.attached(1)
-    disk = story.tokens_from("disk")
-    assert story.is_told(ask_anew(story.engine, PROMPT))
-    assert story.tokens_from("disk") - disk == story.scene.hit()
+def test_answers_are_the_same_from_disk_after_a_restart(scenario: Scenario) -> None:
+    assert scenario.scene.daemon.stop() == 0
+    scenario.scene.daemon.open()
+    assert scenario.scene.attached(1)
+    disk = scenario.tokens_from("disk")
+    assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
+    assert scenario.tokens_from("disk") - disk == scenario.scene.hit()

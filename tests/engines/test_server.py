@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server as people start it, with the flag: a conversation, /metrics, and clients that hang up."""
+"""Runs vLLM's OpenAI server with the connector: a conversation, /metrics, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _START_S = 300.0
 
 
 class Server:
-    """`python -m vllm.entrypoints.openai.api_server`, and who talks to it."""
+    """`python -m vllm.entrypoints.openai.api_server`, and its HTTP client."""
 
     def __init__(self, scene: Scene, folder: Path) -> None:
         self.log = folder / "log"
@@ -46,23 +46,25 @@ class Server:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(scene.model)]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
         command += ["--dtype", "bfloat16", "--max-model-len", "4096", "--kv-transfer-config", json.dumps(transfer)]
-        environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}  # so that its own cache can be emptied
+        environment = (
+            os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}
+        )  # enables the request that empties its own cache
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def wait(self) -> None:
-        """Until it serves."""
+        """Waits until the server is healthy."""
         ends = time.monotonic() + _START_S
         while not self._is_healthy():
-            assert self.process.poll() is None and time.monotonic() < ends, self.told()
+            assert self.process.poll() is None and time.monotonic() < ends, self.log_tail()
             time.sleep(0.2)
 
-    def told(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """Returns the end of its log."""
         return self.log.read_text(errors="replace")[-8000:]
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """What it answers."""
+        """Returns the response to a POST request."""
         connection = self.send(path, body)
         answer = connection.getresponse()
         text = answer.read()
@@ -71,13 +73,13 @@ class Server:
         return json.loads(text) if text else None
 
     def send(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPConnection:
-        """Does not wait for the answer."""
+        """Sends a POST request and does not wait for the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json"})
         return connection
 
     def counter(self, name: str) -> int:
-        """Out of its /metrics."""
+        """Returns a counter of its /metrics."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
@@ -87,7 +89,7 @@ class Server:
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in found))
 
     def stop(self) -> None:
-        """As ^C does; nothing of it is left."""
+        """Stops the server like Ctrl-C, and checks that no process is left."""
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(60)
@@ -133,11 +135,11 @@ def test_a_conversation_hits_more_with_each_turn(scene: Scene, server: Server) -
     hits = [0]
     for turn in range(TURNS):
         messages.append({"role": "user", "content": words(turn)})
-        told = server.post(
+        response = server.post(
             "/v1/chat/completions",
             {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 30, "ignore_eos": True},
         )
-        messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
+        messages.append({"role": "assistant", "content": response["choices"][0]["message"]["content"]})
         scene.settle()
         server.post("/reset_prefix_cache")
         hits.append(server.counter("vllm:external_prefix_cache_hits"))
@@ -148,7 +150,7 @@ def test_a_conversation_hits_more_with_each_turn(scene: Scene, server: Server) -
     assert server.counter("vllm:pagetier_failed_loads") == 0
 
 
-def test_clients_that_hang_up_leave_nothing(scene: Scene, server: Server) -> None:
+def test_clients_that_disconnect_leave_nothing(scene: Scene, server: Server) -> None:
     for turn in range(6):
         body = {"model": "tiny", "prompt": f"{words(turn // 2)} " * 3, "max_tokens": 2000, "stream": True}
         connection = server.send("/v1/completions", body | {"ignore_eos": True})
@@ -159,5 +161,5 @@ def test_clients_that_hang_up_leave_nothing(scene: Scene, server: Server) -> Non
         if turn % 2:
             server.post("/reset_prefix_cache")
     assert scene.is_clean(), scene.daemon.slots()
-    told = server.post("/v1/completions", {"model": "tiny", "prompt": words(0), "max_tokens": 4, "temperature": 0})
-    assert told["usage"]["completion_tokens"] >= 1
+    response = server.post("/v1/completions", {"model": "tiny", "prompt": words(0), "max_tokens": 4, "temperature": 0})
+    assert response["usage"]["completion_tokens"] >= 1

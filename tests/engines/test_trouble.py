@@ -1,4 +1,4 @@
-"""Whatever happens to the daemon, its disk and its pages: right tokens, no exception, and no request hangs."""
+"""Kills the daemon, stops its disk and damages its pages: tokens stay right, nothing is raised, no request hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from disk_daemon import DiskDaemon
-from one_host import Scene, ask, ask_anew, distance, exact, prompt, texts
+from one_host import Scene, ask, ask_after_reset, distance, exact, prompt, texts
 from running_daemon import eventually
 from vllm_engine import VllmEngine
 
@@ -26,7 +26,7 @@ ROUNDING = 0.05
 
 
 class Trouble:
-    """An engine that was started before its daemon, and what it says to the first prompt, and to all at once."""
+    """An engine that was started before its daemon, and its results for the first prompt and for all at once."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.daemon = DiskDaemon(4096, "512MiB")
@@ -41,23 +41,23 @@ class Trouble:
         self.store()
 
     def store(self) -> None:
-        """All prompts' pages are in memory."""
-        ask_anew(self.engine, *PROMPTS)
+        """Stores the pages of all prompts in memory."""
+        ask_after_reset(self.engine, *PROMPTS)
         self.scene.settle()
 
-    def is_right(self, told: dict[str, Any]) -> bool:
-        """All prompts' answers."""
-        assert texts(told) == texts(self.all)
-        assert distance(told, self.all) < ROUNDING
+    def is_right(self, result: dict[str, Any]) -> bool:
+        """Returns whether the answers to all prompts are right."""
+        assert texts(result) == texts(self.all)
+        assert distance(result, self.all) < ROUNDING
         return True
 
     def begin(self, *prompts: list[int]) -> None:
-        """Asks without its own cache, and does not wait."""
+        """Sends prompts to an engine with an empty prefix cache, and does not wait."""
         assert self.engine.do("reset")["reset"]
         self.engine.begin("generate", prompts=list(prompts))
 
     def start(self, *flags: str) -> None:
-        """The daemon, again."""
+        """Starts the daemon again."""
         self.daemon.open(*flags)
         assert self.scene.attached(1)
 
@@ -68,41 +68,41 @@ def trouble() -> Iterator[Trouble]:
         yield Trouble(stack)
 
 
-def test_no_daemon_at_the_start(trouble: Trouble) -> None:
+def test_an_engine_finds_a_daemon_that_starts_later(trouble: Trouble) -> None:
     assert trouble.own["external"] == trouble.all["external"] == 0
     assert texts(trouble.cold) == texts(trouble.own) == texts(trouble.all)[:1]
-    told = ask_anew(trouble.engine, PROMPTS[0])
-    assert told["external"] == trouble.scene.hit()
-    assert exact(told) == exact(trouble.own)
+    result = ask_after_reset(trouble.engine, PROMPTS[0])
+    assert result["external"] == trouble.scene.hit()
+    assert exact(result) == exact(trouble.own)
 
 
-def test_no_daemon_any_more(trouble: Trouble) -> None:
+def test_an_engine_computes_without_its_daemon(trouble: Trouble) -> None:
     assert trouble.daemon.stop() == 0
-    told = ask_anew(trouble.engine, PROMPTS[0])
-    assert told["external"] == 0
-    assert exact(told) == exact(trouble.cold)
+    result = ask_after_reset(trouble.engine, PROMPTS[0])
+    assert result["external"] == 0
+    assert exact(result) == exact(trouble.cold)
     trouble.start()
     trouble.store()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
-def test_killed_while_pages_are_loaded(trouble: Trouble, seconds: float) -> None:
+def test_the_daemon_is_killed_during_loads(trouble: Trouble, seconds: float) -> None:
     trouble.begin(*PROMPTS)
     time.sleep(seconds)
     trouble.daemon.kill()
     assert trouble.is_right(trouble.engine.end())
     trouble.start()
-    assert ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit()
+    assert ask_after_reset(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit()
 
 
-def test_stopped_while_pages_are_loaded_and_stored(trouble: Trouble) -> None:
+def test_the_daemon_is_stopped_during_loads_and_stores(trouble: Trouble) -> None:
     trouble.begin(*PROMPTS)
     trouble.daemon.signal(signal.SIGSTOP)
     try:
         assert trouble.is_right(trouble.engine.end())
-        assert ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit()
+        assert ask_after_reset(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit()
         ask(trouble.engine, prompt(80), prompt(81))
-        assert trouble.is_right(ask_anew(trouble.engine, *PROMPTS))
+        assert trouble.is_right(ask_after_reset(trouble.engine, *PROMPTS))
     finally:
         trouble.daemon.signal(signal.SIGCONT)
     assert trouble.scene.attached(1)
@@ -117,9 +117,9 @@ def disk_that_hangs(daemon: DiskDaemon) -> Iterator[None]:
         os.kill(worker, signal.SIGCONT)
 
 
-def test_killed_while_the_disk_is_waited_for(trouble: Trouble) -> None:
+def test_the_daemon_is_killed_while_a_request_waits_for_the_disk(trouble: Trouble) -> None:
     trouble.store()
-    trouble.scene.to_disk_alone()
+    trouble.scene.evict_to_disk()
     with disk_that_hangs(trouble.daemon):
         begins = time.monotonic()
         trouble.begin(*PROMPTS)
@@ -131,33 +131,33 @@ def test_killed_while_the_disk_is_waited_for(trouble: Trouble) -> None:
     trouble.start()
 
 
-def test_a_disk_that_hangs(trouble: Trouble) -> None:
+def test_a_request_does_not_wait_for_a_disk_that_hangs(trouble: Trouble) -> None:
     trouble.store()
-    trouble.scene.to_disk_alone()
+    trouble.scene.evict_to_disk()
     with disk_that_hangs(trouble.daemon):
         begins = time.monotonic()
         trouble.begin(*PROMPTS)
-        told = trouble.engine.end()
+        result = trouble.engine.end()
         assert TIMEOUT_S * 0.9 < time.monotonic() - begins < 60
-        assert trouble.is_right(told)
-        assert told["external"] == 0
-    assert eventually(lambda: ask_anew(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit(), 20)
+        assert trouble.is_right(result)
+        assert result["external"] == 0
+    assert eventually(lambda: ask_after_reset(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit(), 20)
 
 
-def test_a_deadline_of_zero(trouble: Trouble) -> None:
+def test_with_a_deadline_of_zero_no_request_waits(trouble: Trouble) -> None:
     trouble.store()
     with trouble.scene.engine(extra={"disk_deadline": 0}) as engine:
-        trouble.scene.to_disk_alone()
-        told = ask(engine, PROMPTS[0])
-        assert told["external"] == 0
-        assert exact(told) == exact(trouble.cold)
+        trouble.scene.evict_to_disk()
+        result = ask(engine, PROMPTS[0])
+        assert result["external"] == 0
+        assert exact(result) == exact(trouble.cold)
         trouble.scene.settle()
-        assert eventually(lambda: ask_anew(engine, PROMPTS[0])["external"] == trouble.scene.hit(), 20)
-        assert exact(ask_anew(engine, PROMPTS[0])) == exact(trouble.own)
+        assert eventually(lambda: ask_after_reset(engine, PROMPTS[0])["external"] == trouble.scene.hit(), 20)
+        assert exact(ask_after_reset(engine, PROMPTS[0])) == exact(trouble.own)
 
 
 def damage(data: Path, at_most: int) -> int:
-    """Flips a bit in pages' contents: LMDB lays each across pages of its own. How many."""
+    """Flips bits in the contents of pages, each of which LMDB stores in pages of its own. Returns their number."""
     content, flipped = bytearray(data.read_bytes()), 0
     at = 2 * 4096
     while at < len(content) and flipped < at_most:
@@ -173,22 +173,24 @@ def damage(data: Path, at_most: int) -> int:
 
 
 @pytest.mark.parametrize("at_most", [1, 1000])
-def test_damaged_pages(trouble: Trouble, at_most: int) -> None:
+def test_damaged_pages_are_computed(trouble: Trouble, at_most: int) -> None:
     trouble.daemon.stop()
-    trouble.daemon.disk = trouble.daemon.disk.with_name(f"damaged-{at_most}")  # without what was freed in other tests
+    trouble.daemon.disk = trouble.daemon.disk.with_name(
+        f"damaged-{at_most}"
+    )  # without space that other tests have freed
     trouble.start()
-    ask_anew(trouble.engine, PROMPTS[0])
+    ask_after_reset(trouble.engine, PROMPTS[0])
     trouble.scene.settle()
     trouble.daemon.stop()
     assert sum(damage(data, at_most) for data in trouble.daemon.data_files())
     trouble.start()
-    told = ask_anew(trouble.engine, PROMPTS[0])
-    assert told["external"] < trouble.scene.hit()
-    assert texts(told) == texts(trouble.own)
-    assert distance(told, trouble.own) < ROUNDING
+    result = ask_after_reset(trouble.engine, PROMPTS[0])
+    assert result["external"] < trouble.scene.hit()
+    assert texts(result) == texts(trouble.own)
+    assert distance(result, trouble.own) < ROUNDING
     assert trouble.daemon.header()["disk_damaged"] >= 1, trouble.daemon.told()
     trouble.scene.settle()
-    again = ask_anew(trouble.engine, PROMPTS[0])
+    again = ask_after_reset(trouble.engine, PROMPTS[0])
     assert again["external"] == trouble.scene.hit()
     assert exact(again) == exact(trouble.own)
 
@@ -198,14 +200,14 @@ def small_file_system(size: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pagetier-test", folder]
         if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
-            pytest.skip("mount is refused here")
+            pytest.skip("mount is not permitted here")
         try:
             yield Path(folder)
         finally:
             subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_disk_that_is_full(trouble: Trouble) -> None:
+def test_answers_are_right_while_the_disk_is_full(trouble: Trouble) -> None:
     usual = trouble.daemon.disk
     with small_file_system("3m") as folder:
         trouble.daemon.stop()
@@ -214,9 +216,9 @@ def test_a_disk_that_is_full(trouble: Trouble) -> None:
             trouble.start("--fresh", "--disk-write", "through")
             trouble.store()
             assert trouble.daemon.pagetier("flush", "--to-disk").exit_code == 1
-            assert trouble.is_right(ask_anew(trouble.engine, *PROMPTS))
+            assert trouble.is_right(ask_after_reset(trouble.engine, *PROMPTS))
             trouble.daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
-            assert trouble.is_right(ask_anew(trouble.engine, *PROMPTS))
+            assert trouble.is_right(ask_after_reset(trouble.engine, *PROMPTS))
             assert "is full" in trouble.daemon.log.read_text(), trouble.daemon.told()
         finally:
             trouble.daemon.stop()
@@ -224,9 +226,9 @@ def test_a_disk_that_is_full(trouble: Trouble) -> None:
     trouble.start("--fresh")
 
 
-def test_nothing_of_it_is_left(trouble: Trouble) -> None:
+def test_the_engine_recovers_from_all_of_this(trouble: Trouble) -> None:
     trouble.store()
-    told = ask_anew(trouble.engine, PROMPTS[0])
-    assert told["external"] == trouble.scene.hit()
-    assert exact(told) == exact(trouble.own)
+    result = ask_after_reset(trouble.engine, PROMPTS[0])
+    assert result["external"] == trouble.scene.hit()
+    assert exact(result) == exact(trouble.own)
     assert trouble.scene.is_clean()

