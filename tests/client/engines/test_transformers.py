@@ -1,4 +1,4 @@
-"""The transformers adapter with a real daemon: a cached run gives exactly the logits of an uncached one."""
+"""Tests the transformers adapter with a real daemon: a cached run has exactly the logits of an uncached one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def prompts_of(client: Client, model: Any) -> PromptCache:
 
 
 def uncached(prompts: PromptCache, prompt: Any, logits_to_keep: int = 0) -> tuple[list[Any], Any]:
-    """The logits of every chunk, and the cache."""
+    """Returns the logits of every chunk, and the cache."""
     cache = transformers.DynamicCache()
     return list(prompts.prefill(prompt, cache, logits_to_keep)), cache
 
@@ -87,7 +87,7 @@ def test_a_cached_run_gives_exactly_the_logits_of_an_uncached_one(client: Client
         assert torch.equal(ours.values, theirs.values)
 
 
-def test_what_left_memory_comes_back_from_disk(tmp_path: Path) -> None:
+def test_evicted_pages_are_loaded_from_disk(tmp_path: Path) -> None:
     with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=20) as client:
         prompts = prompts_of(client, model_of())
         prompt = prompt_of(5 * PAGE + 3, seed=11)
@@ -105,7 +105,7 @@ def test_what_left_memory_comes_back_from_disk(tmp_path: Path) -> None:
         assert torch.equal(last, expected[-1])
 
 
-def test_another_ending_loads_what_is_shared(client: Client) -> None:
+def test_a_prompt_with_another_ending_loads_the_common_pages(client: Client) -> None:
     prompts = prompts_of(client, model_of())
     beginning = prompt_of(4 * PAGE + 3, seed=2)
     stored(prompts, torch.cat((beginning, prompt_of(70, seed=3))))
@@ -119,8 +119,8 @@ def test_another_ending_loads_what_is_shared(client: Client) -> None:
     assert (result.present, result.stored) == (4, len(prompt) // PAGE - 4)
 
 
-def test_other_bytes_in_a_page_give_other_logits(client: Client) -> None:
-    """What the comparisons of this file rest on."""
+def test_a_changed_page_changes_the_logits(client: Client) -> None:
+    """The comparisons in this file depend on this."""
     prompts = prompts_of(client, model_of())
     prompt = prompt_of(3 * PAGE, seed=6)
     expected, cache = uncached(prompts, prompt)
@@ -130,7 +130,7 @@ def test_other_bytes_in_a_page_give_other_logits(client: Client) -> None:
     assert not torch.equal(last, expected[-1])
 
 
-def test_a_page_lies_in_the_canonical_order(client: Client) -> None:
+def test_a_page_has_the_canonical_layout(client: Client) -> None:
     prompts = prompts_of(client, model_of())
     prompt = prompt_of(2 * PAGE, seed=7)
     _, cache = uncached(prompts, prompt)
@@ -155,7 +155,7 @@ def test_without_a_daemon_everything_is_computed() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, PAGE - 1])
-def test_a_prompt_without_a_full_page(client: Client, tokens: int) -> None:
+def test_a_prompt_without_a_full_page_is_not_stored(client: Client, tokens: int) -> None:
     prompts = prompts_of(client, model_of())
     prompt = prompt_of(tokens)
     cached = prompts.load(prompt)
@@ -179,7 +179,7 @@ def test_a_cache_that_does_not_fit_is_not_stored(client: Client) -> None:
     assert prompts.load(prompt).tokens == 0
 
 
-def test_the_namespace_says_what_determines_a_page() -> None:
+def test_the_namespace_contains_what_determines_a_page() -> None:
     space = namespace_of(model_of(), PAGE, name="test/llama")
     assert (space.model, space.dtype, space.page_tokens) == ("test/llama", "float32", PAGE)
     assert space.layout.startswith("page-1-")
@@ -194,12 +194,12 @@ def test_the_namespace_says_what_determines_a_page() -> None:
     assert len({space.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 
-def test_a_model_has_a_name() -> None:
+def test_a_model_without_a_name_is_rejected() -> None:
     with pytest.raises(ValueError, match="model of a namespace must not be empty"):
         namespace_of(model_of(), PAGE)
 
 
-def test_state_that_depends_on_more_than_the_prefix_has_no_pages() -> None:
+def test_models_whose_state_depends_on_more_than_the_prefix_are_rejected() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
     with pytest.raises(ValueError, match="change with the prompt's length"):
         namespace_of(model_of(rope_parameters=rope), PAGE, name="test/llama")
@@ -208,6 +208,6 @@ def test_state_that_depends_on_more_than_the_prefix_has_no_pages() -> None:
         namespace_of(transformers.MistralForCausalLM(config), PAGE, name="test/mistral")
 
 
-def test_the_client_itself_needs_no_torch() -> None:
+def test_the_client_does_not_import_torch() -> None:
     check = "import sys, pagetier.client, pagetier.client.engines; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""A request counts once: in the daemon's counters, in the connector's and in vLLM's own, and all agree."""
+"""Tests that a request counts once in the daemon, in the connector and in vLLM, with equal numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Counted(NamedTuple):
 
 
 class Scene:
-    """A scheduler's half, and the daemon that it matches in."""
+    """A scheduler's half, and the daemon in which it matches."""
 
     def __init__(self, daemon: RunningDaemon, client: Client, disk_deadline: float = LONG_S) -> None:
         self.daemon, self.client = daemon, client
@@ -51,7 +51,7 @@ class Scene:
         return Counted(*(counts[name] for name in ("lookups", "memory_tokens", "disk_tokens", "missed_tokens")))
 
     def begin(self) -> None:
-        """What is counted before this is not counted()."""
+        """Starts counting for counted()."""
         self.before = self._now()
 
     def counted(self) -> Counted:
@@ -61,7 +61,7 @@ class Scene:
         return self.group.keys(request().block_hashes)
 
     def load(self, one: Any, computed: int = 0) -> int:
-        """As vLLM does it until the load is ordered. Returns how many tokens are loaded."""
+        """Matches and allocates like vLLM, up to the load command. Returns the number of tokens to load."""
         assert eventually(lambda: self.half.matched(one, computed) is not None, LONG_S)
         offered = self.half.matched(one, computed)
         assert offered is not None
@@ -69,7 +69,7 @@ class Scene:
         return offered
 
     def start(self, one: Any) -> None:
-        """As vLLM does it when the load is over: the request is given its other blocks, computed, and ends."""
+        """Continues like vLLM after the load: allocates the other blocks, computes the request and ends it."""
         self.half.loaded([one.request_id])
         self.half.allocated(one, blocks(), 0)
         one.num_computed_tokens = one.num_tokens
@@ -97,7 +97,7 @@ def clock() -> Iterator[Any]:
 
 @pytest.fixture
 def scene(tmp_path: Path, clock: Any) -> Iterator[Scene]:
-    """Four pages of ten are in memory, the next four on disk alone, and two nowhere."""
+    """Of ten pages four are in memory, the next four only on disk, and two are not cached."""
     with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
         there = Scene(daemon, client)
         keys = there.keys()[:8]
@@ -109,20 +109,20 @@ def scene(tmp_path: Path, clock: Any) -> Iterator[Scene]:
         there.half.close()
 
 
-def test_the_disk_and_two_seconds_and_the_end_are_no_lookups(scene: Scene, clock: Any) -> None:
+def test_repeated_matches_count_as_one_lookup(scene: Scene, clock: Any) -> None:
     one = request()
     assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
     for _ in range(3):
         clock.now += 2.5
         assert scene.half.matched(one, 0) == 32
-    assert scene.counted() == Counted(0, 0, 0, 0), "it has not begun"
+    assert scene.counted() == Counted(0, 0, 0, 0), "counted before the request begins"
     assert scene.load(one) == 32
     scene.start(one)
     assert scene.counted() == Counted(1, 16, 16, 8)
     assert scene.half.counters.taken() == {"memory_tokens": 16, "disk_tokens": 16}
 
 
-def test_a_disk_that_is_too_slow_gives_nothing(scene: Scene, clock: Any) -> None:
+def test_pages_that_the_disk_reads_too_late_are_misses(scene: Scene, clock: Any) -> None:
     one = request()
     with stopped_worker(scene.daemon):
         assert scene.half.matched(one, 0) is None
@@ -132,7 +132,7 @@ def test_a_disk_that_is_too_slow_gives_nothing(scene: Scene, clock: Any) -> None
         assert scene.counted() == Counted(1, 16, 0, 24)
 
 
-def test_what_vllm_had_itself_is_not_looked_for(scene: Scene) -> None:
+def test_tokens_in_vllms_own_cache_do_not_count(scene: Scene) -> None:
     one, other = request(), request(name="two")
     assert scene.load(one, computed=20) == 12
     scene.start(one)
@@ -143,13 +143,13 @@ def test_what_vllm_had_itself_is_not_looked_for(scene: Scene) -> None:
     assert scene.counted() == Counted(1, 0, 0, 4)
 
 
-def test_a_load_that_fails_is_no_hit(scene: Scene) -> None:
+def test_a_failed_load_is_not_a_hit(scene: Scene) -> None:
     one = request()
     for _ in range(2):
         assert scene.load(one) == 32
         scene.half.failed([one.request_id], frozenset())
         scene.half.loaded([one.request_id])
-        assert scene.counted() == Counted(0, 0, 0, 0), "it is tried again"
+        assert scene.counted() == Counted(0, 0, 0, 0), "counted before the second load"
     assert scene.load(one) == 0
     scene.start(one)
     assert scene.counted() == Counted(1, 0, 0, 40)
@@ -163,7 +163,7 @@ def test_a_load_that_succeeds_the_second_time_counts_once(scene: Scene) -> None:
     scene.half.loaded([one.request_id])
     assert scene.load(one) == 32
     scene.start(one)
-    assert scene.counted() == Counted(1, 32, 0, 8), "all of it is in memory by then"
+    assert scene.counted() == Counted(1, 32, 0, 8), "the first load has moved all pages to memory"
 
 
 def test_a_preempted_request_counts_once(scene: Scene) -> None:
@@ -188,13 +188,13 @@ def test_a_request_that_never_begins_is_not_counted(scene: Scene) -> None:
     "kinds", [(FullAttention(4),), (SlidingWindow(4, 6), FullAttention(4)), (Recurrent(4), FullAttention(4))], ids=repr
 )
 def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) -> None:
-    """Requests that share prefixes, some of them preempted, some of their loads failing."""
+    """Requests that share prefixes; some are preempted, and some loads fail."""
     chance = random.Random(seed)
     with RunningDaemon("512KiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as worker_client:
         groups = [PagedGroup(kind, namespace(4, group=str(at)), 1, True) for at, kind in enumerate(kinds)]
         half, worker = SchedulerHalf(client, groups, 0.0), TrueWorker(worker_client, groups)
         engine = Scheduler(half, kinds, hash_tokens=4, blocks=48, budget=24, offers=False)
-        told: Counter[str] = Counter()
+        reported: Counter[str] = Counter()
         for number in range(40):
             prompt = [chance.randint(0, 1) * 100 + at for at in range(chance.randint(4, 40))]
             answer = [1000 + 50 * number + at for at in range(chance.randint(1, 20))]
@@ -203,13 +203,13 @@ def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) 
                 run_step(engine, worker, chance)
             if number % 8 == 0:
                 engine.pool.forget()
-            told.update(half.counters.taken())
+            reported.update(half.counters.taken())
         while engine.requests:
             run_step(engine, worker, chance)
-        told.update(half.counters.taken())
+        reported.update(half.counters.taken())
         counts = daemon._observer().counts()
         assert engine.queries == 40 == counts["lookups"]
-        assert 0 < engine.external_hits == told["memory_tokens"] == counts["memory_tokens"]
+        assert 0 < engine.external_hits == reported["memory_tokens"] == counts["memory_tokens"]
         assert counts["disk_tokens"] == 0 < counts["missed_tokens"]
         half.close()
 

@@ -1,4 +1,4 @@
-"""What the scheduler's half answers, and when it asks whom."""
+"""Tests what the scheduler's half returns, and when it sends requests to the daemon."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class Clock:
 
 
 class Directory:
-    """A client that finds what the test says, and counts. here, reach: tokens in memory, and with those on disk."""
+    """A fake client that finds what the test configures, and counts calls.
+
+    Attributes:
+        here: Tokens in memory.
+        available_pages: Tokens in memory and on disk.
+    """
 
     def __init__(self) -> None:
         self.here = self.available_pages = 0
@@ -59,12 +64,12 @@ class Directory:
         self.prefetches += 1
         directory = self
 
-        class Asked:
+        class Prefetch:
             @property
             def ready(self) -> bool:
                 return directory.answered
 
-        return Asked()
+        return Prefetch()
 
 
 class Found:
@@ -111,16 +116,16 @@ def nothing_scheduled() -> Any:
     )
 
 
-def test_says_what_is_beyond_the_engines_own(clock: Clock) -> None:
+def test_matched_returns_the_tokens_beyond_the_engines_own(clock: Clock) -> None:
     directory = Directory()
     directory.here = directory.available_pages = 24
     half = half_of(directory)
     assert half.matched(request(), 8) == 16
     assert half.matched(request(name="two"), 32) == 0
-    assert half.matched(request(24, "three"), 0) == 23, "the last token has to be computed"
+    assert half.matched(request(24, "three"), 0) == 23, "the last token must be computed"
 
 
-def test_asking_again_asks_nobody(clock: Clock) -> None:
+def test_a_repeated_match_uses_the_pinned_pages(clock: Clock) -> None:
     directory = Directory()
     directory.here = directory.available_pages = 24
     half, one = half_of(directory), request()
@@ -132,8 +137,8 @@ def test_asking_again_asks_nobody(clock: Clock) -> None:
     assert directory.matches == 2 and directory.pinned == 1
 
 
-def test_what_was_found_for_other_hashes_is_not_offered(clock: Clock) -> None:
-    """A session that goes on behind another token has other hashes than those that were looked for."""
+def test_pages_of_other_hashes_are_not_offered(clock: Clock) -> None:
+    """A session that is continued after another token has other hashes than those that were matched."""
     directory = Directory()
     directory.here = directory.available_pages = 24
     half, one = half_of(directory), request()
@@ -144,7 +149,7 @@ def test_what_was_found_for_other_hashes_is_not_offered(clock: Clock) -> None:
     assert directory.pinned == 1
 
 
-def test_what_is_on_disk_is_waited_for(clock: Clock) -> None:
+def test_a_request_waits_for_pages_on_disk(clock: Clock) -> None:
     directory = Directory()
     directory.here, directory.available_pages = 8, 24
     half, one = half_of(directory), request()
@@ -158,7 +163,7 @@ def test_what_is_on_disk_is_waited_for(clock: Clock) -> None:
     assert half.from_memory(one, 20) == 4
 
 
-def test_the_disk_is_not_waited_for_for_ever(clock: Clock) -> None:
+def test_a_request_does_not_wait_longer_than_the_deadline(clock: Clock) -> None:
     directory = Directory()
     directory.here, directory.available_pages = 8, 24
     half, one = half_of(directory), request()
@@ -170,8 +175,8 @@ def test_the_disk_is_not_waited_for_for_ever(clock: Clock) -> None:
     assert eventually(lambda: directory.prefetches == 1)
 
 
-def test_who_asks_the_disk_may_have_to_wait_and_the_scheduler_not(clock: Clock) -> None:
-    """Found once: a daemon that hung took no more requests, and each look-up was a second of the scheduler's."""
+def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock: Clock) -> None:
+    """A daemon that hung accepted no requests, and each lookup blocked the scheduler for a second."""
     directory = Directory()
     directory.here, directory.available_pages = 8, 24
     directory.takes.clear()
@@ -183,11 +188,11 @@ def test_who_asks_the_disk_may_have_to_wait_and_the_scheduler_not(clock: Clock) 
     assert not directory.prefetches
     half._prefetches.close()
     directory.takes.set()
-    assert eventually(lambda: directory.prefetches == 1), "of who is waiting already"
+    assert eventually(lambda: directory.prefetches == 1), "the first prefetch was not sent"
 
 
-def test_a_deadline_of_zero_waits_for_nothing(clock: Clock) -> None:
-    """Yet the disk is asked, for the next one."""
+def test_with_a_deadline_of_zero_no_request_waits(clock: Clock) -> None:
+    """The disk is still asked, for the next request."""
     directory = Directory()
     directory.here, directory.available_pages = 8, 24
     half = half_of(directory, 0.0)
@@ -196,7 +201,7 @@ def test_a_deadline_of_zero_waits_for_nothing(clock: Clock) -> None:
     assert directory.timeout > 0
 
 
-def test_what_the_engine_has_itself_is_not_fetched(clock: Clock) -> None:
+def test_tokens_in_the_engines_own_cache_are_not_prefetched(clock: Clock) -> None:
     directory = Directory()
     directory.here, directory.available_pages = 8, 24
     half = half_of(directory)
@@ -204,7 +209,7 @@ def test_what_the_engine_has_itself_is_not_fetched(clock: Clock) -> None:
     assert not directory.prefetches
 
 
-def test_pins_of_requests_that_wait_are_let_go_of(clock: Clock) -> None:
+def test_pins_of_waiting_requests_are_released(clock: Clock) -> None:
     directory = Directory()
     directory.here = directory.available_pages = 24
     half = half_of(directory)
@@ -216,7 +221,7 @@ def test_pins_of_requests_that_wait_are_let_go_of(clock: Clock) -> None:
     assert directory.pinned == 0
 
 
-def test_loads_that_fail_are_not_offered_for_ever(clock: Clock) -> None:
+def test_a_load_is_not_offered_after_two_failures(clock: Clock) -> None:
     directory = Directory()
     directory.here = directory.available_pages = 24
     half, one = half_of(directory), request()
@@ -224,8 +229,8 @@ def test_loads_that_fail_are_not_offered_for_ever(clock: Clock) -> None:
     for _ in range(5):
         offered.append(half.matched(one, 0))
         half.allocated(one, [], offered[-1] or 0)
-        half.failed(["one", "nobody"], frozenset())
-        half.loaded(["one", "nobody"])
+        half.failed(["one", "unknown"], frozenset())
+        half.loaded(["one", "unknown"])
     assert offered[0] == 24 and offered[-1] == 0 and len(set(offered)) == 2
     assert directory.pinned == 0
 
@@ -243,8 +248,8 @@ def test_pages_stay_pinned_until_they_are_loaded(clock: Clock) -> None:
     assert directory.pinned == 0
 
 
-def test_weights_that_change_hide_what_was_stored() -> None:
-    """For requests that wait, too."""
+def test_a_reset_hides_stored_pages() -> None:
+    """This includes requests that wait."""
     groups = [
         PagedGroup(kind, namespace(PAGE, group=repr(kind)), 1, True)
         for kind in (FullAttention(PAGE), SlidingWindow(PAGE, 5))
@@ -262,9 +267,9 @@ def test_weights_that_change_hide_what_was_stored() -> None:
         half.close()
 
 
-@pytest.mark.parametrize("loads", ["before", "meanwhile"])
-def test_nothing_more_is_stored_of_what_was_loaded_from_other_weights(loads: str) -> None:
-    """Found once: a request that was scheduled after the change was taken for a new one."""
+@pytest.mark.parametrize("loads", ["before", "during"])
+def test_a_request_loaded_before_a_reset_is_not_stored(loads: str) -> None:
+    """A request that was scheduled after the reset was treated as a new one."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
         half, one = SchedulerHalf(client, groups, 0.0), request()
@@ -274,7 +279,7 @@ def test_nothing_more_is_stored_of_what_was_loaded_from_other_weights(loads: str
         if loads == "before":
             half.loaded([one.request_id])
         half.renew()
-        if loads == "meanwhile":
+        if loads == "during":
             half.loaded([one.request_id])
         half.allocated(one, [[]], 0)
         one.num_computed_tokens = 40
@@ -283,7 +288,7 @@ def test_nothing_more_is_stored_of_what_was_loaded_from_other_weights(loads: str
         half.close()
 
 
-def test_who_begins_anew_after_the_weights_changed_is_stored() -> None:
+def test_a_request_matched_again_after_a_reset_is_stored() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
         half, one = SchedulerHalf(client, groups, 0.0), request()
@@ -297,7 +302,7 @@ def test_who_begins_anew_after_the_weights_changed_is_stored() -> None:
         new, old = (group.keys(one.block_hashes[:1]).data for group in (*half._groups, *groups))
         assert order.keys[:32] == new != old
         assert order.salt == half._groups[0].namespace.salt != groups[0].namespace.salt
-        assert order.salt not in repr(order), "it keeps tenants apart"
+        assert order.salt not in repr(order), "the salt separates tenants"
         half.close()
 
 
@@ -307,8 +312,8 @@ def test_without_a_daemon_nothing_is_found() -> None:
     half.close()
 
 
-def test_half_a_load_is_none(clock: Clock) -> None:
-    """Should vLLM take less than it was offered, no page goes to a place that it is not for."""
+def test_a_partly_accepted_load_has_no_pages(clock: Clock) -> None:
+    """If vLLM takes fewer tokens than offered, no page is loaded into a block of another page."""
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
         half, one = half_of(client, 0.0), request()
         keys = half._groups[0].keys(one.block_hashes)
@@ -321,14 +326,14 @@ def test_half_a_load_is_none(clock: Clock) -> None:
         half.close()
 
 
-def test_names_of_matches_are_real() -> None:
-    """The stand-ins above have what the half reads of the real ones."""
+def test_the_fake_match_has_the_attributes_of_the_real_one() -> None:
+    """The fakes above have the attributes of the real classes that the half uses."""
     assert {"tokens", "available_pages", "matches"} <= set(GroupMatch.__struct_fields__)
     assert hasattr(GroupMatch, "start_pages") and hasattr(GroupMatch, "release")
 
 
 def store(half: SchedulerHalf, client: Client) -> Keys:
-    """Pages of a prompt in the first group, under the keys that the half uses now."""
+    """Stores pages of a prompt in the first group, under the keys that the half uses now."""
     (group, *_) = half._groups
     keys = group.keys(request().block_hashes)
     client.store(keys, [b"x"] * len(keys))
@@ -340,8 +345,8 @@ def there(client: Client, keys: Keys) -> bool:
         return len(match) > 0
 
 
-def test_a_reset_flushes_what_only_this_engine_could_find() -> None:
-    """What others may share stays. Found once: each reset left a namespace for each group."""
+def test_a_reset_flushes_private_namespaces() -> None:
+    """Pages in shared namespaces stay. Each reset used to leave a namespace for each group."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
         half = SchedulerHalf(client, groups, 0.0)
@@ -355,7 +360,7 @@ def test_a_reset_flushes_what_only_this_engine_could_find() -> None:
         half.close()
 
 
-def test_a_reset_flushes_weights_that_nobody_else_can_name() -> None:
+def test_a_reset_flushes_pages_of_unidentified_weights() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE, salt="random"), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
         half = SchedulerHalf(client, groups, 0.0, private=[groups[0].namespace])
@@ -365,7 +370,7 @@ def test_a_reset_flushes_weights_that_nobody_else_can_name() -> None:
         half.close()
 
 
-def test_what_is_in_use_at_a_reset_is_flushed_with_the_next_one() -> None:
+def test_pages_in_use_at_a_reset_are_flushed_at_the_next_one() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as other:
         half = SchedulerHalf(client, groups, 0.0)
@@ -379,19 +384,19 @@ def test_what_is_in_use_at_a_reset_is_flushed_with_the_next_one() -> None:
         half.close()
 
 
-def test_any_number_of_resets_leaves_room_for_namespaces() -> None:
+def test_many_resets_do_not_fill_the_table_of_namespaces() -> None:
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     small = RunningDaemon("1MiB", "4KiB", "--index-namespaces", "3")
     with small as daemon, daemon.client() as client, daemon.client() as other:
         half = SchedulerHalf(client, groups, 0.0)
         for _ in range(20):
-            assert eventually(lambda: there(other, store(half, other))), "it is stored, at the latest soon"
+            assert eventually(lambda: there(other, store(half, other))), "the pages are not stored"
             half.renew()
         half.close()
 
 
-def test_a_reset_waits_for_nobody() -> None:
-    """Not for a daemon that is stopped, nor for one that is not there."""
+def test_a_reset_does_not_wait_for_the_daemon() -> None:
+    """The daemon is stopped, or there is none."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
         half = SchedulerHalf(client, groups, 0.0)

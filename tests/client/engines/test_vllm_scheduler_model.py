@@ -1,7 +1,7 @@
-"""Any run of requests over a scheduler that gives out blocks as vLLM does: nothing wrong is stored, loaded or computed.
+"""Runs any sequence of requests on a scheduler that assigns blocks like vLLM, and verifies all pages.
 
-The world knows what each block holds (see TrueWorker). Requests share prefixes, are aborted and preempted, their loads
-and stores end late or fail, pages are evicted, and windows and states leave their blocks behind.
+The test knows the content of each block (see TrueWorker). Requests share prefixes, are aborted and preempted, their
+loads and stores end late or fail, pages are evicted, and windows and states leave their blocks behind.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Host(NamedTuple):
     worker: Client
 
     def pins(self) -> int:
-        """Of both."""
+        """Returns the pins of both clients."""
         return sum(slot["pins"] for slot in self.daemon.slots())
 
     def settled(self) -> bool:
-        """Whether no reservation is open."""
+        """Returns whether no reservation is open."""
         return not self.daemon.header()["open_entries"]
 
 
@@ -103,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.add(f"r{self.submitted}", future, len(prompt))
 
     @rule(steps=st.integers(1, 6))
-    def go_on(self, steps: int) -> None:
+    def run_steps(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
 
@@ -128,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def prefix_cache_is_reset(self) -> None:
-        """Of blocks that nobody uses."""
+        """Removes the hashes of unused blocks."""
         self.engine.pool.forget()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
@@ -137,7 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(pages=st.integers(1, 128))
     def others_store(self, pages: int) -> None:
-        """So many that pages of ours may be evicted."""
+        """Stores so many pages that other pages may be evicted."""
         others = namespace(16, salt=token_hex(8)).keys(range(16 * pages))
         self.worker.client.store(others, [b"x"] * pages)
 
@@ -170,15 +170,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.stored |= self.worker.end_stores(slice(0, None))
             self.now += 0.1
             self.step()
-        assert not self.engine.requests, "a request never ends"
+        assert not self.engine.requests, "a request has not ended"
         while self.steps:
             self.engine.update(self.steps.popleft())
         assert len(self.engine.pool.free) == self.engine.blocks - 1, "a block is lost"
-        assert not self.half._tracked, "a request is not forgotten"
+        assert not self.half._tracked, "the half still has a request"
         assert not self.host.pins(), "a pin is left"
 
 
-def test_nothing_wrong_is_ever_stored(host: Host) -> None:
+def test_no_sequence_of_requests_stores_wrong_content(host: Host) -> None:
     SchedulerMachine.host = host
     run_state_machine_as_test(
         SchedulerMachine,

@@ -1,4 +1,4 @@
-"""What of vLLM's configuration is refused, what kind of state a group has, and what keeps two engines' pages apart."""
+"""Tests which configurations of vLLM are rejected, the kind of state of each group, and what separates namespaces."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_settings_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "name"),
     [
         ({"sokcet": "x"}, "sokcet"),
         ({"disk_deadline": -1}, "disk_deadline.*-1"),
@@ -60,19 +60,19 @@ def test_settings_are_read() -> None:
         ({"socket": 7}, "socket"),
     ],
 )
-def test_settings_that_are_wrong_are_named(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=f"kv_connector_extra_config.*{told}"):
+def test_an_invalid_setting_is_named_in_the_error(given: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"kv_connector_extra_config.*{name}"):
         read_settings(given)
 
 
-def test_requests_must_not_fail_with_their_loads() -> None:
+def test_the_failure_policy_must_be_recompute() -> None:
     require_recompute(SimpleNamespace(kv_load_failure_policy="recompute"))
     require_recompute(SimpleNamespace())
     with pytest.raises(ValueError, match='"kv_load_failure_policy": "recompute"'):
         require_recompute(SimpleNamespace(kv_load_failure_policy="fail"))
 
 
-def test_old_versions_can_not_be_told_of_failures_of_several_groups() -> None:
+def test_old_versions_do_not_support_several_groups() -> None:
     one, two = SimpleNamespace(kv_cache_groups=[0]), SimpleNamespace(kv_cache_groups=[0, 1])
     require_failure_reports(one, by_request=False)
     require_failure_reports(two, by_request=True)
@@ -81,7 +81,7 @@ def test_old_versions_can_not_be_told_of_failures_of_several_groups() -> None:
 
 
 @pytest.mark.parametrize(("seeded", "seed", "warns"), [(True, "", False), (False, "0", False), (False, "", True)])
-def test_a_seed_of_each_process_is_warned_of(
+def test_a_random_hash_seed_is_logged(
     seeded: bool, seed: str, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", seed)
@@ -90,7 +90,7 @@ def test_a_seed_of_each_process_is_warned_of(
     assert ("PYTHONHASHSEED" in caplog.text) is warns
 
 
-def test_kinds() -> None:
+def test_each_spec_has_its_kind_of_state() -> None:
     assert kind_of(FullAttentionSpec(16)) == kind_of(MLAAttentionSpec(16)) == FullAttention(16)
     assert kind_of(SlidingWindowSpec(16, 48)) == SlidingWindow(16, 48)
     assert kind_of(MambaSpec(32)) == Recurrent(32)
@@ -108,12 +108,12 @@ def test_kinds() -> None:
         UniformTypeKVCacheSpecs(16, {"a": FullAttentionSpec(16), "b": SlidingWindowSpec(16, 48)}),
     ],
 )
-def test_kinds_that_are_not_cached(spec: Any) -> None:
+def test_unsupported_specs_are_rejected(spec: Any) -> None:
     with pytest.raises(UnsupportedError):
         kind_of(spec)
 
 
-def test_tensors_that_are_not_known() -> None:
+def test_tensors_of_unknown_shape_are_rejected() -> None:
     cache = heads_first()
     with pytest.raises(UnsupportedError, match="shape"):
         paged_cache([layer[0, 0] for layer in cache.layers], cache.spec, Shard(0, 1), HEADS)
@@ -123,11 +123,11 @@ def test_tensors_that_are_not_known() -> None:
         paged_cache(cache.layers, FullAttentionSpec(16, num_kv_heads=1), Shard(0, 1), 1)
 
 
-# ---- identity
+# --- Namespaces
 
 
 class Config:
-    """As transformers' are."""
+    """A configuration with the methods of transformers' configurations."""
 
     def __init__(self, **settings: Any) -> None:
         vars(self).update(settings)
@@ -174,16 +174,16 @@ DIFFERENCES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_what_keeps_pages_apart(name: str) -> None:
+def test_each_setting_that_determines_a_page_changes_the_namespace(name: str) -> None:
     config = vllm_config()
     other = deepcopy(config)
     DIFFERENCES[name](other)
     assert digest(config) != digest(other)
 
 
-def test_groups_layouts_and_salts_are_apart() -> None:
+def test_groups_layouts_backends_and_salts_have_separate_namespaces() -> None:
     config = vllm_config()
-    told = [
+    digests = [
         digest(config),
         digest(config, group(32)),
         digest(config, group(layers=("layers.0", "layers.2"))),
@@ -192,11 +192,11 @@ def test_groups_layouts_and_salts_are_apart() -> None:
         digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("another",))),
         digest(config, salt="mine"),
     ]
-    assert len(set(told)) == len(told)
+    assert len(set(digests)) == len(digests)
 
 
-def test_backends_are_told_by_their_classes() -> None:
-    """Of layers that are there; one shape may be heads of keys and values to one, and keys and values to another."""
+def test_backends_are_identified_by_their_classes() -> None:
+    """One shape may have different meanings in two backends. Only layers that exist have a backend."""
     config = vllm_config()
     layer = SimpleNamespace(get_attn_backend=lambda: Config)
     config.compilation_config = SimpleNamespace(static_forward_context={"layers.0": layer, "layers.1": layer})
@@ -205,21 +205,21 @@ def test_backends_are_told_by_their_classes() -> None:
     assert backends_of(config, group()) == ()
 
 
-def test_the_seed_of_hashes_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hash_seed_is_part_of_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "1")
     one = digest(vllm_config())
     monkeypatch.setenv("PYTHONHASHSEED", "2")
     assert digest(vllm_config()) != one
 
 
-def test_what_does_not_matter() -> None:
+def test_paths_and_library_versions_do_not_change_the_namespace() -> None:
     one, other = vllm_config(), vllm_config()
     other.model_config.hf_config._name_or_path = "elsewhere"
     other.model_config.hf_config.transformers_version = "6.0"
     assert digest(one) == digest(other)
 
 
-def test_other_weights_in_the_same_folder(tmp_path: Path) -> None:
+def test_other_weights_in_the_same_folder_change_the_namespace(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"one")
     one = digest(vllm_config(str(tmp_path)))
@@ -228,18 +228,18 @@ def test_other_weights_in_the_same_folder(tmp_path: Path) -> None:
     assert digest(vllm_config(str(tmp_path))) != one
 
 
-def test_adapters_are_one_engines_own() -> None:
+def test_adapters_are_not_shared_between_engines() -> None:
     space = namespace_of(vllm_config(), group(), SHAPE, "")
     adapters = [
         SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=number)
         for name, path, number in [("a", "/one", 1), ("a", "/two", 1), ("a", "/one", 2), ("b", "/one", 1)]
     ]
-    told = [with_adapter(space, adapter, engine).digest for adapter in adapters for engine in ("x", "y")]
-    assert len({space.digest, *told}) == 9
-    assert with_adapter(space, adapters[0], "x").digest == told[0]
+    digests = [with_adapter(space, adapter, engine).digest for adapter in adapters for engine in ("x", "y")]
+    assert len({space.digest, *digests}) == 9
+    assert with_adapter(space, adapters[0], "x").digest == digests[0]
 
 
-def test_weights_of_the_same_size_and_time(tmp_path: Path) -> None:
+def test_weights_of_the_same_size_and_time_are_distinguished(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     seen = set()
     for at in range(0, 1 << 20, 1 << 16):
@@ -251,7 +251,7 @@ def test_weights_of_the_same_size_and_time(tmp_path: Path) -> None:
     assert len(seen) == 16
 
 
-def test_weights_that_nothing_tells_apart(tmp_path: Path) -> None:
+def test_files_or_a_commit_identify_weights(tmp_path: Path) -> None:
     of_hub, pinned, resolved = (vllm_config().model_config for _ in range(3))
     assert not can_identify_weights(of_hub)
     pinned.revision = "0123456789abcdef0123456789abcdef01234567"
@@ -266,19 +266,19 @@ def test_weights_that_nothing_tells_apart(tmp_path: Path) -> None:
 
 
 class Resolved(str):
-    """As vLLM's: a text that knows more."""
+    """A text with an attribute, like vLLM's resolved revision."""
 
     resolved = "abcdef"
 
 
-# ---- counts
+# --- Counters
 
 
-def test_counts_are_given_out_once() -> None:
+def test_counts_are_returned_once() -> None:
     tally = ConnectorCounters()
     tally.hit(100, 60)
     tally.hit(10, 10)
     tally.add("failed_loads", 0)
-    told = tally.taken()
-    assert told == {"memory_tokens": 70, "disk_tokens": 40} and told.keys() <= HELP.keys()
+    counts = tally.taken()
+    assert counts == {"memory_tokens": 70, "disk_tokens": 40} and counts.keys() <= HELP.keys()
     assert tally.taken() == {}

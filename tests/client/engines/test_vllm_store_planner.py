@@ -1,4 +1,4 @@
-"""Which pages of a request are ordered to be stored in a step, and under which keys."""
+"""Tests which pages of a request are stored in a step, and under which keys."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def tracked(kind: Group, *, tokens: int, computed: int, table: list[int], hashes
 
 
 def step(tokens: int, drafts: int = 0, offers: dict[str, Any] | None = None) -> Any:
-    told = SimpleNamespace(
+    scheduled = SimpleNamespace(
         num_scheduled_tokens={"one": tokens}, scheduled_spec_decode_tokens={"one": [0] * drafts} if drafts else {}
     )
     if offers is not None:
-        told.kv_connector_block_state = SimpleNamespace(boundary_state_offloads=offers)
-    return told
+        scheduled.kv_connector_block_state = SimpleNamespace(boundary_state_offloads=offers)
+    return scheduled
 
 
 def ordered(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]]]:
-    """First page and blocks of each order, whose keys are those of its pages."""
+    """Returns the first page and the blocks of each store command, and verifies the keys of its pages."""
     orders = list(store_orders({"one": one}, output))
     for order in orders:
         keys = one.keys[order.group]
@@ -55,7 +55,7 @@ def ordered(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]]]:
     return [(order.first, order.blocks) for order in orders]
 
 
-def test_whole_pages_once() -> None:
+def test_complete_pages_are_stored_once() -> None:
     one = tracked(FullAttention(PAGE), tokens=18, computed=0, table=[11, 12, 13, 14, 15])
     assert ordered(one, step(10)) == [(0, (11, 12))]
     one.request.num_computed_tokens = 10
@@ -64,14 +64,14 @@ def test_whole_pages_once() -> None:
     assert ordered(one, step(1)) == []
 
 
-def test_pages_that_end_with_drafts_are_not_whole() -> None:
+def test_pages_that_end_with_drafts_are_not_complete() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=13, table=[11, 12, 13, 14])
     one.stored = [3]
     assert ordered(one, step(3, drafts=2)) == []
     assert ordered(one, step(3, drafts=0)) == [(3, (14,))]
 
 
-def test_pages_without_a_key_wait_for_it() -> None:
+def test_pages_are_stored_once_they_have_a_key() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=8, table=[11, 12, 13], hashes=2)
     one.stored = [2]
     assert ordered(one, step(4)) == []
@@ -79,23 +79,23 @@ def test_pages_without_a_key_wait_for_it() -> None:
     assert ordered(one, step(1)) == [(2, (13,))]
 
 
-def test_blocks_that_a_window_has_left_may_be_anybodys() -> None:
+def test_blocks_that_a_window_has_left_are_not_stored() -> None:
     one = tracked(SlidingWindow(PAGE, 6), tokens=40, computed=20, table=list(range(11, 21)))
-    assert ordered(one, step(4)) == [(3, (14, 15, 16))]  # token 15 is the first that 20 sees
+    assert ordered(one, step(4)) == [(3, (14, 15, 16))]  # token 15 is the first that token 20 attends to
 
 
-def test_rows_of_nothing_are_left_out() -> None:
+def test_null_blocks_are_left_out() -> None:
     one = tracked(SlidingWindow(PAGE, 6), tokens=20, computed=16, table=[0, 0, 0, 14, 15])
     assert ordered(one, step(4)) == [(2, (0, 14, 15))]
 
 
 @pytest.mark.parametrize(("ends", "wanted"), [(8, [(1, (12,))]), (7, []), (9, [])])
-def test_a_state_is_whole_where_a_step_ends(ends: int, wanted: list[tuple[int, tuple[int, ...]]]) -> None:
+def test_a_state_is_complete_at_the_end_of_a_step(ends: int, wanted: list[tuple[int, tuple[int, ...]]]) -> None:
     one = tracked(Recurrent(PAGE), tokens=20, computed=0, table=[0, 12, 13])
     assert ordered(one, step(ends)) == wanted
 
 
-def test_states_that_are_offered() -> None:
+def test_offered_states_are_stored() -> None:
     one = tracked(Recurrent(PAGE), tokens=20, computed=0, table=[0, 12, 13])
     offers = {"one": [(0, 7, 8), (1, 8, 8), (0, 0, 4), (0, 9, 10), (0, 5, 400)]}
     assert ordered(one, step(9, offers=offers)) == [(1, (7,))]
@@ -103,46 +103,46 @@ def test_states_that_are_offered() -> None:
     assert ordered(one, step(9, offers=offers)) == []
 
 
-def test_last_orders_hold_the_blocks() -> None:
+def test_late_commands_keep_the_blocks() -> None:
     one = tracked(FullAttention(PAGE), tokens=17, computed=16, table=[11, 12, 13, 14])
     one.stored = [2]
     (order,) = late_orders(one, [[11, 12, 13, 14]])
     assert order.held and order.first == 2 and order.blocks == (13, 14)
 
 
-def test_the_last_token_was_never_computed() -> None:
+def test_a_page_with_the_last_token_is_not_complete() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=16, table=[11, 12, 13, 14])
     (order,) = late_orders(one, [[11, 12, 13, 14]])
     assert order.blocks == (11, 12, 13)
 
 
-def test_no_last_orders_of_what_is_being_loaded_or_of_states() -> None:
+def test_loading_requests_and_states_get_no_late_commands() -> None:
     one = tracked(FullAttention(PAGE), tokens=17, computed=16, table=[])
     one.loading = True
     assert late_orders(one, [[11, 12, 13, 14]]) == []
     assert late_orders(tracked(Recurrent(PAGE), tokens=17, computed=16, table=[]), [[0, 0, 0, 14]]) == []
 
 
-def output(**told: Any) -> Any:
+def output(**fields: Any) -> Any:
     cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
-    return SimpleNamespace(**{"scheduled_new_reqs": [], "scheduled_cached_reqs": cached} | told)
+    return SimpleNamespace(**{"scheduled_new_reqs": [], "scheduled_cached_reqs": cached} | fields)
 
 
-def test_blocks_of_new_requests() -> None:
+def test_new_blocks_of_new_requests_are_written() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=0, table=[])
     new = SimpleNamespace(req_id="one", block_ids=([11, 12, 13],), num_computed_tokens=8)
     assert take_blocks({"one": one}, output(scheduled_new_reqs=[new])) == {13}
     assert one.tables == [[11, 12, 13]]
 
 
-def test_blocks_of_requests_that_nobody_tracks_are_written_too() -> None:
+def test_blocks_of_untracked_requests_are_written_too() -> None:
     new = SimpleNamespace(req_id="new", block_ids=([0, 21],), num_computed_tokens=8)
     cached = SimpleNamespace(req_ids=["old"], new_block_ids=[([22],)], resumed_req_ids=set())
     assert take_blocks({}, output(scheduled_new_reqs=[new], scheduled_cached_reqs=cached)) == {21, 22}
 
 
 @pytest.mark.parametrize(("resumed", "table"), [(False, [11, 12, 13]), (True, [12, 13])])
-def test_blocks_of_requests_that_go_on(resumed: bool, table: list[int]) -> None:
+def test_a_running_request_extends_its_table_and_a_resumed_one_replaces_it(resumed: bool, table: list[int]) -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=0, table=[11])
     cached = SimpleNamespace(
         req_ids=["one", "other"], new_block_ids=[([12, 13],), None], resumed_req_ids={"one"} if resumed else set()
@@ -151,12 +151,12 @@ def test_blocks_of_requests_that_go_on(resumed: bool, table: list[int]) -> None:
     assert one.tables == [table]
 
 
-def test_whatever_else_is_written() -> None:
+def test_zeroed_and_copied_blocks_are_written() -> None:
     copies = [SimpleNamespace(src_block_id=3, dst_block_id=4)]
     assert take_blocks({}, output(new_block_ids_to_zero=[0, 7], kv_cache_block_copies=copies)) == {4, 7}
 
 
-def test_keys_of_pages_of_several_hashes() -> None:
+def test_a_page_of_several_hashes_has_the_key_of_the_last() -> None:
     one = Tracked(request(24), [group(FullAttention(2 * PAGE), 2), group(SlidingWindow(PAGE, 5))])
     hashes = one.request.block_hashes
     for count in (1, 2, 3, 6):
@@ -172,8 +172,8 @@ def test_weak_hashes_are_hashed_again() -> None:
     assert weak.keys([b"12345678"]).data == weak.namespace.keys_of([b"12345678"]).data
 
 
-def test_a_session_that_goes_on_behind_another_token() -> None:
-    """Its last hashes are others then, and what is behind them is to be stored."""
+def test_a_session_continued_after_another_token_has_new_keys() -> None:
+    """Its last hashes have changed, and the pages after them must be stored."""
     one = tracked(FullAttention(PAGE), tokens=12, computed=12, table=[1, 2, 3])
     first = one.keys[0]
     one.stored = [3]
@@ -184,7 +184,7 @@ def test_a_session_that_goes_on_behind_another_token() -> None:
     assert one.stored == [2]
 
 
-def test_a_session_that_has_fewer_hashes_for_a_while() -> None:
+def test_a_session_may_temporarily_have_fewer_hashes() -> None:
     one = tracked(FullAttention(PAGE), tokens=12, computed=12, table=[1, 2, 3])
     assert len(one.keys[0]) == 3
     one.request.block_hashes = hashed(2)

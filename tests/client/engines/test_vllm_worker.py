@@ -1,4 +1,4 @@
-"""The worker's half over a daemon and torch's tensors: what is stored and loaded is what plain indexing says."""
+"""Tests the worker's half with a daemon and torch tensors, against plain indexing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def load_order(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[
 
 
 def ends(worker: WorkerHalf) -> Finished:
-    """All that has finished until nothing goes on."""
+    """Returns everything that has ended, once nothing is in progress."""
     finished: list[Finished] = []
 
     def quiet() -> bool:
@@ -102,7 +102,7 @@ def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", CACHES)
-def test_every_shape_of_cache(name: str, client: Client) -> None:
+def test_pages_of_every_cache_shape_are_stored_and_loaded(name: str, client: Client) -> None:
     salt = token_hex(8)
     source, target = CACHES[name](), CACHES[name]()
     source.fill(1)
@@ -119,11 +119,11 @@ def test_every_shape_of_cache(name: str, client: Client) -> None:
         if block in BLOCKS_TO_LOAD:
             assert same(target.page(block), source.page(BLOCKS_TO_STORE[BLOCKS_TO_LOAD.index(block)]))
         else:
-            assert same(target.page(block), before[block]), f"block {block} was nobody's to write to"
+            assert same(target.page(block), before[block]), f"block {block} was not part of the load"
 
 
-def test_pages_are_of_the_namespace_that_the_scheduler_names(client: Client) -> None:
-    """Found once: after a reset they were still of the one that the worker began with, and no flush told them apart."""
+def test_pages_are_stored_under_the_salt_of_the_command(client: Client) -> None:
+    """After a reset pages were still stored in the worker's first namespace, so that no flush could remove them."""
     cache = heads_first()
     worker = worker_of(client, cache, salt=token_hex(8))
     before = worker.rank_groups[0].namespace
@@ -140,7 +140,9 @@ def test_pages_are_of_the_namespace_that_the_scheduler_names(client: Client) -> 
     assert there == [1, 0, 1]
 
 
-def test_what_is_little_is_loaded_at_once_and_the_rest_beside(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_loads_complete_in_the_call_and_others_in_the_background(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     salt = token_hex(8)
     source, target = heads_first(), heads_first()
     source.fill(1)
@@ -158,11 +160,11 @@ def test_what_is_little_is_loaded_at_once_and_the_rest_beside(client: Client, mo
     )
     slow = worker_of(client, target, salt=salt, settings=slow_of(target, client, 1000))
     slow.load([order])
-    assert slow._loading["loading"].loads, "it was loaded faster than somebody said"
+    assert slow._loading["loading"].loads, "loaded faster than the configured bandwidth"
     ends(slow)
 
 
-def test_groups_that_share_their_memory(client: Client) -> None:
+def test_groups_that_share_memory_keep_their_pages(client: Client) -> None:
     salt = token_hex(8)
     sources, targets = aliased(), aliased()
     blocks = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
@@ -181,12 +183,12 @@ def test_groups_that_share_their_memory(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["heads first", "kv second", "latents with a head", "padded states"])
-def test_ranks_make_pages_together(name: str, client: Client) -> None:
-    """Two ranks store, two others load; a page is there once both have stored their part."""
+def test_pages_stored_by_two_ranks_are_loaded_by_two_others(name: str, client: Client) -> None:
+    """Two ranks store and two others load; a page is readable when both have stored their part."""
     salt = token_hex(8)
     sources, targets = ([CACHES[name](), CACHES[name]()] for _ in range(2))
     sources[0].fill(1)
-    sources[1].fill(1 if "latents" in name else 2)  # of latents all ranks have the same
+    sources[1].fill(1 if "latents" in name else 2)  # all ranks have the same latents
     shards = [Shard(rank, 2) for rank in range(2)]
     for at, (shard, cache) in enumerate(zip(shards, map(_half, sources), strict=True)):
         rank = worker_of(client, cache, salt=salt, shard=shard)
@@ -203,7 +205,7 @@ def test_ranks_make_pages_together(name: str, client: Client) -> None:
 
 
 def _half(cache: Cache) -> Cache:
-    """What one of two ranks has: half of the heads, where there are several."""
+    """Returns the cache of one of two ranks: half of the heads, if there are several."""
     shape = cache.layers[0].shape
     axis = 3 if len(shape) == 5 else 1
     if shape[axis] != HEADS:
@@ -212,7 +214,7 @@ def _half(cache: Cache) -> Cache:
     return Cache(spec, [layer.narrow(axis, 0, HEADS // 2) for layer in cache.layers], cache.axis, cache.smaller)
 
 
-def test_pages_that_are_left_out_are_not_stored(client: Client) -> None:
+def test_pages_with_block_0_are_not_stored(client: Client) -> None:
     cache = heads_first()
     cache.fill(1)
     worker = worker_of(client, cache, salt=token_hex(8))
@@ -223,22 +225,22 @@ def test_pages_that_are_left_out_are_not_stored(client: Client) -> None:
     assert found == [1, 0, 1]
 
 
-def test_a_request_that_holds_its_blocks_is_named_once(client: Client) -> None:
+def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> None:
     cache = heads_first()
     worker = worker_of(client, cache, salt=token_hex(8))
     worker.store([store_order(worker, 0, (5, 6), held=True), store_order(worker, 0, (7,), held=True, prompt=1)])
-    told: list[str] = []
+    stored: list[str] = []
 
     def named() -> bool:
-        told.extend(worker.finished(False).stored)
+        stored.extend(worker.finished(False).stored)
         return not worker._storing
 
     assert eventually(named, 10.0)
-    assert told == ["storing"]
+    assert stored == ["storing"]
     assert not worker.finished(False).stored
 
 
-def test_a_page_that_left_fails_the_whole_load(client: Client) -> None:
+def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
     first, second, _ = aliased()
     worker = worker_of(client, first, second, salt=token_hex(8))
     worker.store([store_order(worker, at, (at + 1, at + 3)) for at in range(2)])
@@ -263,10 +265,10 @@ def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
 @pytest.mark.parametrize("zeroing", Zeroing)
 @settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(steps=st.lists(st.lists(st.integers(1, 16), min_size=4, unique=True), min_size=3, max_size=8))
-def test_blocks_that_are_written_next_are_never_stored_with_what_comes(
+def test_blocks_are_never_stored_with_the_content_of_a_later_step(
     client: Client, zeroing: Zeroing, steps: list[list[int]]
 ) -> None:
-    """Stores are slow, and each step overwrites blocks of the ones before: pages are given up, none is wrong."""
+    """Stores are slow, and each step overwrites blocks of earlier ones: stores are cancelled, but no page is wrong."""
     cache = heads_first()
     salt = token_hex(8)
     worker = worker_of(client, cache, salt=salt, settings=slow_of(cache, client, 100), zeroing=zeroing)
@@ -285,26 +287,26 @@ def test_blocks_that_are_written_next_are_never_stored_with_what_comes(
         keys = keys_of(worker, 0, len(pages), step)
         for at, page in enumerate(pages):
             if loads_one(loading, client, keys[at : at + 1]):
-                assert same(reader.page(1), page), f"page {at} of step {step} is of another step"
+                assert same(reader.page(1), page), f"page {at} of step {step} has content of another step"
                 found += 1
     assert found
 
 
 def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
-    """Whether it is there, and in block 1 now."""
+    """Returns whether the page is cached, and loads it into block 1."""
     with client.match(key) as match:
         worker.load([LoadOrder("one", (GroupLoad(0, match.to_handle(), (1,)),))])
         return not ends(worker).failed
 
 
 def slow_of(cache: Cache, client: Client, pages: int) -> CopySettings:
-    """So many a second, one by one."""
+    """Limits stores and loads to `pages` pages a second, one at a time."""
     nbytes = worker_of(client, cache, salt="size").rank_groups[0].cache.page.nbytes
     return CopySettings(chunk=nbytes, depth=1, store_bandwidth=pages * nbytes, load_bandwidth=pages * nbytes)
 
 
-def test_a_load_is_told_of_when_all_of_it_is_there(client: Client) -> None:
-    """Also where one group is through long before the other."""
+def test_a_load_is_reported_when_all_groups_have_ended(client: Client) -> None:
+    """One group ends long before the other."""
     salt, blocks = token_hex(8), tuple(range(1, 17))
     sources, targets = aliased()[:2], aliased()[:2]
     for block in blocks:
@@ -314,15 +316,15 @@ def test_a_load_is_told_of_when_all_of_it_is_there(client: Client) -> None:
     ends(storing)
     loading = worker_of(client, *targets, salt=salt, settings=slow_of(targets[0], client, 40))
     loading.load([load_order(loading, client, (0, blocks), (1, (20,)))])
-    told = False
-    while not told:
+    loaded = False
+    while not loaded:
         finished = loading.finished(False)
-        told = bool(finished.loaded)
+        loaded = bool(finished.loaded)
         assert not finished.failed
     assert all(same(sources[0].page(block), targets[0].page(block)) for block in blocks)
 
 
-def test_a_request_is_named_when_all_its_blocks_are_read(client: Client) -> None:
+def test_a_request_is_reported_when_all_its_blocks_were_read(client: Client) -> None:
     first, second, _ = aliased()
     settings = slow_of(first, client, 30)
     worker = worker_of(client, first, second, salt=token_hex(8), settings=settings)
@@ -334,11 +336,11 @@ def test_a_request_is_named_when_all_its_blocks_are_read(client: Client) -> None
     named: frozenset[str] = frozenset()
     while not named:
         named = worker.finished(False).stored
-    assert not worker._storing, "some blocks are still to be read"
+    assert not worker._storing, "a store is still in progress"
 
 
-def test_k_and_v_are_told_apart_whichever_comes_first(client: Client) -> None:
-    """Pages of one layout mean the same in caches of two shapes."""
+def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> None:
+    """Pages of one layout have the same meaning in caches of two shapes."""
     salt = token_hex(8)
     source, target = CACHES["kv first"](), CACHES["kv second"]()
     source.fill(1)
@@ -351,7 +353,7 @@ def test_k_and_v_are_told_apart_whichever_comes_first(client: Client) -> None:
         assert torch.equal(one[:, 5], other[9])
 
 
-def test_closing_ends_everything(daemon: RunningDaemon) -> None:
+def test_close_ends_all_copies(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         worker = worker_of(client, heads_first(), salt=token_hex(8))
         worker.store([store_order(worker, 0, (1, 2, 3))])
