@@ -135,6 +135,9 @@ class _Vllm:
         """Empties the prefix cache.
 
         Blocks are in use until they are stored, and the engine advances only with requests.
+
+        Raises:
+            RuntimeError: The blocks stay in use.
         """
         for _ in range(200):
             if self._llm.reset_prefix_cache():

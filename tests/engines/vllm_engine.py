@@ -64,7 +64,8 @@ class VllmEngine:
     def _long_timeouts(self) -> Path:
         """Writes copy settings with long timeouts, so that no page is rejected on a busy machine.
 
-        Returns their path.
+        Returns:
+            Their path.
         """
         settings = Path(self.folder.name) / "copy.toml"
         settings.write_text('patience = "30s"\nbacklog = "30s"\n')

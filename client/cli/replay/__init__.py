@@ -63,7 +63,7 @@ def _check_together(options: dict[str, Any]) -> None:
 @click.option(
     "--disk-write",
     type=click.Choice(["evict", "through", "second"]),
-    help="With --disk: write pages before their eviction, at once, or before their eviction if they were used again."
+    help="With --disk: when to write pages: at their eviction, at once, or at their eviction if they were used again."
     "  [default: evict]",
 )
 @click.option(

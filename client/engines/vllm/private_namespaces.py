@@ -9,7 +9,7 @@ from typing import Final
 from pagetier.client.client import Client
 from pagetier.client.keys import Namespace
 
-_PATIENCE_S: Final = 5.0  # for the response to a flush, before the next one is sent
+_FLUSH_TIMEOUT_S: Final = 5.0  # for the response to a flush, before the next one is sent
 
 
 class PrivateNamespaces:
@@ -35,7 +35,7 @@ class PrivateNamespaces:
         """Flushes the previous private namespaces and records the new ones."""
         useless, self._current = self._current, set(namespaces)
         for namespace in useless | self._before:
-            self._thread.submit(self._client.flush, namespace, _PATIENCE_S)
+            self._thread.submit(self._client.flush, namespace, _FLUSH_TIMEOUT_S)
         self._before = useless
 
     def close(self) -> None:

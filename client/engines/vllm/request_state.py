@@ -53,7 +53,7 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
     since: float
 
 
-class Taken(msgspec.Struct, frozen=True):
+class LoadedTokens(msgspec.Struct, frozen=True):
     """Tokens that a request loads.
 
     Attributes:
@@ -65,7 +65,7 @@ class Taken(msgspec.Struct, frozen=True):
     from_memory: int
 
 
-NOTHING: Final = Taken(0, 0)
+NO_TOKENS: Final = LoadedTokens(0, 0)
 
 
 class Tracked:
@@ -102,7 +102,7 @@ class Tracked:
         self.offered = 0
         self.computed = 0
         self.lookup: Lookup | None = None
-        self.taken = NOTHING
+        self.taken = NO_TOKENS
         self.counted = False
         self.into: frozenset[int] = frozenset()
         self.stored = [0] * len(groups)
@@ -150,7 +150,7 @@ class Tracked:
         """Records that all workers have ended the load, successfully or not."""
         self.loading = False
         self.from_memory = -1
-        self.taken = NOTHING
+        self.taken = NO_TOKENS
         self.release_hit()
 
     def _hash_again(self, hashes: Sequence[bytes]) -> None:
@@ -172,7 +172,7 @@ def _common_prefix(one: Keys, other: Keys) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def some_of(match: Match, pages: Sequence[int]) -> MatchHandle:
+def handle_of(match: Match, pages: Sequence[int]) -> MatchHandle:
     """Returns a handle of some pages of a match, given by their indexes in it."""
     whole = match.to_handle()
     if not len(whole):

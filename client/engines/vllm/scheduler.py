@@ -16,14 +16,21 @@ from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, 
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.prefetch import PrefetchThread
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
-from pagetier.client.engines.vllm.request_state import NOTHING, PagedGroup, PinnedHit, Taken, Tracked, some_of
+from pagetier.client.engines.vllm.request_state import (
+    NO_TOKENS,
+    LoadedTokens,
+    PagedGroup,
+    PinnedHit,
+    Tracked,
+    handle_of,
+)
 from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Namespace
 
 _TRIES: Final = 2  # loads that may fail before a request is computed: a page of the first may have just been evicted
 _DISK_S: Final = 1.0  # the least timeout of a prefetch, whether the request waits for it or not
-_KEPT_S: Final = 2.0  # how long pages stay pinned for a request that is not scheduled
+_PINNED_S: Final = 2.0  # how long pages stay pinned for a request that is not scheduled
 
 
 class SchedulerHalf:
@@ -51,7 +58,7 @@ class SchedulerHalf:
         self._loads: list[LoadOrder] = []
         self._written: set[int] = set()
         self._late: list[StoreOrder] = []
-        self._own = token_hex(16)
+        self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
         self.counters = ConnectorCounters()
         self.announcer = announcer
@@ -88,9 +95,9 @@ class SchedulerHalf:
             tracked.into = frozenset(block for group in order.groups for block in group.blocks)
             self._written |= tracked.into
             tracked.loading = True
-            tracked.taken = Taken(external, self.from_memory(request, external))
+            tracked.taken = LoadedTokens(external, self.from_memory(request, external))
         elif not external:
-            self._count(tracked, NOTHING)
+            self._count(tracked, NO_TOKENS)
 
     def build(self, output: Any) -> Orders:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
@@ -106,7 +113,7 @@ class SchedulerHalf:
         for name, tracked in self._tracked.items():
             if name in requests or (tracked.loading and tracked.into & blocks):
                 tracked.failures += 1
-                tracked.taken = NOTHING
+                tracked.taken = NO_TOKENS
 
     def loaded(self, requests: Iterable[str]) -> None:
         """Records that all workers have ended the loads of these requests."""
@@ -195,11 +202,11 @@ class SchedulerHalf:
         if adapter is None:
             return self._groups
         return tuple(
-            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, adapter, self._own))
+            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, adapter, self._engine_id))
             for group in self._groups
         )
 
-    def _count(self, tracked: Tracked, taken: Taken) -> None:
+    def _count(self, tracked: Tracked, taken: LoadedTokens) -> None:
         """Counts the result of a request's lookup, for the daemon and for vLLM.
 
         A request is matched several times: after the disk was asked, when its pins were released because it waited too
@@ -222,13 +229,13 @@ class SchedulerHalf:
 
     def _found(self, tracked: Tracked, computed: int) -> PinnedHit | None:
         """Returns the pinned pages of a request, or None while it waits for the disk."""
-        asked = tracked.group_keys()  # this releases the pinned pages if the hashes have changed
-        if tracked.found is not None and time.monotonic() - tracked.found.since < _KEPT_S:
+        keys = tracked.group_keys()  # this releases the pinned pages if the hashes have changed
+        if tracked.found is not None and time.monotonic() - tracked.found.since < _PINNED_S:
             return tracked.found
         if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.disk_wait_ends:
             return None
         tracked.release_hit()
-        match = self._client.find_groups(asked, limit=tracked.request.num_tokens - 1)
+        match = self._client.find_groups(keys, limit=tracked.request.num_tokens - 1)
         if tracked.lookup is None:
             tracked.lookup = match.lookup
         if tracked.from_memory < 0:
@@ -257,7 +264,7 @@ class SchedulerHalf:
             into = blocks[at][first : first + len(match)]
             places = [place for place, block in enumerate(into) if not block.is_null and block.block_hash is None]
             ids = tuple(int(into[place].block_id) for place in places)
-            groups.append(GroupLoad(at, some_of(match, places if taken else ()), ids))
+            groups.append(GroupLoad(at, handle_of(match, places if taken else ()), ids))
         return LoadOrder(tracked.request.request_id, tuple(group for group in groups if group.blocks))
 
     def _touch(self, tracked: Tracked) -> None:
@@ -267,5 +274,5 @@ class SchedulerHalf:
 
     def _release_expired(self, now: float) -> None:
         for tracked in self._tracked.values():
-            if tracked.found is not None and now - tracked.found.since >= _KEPT_S:
+            if tracked.found is not None and now - tracked.found.since >= _PINNED_S:
                 tracked.release_hit()

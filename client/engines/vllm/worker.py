@@ -20,15 +20,15 @@ from pagetier.client.paged_blocks import Blocks
 from pagetier.client.reservation import Outcome
 from pagetier.kernels.layout.transfer import PagedCache
 
-_PATIENCE_S: Final = 0.05  # for stores whose blocks are needed for other content
+_CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
-_AT_ONCE: Final = 32 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
+_SYNC_LOAD_BYTES: Final = 32 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
-_THERE: Final = (Outcome.STORED, Outcome.PRESENT)
+_READABLE: Final = (Outcome.STORED, Outcome.PRESENT)
 
 
 class Zeroing(Enum):
-    """When blocks are zeroed in a step, relative to make_room(). If it is before, no store may outlive its step."""
+    """The time in a step at which blocks are zeroed. If it is before make_room(), no store may outlive its step."""
 
     AFTER_MAKE_ROOM = 1
     BEFORE_MAKE_ROOM = 2
@@ -73,7 +73,7 @@ class Finished(msgspec.Struct, frozen=True):
     """What has ended since the last call.
 
     Attributes:
-        stored: Requests whose last blocks are stored.
+        stored: Requests whose last stores have ended.
         loaded: Requests whose loads have ended, successfully or not.
         failed: Those of them whose loads failed.
         blocks: The blocks of the failed loads.
@@ -130,7 +130,7 @@ class WorkerHalf:
 
         A request keeps its blocks until finished() has returned it.
         """
-        room = self._at_once
+        room = self._sync_load_bytes
         for order in loads:
             room -= self._bytes_of(order)
             self._loading[order.request] = self._start_load(order) if room < 0 else self._load_now(order)
@@ -184,17 +184,17 @@ class WorkerHalf:
 
     def _wait_or_cancel(self, stores: Iterable[_Storing]) -> None:
         """Gives all stores together some time to end, then cancels the rest."""
-        ends = time.monotonic() + _PATIENCE_S
+        ends = time.monotonic() + _CANCEL_AFTER_S
         for storing in stores:
             if not storing.cancelled and not storing.store.wait_ended(max(0.0, ends - time.monotonic())):
                 storing.store.cancel()
                 storing.cancelled = True
 
     @property
-    def _at_once(self) -> int:
+    def _sync_load_bytes(self) -> int:
         """The bytes to load in the calling thread; 0 on a GPU, or if the load bandwidth is limited."""
         capped = any(rank_group.copier.load_bandwidth for rank_group in self.rank_groups)
-        return _AT_ONCE if self.on_host and not capped else 0
+        return _SYNC_LOAD_BYTES if self.on_host and not capped else 0
 
     def _bytes_of(self, order: LoadOrder) -> int:
         return sum(len(group.blocks) * self.rank_groups[group.group].cache.page.nbytes for group in order.groups)
@@ -235,7 +235,7 @@ class WorkerHalf:
         result = storing.store.wait(0.0)
         self.counters.add("stored_pages", result.stored)
         if storing.order.number:
-            self._results[storing.order.number] = bytes(code in _THERE for code in result.codes)
+            self._results[storing.order.number] = bytes(code in _READABLE for code in result.codes)
 
     def _wait_a_moment(self) -> None:
         ends = time.monotonic() + _IDLE_S

@@ -150,7 +150,7 @@ def test_small_loads_complete_in_the_call_and_others_in_the_background(
     storing.store([store_order(storing, 0, BLOCKS_TO_STORE)])
     ends(storing)
     order = load_order(loading, client, (0, BLOCKS_TO_LOAD))
-    monkeypatch.setattr(half, "_AT_ONCE", len(BLOCKS_TO_LOAD) * loading.rank_groups[0].cache.page.nbytes)
+    monkeypatch.setattr(half, "_SYNC_LOAD_BYTES", len(BLOCKS_TO_LOAD) * loading.rank_groups[0].cache.page.nbytes)
     loading.load([order, replace(order, request="beside")])
     assert [bool(one.loads) for one in loading._loading.values()] == [False, True]
     assert "loading" in loading.finished(False).loaded
