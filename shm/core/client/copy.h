@@ -1,4 +1,4 @@
-/* copy.h - bytes between a page's chain of frames and plain memory, on a few threads of the calling process. */
+/* copy.h - copies bytes between the chain of frames of a page and plain memory, on a few threads of the calling process. */
 #pragma once
 
 #include <pthread.h>
@@ -8,9 +8,9 @@
 #ifdef __SSE2__
 #include <emmintrin.h>
 
-/* Copies past the caches: whoever reads a page next does so on another core, much later, and memory that is about to be
- * overwritten whole need not be read first. `to` is 16-byte aligned. pt_copy_fence has to come before the release that
- * publishes the page. */
+/* Copies past the caches. The next reader of a page runs on another core and much later, and memory that is completely
+ * overwritten
+ * need not be read first. `to` is 16-byte aligned. pt_copy_fence must come before the release that publishes the page. */
 static inline void pt_copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     uint64_t at = 0;
@@ -25,7 +25,9 @@ static inline void pt_copy_fence(void) { _mm_sfence(); }
 static inline void pt_copy_fence(void) {}
 #endif
 
-/* Single rows of a cache gain nothing by streaming stores: they were 0.84 of memcpy with them and are 1.0 without. */
+/* Copies with streaming stores if the range is large and aligned. Single rows of a cache do not gain from them: rows were
+ * copied at 0.84 of
+ * memcpy's speed with streaming stores, and at 1.0 without. */
 static inline void pt_copy_into(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     if (bytes >= PT_PAGE && (uintptr_t)to % 16 == 0)
@@ -36,7 +38,7 @@ static inline void pt_copy_into(uint8_t *to, const uint8_t *from, uint64_t bytes
 
 enum pt_direction { PT_OUT_OF_ARENA, PT_INTO_ARENA };
 
-/* One page to copy: `bytes` bytes of it from `offset` on, and where they lie in plain memory. */
+/* One page to copy: `bytes` bytes of it, starting at `offset`, and their address in plain memory. */
 typedef struct {
     uint32_t entry;
     uint8_t *memory;
@@ -45,11 +47,13 @@ typedef struct {
 
 #define PT_COPY_THREADS 16u
 #ifndef PT_COPY_SHARE /* tests have less to copy */
-#define PT_COPY_SHARE (2u << 20) /* bytes that are worth a thread of their own */
+#define PT_COPY_SHARE (2u << 20) /* bytes that are worth one more thread */
 #endif
 
-/* True if the entry has a page of `size` bytes, its chain holds it and every link of it is inside the arena: checked, as a
- * damaged index may cost a page but not a crash. Writes the frames down unless `frames` is NULL; there is room for
+/* Returns whether the entry has a page of `size` bytes whose chain is complete and lies inside the arena. Each link is
+ * checked, because a
+ * damaged index may cost a page but must not crash the process. Writes the frames to `frames` unless it is NULL; it has room
+ * for
  * pt_frames_for(v, size). The caller has the entry pinned or was granted it. */
 static inline bool pt_chain_read(const pt_view *v, uint32_t entry, uint64_t size, uint32_t *frames)
 {
@@ -70,7 +74,7 @@ static inline bool pt_chain_holds(const pt_view *v, uint32_t entry)
     return pt_chain_read(v, entry, v->entries[entry].size, NULL);
 }
 
-/* The caller has the entry pinned or was granted it. */
+/* Returns whether the job lies within its page. The caller has the entry pinned or was granted it. */
 static inline bool pt_job_fits(const pt_view *v, const pt_job *job)
 {
     if (job->entry >= v->entry_count || !pt_chain_holds(v, job->entry))
@@ -79,13 +83,13 @@ static inline bool pt_job_fits(const pt_view *v, const pt_job *job)
     return job->bytes <= size && job->offset <= size - job->bytes;
 }
 
-/* True if the job is about the whole page. The caller has the entry pinned. */
+/* Returns whether the job covers the whole page. The caller has the entry pinned. */
 static inline bool pt_job_is_whole(const pt_view *v, const pt_job *job)
 {
     return pt_job_fits(v, job) && job->bytes == v->entries[job->entry].size;
 }
 
-/* Copies bytes [from, to) of a page; memory is where its byte `offset` lies. The caller guarantees pt_chain_holds. */
+/* Copies bytes [from, to) of a page; job->memory is the address of byte job->offset. The caller guarantees pt_chain_holds. */
 static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_direction way, uint64_t from, uint64_t to)
 {
     uint32_t frame = v->entries[job->entry].first_frame;
@@ -104,7 +108,7 @@ static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_di
     }
 }
 
-/* A share of the bytes of all jobs, laid end to end. */
+/* A share of the bytes of all jobs, as if they were laid end to end. */
 typedef struct {
     const pt_view *view;
     const pt_job *jobs;
@@ -128,7 +132,7 @@ static void *pt_copy_share(void *given)
     return NULL;
 }
 
-/* How many of `threads` so many bytes are worth, at least one. */
+/* Returns how many of `threads` threads are worthwhile for so many bytes, at least one. */
 static inline uint32_t pt_copy_threads(uint64_t bytes, uint32_t threads)
 {
     if (threads > PT_COPY_THREADS)
@@ -138,8 +142,9 @@ static inline uint32_t pt_copy_threads(uint64_t bytes, uint32_t threads)
     return threads ? threads : 1;
 }
 
-/* Calls work(shares + t * step) for each t < threads, on threads of its own and on the caller's; what no thread could
- * be had for is done by the caller too. */
+/* Calls work(shares + t * step) for each t < threads, on new threads and on the calling one. Shares for which no thread could
+ * be
+ * created are done by the calling thread, too. */
 static inline void pt_on_threads(void *(*work)(void *), void *shares, size_t step, uint32_t threads)
 {
     pthread_t helpers[PT_COPY_THREADS];
@@ -155,7 +160,7 @@ static inline void pt_on_threads(void *(*work)(void *), void *shares, size_t ste
     }
 }
 
-/* Copies all jobs on up to `threads` threads, the caller's among them; fewer where fewer can be had. */
+/* Copies all jobs on up to `threads` threads, including the calling one; on fewer if threads cannot be created. */
 static inline void pt_copy(const pt_view *v, const pt_job *jobs, uint32_t count, enum pt_direction way, uint32_t threads)
 {
     uint64_t total = 0, step;

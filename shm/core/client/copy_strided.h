@@ -1,22 +1,22 @@
-/* strided.h - bytes between a strided KV cache and the frames of pages, on a few threads of the calling process. */
+/* copy_strided.h - copies bytes between a strided KV cache and the frames of pages, on a few threads of the calling process. */
 #pragma once
 
 #include "copy.h"
 #include "copy_tables.h"
 
-/* A few tokens of one head that follow each other in the cache as they do in the page. */
+/* A few tokens of one head that are contiguous in the cache, as they are in the page. */
 typedef struct {
     uint64_t address, bytes;
 } pt_run;
 
 #define PT_RUNS 64u
-#define PT_HEADS 16 /* heads at once */
+#define PT_HEADS 16 /* heads that are copied together */
 
-/* Where a page goes on in the arena. */
+/* The next byte of a page in the arena. */
 typedef struct {
     const uint32_t *frame;
     uint8_t *at;
-    uint64_t left; /* in this frame */
+    uint64_t left; /* bytes left in this frame */
 } pt_cursor;
 
 static inline pt_cursor pt_cursor_at(const pt_transfer *t, int64_t page, uint64_t offset)
@@ -34,7 +34,7 @@ static inline void pt_move(uint8_t *inside, uint8_t *memory, uint64_t bytes, enu
         pt_copy_into(inside, memory, bytes);
 }
 
-/* Copies so many bytes of the page on from the cursor, frame by frame. */
+/* Copies `bytes` bytes of the page from the cursor on, frame by frame, and advances the cursor. */
 static inline void pt_cursor_copy(const pt_transfer *t, pt_cursor *c, uint8_t *memory, uint64_t bytes, enum pt_direction way)
 {
     for (; bytes > c->left; c->left = t->frame_bytes) {
@@ -48,12 +48,12 @@ static inline void pt_cursor_copy(const pt_transfer *t, pt_cursor *c, uint8_t *m
     c->left -= bytes;
 }
 
-/* Finds where tokens from *from on lie in the cache, of the first head; moves *from behind those that it found. */
+/* Finds the addresses in the cache of the first head's tokens from *from on, and moves *from behind those that it found. */
 static inline uint32_t pt_find_runs(const pt_transfer *t, const pt_plane *p, int64_t position, int64_t *from, int64_t to,
                                     pt_run *runs)
 {
     int64_t block = (position + *from) / t->block_tokens, slot = (position + *from) % t->block_tokens;
-    bool whole = p->token == p->width; /* a block's tokens follow each other */
+    bool whole = p->token == p->width; /* the tokens of a block are contiguous */
     uint32_t count = 0;
     for (; *from < to && count < PT_RUNS; block++, slot = 0) {
         int64_t left = t->block_tokens - slot < to - *from ? t->block_tokens - slot : to - *from;
@@ -65,7 +65,7 @@ static inline uint32_t pt_find_runs(const pt_transfer *t, const pt_plane *p, int
     return count;
 }
 
-/* Copies runs of `count` heads from `head` on; `offset` is where the first run of head 0 begins in the page. */
+/* Copies the runs of `count` heads from `head` on; `offset` is the position in the page of head 0's first run. */
 static inline void pt_copy_heads(const pt_transfer *t, const pt_plane *p, int64_t page, uint64_t offset, int64_t head,
                                  int64_t count, const pt_run *runs, uint32_t run_count, enum pt_direction way)
 {
@@ -79,10 +79,12 @@ static inline void pt_copy_heads(const pt_transfer *t, const pt_plane *p, int64_
         }
 }
 
-/* Copies tokens [from, to) of one plane of a page. Where the cache has rows token by token, so do we, a few heads at once:
- * a token's heads mostly lie side by side there, and the processor fetches ahead what is read or written in one go, while
- * the page takes a row here and there as well. (Head by head was 0.55 to 0.6 of memcpy, this is 0.95 to 1.0.) Where it has
- * whole blocks of a head, head by head. */
+/* Copies tokens [from, to) of one plane of a page. If the cache stores rows token by token, the copy goes token by token, a
+ * few heads
+ * at once: the heads of a token are mostly adjacent there, and the processor prefetches what is accessed sequentially, while
+ * scattered rows in the page cost little. (Head by head ran at 0.55 to 0.6 of memcpy's speed, this order runs at 0.95 to 1.0.)
+ * If the
+ * cache stores whole blocks of a head, the copy goes head by head. */
 static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64_t page, int64_t from, int64_t to,
                                   enum pt_direction way)
 {
@@ -98,12 +100,13 @@ static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64
     }
 }
 
-/* Threads take pieces of work until none is left: who began late, or was held up, does less. A piece is some tokens of one
- * plane of a page. */
+/* The shared state of the copying threads. Threads take pieces of work until none is left, so a thread that starts late or is
+ * delayed
+ * does less. A piece is some tokens of one plane of a page. */
 typedef struct {
     const pt_transfer *transfer;
     enum pt_direction way;
-    int64_t pieces; /* of each plane of a page */
+    int64_t pieces; /* into which each plane of a page is cut */
     pt_a64 next;
 } pt_pieces;
 
@@ -133,7 +136,7 @@ static void *pt_copy_pieces(void *given)
     return NULL;
 }
 
-/* Bytes of the first `pages` pages that are copied. */
+/* Returns the number of bytes that the transfer copies. */
 static inline uint64_t pt_transfer_bytes(const pt_transfer *t)
 {
     uint64_t row = 0, tokens = 0;
@@ -144,11 +147,12 @@ static inline uint64_t pt_transfer_bytes(const pt_transfer *t)
     return row * tokens;
 }
 
-#define PT_PIECES 8 /* that a thread should find, at least: a page of one plane is cut by its tokens */
+#define PT_PIECES 8 /* minimum of pieces per thread: a page of one plane is cut by its tokens */
 
-/* Copies all that the transfer names on up to `threads` threads, the caller's among them; fewer where fewer can be had. The
- * caller guarantees that pt_transfer_flaw found nothing, that the pages are pinned or were granted to it, and that the
- * cache's memory is there. */
+/* Copies everything that the transfer names on up to `threads` threads, including the calling one; on fewer if threads cannot
+ * be created.
+ * The caller guarantees that pt_transfer_flaw found nothing, that the pages are pinned or were granted to it, and that the
+ * memory of the cache is mapped. */
 static inline void pt_transfer_run(const pt_transfer *t, enum pt_direction way, uint32_t threads)
 {
     int64_t pairs = t->page_count * t->plane_count;

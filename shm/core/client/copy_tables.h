@@ -1,7 +1,7 @@
-/* copy_tables.h - the tables of a transfer between a strided KV cache and pages in the arena, and what can be wrong in them.
+/* copy_tables.h - the tables of a transfer between a strided KV cache and pages in the arena, and their validation.
  *
  * A plane is K or V (or both, a latent, scales, an opaque state) of one layer: rows of `width` bytes for each block, token
- * in it and head. In the page its tokens follow each other at `width`, its heads at `page_head`. */
+ * of the block and head. In the page, consecutive tokens are `width` bytes apart and consecutive heads `page_head` bytes. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,13 +10,13 @@
 typedef struct {
     int64_t base;               /* address of block 0, token 0, first head of this rank */
     int64_t block, token, head; /* strides in the cache */
-    int64_t at;                 /* where the first head of this rank begins in the page */
-    int64_t page_head;          /* stride in the page from head to head */
-    int64_t heads, width;       /* what is copied: so many heads of so many bytes a token */
+    int64_t at; /* offset in the page of the first head of this rank */
+    int64_t page_head; /* stride in the page from head to head */
+    int64_t heads, width; /* what is copied: `heads` heads of `width` bytes for each token */
 } pt_plane;
 
-/* Tokens [first, end) of a page. Its token 0 is token `position` of the flat table of blocks; that may be negative where
- * the page begins before the table does. */
+/* Tokens [first, end) of a page. Its token 0 is token `position` of the flat table of blocks. `position` is negative if
+ * the page begins before the table. */
 typedef struct {
     int64_t position, first, end;
 } pt_tokens;
@@ -24,18 +24,18 @@ typedef struct {
 typedef struct {
     uint8_t *arena;
     uint64_t frame_bytes, frame_count;
-    uint64_t page_bytes;    /* what planes have to keep within */
+    uint64_t page_bytes; /* planes must lie within it */
     const uint32_t *frames; /* a row of `chain` frames for each page */
     uint64_t chain;
     const pt_plane *planes;
     const pt_tokens *pages;
     const int32_t *blocks;
-    const uint8_t *skip; /* 1: leave this page alone; NULL: copy all */
+    const uint8_t *skip; /* 1: skip this page; NULL: copy all pages */
     int64_t plane_count, page_count, block_count;
     int64_t block_tokens;
 } pt_transfer;
 
-/* What is wrong: "TABLE ROW: WHY", without the row where it is negative. */
+/* An error in a table, printed as "TABLE ROW: WHY", without the row if it is negative. */
 typedef struct {
     const char *table, *why;
     int64_t row;
@@ -56,7 +56,7 @@ static inline const char *pt_frames_flaw(const pt_transfer *t, int64_t page)
     return NULL;
 }
 
-/* Looks at the blocks of a page and raises *highest to their largest number. */
+/* Checks the blocks of a page and raises *highest to their largest number. */
 static inline const char *pt_blocks_flaw(const pt_transfer *t, int64_t page, int64_t *highest)
 {
     const pt_tokens *p = &t->pages[page];
@@ -88,7 +88,7 @@ static inline const char *pt_page_flaw(const pt_transfer *t, int64_t page, int64
     return why ? why : pt_blocks_flaw(t, page, highest);
 }
 
-/* The plane against the page, of whose tokens the first `end` are copied at most. */
+/* Checks a plane against the page. At most the first `end` tokens of a page are copied. */
 static inline const char *pt_plane_page_flaw(const pt_transfer *t, const pt_plane *p, int64_t end)
 {
     int64_t run, heads, limit;
@@ -104,25 +104,26 @@ static inline const char *pt_plane_page_flaw(const pt_transfer *t, const pt_plan
     return end && (uint64_t)limit > t->page_bytes ? "reaches beyond the page" : NULL;
 }
 
-/* Adds steps * stride to what the plane reaches upwards or downwards from its base; true if that overflows. */
+/* Adds steps * stride to the lowest or highest address of a plane. Returns true if that overflows. */
 static inline bool pt_stretch(int64_t steps, int64_t stride, int64_t *low, int64_t *high)
 {
     int64_t far, *side = stride < 0 ? low : high;
     return __builtin_mul_overflow(steps, stride, &far) || __builtin_add_overflow(*side, far, side);
 }
 
-/* The plane against memory, if `highest` is the largest number of a block that is used. */
+/* Checks a plane against memory; `highest` is the largest number of a block that is used. */
 static inline const char *pt_plane_cache_flaw(const pt_transfer *t, const pt_plane *p, int64_t highest)
 {
     int64_t low = p->base, high = p->base;
     if (pt_stretch(highest, p->block, &low, &high) || pt_stretch(t->block_tokens - 1, p->token, &low, &high) ||
         pt_stretch(p->heads - 1, p->head, &low, &high) || __builtin_add_overflow(high, p->width, &high))
         return "its addresses in the cache exceed 64 bits";
-    return low < 1 ? "its addresses in the cache are none" : NULL;
+    return low < 1 ? "its addresses in the cache are invalid" : NULL;
 }
 
-/* Looks at everything that can be known to be wrong before a byte moves; `why` of the answer is NULL if nothing is. The
- * caller guarantees that the tables are as long as the transfer says, and looks at the frames himself where there are none. */
+/* Checks everything that can be checked before a byte is copied. `why` of the result is NULL if the tables are valid. The
+ * caller
+ * guarantees that the tables are as long as the transfer says, and checks the frames itself if t->frames is NULL. */
 static inline pt_flaw pt_transfer_flaw(const pt_transfer *t)
 {
     int64_t highest = -1, end = 0;

@@ -1,4 +1,4 @@
-/* match.h - finding the longest cached prefix: no lock between processes, no message, one pass over the keys. */
+/* match.h - finds the longest cached prefix: no lock between processes, no message, one pass over the keys. */
 #pragma once
 
 #include "../common/dict.h"
@@ -6,13 +6,19 @@
 
 #define PT_RETRIES 100u /* a miss is always safe to report; a reader never waits for the writer */
 
-#define PT_FROM_DISK 0x80000000u /* beside an entry's number: its page was on disk */
+#define PT_FROM_DISK 0x80000000u /* set in the number of an entry: its page was on disk */
 
-/* Where a key was found. A page that is on its way from disk counts as on disk. */
+/* Where a key was found. A page that is being read from disk counts as on disk. */
 enum pt_where { PT_NOWHERE, PT_IN_MEMORY, PT_ON_ITS_WAY };
 
-/* Pins the entry if it is the readable page of this key. Of a page on disk the key may be compared, too: the pin keeps the
- * entry from becoming another's. It is taken back then. */
+/* Pins the entry if it is the readable page of this key.
+ *
+ * The pin comes first and the comparison second: a pin that found the state PT_READABLE keeps the entry from becoming another
+ * page, so the
+ * key that is compared is the key of the page that will be read. A comparison before the pin would prove nothing. The key of a
+ * page on disk
+ * may be compared for the same reason: such an entry is not reused while it is pinned. After that comparison the pin is
+ * cleared. */
 static inline enum pt_where pt_pin_key(pt_session *s, uint32_t entry, const uint8_t *key)
 {
     pt_entry *e = &s->view.entries[entry];
@@ -37,7 +43,7 @@ typedef struct {
     uint32_t entry;
 } pt_found;
 
-/* Looks through the window of a key for a page, pins it if it is readable. */
+/* Scans the window of a key for its page, and pins the page if it is readable. */
 static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t *key)
 {
     const pt_view *v = &s->view;
@@ -45,7 +51,8 @@ static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
     for (uint32_t distance = 0; distance < reach; distance++) {
         pt_bucket *b = &buckets[(home + distance) & v->bucket_mask];
         for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
-            /* Acquire: who sees a place empty that a key has left sees its home's version raised (pt_find). */
+            /* Acquire: a reader that sees the empty slot which a key has left sees the incremented version of its home bucket
+             * (pt_find). */
             uint64_t slot = atomic_load_explicit(&b->slots[i], memory_order_acquire);
             uint32_t entry = pt_slot_entry(slot);
             if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
@@ -58,12 +65,20 @@ static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
     return (pt_found){PT_NOWHERE, PT_NONE};
 }
 
-/* Finds one page, and pins it if it is readable. The caller holds the lock. */
+/* Finds one page, and pins it if it is readable. The caller holds the lock.
+ *
+ * A hit is final, as the key was compared under the pin. A miss may be false for two reasons: a key was moved from a slot that
+ * was
+ * not scanned yet to one that was already scanned, or a new daemon switched to the other dictionary. So a miss is believed
+ * only if the
+ * version of the home bucket and the dictionary are the same as before the scan; otherwise the scan is repeated. */
 static inline pt_found pt_find(pt_session *s, const uint8_t *key)
 {
     const pt_view *v = &s->view;
     for (uint32_t attempt = 0; attempt < PT_RETRIES; attempt++) {
-        /* Acquire, both: what was derived before the switch is seen, and what was moved before the version was raised. */
+        /* Acquire, both: everything that was derived before the switch is visible, and every move that was made before the
+         * version was
+         * incremented. */
         uint64_t dictionary = atomic_load_explicit(&v->header->dictionary, memory_order_acquire);
         pt_bucket *buckets = v->buckets[dictionary & 1];
         pt_a32 *version = &buckets[pt_home(v, key)].version;
@@ -71,7 +86,7 @@ static inline pt_found pt_find(pt_session *s, const uint8_t *key)
         pt_found found = pt_scan(s, buckets, key);
         if (found.where != PT_NOWHERE)
             return found;
-        /* The loads of the scan were acquire: these two can not be older than what the scan saw. */
+        /* The loads of the scan were acquire: these two cannot be older than what the scan saw. */
         if (atomic_load_explicit(version, memory_order_relaxed) == before &&
             atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) == dictionary)
             break;
@@ -79,7 +94,7 @@ static inline pt_found pt_find(pt_session *s, const uint8_t *key)
     return (pt_found){PT_NOWHERE, PT_NONE};
 }
 
-/* The entry that a key probably has: a hint for prefetching, believed by nobody. */
+/* Prefetches the entry that a key probably has. This is only a hint; no decision depends on it. */
 static inline void pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const uint8_t *key)
 {
     const pt_view *v = &s->view;
@@ -103,8 +118,9 @@ static inline void pt_look_ahead(pt_session *s, pt_bucket *buckets, const uint8_
         pt_prefetch_entry(s, buckets, keys + (at + PT_AHEAD) * (uint64_t)PT_KEY_BYTES);
 }
 
-/* How far a prefix goes on in memory or on disk from page `from` on, which is on disk; nothing of it is pinned. `entries` has
- * room for `count` pages, and is told where each of these is. */
+/* Returns how far a prefix continues in memory or on disk from page `from` on, which is on disk. Pins nothing. `entries` has
+ * room for
+ * `count` pages and receives the entry of each page that was found. */
 static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t from, uint32_t count, uint64_t now,
                                    uint32_t *entries)
 {
@@ -121,16 +137,18 @@ static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t 
     return from;
 }
 
-/* Where to put what a match found. reach: pages of the prefix that are in memory or on disk; the entries behind the first
- * `count` are not pinned, and have PT_FROM_DISK set where they are on disk. */
+/* The result of a match. `count` pages are pinned. `reach` is the length of the prefix in memory or on disk; entries from
+ * `count` on
+ * are not pinned and have PT_FROM_DISK set if they are on disk. */
 typedef struct {
     uint32_t *entries;
     uint64_t *serials;
     uint32_t count, reach;
 } pt_matched;
 
-/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, falling from head to tail; then
- * looks how far it goes on with the help of the disk. */
+/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, which falls from head to tail. Then finds
+ * how far
+ * the prefix continues in memory or on disk. */
 static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, pt_matched *to)
 {
     const pt_view *v = &s->view;
@@ -159,7 +177,7 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Pins what another process matched, by entry and serial; returns the length of the prefix that is still there. */
+/* Pins what another process matched, by entry and serial. Returns the length of the prefix that is still there. */
 static inline uint32_t pt_repin(pt_session *s, const uint32_t *entries, const uint64_t *serials, uint32_t count)
 {
     uint32_t found = 0;

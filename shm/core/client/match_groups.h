@@ -1,17 +1,20 @@
-/* groups.h - one match over several groups of a model's state: the longest prefix on which all of them agree.
+/* match_groups.h - one match over several groups of a model's state: the longest prefix on which all of them agree.
  *
- * Each group has keys of its own for pages of its own size. A hit at p tokens needs of each group the pages that hold its
+ * Each group has its own keys for pages of its own size. A hit at p tokens needs of each group the pages that hold its
  * last `needs` tokens before p: all of them for full attention, window - 1 for a sliding window, 1 for a recurrent state,
- * which is whole pages in each case. p is a multiple of every group's page_tokens; on p = 0 all agree.
+ * which is whole pages in each case. p is a multiple of every group's page_tokens; all groups agree on p = 0.
  *
- * No key is looked for twice: what was found of a page is remembered, and pinned until the end. Groups that need all their
- * pages go first, head first, as pt_match does, so that a miss there bounds the others; of these, windows and snapshots are
- * looked for from there down, those that need least first, and only as far as somebody may still agree.
+ * No key is looked up twice: the result for a page is remembered, and the page stays pinned until the end. Groups that need
+ * all their
+ * pages are searched first, head first as in pt_match, so that a miss there bounds the others. Windows and snapshots are
+ * searched from
+ * that bound downwards, those that need least first, and only as far down as the groups may still agree.
  *
- * Recency is stamped, as by pt_match, on all pages that were found of groups that need all of them; of the others on what
- * the hit needs, and a hit with the help of the disk. It falls from head to tail by tokens, so that the pages of all groups
- * that end together leave together.
- */
+ * Recency is stamped, as by pt_match, on all pages that were found of groups that need all of them; of the other groups on the
+ * pages
+ * that the hit needs, including a hit with pages from disk. It falls from head to tail by tokens, so that the pages of all
+ * groups
+ * that end together are evicted together. */
 #pragma once
 
 #include "match.h"
@@ -19,7 +22,7 @@
 #define PT_GROUPS 64u
 #define PT_NEEDS_ALL UINT64_MAX
 
-/* What is known of a page: its entry, which is pinned, or with this bit is on disk; or one of these. */
+/* What is known about a page: its entry, which is pinned, or, with this bit set, is on disk; or one of the two values below. */
 #define PT_SEEN_ON_DISK PT_FROM_DISK
 #define PT_SEEN_NOWHERE 0xfffffffeu
 #define PT_NOT_SEEN 0xffffffffu
@@ -28,32 +31,32 @@ typedef struct {
     const uint8_t *keys;
     uint32_t count;       /* of the keys */
     uint32_t page_tokens; /* 1 or more */
-    uint64_t needs;       /* tokens before p */
-    uint32_t *seen;       /* room for `count` pages; afterwards the entries of the pinned pages, from `first` on */
-    uint64_t *serials;    /* room for as many; afterwards theirs, from `first` on */
-    uint32_t first, pins; /* the pages that are pinned afterwards, for the caller to let go of */
-    uint32_t sound_from, sound_to; /* pages of which it is known that they are there */
-    uint64_t step;                 /* ticks from one page to the next */
+    uint64_t needs; /* tokens before p that a hit needs */
+    uint32_t *seen; /* room for `count` pages; afterwards the entries of the pinned pages, from `first` on */
+    uint64_t *serials; /* room for as many; afterwards the serials of the pinned pages, from `first` on */
+    uint32_t first, pins; /* the pages that are pinned afterwards, which the caller has to release */
+    uint32_t sound_from, sound_to; /* pages that are known to be there */
+    uint64_t step; /* ticks from one page to the next */
 } pt_group;
 
 typedef struct {
-    uint64_t limit;         /* no hit is longer; the caller's wish */
-    uint64_t tokens, reach; /* what all groups agree on in memory; and in memory or on disk */
-    uint64_t asked;         /* the longest hit that there are keys for */
+    uint64_t limit; /* set by the caller: no hit is longer */
+    uint64_t tokens, reach; /* tokens on which all groups agree in memory; and in memory or on disk */
+    uint64_t asked; /* the longest hit for which there are keys */
 } pt_agreed;
 
-/* One search: all that its steps share. */
+/* The state of one search. */
 typedef struct {
     pt_session *session;
-    pt_group *order[PT_GROUPS]; /* those that need least first */
+    pt_group *order[PT_GROUPS]; /* the groups that need least first */
     uint32_t count;
-    uint64_t bound, grain; /* no hit is longer, for want of keys or by the limit; each is a multiple of grain */
-    uint64_t now, unit;    /* the latest tick of all; tokens from one to the next, in which all pages are measured */
+    uint64_t bound, grain; /* no hit is longer than bound, for lack of keys or by the limit; each hit is a multiple of grain */
+    uint64_t now, unit; /* now: the latest tick of all; unit: tokens from one tick to the next, a divisor of every page's length */
 } pt_search;
 
 static inline uint32_t pt_pages_in(const pt_group *g, uint64_t tokens) { return (uint32_t)(tokens / g->page_tokens); }
 
-/* The first page that a hit at `tokens` needs. */
+/* Returns the first page that a hit at `tokens` needs. */
 static inline uint32_t pt_first_needed(const pt_group *g, uint64_t tokens)
 {
     return g->needs < tokens ? pt_pages_in(g, tokens - g->needs) : 0;
@@ -76,7 +79,7 @@ static inline uint64_t pt_gcd(uint64_t a, uint64_t b)
     return a;
 }
 
-/* The least common multiple of all page_tokens; a number beyond the bound where it is that. */
+/* Returns the least common multiple of all page_tokens, or a number beyond the bound if the multiple is beyond it. */
 static inline uint64_t pt_grain_of(const pt_search *f)
 {
     uint64_t grain = 1;
@@ -128,7 +131,7 @@ static inline pt_search pt_search_of(pt_session *s, pt_group *groups, uint32_t c
     return f;
 }
 
-/* ---- looking for pages ---- */
+/* ---- searching pages ---- */
 
 static inline const uint8_t *pt_key_at(const pt_group *g, uint32_t page) { return g->keys + page * (uint64_t)PT_KEY_BYTES; }
 
@@ -142,7 +145,8 @@ static inline void pt_notice(pt_session *s, pt_group *g, uint32_t page)
         g->serials[page] = s->view.entries[found.entry].serial;
 }
 
-/* The caller guarantees that the page is there. Pages that end together have the same tick; one group alone has those of
+/* Stamps a page. The caller guarantees that it was found. Pages that end together get the same tick; a single group gets the
+ * ticks of
  * pt_match. */
 static inline void pt_stamp_page(const pt_search *f, const pt_group *g, uint32_t page)
 {
@@ -154,7 +158,7 @@ typedef struct {
     uint64_t memory, reach; /* tokens */
 } pt_extent;
 
-/* Head first, of a group that needs all its pages: how far memory goes, and how far the disk helps. */
+/* Searches a group that needs all its pages, head first: how far the pages in memory go, and how far those on disk continue. */
 static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
 {
     pt_session *s = f->session;
@@ -185,7 +189,7 @@ static inline void pt_look_below(pt_session *s, pt_bucket *buckets, const pt_gro
         pt_prefetch_entry(s, buckets, pt_key_at(g, page - PT_AHEAD));
 }
 
-/* p if this group agrees on it, else a bound for where it might: the begin of the last page that is wanting. */
+/* Returns p if this group agrees on it; otherwise a bound for p, the beginning of the last missing page. */
 static inline uint64_t pt_lower(pt_search *f, pt_group *g, uint64_t p, bool disk)
 {
     pt_bucket *buckets = pt_buckets_now(&f->session->view);
@@ -205,7 +209,8 @@ static inline uint64_t pt_lower(pt_search *f, pt_group *g, uint64_t p, bool disk
     return p;
 }
 
-/* The largest number of tokens, at most `p`, on which all groups agree. Those that need all their pages do. */
+/* Returns the largest number of tokens, at most `p`, on which all groups agree. Groups that need all their pages already agree
+ * on `p`. */
 static inline uint64_t pt_agree(pt_search *f, uint64_t p, bool disk)
 {
     for (uint32_t i = 0; i < f->count; i++)
@@ -221,14 +226,14 @@ static inline uint64_t pt_agree(pt_search *f, uint64_t p, bool disk)
 
 /* ---- ending ---- */
 
-/* Stamps what a hit at `tokens` needs. */
+/* Stamps the pages that a hit at `tokens` needs. */
 static inline void pt_stamp_needed(const pt_search *f, const pt_group *g, uint64_t tokens)
 {
     for (uint32_t page = pt_first_needed(g, tokens), end = pt_pages_in(g, tokens); page < end; page++)
         pt_stamp_page(f, g, page);
 }
 
-/* Lets go of the pages that the hit does not need. They lie behind it: nobody has looked before what it needs. */
+/* Releases the pages that the hit does not need. They all lie behind it: no page before those that the hit needs was searched. */
 static inline void pt_keep_needed(const pt_search *f, pt_group *g, uint64_t tokens)
 {
     uint32_t end = pt_pages_in(g, tokens);
@@ -239,7 +244,7 @@ static inline void pt_keep_needed(const pt_search *f, pt_group *g, uint64_t toke
             pt_let_go(f->session, g->seen[page]);
 }
 
-/* Pins what the longest hit needs on which 1 to PT_GROUPS groups agree. */
+/* Pins the pages of the longest hit on which 1 to PT_GROUPS groups agree. */
 static inline void pt_match_groups(pt_session *s, pt_group *groups, uint32_t count, pt_agreed *agreed)
 {
     pt_search f = pt_search_of(s, groups, count, agreed->limit);

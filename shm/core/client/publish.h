@@ -1,10 +1,11 @@
-/* publish.h - what a writer does with a granted page: finish its part, or give it up. No message: the bits are read by
- * the other writers and by the daemon. */
+/* publish.h - a writer finishes its part of a granted page, or gives it up. It sends no message: the other writers and the
+ * daemon
+ * read the bits. */
 #pragma once
 
 #include "session.h"
 
-/* True if the slot was granted a part of this filling. */
+/* Returns whether the slot was granted a part of this filling. */
 static inline bool pt_writes(const pt_entry *e, uint32_t slot)
 {
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
@@ -15,20 +16,28 @@ static inline bool pt_writes(const pt_entry *e, uint32_t slot)
 
 static inline uint64_t pt_gone_bit(uint32_t part) { return 1ull << (32 + part); }
 
-/* Lets go of a part without finishing it: the page is doomed, its frames come back when all writers have let go.
- * The caller guarantees that it was granted the part, has not let go of it, and touches the frames no more. Release: what it
- * wrote to them comes before what their next owner writes. */
+/* Releases a part without finishing it: the page will be doomed, and its frames become free when all writers have released
+ * them.
+ * The caller guarantees that the part was granted to it, that it has not released it, and that it no longer touches the
+ * frames.
+ * Release: what it wrote to the frames happens before what their next owner writes. */
 static inline void pt_part_abandon(const pt_view *v, uint32_t entry, uint32_t part)
 {
     atomic_fetch_or_explicit(&v->locks[entry].parts, pt_gone_bit(part), memory_order_acq_rel);
     PT_POINT("part.abandoned");
 }
 
-/* Finishes a part; the last one makes the page readable. False if the page was doomed meanwhile.
- * The bit "let go" comes last: until it is set the daemon does not reuse the entry, so that no slow writer can publish
- * another page than its own. The caller guarantees the same as for pt_part_abandon.
- * "Done" releases this part's bytes and acquires those of the parts that were done before: so the last one, who publishes,
- * passes all of them on. "Let go" releases, for whoever gets the frames next (tests/models/orders/parts_order.pml). */
+/* Finishes a part; the last one makes the page readable. Returns false if the page was doomed in the meantime.
+ *
+ * There are three steps. First the "done" bit: it releases the bytes of this part and acquires those of the parts that were
+ * done
+ * before, so the writer that sets the last bit, and publishes, passes all of them on. Then, if all parts are done, the state
+ * becomes
+ * PT_READABLE. The "released" bit comes last: until it is set the daemon does not reuse the entry, so a slow writer cannot
+ * publish
+ * another page than its own. It releases, for the next owner of the frames (tests/models/orders/parts_order.pml proves both
+ * orders).
+ * The caller guarantees the same as for pt_part_abandon. */
 static inline bool pt_part_finish(const pt_view *v, uint32_t entry, uint32_t part)
 {
     pt_lock *lock = &v->locks[entry];

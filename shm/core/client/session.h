@@ -1,17 +1,19 @@
-/* session.h - one attached process: its mappings, its slot, and how often its threads hold each pin.
+/* session.h - one attached process: its mappings, its slot, and how many pins its threads have on each page.
  *
- * A process has one bit in a lock word however many of its threads hold the page. The counts beside it are private,
- * and the process's own lock owns the step from 0 to 1 and back, so that no thread takes the bit from another.
- * With that step the frames are counted that it keeps from being evicted: never more than the daemon allows one.
- */
+ * A process has one bit in a lock word, however many of its threads have the page pinned. The counts of these pins are
+ * private. The
+ * process's own lock guards the step from 0 to 1 and back, so that no thread clears the bit while another one needs it.
+ * The same steps count the frames that the process keeps from eviction: never more than the daemon allows to one attachment. */
 #pragma once
 
 #include <pthread.h>
 
 #include "../common/view.h"
 
-/* Of an entry: pins of this process's threads, and its frames while there are any, UINT16_MAX for more. One word: to let go of
- * a page looks at nothing else that is private, and not at its entry. A page that is pinned UINT16_MAX times is a miss. */
+/* Of one entry: the pins of this process's threads, and its frames while there are any, UINT16_MAX for more. Both share one
+ * word, so
+ * that releasing a page reads no other private data, and not its entry. A match treats a page that is pinned UINT16_MAX times
+ * as a miss. */
 typedef struct {
     uint16_t pins, frames;
 } pt_held;
@@ -20,9 +22,9 @@ typedef struct {
     pt_view view;
     uint32_t slot;
     pthread_mutex_t lock;
-    pt_held *held;   /* of each entry; guarded by lock, as what follows */
-    uint64_t frames; /* of all that is held */
-    bool bounded;    /* a match ended, as it would have held too much */
+    pt_held *held; /* for each entry; guarded by lock, as are frames and bounded */
+    uint64_t frames; /* frames of all pinned pages */
+    bool bounded; /* a match ended because it would have pinned too many frames */
     pt_counts *counts;
 } pt_session;
 
@@ -38,13 +40,14 @@ static inline void pt_count(pt_a64 *counter, uint64_t by)
     atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
 }
 
-/* One request's lookup. Pages: found in memory by its first match, and not. Tokens: from memory, from disk, and those that the
- * cache did not give. */
+/* The result of one request's lookup. Pages: those that its first match found in memory, and those that it did not find.
+ * Tokens: from
+ * memory, from disk, and those that were not in the cache. */
 typedef struct {
     uint64_t hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens;
 } pt_lookup;
 
-/* Matches do not count themselves: a request may match several times, and is counted once. */
+/* Counts a lookup. Matches do not count themselves: a request may match several times and is counted once. */
 static inline void pt_count_lookup(pt_session *s, pt_lookup lookup)
 {
     pt_uses *uses = &s->view.uses[s->slot];
@@ -58,14 +61,17 @@ static inline void pt_count_lookup(pt_session *s, pt_lookup lookup)
         pt_count(&uses->missed_tokens, lookup.missed_tokens);
 }
 
-/* Pins an entry; what was readable stays so while pinned. Its key or serial is compared after this and not before,
- * when the entry could still become another page; then pt_keep. The caller holds the lock. */
+/* Sets the pin bit of an entry and returns its state. A page that was readable stays readable while pinned. The caller
+ * compares the
+ * key or serial after this call and not before, when the entry could still become another page, and then calls pt_keep. The
+ * caller
+ * holds the lock. */
 static inline enum pt_state pt_try(pt_session *s, uint32_t entry)
 {
     return s->held[entry].pins ? PT_READABLE : pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot));
 }
 
-/* Counts the frames of an entry that is about to be held; false if they are too many. */
+/* Counts the frames of an entry that is about to be pinned. Returns false if they exceed the limit. */
 static inline bool pt_hold_frames(pt_session *s, uint32_t entry)
 {
     uint32_t frames = s->view.entries[entry].frame_count;
@@ -80,7 +86,7 @@ static inline bool pt_hold_frames(pt_session *s, uint32_t entry)
     return true;
 }
 
-/* Counts the pin of pt_try, or takes it back; true if it was counted. The caller holds the lock since pt_try. */
+/* Counts the pin of pt_try, or clears it. Returns whether it was counted. The caller has held the lock since pt_try. */
 static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 {
     pt_held *held = &s->held[entry];
@@ -92,7 +98,7 @@ static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
     return wanted;
 }
 
-/* The caller holds the lock and a pin on the entry. */
+/* Releases one pin. The caller holds the lock and has a pin on the entry. */
 static inline void pt_let_go(pt_session *s, uint32_t entry)
 {
     pt_held *held = &s->held[entry];
@@ -102,7 +108,7 @@ static inline void pt_let_go(pt_session *s, uint32_t entry)
     }
 }
 
-/* At the end of each match; the caller holds the lock. */
+/* Counts a match that ended at the limit. Called at the end of each match; the caller holds the lock. */
 static inline void pt_count_bounded(pt_session *s)
 {
     if (s->bounded)

@@ -1,13 +1,19 @@
 /* dict.h - the hash dictionary: buckets of one cache line, bounded probes, one writer, readers without a lock.
  *
- * A key's home is a bucket; it lives there or in one of the next PT_WINDOW - 1.  The one writer keeps keys near
- * home: room that comes free is filled by a key from further out.  Such a move shows the key at its new place first,
- * then raises the home's version, then clears the old place.  A reader that looked at the new place before and at the
- * old place after has missed a key that was there all the time; the version tells it, so no miss is believed
- * before the home's version was read again.
+ * The home of a key is a bucket. The key is stored there or in one of the next PT_WINDOW - 1 buckets. The one writer keeps
+ * keys
+ * near their homes: it fills a slot that becomes free with a key from further out.
  *
- * There are two dictionaries. A daemon that adopts the segments derives the other one and switches to it by one store.
- */
+ * A move has three steps: it stores the key in its new slot, then increments the version of the home bucket, then clears the
+ * old
+ * slot. A reader that scanned the new slot before the move and the old slot after it misses a key that was in the dictionary
+ * all
+ * the time. So a reader does not believe a miss before it has read the version of the home bucket again and found it
+ * unchanged.
+ *
+ * There are two dictionaries. A daemon that adopts the segments builds the dictionary that is not in use and switches to it
+ * with
+ * one store. */
 #pragma once
 
 #include "view.h"
@@ -38,14 +44,14 @@ static inline pt_bucket *pt_buckets_now(const pt_view *v)
     return v->buckets[atomic_load_explicit(&v->header->dictionary, memory_order_acquire) & 1];
 }
 
-/* How many buckets a search for a key with this home has to look at. Acquire: who sees that a key which
- * moved home is not counted any more sees the version raised. */
+/* Returns the number of buckets that a search for a key with this home has to scan. Acquire: a reader that sees that a key was
+ * moved home (and is no longer counted as displaced) also sees the incremented version. */
 static inline uint32_t pt_reach(pt_bucket *home)
 {
     return atomic_load_explicit(&home->displaced, memory_order_acquire) ? PT_WINDOW : 1;
 }
 
-/* ---- the writer's side: the daemon alone ---- */
+/* ---- the writer's side: used by the daemon only ---- */
 
 typedef struct {
     pt_bucket *buckets;
@@ -68,15 +74,16 @@ static inline pt_a64 *pt_dict_room(pt_dict d, uint32_t home, uint32_t *distance)
     return NULL;
 }
 
-/* Whether a key that is not there can be added. */
+/* Returns whether a key that is not in the dictionary can be added. */
 static inline bool pt_dict_has_room(const pt_view *v, pt_dict d, const uint8_t *key)
 {
     uint32_t distance;
     return pt_dict_room(d, pt_home(v, key), &distance) != NULL;
 }
 
-/* For a dictionary that is not in force. Release: a reader that slept over a whole adoption and still looks here sees with
- * the first empty slot that another dictionary was put in force, and does not believe its miss. */
+/* Clears a dictionary that is not in use. Release: a reader that slept through a whole adoption may still scan this
+ * dictionary. When
+ * it sees the first cleared slot it also sees that the other dictionary is in use, and so does not believe its miss. */
 static inline void pt_dict_clear(pt_dict d)
 {
     for (uint64_t at = 0; at <= d.mask; at++) {
@@ -88,7 +95,7 @@ static inline void pt_dict_clear(pt_dict d)
     }
 }
 
-/* False if the whole window is full. The caller guarantees that the key is not there. */
+/* Adds an entry. Returns false if the whole window is full. The caller guarantees that the key is not in the dictionary. */
 static inline bool pt_dict_add(const pt_view *v, pt_dict d, uint32_t entry)
 {
     const uint8_t *key = v->entries[entry].key;
@@ -104,7 +111,7 @@ static inline bool pt_dict_add(const pt_view *v, pt_dict d, uint32_t entry)
     return true;
 }
 
-/* The entry of a key, or PT_NONE. Reads entries without a pin: for the writer only. */
+/* Returns the entry of a key, or PT_NONE. Reads entries without a pin, so only the writer may call it. */
 static inline uint32_t pt_dict_find(const pt_view *v, pt_dict d, const uint8_t *key)
 {
     uint32_t home = pt_home(v, key), tag = pt_tag(key), reach = pt_reach(&d.buckets[home]);
@@ -119,7 +126,7 @@ static inline uint32_t pt_dict_find(const pt_view *v, pt_dict d, const uint8_t *
     return PT_NONE;
 }
 
-/* A slot within reach of bucket `to` whose key may move there, or NULL. */
+/* Returns a slot within the window of bucket `to` whose key may move into that bucket, or NULL. */
 static inline pt_a64 *pt_dict_movable(pt_dict d, uint32_t to, uint32_t *step)
 {
     for (*step = 1; *step < PT_WINDOW; ++*step) {
@@ -141,10 +148,14 @@ static inline bool pt_dict_has_gap(pt_dict d, uint32_t bucket, const pt_a64 *bes
     return false;
 }
 
-/* Fills a free slot of bucket `to` from further out, and the slot that this frees, and so on. The version is raised with
- * release: a search that begins with the new version sees the key at its new place. Relaxed, it could see it at neither
- * (tests/models/orders/move_order.pml). Beyond a bucket that had a gap before lives nobody who would rather live in it:
- * to look there would cost as many cache lines as the window has buckets, and nearly all buckets have one. */
+/* Fills a free slot of bucket `to` with a key from further out, then the slot which that key left, and so on. The version is
+ * incremented with release: a search that starts with the new version sees the key in its new slot. With relaxed order it
+ * could see
+ * the key in neither slot (tests/models/orders/move_order.pml). The loop stops at a bucket that had another free slot before:
+ * keys
+ * beyond it would not move into it, because they would be there already. Scanning on would cost one cache line for each bucket
+ * of
+ * the window, and nearly all buckets have a free slot. */
 static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
 {
     uint32_t step;
@@ -160,7 +171,8 @@ static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
         PT_POINT("dict.shown");
         atomic_fetch_add_explicit(&home->version, 1, memory_order_release);
         PT_POINT("dict.versioned");
-        /* Release again: who sees the old place empty, or the key no longer counted as displaced, sees the version. */
+        /* Release again: a reader that sees the old slot empty, or the key no longer counted as displaced, also sees the
+         * version. */
         atomic_store_explicit(from, 0, memory_order_release);
         PT_POINT("dict.moved");
         if (distance == step)
@@ -170,7 +182,7 @@ static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
     }
 }
 
-/* False if the entry was not there. */
+/* Removes an entry. Returns false if the dictionary did not contain it. */
 static inline bool pt_dict_drop(const pt_view *v, pt_dict d, uint32_t entry)
 {
     uint32_t home = pt_home(v, v->entries[entry].key);

@@ -1,10 +1,13 @@
-/* entry_checksum.h - what an entry says of its page, in one number beside its lock word: so that a new daemon can tell an entry that was
- * written by the last one from one that was damaged, is older than its lock word, or lies in another's place.
+/* entry_checksum.h - the checksum of an entry, stored beside its lock word. With it a new daemon recognizes entries that are
+ * damaged,
+ * that are older than their lock words, or that were written over another entry.
  *
- * It covers what the page is served by: key, serial, size, parts, and which frames in which order. It is written before the
- * state leaves PT_FREE, or PT_ON_DISK. 0: none, by a build that wrote none; such an entry is believed. Engines can write to it,
- * as to the lock word: that costs them the page at the next adoption. The bytes of a page have no seal in memory.
- */
+ * The checksum covers everything that a page is served by: key, serial, size, namespace, division, parts, and the frames in
+ * their
+ * order. It is written before the state leaves PT_FREE or PT_ON_DISK. 0 means that the entry was written by a build without
+ * checksums; such an entry is accepted. Engines can write to the checksum as they can write to the lock word: that costs them
+ * the page at
+ * the next adoption. The bytes of a page have no checksum in memory. */
 #pragma once
 
 #include "view.h"
@@ -15,7 +18,7 @@ static inline uint64_t pt_seal_add(uint64_t seal, uint64_t word)
     return seal ^ seal >> 32;
 }
 
-/* The caller guarantees that the chain lies within the frames and has frame_count of them. */
+/* Computes the checksum of an entry. The caller guarantees that the chain lies within the frames and has frame_count of them. */
 static inline uint64_t pt_seal_of(const pt_view *v, const pt_entry *e)
 {
     uint64_t words[4], seal = pt_seal_add(e->serial, e->size);

@@ -1,24 +1,24 @@
-/* layout.h - the shared segments, field by field: a contract between processes.
+/* layout.h - the shared segments, field by field. This layout is a contract between processes.
  *
- * Three segments.  Who may write what:
+ * There are three segments. Who may write:
  *
- *   index   the daemon alone.  Everybody else maps it read-only and reads it without a lock.
- *   locks   everybody: an entry's lock word, part bits and tick, and each process's own counters.
- *   arena   everybody: the bytes of frames, by whoever was granted them.
+ *   index   the daemon only. All other processes map it read-only and read it without a lock.
+ *   locks   every process: lock words, part bits and ticks of entries, and the process's own counters.
+ *   arena   every process: the bytes of frames that were granted to it.
  *
- * A reader may see any field of the index while the daemon changes it.  What it read may be believed only
- *   - of an entry: while the reader holds a pin on it that found it readable (lock_word.h);
- *   - of the dictionary: a hit after the entry's key was compared under that pin, a miss after the home bucket's
- *     version was read again (dict.h);
- *   - of a frame's `next`: while the entry that owns the frame is pinned, or granted to the reader for writing.
+ * A reader may see any field of the index while the daemon changes it. A reader may believe
+ *   - a field of an entry only while it has a pin on the entry that found the page readable (lock_word.h);
+ *   - a hit in the dictionary only after it compared the entry's key under that pin, and a miss only after it read the version
+ *     of
+ *     the home bucket again (dict.h);
+ *   - the `next` of a frame only while the entry that owns the frame is pinned by the reader or granted to it for writing.
  *
- * The daemon keeps this order, so that a successor can adopt the segments after a death at any instruction:
+ * The daemon writes in this order, so that its successor can adopt the segments after a crash at any instruction:
  *   - key, serial, namespace, frames, size and parts are written before the state leaves PT_FREE;
- *   - the state goes back to PT_FREE before dictionary, lists and frames let the entry go;
- *   - a slot is replaced in the open entries of which it wrote a part before it is free;
+ *   - the state returns to PT_FREE before the entry leaves the dictionary and the lists and before its frames are free;
+ *   - a slot becomes free only after it was replaced in the open entries in which it wrote a part;
  *   - every entry that is not PT_FREE owns its chain of frames, and every frame of a chain names that entry.
- * Lists, dictionary, counts and free frames are derived: adoption makes them anew from the entries.
- */
+ * Lists, dictionary, counts and free frames are derived data: an adoption rebuilds them from the entries. */
 #pragma once
 
 #include <stdatomic.h>
@@ -32,15 +32,15 @@
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
 #define PT_FORMAT 3u
 #define PT_PAGE 4096u
-#define PT_SLOTS 56u        /* processes attached at once: pin bits of a lock word */
-#define PT_PARTS 32u        /* parts of a page: half of the part bits, the other half says "let go" */
+#define PT_SLOTS 56u /* processes attached at once: the pin bits of a lock word */
+#define PT_PARTS 32u /* parts of a page: half of the part bits; the other half says "released" */
 #define PT_KEY_BYTES 32u
-#define PT_BUCKET_SLOTS 7u  /* what fits one cache line beside the version */
-#define PT_WINDOW 8u        /* buckets in which an entry may live, counted from its home */
+#define PT_BUCKET_SLOTS 7u /* fill one cache line together with version and displaced */
+#define PT_WINDOW 8u /* buckets in which an entry may be stored, counted from its home */
 #define PT_NONE 0xffffffffu /* no entry, no frame */
 #define PT_NO_WRITER 0xffu
-#define PT_DEAD_WRITER 0xfeu     /* instead of a slot: the writer died, and its part is of use only if another writer lives */
-#define PT_DETACHED_WRITER 0xfdu /* instead of a slot: the writer detached */
+#define PT_DEAD_WRITER 0xfeu /* in place of a slot: the writer died; its part is useful only if another writer lives */
+#define PT_DETACHED_WRITER 0xfdu /* in place of a slot: the writer detached */
 #define PT_NAME_BYTES 56u
 #define PT_TEXT_BYTES 2048u
 
@@ -52,25 +52,25 @@ typedef _Atomic uint64_t pt_a64;
 typedef _Atomic uint32_t pt_a32;
 typedef _Atomic uint8_t pt_a8;
 
-/* The record of one page. The first cache line is what a reader needs, the second is the daemon's own. */
+/* The record of one page. Readers need only the first cache line; the second is used by the daemon only. */
 typedef struct {
     uint8_t key[PT_KEY_BYTES];
-    uint64_t serial;       /* unique to one filling of this entry, never used twice in the life of the segments */
-    uint64_t size;         /* bytes of the page; its chain holds ceil(size / frame) frames */
-    uint32_t first_frame;  /* PT_NONE when no frames (a page that is only on disk) */
+    uint64_t serial; /* unique to one filling of this entry; never used twice in the life of the segments */
+    uint64_t size; /* of the page in bytes; its chain has ceil(size / frame_bytes) frames */
+    uint32_t first_frame; /* PT_NONE when the entry has no frames (the page is only on disk) */
     uint32_t frame_count;
     uint32_t space;        /* index of the page's namespace */
     uint8_t parts;         /* 1..PT_PARTS */
-    pt_a8 tiers;           /* PT_TIER_* : where the bytes are, or are being written to */
+    pt_a8 tiers; /* PT_TIER_* : where the bytes are, or are being written */
     uint8_t on_list;       /* PT_LIST_* */
     uint8_t marks;         /* PT_MARK_* : for the disk tier */
     /* second line */
-    uint32_t list_prev, list_next;   /* free entries, or open reservations */
-    uint32_t space_prev, space_next; /* the pages of one namespace */
-    uint64_t expires_ns;             /* CLOCK_MONOTONIC: an open reservation is doomed after it */
-    uint8_t writers[PT_PARTS];       /* slot of each part's writer, or PT_*_WRITER. The daemon replaces a slot before it frees it */
-    uint32_t division;               /* how the page was cut into parts: parts of two divisions make no page */
-    uint32_t chain;                  /* the run of pages that were granted together; 0: not known */
+    uint32_t list_prev, list_next; /* in the free entries or in the open reservations */
+    uint32_t space_prev, space_next; /* in the pages of one namespace */
+    uint64_t expires_ns; /* CLOCK_MONOTONIC: an open reservation is doomed after this time */
+    uint8_t writers[PT_PARTS]; /* slot of each part's writer, or PT_*_WRITER. The daemon replaces a slot here before it frees it */
+    uint32_t division; /* how the page was cut into parts; parts of two divisions never join */
+    uint32_t chain; /* the run of pages that were granted together; 0: unknown */
 } pt_entry;
 _Static_assert(sizeof(pt_entry) == 128, "an entry is two cache lines");
 _Static_assert(offsetof(pt_entry, list_prev) == 64, "what readers need is the first line");
@@ -79,15 +79,14 @@ enum { PT_TIER_MEMORY = 1, PT_TIER_DISK = 2 };
 enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
 enum {
     PT_MARK_TOUCHED = 1, /* used again after it was stored */
-    PT_MARK_ORDERED = 2, /* the disk tier was told to write it, and has not answered */
-    PT_MARK_SPARED = 4,  /* it will not be written before it is used again: the disk tier could not, or was not allowed to,
-                          * or had it and let go of it */
+    PT_MARK_ORDERED = 2, /* a write was commanded to the disk tier, and the tier has not answered yet */
+    PT_MARK_SPARED = 4, /* not written again before its next use: the disk tier failed to write it, was not allowed to, or evicted it */
 };
 
 /* A slot of the dictionary: entry + 1 (0: empty) in bits 0..31, tag in 32..60, distance from home in 61..63. */
 typedef struct {
-    pt_a32 version;   /* of every key whose home this is; changes between the two steps of a move */
-    pt_a32 displaced; /* how many keys whose home this is live in a later bucket */
+    pt_a32 version; /* covers all keys with this home; changes between the steps of a move */
+    pt_a32 displaced; /* number of keys with this home that are stored in a later bucket */
     pt_a64 slots[PT_BUCKET_SLOTS];
 } pt_bucket;
 _Static_assert(sizeof(pt_bucket) == 64, "a bucket is one cache line");
@@ -97,11 +96,12 @@ typedef struct {
     uint32_t owner; /* entry, PT_NONE when free */
 } pt_frame;
 
-/* One attachment of a process. `started` tells a pid from its reuse, `token` two attachments of one process: each has
- * pin counts of its own, so each needs a bit of its own. pid 0 is a free slot and is written last. */
+/* One attachment of a process. `started` tells a process from a later one with the same pid. `token` tells apart two
+ * attachments of
+ * one process: each counts its own pins, so each needs a bit of its own. A slot with pid 0 is free; pid is written last. */
 typedef struct {
     uint64_t started;     /* start time of the process in clock ticks since boot, /proc/PID/stat field 22 */
-    uint64_t token;       /* chosen by the client, kept when it attaches again */
+    uint64_t token; /* chosen by the client; the same when it attaches again */
     uint64_t attached_ns; /* CLOCK_MONOTONIC */
     uint32_t uid;
     pt_a32 pid;
@@ -109,92 +109,97 @@ typedef struct {
 } pt_slot;
 _Static_assert(sizeof(pt_slot) == 64, "a slot is one cache line");
 
-/* A namespace: what its pages were computed with. Its pages form a list, whatever tier they are in. */
+/* A namespace: the model and layout that its pages belong to. Its pages form one list, whatever tier they are in. */
 typedef struct {
     uint8_t digest[PT_KEY_BYTES];
     uint64_t pages, bytes;           /* in memory */
-    uint64_t disk_pages, disk_bytes; /* on disk, in memory too or not */
-    uint64_t listed;                 /* length of the list */
-    uint64_t used_ns;                /* CLOCK_MONOTONIC: the least that is known of its last use (idle_namespaces.h); 0: nothing is */
+    uint64_t disk_pages, disk_bytes; /* on disk, whether or not they are in memory too */
+    uint64_t listed; /* length of the list of pages */
+    uint64_t used_ns; /* CLOCK_MONOTONIC: a lower bound of its last use (idle_namespaces.h); 0: unknown */
     uint64_t spare[4];
     uint32_t first;       /* entry */
     uint32_t page_tokens;
-    uint32_t window;      /* tokens, of a sliding window group; else 0 */
-    uint8_t group;        /* kind of the group: full attention, sliding window, recurrent */
+    uint32_t window; /* tokens, for a sliding window group; otherwise 0 */
+    uint8_t group; /* kind of the group: full attention, sliding window, recurrent */
     uint8_t used;
     uint8_t pad[10];
     char name[PT_NAME_BYTES];
 } pt_space;
 _Static_assert(sizeof(pt_space) == 192, "a namespace is three cache lines");
 
-/* What processes did, counted by themselves; the daemon folds a dead process's into `retired`. */
+/* Counters that each process increments itself. The daemon adds those of a dead process to `retired`. */
 typedef struct {
     pt_a64 lookups, hit_pages, miss_pages, loaded_pages, loaded_bytes, stored_pages, stored_bytes, lost_pages;
 } pt_counts;
 #define PT_COUNTS 8u
-_Static_assert(sizeof(pt_counts) == 64, "a process's counters are one cache line: nobody else's writes touch it");
+_Static_assert(sizeof(pt_counts) == 64, "the counters of a process are one cache line, which no other process writes to");
 
-/* More of the same: tokens of prompts that were looked for, by where they were found, the time that copies between the
- * arena and an engine's memory took, added over their threads, and matches that ended at the header's pin_frames. */
+/* More counters of a process: tokens of looked-up prompts by the place where they were found, the time that copies between the
+ * arena
+ * and the engine's memory took (summed over threads), and matches that ended at the header's pin_frames. */
 typedef struct {
     pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded;
     pt_a64 spare[2];
 } pt_uses;
 #define PT_USES 6u
-_Static_assert(sizeof(pt_uses) == 64, "one cache line, too");
+_Static_assert(sizeof(pt_uses) == 64, "the counters of a process are one cache line");
 
-/* What the daemon did. */
+/* Counters of the daemon. */
 typedef struct {
     uint64_t granted, present, pending, refused, evicted, evicted_bytes, flushed, doomed, expired, deaths, adopted, dropped;
-    /* of the disk tier. disk_missed: pages asked for that were nowhere, or came too late; disk_lost: pages that left the
-     * arena before they could be written; disk_damaged: pages whose bytes were not those that were stored. */
+    /* Counters of the disk tier. disk_missed: requested pages that were in no tier or were read too late; disk_lost: pages
+     * that left the
+     * arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
     uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
         disk_flushed, disk_lost, disk_spared, disk_damaged;
 } pt_deeds;
 
-/* First page of the index. Offsets are in bytes from the start of the index. */
+/* The first page of the index. Offsets are in bytes from the start of the index. */
 typedef struct {
     uint64_t magic;
     uint32_t format;
     uint32_t header_bytes;
-    uint64_t segments_id; /* random, the same in all three segments; a new one each time they are made */
-    char build[40];       /* who wrote the segments, for people */
+    uint64_t segments_id; /* random; the same in all three segments; new each time the segments are created */
+    char build[40]; /* the build that created the segments, for humans */
     uint64_t index_bytes, locks_bytes, arena_bytes;
     uint64_t frame_bytes;
     uint32_t frames, entries, buckets, spaces;
     uint64_t at_slots, at_spaces, at_buckets[2], at_entries, at_frames;
-    /* a cache line that readers read all the time and that the daemon hardly ever writes */
-    _Alignas(64) pt_a64 incarnation; /* goes up whenever a daemon takes the segments over */
-    pt_a64 dictionary;               /* its lowest bit says which of the two dictionaries is in force */
-    pt_a32 closed;                   /* the daemon stopped on purpose: let go of the memory */
-    pt_a32 pin_frames;               /* what one attachment may have pinned at once: its matches end there; 0: any number */
-    /* and those that it writes with every request */
-    _Alignas(64) uint32_t free_entry, free_frame, open_first, open_last; /* heads of lists */
+    /* The cache line that readers read all the time and that the daemon rarely writes. */
+    _Alignas(64) pt_a64 incarnation; /* incremented by each daemon that takes the segments over */
+    pt_a64 dictionary; /* its lowest bit selects the dictionary that is in use */
+    pt_a32 closed; /* the daemon was stopped for good: processes should unmap the memory */
+    pt_a32 pin_frames; /* limit of the frames that one attachment may pin at once; its matches end there; 0: no limit */
+    /* The cache lines that the daemon writes with every request. */
+    _Alignas(64) uint32_t free_entry, free_frame, open_first, open_last; /* heads of the lists */
     uint32_t free_entries, free_frames, open_entries;
     uint64_t next_serial;
-    uint64_t pages, bytes, used_frames; /* readable, writing and doomed */
-    uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* 0 frames: there is no disk tier now */
+    uint64_t pages, bytes, used_frames; /* of readable, writing and doomed entries */
+    uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* disk_frames is 0 while there is no disk tier */
     pt_deeds deeds;
     pt_counts retired;
-    /* What the disk tier says of itself, for people. A reader looks at the version before and after: odd, or another
-     * one, means that the text changed meanwhile. */
+    /* The status that the disk tier reports, for humans. A reader reads the version before and after the text: if it is odd or
+     * has
+     * changed, the text was written at the same time and is not valid. */
     pt_a32 disk_version;
     uint32_t disk_text_bytes;
     char disk_text[PT_TEXT_BYTES];
 } pt_header;
 _Static_assert(sizeof(pt_header) <= PT_PAGE, "the header is one page");
 
-/* Of each entry, in the locks segment. */
+/* The part of an entry that lies in the locks segment. */
 typedef struct {
     pt_a64 word;  /* lock_word.h */
-    pt_a64 parts; /* bits 0..31: part done; bits 32..63: its writer has let go */
-    pt_a64 tick;  /* CLOCK_MONOTONIC ns of the last use, falling from the head of a prompt to its tail */
-    pt_a64 seal;  /* entry_checksum.h: what the entry said when its page was granted */
+    pt_a64 parts; /* bits 0..31: part done; bits 32..63: part released by its writer */
+    pt_a64 tick; /* CLOCK_MONOTONIC in ns of the last use; decreases from the head of a prompt to its tail */
+    pt_a64 seal; /* entry_checksum.h: the checksum of the entry when its page was granted */
 } pt_lock;
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 
-/* First page of the locks segment; counters and lock words follow. `uses`: of each attachment; retired_uses: of those that
- * are gone. A build that does not know of them leaves them at zero, so they are no format of their own. */
+/* The first page of the locks segment; counters and lock words follow it. `uses` has the counters of each attachment,
+ * retired_uses the
+ * sum of the former attachments. A build that does not know these counters leaves them at zero, so they did not need a new
+ * format. */
 typedef struct {
     uint64_t magic;
     uint32_t format;
@@ -203,7 +208,7 @@ typedef struct {
     _Alignas(64) pt_uses retired_uses;
     _Alignas(512) pt_uses uses[PT_SLOTS];
 } pt_locks_header;
-_Static_assert(sizeof(pt_locks_header) <= PT_PAGE, "they are one page");
+_Static_assert(sizeof(pt_locks_header) <= PT_PAGE, "the header of the locks is one page");
 
 #define PT_AT_COUNTS PT_PAGE
 #define PT_AT_LOCKS (2u * PT_PAGE)

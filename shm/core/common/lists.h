@@ -1,4 +1,4 @@
-/* lists.h - linked lists over entries and frames. The daemon alone changes them; adoption makes them anew. */
+/* lists.h - linked lists over entries and frames. Only the daemon changes them. An adoption rebuilds them. */
 #pragma once
 
 #include "view.h"
@@ -26,7 +26,7 @@ static inline uint32_t pt_entry_take(const pt_view *v)
     return entry;
 }
 
-/* ---- open reservations, oldest first: entries that a writer has not let go of ---- */
+/* ---- open reservations, the oldest first: entries that not all writers have released ---- */
 
 static inline void pt_open_add(const pt_view *v, uint32_t entry)
 {
@@ -74,7 +74,7 @@ static inline void pt_space_remove(const pt_view *v, uint32_t entry)
     s->listed--;
 }
 
-/* ---- what is in which tier: the flag of the entry, and the sums ---- */
+/* ---- contents of the tiers: the flag of the entry, and the sums ---- */
 
 static inline void pt_enter_memory(const pt_view *v, pt_entry *e)
 {
@@ -118,7 +118,7 @@ static inline void pt_leave_disk(const pt_view *v, pt_entry *e)
     v->header->disk_used_frames -= pt_frames_for(v, e->size);
 }
 
-/* ---- frames: chains of entries, and the free ones as a stack ---- */
+/* ---- frames: the chains of entries, and the free frames as a stack ---- */
 
 static inline void pt_frame_put(const pt_view *v, uint32_t frame)
 {
@@ -128,7 +128,7 @@ static inline void pt_frame_put(const pt_view *v, uint32_t frame)
     h->free_frames++;
 }
 
-/* Takes a chain of `count` frames for an entry. The caller guarantees that so many are free. */
+/* Takes a chain of `count` frames for an entry. The caller guarantees that `count` frames are free. */
 static inline uint32_t pt_chain_take(const pt_view *v, uint32_t entry, uint32_t count)
 {
     pt_header *h = v->header;

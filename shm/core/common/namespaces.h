@@ -1,11 +1,13 @@
-/* namespaces.h - namespaces: found by digest, made on first use, reused when the table is full and one has no pages. */
+/* namespaces.h - namespaces: found by digest, created on first use; a record without pages is reused when the table is full. */
 #pragma once
 
 #include "view.h"
 
-/* The number of the namespace with this digest, used from now on and made if need be; PT_NONE if every one of a full table
- * has pages. A number means the same namespace only while that has pages: it is not to be kept for later.
- * Records are used from the first on and never given back, so the first unused one ends the search. */
+/* Returns the number of the namespace with this digest, and creates the namespace if necessary. Returns PT_NONE if the table
+ * is full
+ * and every namespace has pages. A number means the same namespace only while that namespace has pages, so callers must not
+ * keep it.
+ * Records are used in order and never freed, so the first unused record ends the search. */
 static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
 {
     uint32_t spare = PT_NONE;
@@ -26,7 +28,7 @@ static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
     return spare;
 }
 
-/* How many namespaces the table has room for: records that nobody has used, or that have no pages. */
+/* Returns how many namespaces the table has room for: records that are unused or have no pages. */
 static inline uint32_t pt_spare_spaces(const pt_view *v)
 {
     uint32_t spare = 0;

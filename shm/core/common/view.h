@@ -1,11 +1,11 @@
-/* view.h - the segments as one process has them mapped: pointers, and the arithmetic of their sizes. */
+/* view.h - the segments as one process has mapped them: pointers, and the arithmetic of their sizes. */
 #pragma once
 
 #include <time.h>
 
 #include "lock_word.h"
 
-#define PT_AHEAD 8u /* keys between the steps of prefetching: the time of a memory access over that of a key */
+#define PT_AHEAD 8u /* keys between two steps of prefetching: the duration of a memory access divided by that of one key */
 
 typedef struct {
     pt_header *header;
@@ -18,7 +18,7 @@ typedef struct {
     pt_uses *uses, *retired_uses;
     pt_lock *locks;
     uint8_t *arena;
-    /* copied out of the header once it was checked: a damaged header can not lead a process outside its mappings */
+    /* Copied from the header after it was checked, so that a damaged header cannot lead the process outside of its mappings. */
     uint64_t frame_bytes;
     uint32_t entry_count, frame_count, bucket_mask;
 } pt_view;
@@ -41,7 +41,8 @@ static inline uint64_t pt_now_ns(void)
 
 static inline uint64_t pt_round_up(uint64_t bytes) { return (bytes + PT_PAGE - 1) / PT_PAGE * PT_PAGE; }
 
-/* At most 2/7 full. (At 4/7 a window of eight overflows once in a million digests: measured, and too often.) */
+/* The buckets are at most 2/7 full. (At 4/7 a window of eight buckets overflows once in a million digests, which is too
+ * often.) */
 static inline uint32_t pt_bucket_count(uint32_t entries)
 {
     uint32_t buckets = PT_WINDOW;
@@ -50,7 +51,7 @@ static inline uint32_t pt_bucket_count(uint32_t entries)
     return buckets;
 }
 
-/* Fills the geometry's part of a header: counts, sizes, offsets. */
+/* Fills in the fields of a header that follow from the geometry: counts, sizes, offsets. */
 static inline void pt_plan(pt_header *h, const pt_geometry *g)
 {
     uint64_t at = PT_PAGE;
@@ -70,7 +71,7 @@ static inline void pt_plan(pt_header *h, const pt_geometry *g)
     h->arena_bytes = (uint64_t)g->frames * g->frame_bytes;
 }
 
-/* The reason why these segments can not be used by this build, or NULL. Sizes are those of the files. */
+/* Returns the reason why this build cannot use these segments, or NULL. `have` has the sizes of the files. */
 static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *l, pt_sizes have)
 {
     pt_header plan = {0};
@@ -82,18 +83,20 @@ static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *
         return "the lock words belong to another index";
     if (h->frame_bytes < PT_PAGE || (h->frame_bytes & (h->frame_bytes - 1)) || !h->frames || !h->entries || !h->spaces ||
         h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30 || h->frames > INT64_MAX / h->frame_bytes)
-        return "the index's sizes make no sense";
+        return "the sizes in the index are invalid";
     pt_plan(&plan, &(pt_geometry){h->frame_bytes, h->frames, h->entries, h->spaces});
     if (plan.index_bytes != h->index_bytes || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
         plan.at_entries != h->at_entries || plan.at_buckets[0] != h->at_buckets[0] ||
         plan.at_buckets[1] != h->at_buckets[1] || plan.at_slots != h->at_slots || plan.at_spaces != h->at_spaces)
-        return "the index's offsets make no sense";
+        return "the offsets in the index are invalid";
     if (have.index != plan.index_bytes || have.locks != plan.locks_bytes || (have.arena && have.arena != plan.arena_bytes))
         return "a segment is shorter or longer than the index says";
     return NULL;
 }
 
-/* The caller guarantees that the header is planned or was found good by pt_why_not. arena may be NULL. */
+/* Returns the view of mapped segments. The caller guarantees that the header was filled by pt_plan or accepted by pt_why_not.
+ * `arena`
+ * may be NULL. */
 static inline pt_view pt_view_of(void *index, void *locks, void *arena)
 {
     uint8_t *at = index;
@@ -124,7 +127,7 @@ static inline uint32_t pt_frames_for(const pt_view *v, uint64_t size)
 
 static inline uint8_t pt_tiers(pt_entry *e) { return atomic_load_explicit(&e->tiers, memory_order_relaxed); }
 
-/* The daemon alone writes them, so this is no read-modify-write: one would wait for all stores before it. */
+/* Only the daemon writes the tiers, so a plain store suffices. A read-modify-write would wait for all stores before it. */
 static inline void pt_put_tiers(pt_entry *e, uint32_t tiers)
 {
     atomic_store_explicit(&e->tiers, (uint8_t)tiers, memory_order_relaxed);

@@ -1,16 +1,22 @@
-/* adopt.h - a new daemon takes over what an old one left: what is provably whole stays, the rest is free.
+/* adopt.h - a new daemon takes over the segments that an earlier daemon left.
  *
- * Everything but the entries, their lock words and the frames' owners is derived anew: free lists, namespace lists,
- * counts, the policy, and the dictionary, which is built beside the one in force and switched to by one store, so that
- * processes that go on matching never see a hole. What is on disk is not believed: its new worker says what it holds.
- */
+ * An adoption keeps every page that is provably complete and frees everything else. It trusts the entries, their lock words
+ * and the
+ * owners of the frames. Everything else is derived from them: the free lists, the namespace lists, the counts, the eviction
+ * policy and the
+ * dictionary. The dictionary is built beside the one that is in use and then switched to with one store, so that processes
+ * which
+ * match at the same time never see an incomplete dictionary. What the index says about the disk is not used: the new worker
+ * reports
+ * what the files contain. */
 #pragma once
 
 #include "attachments.h"
 #include "flush.h"
 #include "../common/entry_checksum.h"
 
-/* Makes fresh segments; all their bytes are zero. The magic comes last: half-made segments are nobody's. */
+/* Formats new segments; all their bytes are zero. The magic is written last, so that half-formatted segments are not
+ * recognized. */
 static inline void pt_format(void *index, void *locks, const pt_geometry *g, uint64_t id, const char *build)
 {
     pt_header *h = index;
@@ -29,7 +35,7 @@ static inline void pt_format(void *index, void *locks, const pt_geometry *g, uin
     PT_POINT("format.done");
 }
 
-#define PT_SERIALS_END (1ull << 62) /* no daemon lives to give so many: a serial from there on is damage, and would wrap */
+#define PT_SERIALS_END (1ull << 62) /* no daemon lives long enough to grant so many: a serial from here on is damage, and would wrap */
 
 static inline void pt_forget_derived(pt_owner *o)
 {
@@ -43,17 +49,19 @@ static inline void pt_forget_derived(pt_owner *o)
     if (!h->next_serial || h->next_serial >= PT_SERIALS_END)
         h->next_serial = 1;
     PT_POINT("adopt.forgetting");
-    /* even again, if its writer died over it: else nobody would ever believe a text */
+    /* Makes the version even again if its writer died while it was odd. Otherwise no reader would ever accept a text. */
     atomic_fetch_add_explicit(&h->disk_version, h->disk_version & 1 ? 1 : 2, memory_order_release);
     for (uint32_t i = 0; i < h->spaces; i++) {
         pt_space *s = &o->view.spaces[i];
         s->first = PT_NONE;
         s->pages = s->bytes = s->disk_pages = s->disk_bytes = s->listed = 0;
-        s->used_ns = s->used_ns < now ? s->used_ns : now; /* damage would keep it for ever */
+        s->used_ns = s->used_ns < now ? s->used_ns : now; /* a damaged time in the future would keep the namespace forever */
     }
 }
 
-/* Marks a chain as used in `seen`, a byte a frame; false if it is not whole or not the entry's own. */
+/* Marks the frames of a chain in `seen`, one byte per frame. Returns false, with no frame marked, if the chain is incomplete,
+ * has
+ * frames of another entry, or does not match the entry's checksum. */
 static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *seen)
 {
     const pt_entry *e = &v->entries[entry];
@@ -77,15 +85,17 @@ static inline bool pt_sound(const pt_view *v, const pt_entry *e)
            e->parts >= 1 && e->parts <= PT_PARTS;
 }
 
-/* What one adoption works with. alive: bits of the slots whose process lives. seen: a byte a frame that is some page's. */
+/* The state of one adoption. alive: bits of the slots whose process lives. seen: one byte per frame; 1 if the frame belongs to
+ * a page. */
 typedef struct {
     pt_dict dict;
     uint64_t alive;
     uint8_t *seen;
 } pt_adoption;
 
-/* Lets go of the parts whose writer is dead, and notes its death before its slot is free. Damage can name one that there never
- * was: nobody else would let go of its part. */
+/* Releases the parts whose writer is dead, and records the death in the entry before the slot becomes free. A damaged entry
+ * can name
+ * a writer that never existed: its part is released, too, because no process would ever release it. */
 static inline void pt_let_go_of_nobody(const pt_view *v, uint32_t entry, uint64_t alive)
 {
     pt_entry *e = &v->entries[entry];
@@ -97,7 +107,7 @@ static inline void pt_let_go_of_nobody(const pt_view *v, uint32_t entry, uint64_
         }
 }
 
-/* Settles what an entry is, after the dead have been cleared away; true if it keeps its page. */
+/* Decides what an entry is, after the pins of dead processes were cleared. Returns true if the entry keeps its page. */
 static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t entry)
 {
     pt_view *v = &o->view;
@@ -143,8 +153,9 @@ static inline void pt_prefetch_home(const pt_view *v, pt_dict d, uint32_t entry)
         pt_prefetch_write(&d.buckets[pt_home(v, v->entries[entry].key)]);
 }
 
-/* Forgets a page that was on disk alone; true if that is what the entry was. A reader may be looking at its key, so it
- * waits among the doomed. */
+/* Dooms a page that was only on disk. Returns true if the entry was such a page. A reader may be comparing the entry's key at
+ * this
+ * time, so the entry stays on the open list until it is unpinned. */
 static inline bool pt_adopt_forgotten(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -179,7 +190,9 @@ static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
     }
 }
 
-/* The slots whose process still lives, as bits; all others' pins and parts are taken back. */
+/* Frees the slots of dead processes and counts the deaths; `alive` has the bits of the others. Their pins and parts were
+ * already
+ * released. */
 static inline void pt_bury(pt_owner *o, uint64_t alive)
 {
     for (uint32_t slot = 0; slot < PT_SLOTS; slot++) {
@@ -192,8 +205,22 @@ static inline void pt_bury(pt_owner *o, uint64_t alive)
     }
 }
 
-/* Derives everything from the entries. `alive`: bits of the slots whose process lives. False if memory is short; then
- * nothing was changed. The caller guarantees that no other daemon has these segments. */
+/* Adopts the segments: derives everything from the entries. `alive` has the bits of the slots whose process lives. Returns
+ * false if
+ * memory is short; then nothing was changed. The caller guarantees that no other daemon uses these segments.
+ *
+ * The steps, each of which may be the last one of this daemon:
+ *   1. Reset all derived data, and clear the dictionary that is not in use.
+ *   2. Clear the pins of dead processes. Only then a page can be judged by its lock word.
+ *   3. Walk the entries. An entry whose record is sound, whose chain is complete and whose checksum matches keeps its page: it
+ *      enters the new dictionary and its namespace, its dead writers are replaced by PT_DEAD_WRITER, and it goes to the open
+ *      list.
+ *      A page that was only on disk is doomed. All others become free entries.
+ *   4. Put the frames that no page claimed on the free list.
+ *   5. Switch to the new dictionary with one store, and increment the incarnation.
+ *   6. Free the slots of dead processes. That comes after step 3, so that an entry never names the next process of a slot as
+ *   its writer.
+ *   7. Settle all open entries: complete pages go to the eviction policy, incomplete pages without a living writer are doomed. */
 static inline bool pt_adopt(pt_owner *o, uint64_t alive)
 {
     pt_view *v = &o->view;
@@ -215,7 +242,7 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
             pt_frame_put(v, frame);
     PT_POINT("adopt.frames");
     free(seen);
-    /* Release: who reads this number sees every key in its dictionary (tests/models/orders/switch_order.pml). */
+    /* Release: a reader that reads this number sees every key in its dictionary (tests/models/orders/switch_order.pml). */
     atomic_store_explicit(&v->header->dictionary, number, memory_order_release);
     PT_POINT("adopt.switched");
     atomic_fetch_add_explicit(&v->header->incarnation, 1, memory_order_acq_rel);

@@ -1,4 +1,4 @@
-/* attachments.h - processes come and die: slots, and what the dead leave behind. */
+/* attachments.h - processes attach, detach and die: the slots, and what a dead process leaves behind. */
 #pragma once
 
 #include "reservations.h"
@@ -9,7 +9,7 @@ typedef struct {
     const char *name;
 } pt_process;
 
-/* A slot for an attachment, its old one if it has one already; PT_NONE if all are taken. */
+/* Returns a slot for an attachment: its present slot if it already has one, PT_NONE if all slots are taken. */
 static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
 {
     uint32_t free_slot = PT_NONE;
@@ -38,7 +38,7 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
     return free_slot;
 }
 
-/* Lets go, in the name of a slot's process that lives, of the parts that `holds` does not know of. */
+/* Tells whether the process still writes the filling with this serial. */
 typedef bool pt_holds(const void *context, uint64_t serial);
 
 static inline void pt_let_go_of_parts(pt_owner *o, uint32_t slot, pt_holds *holds, const void *context)
@@ -52,8 +52,8 @@ static inline void pt_let_go_of_parts(pt_owner *o, uint32_t slot, pt_holds *hold
     }
 }
 
-/* Lets go of all parts of a process that is about to lose its slot, and notes in their pages what became of it, so that nobody
- * takes the slot's next process for their writer. */
+/* Releases all parts of a process that is about to lose its slot, and records in their entries whether it died or detached
+ * (`became`). Otherwise the next process of the slot would be taken for their writer. */
 static inline void pt_end_writer(pt_owner *o, uint32_t slot, uint8_t became)
 {
     const pt_view *v = &o->view;
@@ -96,8 +96,10 @@ static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
     pt_fold((pt_a64 *)&v->uses[slot], (pt_a64 *)v->retired_uses, PT_USES);
 }
 
-/* Takes back all that a slot's process held, and pins in slots that nobody has: who wrote those can only be one who is gone, and
- * they would keep their pages for ever. Its writers are marked, and what that dooms is settled, before the slot is free. */
+/* Releases everything that the process of a slot has, and clears the pins of slots that are not taken: only a process that has
+ * ended can
+ * have set those, and they would keep their pages forever. The order matters: the process is replaced as a writer in all open
+ * entries, and the entries that this dooms are settled, before the slot becomes free. */
 static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint64_t now)
 {
     pt_clear_pins(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));
@@ -113,9 +115,10 @@ static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint
     o->view.header->deeds.deaths++;
 }
 
-/* Frees the slot of a dead process. The caller guarantees that it can touch nothing any more. */
+/* Frees the slot of a dead process. The caller guarantees that the process cannot touch the memory any more. */
 static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DEAD_WRITER, now); }
 
-/* Frees the slot of a process that lives and says that it touches nothing any more. The parts that it finished wait for those of
- * other ranks until they expire. */
+/* Frees the slot of a living process that detached, and so does not touch the memory any more. The parts that it finished wait
+ * for
+ * the parts of other ranks until they expire. */
 static inline void pt_detach(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DETACHED_WRITER, now); }

@@ -1,13 +1,14 @@
-/* disk_entries.h - the entries of pages on disk: made, told to go, kept where their copy in the arena is lost.
+/* disk_entries.h - the entries of pages on disk: created, evicted, and kept when only the copy in the arena is lost.
  *
- * What is on disk is in the index, and what leaves the index leaves the disk: its key is put on the list of drops, which the
- * worker gets with the next thing that it is told.
- */
+ * Every page on disk has an entry. When such an entry is freed, the page leaves the disk, too: its key is added to the list of
+ * drops,
+ * which the worker receives with its next command. */
 #pragma once
 
 #include "owner.h"
 
-/* A drop that can not be remembered leaves a copy on disk that nobody finds; the worker's own cap still holds. */
+/* Adds a key to the list of drops. A drop that cannot be remembered leaves a copy on disk that no match finds. The cap holds
+ * nevertheless, because the worker enforces it, too. */
 static inline void pt_drop_later(pt_disk *d, const uint8_t *key)
 {
     if (d->drop_count == d->drop_room) {
@@ -28,7 +29,7 @@ static inline void pt_put_on_disk(pt_owner *o, uint32_t entry, uint64_t tick)
     o->kind->add(o->on_disk, entry, tick);
 }
 
-/* The page is not on disk any more. */
+/* Records that the page is no longer on disk. */
 static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
 {
     o->kind->remove(o->on_disk, entry);
@@ -36,7 +37,7 @@ static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
     pt_leave_disk(&o->view, &o->view.entries[entry]);
 }
 
-/* The page shall not be on disk any more. */
+/* Removes the page from the disk: records that it is no longer there and lists its key as a drop for the worker. */
 static inline void pt_drop_from_disk(pt_owner *o, uint32_t entry)
 {
     pt_take_off_disk(o, entry);
@@ -44,7 +45,7 @@ static inline void pt_drop_from_disk(pt_owner *o, uint32_t entry)
     pt_drop_later(&o->disk, o->view.entries[entry].key);
 }
 
-/* What is known of a page on disk. */
+/* What is known about a page on disk. */
 typedef struct {
     const uint8_t *key;
     uint64_t size;
@@ -52,8 +53,9 @@ typedef struct {
     uint64_t tick;
 } pt_stored;
 
-/* Makes the entry of a page that is on disk alone; false if there is no room in the index. The caller guarantees that the
- * key is not in the dictionary. */
+/* Creates the entry of a page that is only on disk. Returns false if the index has no room. The caller guarantees that the key
+ * is
+ * not in the dictionary. */
 static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
 {
     const pt_view *v = &o->view;
@@ -83,8 +85,8 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     return true;
 }
 
-/* Frees the entry of a page that is on disk alone and shall not be; false while a reader looks at it. The caller guarantees
- * that pt_true_state is PT_ON_DISK. */
+/* Frees the entry of a page that is only on disk, and drops the page from the disk. Returns false while a reader has the entry
+ * pinned. The caller guarantees that pt_true_state is PT_ON_DISK. */
 static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
 {
     if (!pt_retire(&o->view.locks[entry].word, PT_ON_DISK, PT_FREE))
@@ -98,7 +100,9 @@ static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
     return true;
 }
 
-/* The page that should leave the disk next leaves it; false if none can. What is being read in or looked at stays. */
+/* Evicts the coldest page from the disk. Returns false if no page can be evicted. A page that is being read from disk, or
+ * whose
+ * entry a reader has pinned, stays. */
 static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
 {
     uint64_t listed, tick;
@@ -116,7 +120,7 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
         switch (pt_true_state(o, entry)) {
         case PT_READABLE:
             pt_drop_from_disk(o, entry);
-            e->marks |= PT_MARK_SPARED; /* written again it would drive out a warmer one, and so on without end */
+            e->marks |= PT_MARK_SPARED; /* written again, it would evict a warmer page, which would be written again, and so on */
             pt_list_anew(o, entry, now);
             gone = true;
             break;
@@ -138,12 +142,14 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
     return false;
 }
 
-/* True if the disk has room for so many frames more, if need be after evicting. */
+/* Returns whether the disk has room for `frames` more frames. Evicts pages from the disk if necessary: this is the disk's own
+ * eviction at
+ * its cap. */
 static inline bool pt_disk_make_room(pt_owner *o, uint32_t frames, uint64_t now)
 {
     const pt_header *h = o->view.header;
     if (o->disk.ordered_frames + frames > h->disk_frames)
-        return false; /* whatever leaves */
+        return false; /* too large for the disk, or no room until the writes in progress have ended */
     while (h->disk_used_frames + o->disk.ordered_frames + frames > h->disk_frames)
         if (!pt_disk_evict_one(o, now))
             return false;

@@ -1,9 +1,12 @@
-/* disk_tier.h - the disk tier comes, says what it holds, and goes. Without it the index is what it is without a disk. */
+/* disk_tier.h - the disk tier opens, reports what it contains, and closes. While it is closed the index is the same as without
+ * a disk. */
 #pragma once
 
 #include "write_behind.h"
 
-/* The page of one entry is not on disk any more. What was on disk alone is doomed: that waits for readers that look. */
+/* Records that the page of one entry is no longer on disk. A page that was only on disk is doomed, which waits for readers
+ * that
+ * have it pinned. */
 static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -31,7 +34,7 @@ static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
     }
 }
 
-/* The tier is gone, with all that it held: its worker has died, or was never there. */
+/* Closes the tier with everything that it contained: its worker died, or never existed. */
 static inline void pt_disk_close(pt_owner *o, uint64_t now)
 {
     o->disk.open = false;
@@ -46,7 +49,8 @@ static inline void pt_disk_close(pt_owner *o, uint64_t now)
     pt_settle_all(o, now);
 }
 
-/* A tier with room for `frames` frames is there, empty until it reports. Another one that was there is gone. */
+/* Opens a tier with room for `frames` frames. It is empty until its worker reports pages. A tier that was open before is
+ * closed first. */
 static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule rule, uint64_t now)
 {
     if (o->disk.open)
@@ -61,7 +65,7 @@ static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule
         pt_list_anew(o, entry, now);
 }
 
-/* Another rule from now on. Pages that were spared before are considered again. */
+/* Changes the write rule. Pages that were excluded from writing before are considered again. */
 static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64_t now)
 {
     o->disk.rule = rule;
@@ -72,7 +76,8 @@ static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64
     }
 }
 
-/* The tier turned out to have less room than it said: what is too much leaves it. */
+/* Reduces the capacity of the tier by `frames`, because it has less room than it reported. Evicts the pages that no longer
+ * fit. */
 static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
 {
     pt_header *h = o->view.header;
@@ -81,15 +86,16 @@ static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
         ;
     PT_POINT("shrink.evicted");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
-        pt_list_anew(o, entry, now); /* some are too large for it now */
+        pt_list_anew(o, entry, now); /* some pages may be too large for the disk now */
 }
 
 typedef struct {
     uint64_t pages, bytes, spared;
 } pt_sum;
 
-/* The pages that are still to be written, those that are being written among them; and those in memory alone that will not
- * be. */
+/* Counts the pages in memory that still have to be written, including those that are being written, and in `spared` the pages
+ * that are
+ * only in memory and will not be written. */
 static inline pt_sum pt_unwritten(pt_owner *o)
 {
     pt_sum sum = {0, 0, 0};
@@ -105,8 +111,9 @@ static inline pt_sum pt_unwritten(pt_owner *o)
     return sum;
 }
 
-/* One page that the tier holds; false if the index can not have it, or the tier holds too much: then it has to leave the
- * disk. Its tick may be of another boot: what lies ahead counts as now. */
+/* Adds one page that the tier reports. Returns false if the index has no room for it, or if the tier contains too much: then
+ * the
+ * caller has to drop the page from the disk. Its tick may come from another boot: a tick in the future counts as now. */
 static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
 {
     pt_view *v = &o->view;
@@ -116,11 +123,11 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
     if (entry != PT_NONE && e->size != page->size)
         return false;
     if (entry != PT_NONE && (pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_ORDERED))
-        return true; /* known, or about to be: a drop would come after the write */
+        return true; /* known already, or being written: a drop would arrive after the write */
     if (!pt_disk_make_room(o, pt_frames_for(v, page->size), now))
         return false;
     if (entry == PT_NONE && v->header->free_entry == PT_NONE && !pt_evict_wholly(o, now))
-        return false; /* those that were told before are colder */
+        return false; /* the pages that were reported before are colder */
     if (entry == PT_NONE)
         return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick});
     pt_put_on_disk(o, entry, tick);
@@ -129,7 +136,7 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
     return true;
 }
 
-/* A page shall not be on disk any more, whatever it is doing. False if it was not there. */
+/* Drops a page from the disk, whatever its state. Returns false if it was not on disk. */
 static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
 {
     uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
@@ -142,7 +149,7 @@ static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
     return true;
 }
 
-/* A page turned out to be damaged on disk, or not to be there. The caller guarantees that nothing of it in the arena is ever
+/* Drops a page that turned out to be damaged on disk, or missing. The caller guarantees that its bytes in the arena are never
  * published. */
 static inline void pt_disk_damaged(pt_owner *o, const uint8_t *key, uint64_t now)
 {

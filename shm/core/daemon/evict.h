@@ -1,11 +1,16 @@
-/* evict.h - making room: the coldest page that nobody has pinned leaves the arena, and is found on disk if it is there. */
+/* evict.h - eviction from the arena: the coldest page that is not pinned leaves the arena. If it is on disk, a match still
+ * finds it there. */
 #pragma once
 
 #include "reservations.h"
 
 enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };
 
-/* False while somebody has it pinned. The caller guarantees that the page is listed. */
+/* Removes a page from the arena. Returns false while it is pinned. The caller guarantees that the page is listed.
+ *
+ * The state changes first, from PT_READABLE without pins to PT_ON_DISK or PT_FREE in one compare-and-swap: from then on no
+ * reader
+ * can pin the page, and only then its frames may be given to another page. */
 static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -50,8 +55,9 @@ static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
     return c;
 }
 
-/* The page that should leave next: the coldest. But one that the disk tier is still to have gives way to one that
- * loses nothing by leaving, if that is at least half as cold. */
+/* Returns the page that should be evicted next: the coldest one. But a page that still has to be written to disk stays in
+ * favour of one
+ * that loses nothing by its eviction, if that one is at least half as cold. */
 static inline pt_candidate pt_next_to_leave(const pt_owner *o, uint64_t now)
 {
     pt_candidate ready = pt_coldest_of(o, o->ready), unwritten = pt_coldest_of(o, o->unwritten);
@@ -71,7 +77,7 @@ static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
     pt_list(o, entry, tick);
 }
 
-/* Memory that a page's leaving touches and that lies anywhere: its bucket and its first frame. */
+/* Prefetches the scattered memory that the eviction of a page touches: its bucket and its first frame. */
 static inline void pt_prefetch_rest(const pt_owner *o, const pt_entry *e)
 {
     pt_prefetch_write(&pt_dict_in_force(&o->view).buckets[pt_home(&o->view, e->key)]);
@@ -79,7 +85,7 @@ static inline void pt_prefetch_rest(const pt_owner *o, const pt_entry *e)
         pt_prefetch_write(&o->view.frames[e->first_frame]);
 }
 
-/* Of the page that is the coldest now: its turn comes while the frames of this one are given away. */
+/* Prefetches the page that is the coldest now: it is evicted next, after the frames of the present page were given away. */
 static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
 {
     uint32_t next = pt_coldest_of(o, list).entry;
@@ -90,8 +96,9 @@ static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
     pt_prefetch_write(&o->view.locks[next]);
 }
 
-/* Evicts the next page if it was last used before `before`, or learns that it is warmer than listed.
- * A pinned page is in use, so it counts as used at `pinned`. */
+/* Evicts the next page if it was last used before `before`, or finds that it was used after it was listed and lists it with
+ * its true
+ * tick. A pinned page is in use, so it counts as used at `pinned`. */
 static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now, uint64_t pinned)
 {
     pt_candidate c = pt_next_to_leave(o, now);
@@ -108,14 +115,17 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
     return PT_WARMER;
 }
 
-/* Passing over a page costs 200 ns, and where one process has a million of them pinned every store would pass over all, so that
- * nobody else is answered. Those beyond the first PT_PASSES are listed as if they were used PT_LEASE_NS later: to be passed over
- * once in that time. Before anything is refused meanwhile, all are looked through in their order in memory, which costs 5 ns
- * each; those that are not pinned any more are listed as they should be. */
+/* Skipping a pinned page costs 200 ns. If one process had a million pages pinned, every store would skip all of them, and the
+ * daemon
+ * could not respond to other requests. So pages beyond the first PT_PASSES are listed as if they were used PT_LEASE_NS later
+ * (a
+ * lease): they are skipped once in that time. Before any store is rejected during that time, pt_end_leases walks all entries
+ * in
+ * memory order, which costs 5 ns each, and lists those that are no longer pinned with their true ticks. */
 #define PT_PASSES 16384u
 #define PT_LEASE_NS 5000000000ull
 
-/* False if there is none that it could change. */
+/* Ends the leases of pages that are no longer pinned. Returns false if there are no leases, or if it already ran at this time. */
 static inline bool pt_end_leases(pt_owner *o, uint64_t now)
 {
     if (o->leased_until <= now || o->looked_at == now)
@@ -136,7 +146,7 @@ static inline uint64_t pt_lease(pt_owner *o, uint64_t now)
     return o->leased_until;
 }
 
-/* Evicts one page that was last used before `before`; false if there is none. */
+/* Evicts one page that was last used before `before`. Returns false if there is none. */
 static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
 {
     enum pt_try_evict got;
@@ -147,8 +157,9 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
     return got == PT_EVICTED;
 }
 
-/* An entry comes free: the coldest page on disk that was last used before `now` leaves the disk, and the arena if it is
- * there too; false if there is none. */
+/* Frees an entry: evicts the coldest page on disk that was last used before `now` from the disk, and from the arena if it is
+ * there
+ * too. Returns false if there is none. */
 static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
 {
     for (;;) {
@@ -170,7 +181,7 @@ static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
     }
 }
 
-/* Evicts until `frames` are free, at most `limit` pages; returns how many it evicted. */
+/* Evicts until `frames` frames are free, at most `limit` pages. Returns how many pages it evicted. */
 static inline uint32_t pt_evict_until(pt_owner *o, uint32_t frames, uint32_t limit, uint64_t now)
 {
     uint32_t evicted = 0;

@@ -1,10 +1,10 @@
-/* fetch.h - answering who wants pages from disk in the arena: present, pending, to be read now, or not there. */
+/* fetch.h - responds to a request for pages on disk: present, pending, to be read now, or absent. */
 #pragma once
 
 #include "disk_tier.h"
 #include "reserve.h"
 
-/* granted: frames that this fetch was granted so far. */
+/* Responds to one key. `granted` is the number of frames that this fetch was granted so far. */
 static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t granted)
 {
     uint32_t entry = pt_find_settled(o, key, r->now);
@@ -18,14 +18,15 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uin
             if (r->most_frames && granted + pt_frames_for(&o->view, o->view.entries[entry].size) > r->most_frames)
                 return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
             return o->disk.open ? pt_refill(o, r, entry) : pt_answer_with(o, PT_ABSENT, PT_NONE);
-        default: /* nothing else is in the dictionary */
+        default: /* other states are not in the dictionary */
             break;
         }
     return pt_answer_with(o, PT_ABSENT, PT_NONE);
 }
 
-/* Answers a chain of keys, head first: r->slot is the disk worker's, which is granted what it is to read in. After the
- * first page that can not be had the others are of no use, and are answered like it. */
+/* Responds to a chain of keys, head first. r->slot is the slot of the disk worker, which is granted the pages that it has to
+ * read.
+ * Pages after the first one that is absent or rejected are useless without it, and get the same answer. */
 static inline void pt_fetch(pt_owner *o, const pt_request *r, const uint8_t *keys, uint32_t count, pt_answer *answers)
 {
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};

@@ -1,4 +1,4 @@
-/* flush.h - pages that are told to go: of one namespace or all, out of one tier or both. */
+/* flush.h - removes pages on request: of one namespace or all, from one tier or both. */
 #pragma once
 
 #include "evict.h"
@@ -7,7 +7,8 @@ typedef struct {
     uint32_t dropped, kept;
 } pt_flushed;
 
-/* True if the page has left these tiers. What is pinned, being written or being written out stays where it is. */
+/* Flushes one page. Returns whether the page has left these tiers. A page that is pinned, being stored or being written to
+ * disk stays. */
 static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -17,7 +18,7 @@ static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uin
         pt_drop_from_disk(o, entry);
         PT_POINT("flush.off_disk");
         if (o->disk.rule == PT_WRITE_THROUGH)
-            e->marks |= PT_MARK_SPARED; /* or it would be back at once */
+            e->marks |= PT_MARK_SPARED; /* otherwise it would be written again at once */
         pt_list_anew(o, entry, now);
         o->view.header->deeds.disk_flushed++;
     }
@@ -32,7 +33,7 @@ static inline bool pt_flush_means(pt_owner *o, uint32_t entry, uint8_t tiers)
     return (pt_tiers(e) & tiers) || (tiers & PT_TIER_DISK && e->marks & PT_MARK_ORDERED);
 }
 
-/* The same, counted. */
+/* Flushes one page and counts it. */
 static inline bool pt_flush_counted(pt_owner *o, uint32_t entry, uint8_t tiers, uint64_t now)
 {
     pt_deeds *deeds = &o->view.header->deeds;
@@ -55,7 +56,7 @@ static inline pt_flushed pt_flush_space(pt_owner *o, pt_space *space, uint8_t ti
     return done;
 }
 
-/* Drops the pages of one namespace, PT_NONE for all, out of `tiers`; what is in use stays and is counted. */
+/* Removes the pages of one namespace (PT_NONE: of all) from `tiers`. Pages in use stay; they are counted in `kept`. */
 static inline pt_flushed pt_flush(pt_owner *o, uint32_t space, uint8_t tiers, uint64_t now)
 {
     pt_flushed all = {0, 0};

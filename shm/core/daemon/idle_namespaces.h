@@ -1,23 +1,28 @@
-/* idle_namespaces.h - a full table of namespaces makes room: the pages of the one that was not used for the longest time are dropped.
+/* idle_namespaces.h - makes room in a full table of namespaces: drops the pages of the namespace that was not used for the
+ * longest time.
  *
- * Matches take no lock and send no message: the only trace of them are the ticks of pages. So a record's used_ns is the least
- * that is known of its namespace's last use, and is believed once all its pages were walked, as the tick of a policy is once
- * the page's own was read (evict.h). A page that is pinned or open is in use now. Walking and dropping are cut into turns,
- * and what a store or a match does between two turns ends them: a page that is used again is never dropped.
- */
+ * Matches take no lock and send no message; their only trace is the ticks of pages. So the used_ns of a record is a lower
+ * bound of
+ * its namespace's last use. It is believed after all pages of the namespace were walked, as the tick in a policy is believed
+ * after
+ * the page's own tick was read (evict.h). A page that is pinned or open is in use now. Walking and dropping are cut into
+ * turns. A
+ * store or a match between two turns ends them, so a page that is used again is never dropped. */
 #pragma once
 
 #include "flush.h"
 
-#define PT_IDLE_RECORDS 16u /* records of the table are looked at in the time of one page */
+#define PT_IDLE_RECORDS 16u /* records of the table that can be checked in the time of one page */
 
 enum pt_idle_found {
     PT_IDLE_NOTHING, /* no namespace is idle */
-    PT_IDLE_MORE,    /* the turn is over, and not all was done */
+    PT_IDLE_MORE, /* the turn is over before everything was done */
     PT_IDLE_DROPPED, /* the namespace in pt_idle has no pages any more */
 };
 
-/* Pins of a page that is being written out are the disk worker's, or do not matter: it stays where it is. */
+/* Returns the last use of a page. While a page is being written to disk its pins do not count: they are the worker's, or do
+ * not
+ * matter because the page stays anyway. */
 static inline uint64_t pt_page_used(pt_owner *o, uint32_t entry, uint64_t now)
 {
     const pt_entry *e = &o->view.entries[entry];
@@ -27,14 +32,14 @@ static inline uint64_t pt_page_used(pt_owner *o, uint32_t entry, uint64_t now)
     return pt_true_tick(o, entry, now);
 }
 
-/* Ends with the namespace that is looked at: it was used at `used`. */
+/* Ends the check of the present namespace: it was last used at `used`. */
 static inline void pt_idle_used(pt_owner *o, uint64_t used)
 {
     o->view.spaces[o->idle.space].used_ns = used;
     o->idle.stage = PT_IDLE_NONE;
 }
 
-/* Chooses the namespace with the oldest known use; false if that is not before `before`. */
+/* Chooses the namespace with the oldest known use. Returns false if that use is not before `before`. */
 static inline bool pt_idle_choose(pt_owner *o, uint64_t before, uint32_t *budget)
 {
     const pt_view *v = &o->view;
@@ -48,7 +53,7 @@ static inline bool pt_idle_choose(pt_owner *o, uint64_t before, uint32_t *budget
     return next.stage != PT_IDLE_NONE;
 }
 
-/* True while the entry is the page that it was, and on the list of its namespace. */
+/* Returns whether the entry still has the same page, on the list of its namespace. */
 static inline bool pt_idle_stands(pt_owner *o)
 {
     const pt_idle *i = &o->idle;
@@ -59,7 +64,7 @@ static inline bool pt_idle_stands(pt_owner *o)
     return state == PT_READABLE || state == PT_WRITING || state == PT_ON_DISK;
 }
 
-/* Before a turn: what happened since the last one. A walk whose page has left begins again. */
+/* Prepares a turn: accounts for what happened since the last one. A walk whose page has left begins again. */
 static inline void pt_idle_resume(pt_owner *o)
 {
     pt_idle *i = &o->idle;
@@ -85,12 +90,14 @@ static inline void pt_idle_walk(pt_owner *o, uint64_t before, uint64_t now, uint
     if (i->entry != PT_NONE)
         i->serial = o->view.entries[i->entry].serial;
     else if (i->used > i->since)
-        pt_idle_used(o, i->used); /* another one may be older: they are compared again */
+        pt_idle_used(o, i->used); /* another namespace may be older: they are compared again */
     else
         i->stage = PT_IDLE_DROP;
 }
 
-/* True if it has no pages any more. One whose pages are being written out gives way to the other idle ones. */
+/* Drops pages of the namespace. Returns true if it has no pages any more. A namespace whose pages are being written to disk
+ * waits until the
+ * other idle ones are done. */
 static inline bool pt_idle_drop(pt_owner *o, uint64_t before, uint64_t now, uint32_t *budget)
 {
     pt_idle *i = &o->idle;
@@ -111,7 +118,7 @@ static inline bool pt_idle_drop(pt_owner *o, uint64_t before, uint64_t now, uint
     return !s->listed;
 }
 
-/* Looks at about `budget` pages, and drops them if their namespace was not used since `before`. */
+/* Checks about `budget` pages, and drops them if their namespace was not used since `before`. */
 static inline enum pt_idle_found pt_idle_turn(pt_owner *o, uint64_t before, uint64_t now, uint32_t budget)
 {
     pt_idle *i = &o->idle;

@@ -1,4 +1,6 @@
-/* integrity.h - walks everything and says in words what is wrong. Changes nothing; for the daemon, between two requests. */
+/* integrity.h - checks all shared and private structures and describes what is wrong. Changes nothing. The daemon calls it
+ * between two
+ * requests. */
 #pragma once
 
 #include <stdarg.h>
@@ -7,7 +9,7 @@
 #include "adopt.h"
 #include "disk_tier.h"
 
-#define PT_FINDINGS 100u /* no more are written down; all are counted */
+#define PT_FINDINGS 100u /* limit of the findings that are kept; all are counted */
 
 typedef struct {
     uint32_t count;
@@ -27,14 +29,14 @@ typedef struct {
     pt_owner *owner;
     pt_view *v;
     pt_findings *found;
-    uint8_t *frame_seen; /* by a chain or the free list */
+    uint8_t *frame_seen; /* frames that are in a chain or on the free list */
     uint8_t *entry_seen; /* bits: PT_SEEN_* */
     uint64_t disk_frames, ordered_frames;
 } pt_check;
 
 enum { PT_SEEN_FREE = 1, PT_SEEN_OPEN = 2, PT_SEEN_SPACE = 4, PT_SEEN_DICTIONARY = 8 };
 
-/* Follows a list of entries by `next`, setting `bit`; returns its length, stops at a link that leads astray. */
+/* Follows a list of entries by `next` and sets `bit` for each. Returns its length, and stops at an invalid link. */
 static uint32_t pt_check_walk(pt_check *c, const char *name, uint32_t first, size_t next, uint8_t bit)
 {
     uint32_t length = 0;
@@ -115,7 +117,7 @@ static uint32_t pt_check_frames_of(pt_check *c, uint32_t entry)
 {
     const pt_entry *e = &c->v->entries[entry];
     enum pt_state state = pt_load_state(&c->v->locks[entry].word);
-    bool none = state == PT_ON_DISK || (state == PT_DOOMED && !e->frame_count); /* doomed as the disk was lost */
+    bool none = state == PT_ON_DISK || (state == PT_DOOMED && !e->frame_count); /* doomed when the disk was lost */
     return none ? 0 : pt_frames_for(c->v, e->size);
 }
 
@@ -137,7 +139,7 @@ static void pt_check_chain(pt_check *c, uint32_t entry)
                    e->frame_count);
 }
 
-/* Which lists an entry has to be on, by its state. */
+/* Returns the lists that an entry must be on, by its state. */
 static uint8_t pt_check_wanted(pt_check *c, uint32_t entry, enum pt_state state)
 {
     bool settled = pt_list_of(c->owner, entry) || c->v->entries[entry].marks & PT_MARK_ORDERED;
@@ -155,29 +157,31 @@ static uint8_t pt_check_wanted(pt_check *c, uint32_t entry, enum pt_state state)
     }
 }
 
-/* Whether the flags say what the state does, and whether the list of the disk has what is there. */
+/* Checks whether the tier flags agree with the state, and the disk's list with the flags. */
 static void pt_check_tiers(pt_check *c, uint32_t entry, enum pt_state state)
 {
     uint8_t tiers = pt_tiers(&c->v->entries[entry]), marks = c->v->entries[entry].marks;
     bool in_memory = state == PT_READABLE || state == PT_WRITING, on_disk = tiers & PT_TIER_DISK;
     if (in_memory != !!(tiers & PT_TIER_MEMORY) || (state == PT_ON_DISK && !on_disk) ||
         ((state == PT_FREE || state == PT_DOOMED) && tiers))
-        pt_finding(c->found, "entry %u: in state %u it is said to be in tiers %x", entry, (unsigned)state, tiers);
+        pt_finding(c->found, "entry %u: state %u contradicts its tiers %x", entry, (unsigned)state, tiers);
     if (on_disk != c->owner->kind->lists(c->owner->on_disk, entry))
-        pt_finding(c->found, "entry %u: on disk and on the disk's list are two things", entry);
+        pt_finding(c->found, "entry %u: its disk flag and the disk's list disagree", entry);
     if (marks & PT_MARK_ORDERED && (state != PT_READABLE || on_disk || pt_list_of(c->owner, entry)))
         pt_finding(c->found, "entry %u: being written out in state %u, tiers %x", entry, (unsigned)state, tiers);
     c->ordered_frames += marks & PT_MARK_ORDERED ? c->v->entries[entry].frame_count : 0;
     c->disk_frames += on_disk ? pt_frames_for(c->v, c->v->entries[entry].size) : 0;
 }
 
-/* Whether each writer of an open entry has its slot, or is marked as gone: else the slot's next process is taken for it. */
+/* Checks whether each writer of an open entry has its slot or is marked as dead or detached. Otherwise the next process of the
+ * slot would be
+ * taken for the writer. */
 static void pt_check_writers(pt_check *c, uint32_t entry, uint64_t taken)
 {
     const pt_entry *e = &c->v->entries[entry];
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
         if (e->writers[part] < PT_SLOTS ? !(taken >> e->writers[part] & 1) : e->writers[part] < PT_DETACHED_WRITER)
-            pt_finding(c->found, "entry %u: part %u is written by slot %u, which nobody has", entry, part, e->writers[part]);
+            pt_finding(c->found, "entry %u: part %u is written by slot %u, which is not taken", entry, part, e->writers[part]);
 }
 
 static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
@@ -185,7 +189,7 @@ static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
     uint64_t word = atomic_load_explicit(&c->v->locks[entry].word, memory_order_acquire);
     enum pt_state state = pt_state_of(word);
     if (word & PT_PINS & ~taken)
-        pt_finding(c->found, "entry %u: pinned by slots that nobody has (%014lx)", entry, (unsigned long)(word & PT_PINS & ~taken));
+        pt_finding(c->found, "entry %u: pinned by slots that are not taken (%014lx)", entry, (unsigned long)(word & PT_PINS & ~taken));
     if (state > PT_ON_DISK)
         pt_finding(c->found, "entry %u: state %u does not exist", entry, (unsigned)state);
     if (c->entry_seen[entry] != pt_check_wanted(c, entry, state))
@@ -216,7 +220,7 @@ static void pt_check_frames(pt_check *c)
     for (uint32_t frame = 0; frame < c->v->frame_count; frame++)
         lost += !c->frame_seen[frame];
     if (lost)
-        pt_finding(c->found, "%u frames belong to nobody and are not free", lost);
+        pt_finding(c->found, "%u frames belong to no entry and are not free", lost);
     if (free_frames != h->free_frames || free_frames + h->used_frames != h->frames)
         pt_finding(c->found, "%u frames are free; the header says %u free and %lu used of %u", free_frames, h->free_frames,
                    (unsigned long)h->used_frames, h->frames);
@@ -226,7 +230,7 @@ static void pt_check_disk(pt_check *c)
 {
     const pt_header *h = c->v->header;
     if (c->disk_frames != h->disk_used_frames || c->ordered_frames != c->owner->disk.ordered_frames)
-        pt_finding(c->found, "%lu frames are on disk and %lu on their way, the header says %lu and %lu", (unsigned long)c->disk_frames,
+        pt_finding(c->found, "%lu frames are on disk and %lu are being written, the header says %lu and %lu", (unsigned long)c->disk_frames,
                    (unsigned long)c->ordered_frames, (unsigned long)h->disk_used_frames,
                    (unsigned long)c->owner->disk.ordered_frames);
     if (c->owner->disk.open && h->disk_used_frames + c->owner->disk.ordered_frames > h->disk_frames)
@@ -250,7 +254,7 @@ static void pt_check_all(pt_check *c)
     pt_check_disk(c);
 }
 
-/* Writes what is wrong to `found`; false if memory is short. */
+/* Writes what is wrong to `found`. Returns false if memory is short. */
 static inline bool pt_check_integrity(pt_owner *o, pt_findings *found)
 {
     pt_view *v = &o->view;

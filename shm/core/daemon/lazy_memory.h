@@ -1,7 +1,8 @@
-/* lazy_memory.h - an arena whose memory is taken where a frame first needs it: by the daemon, before the frame is granted.
+/* lazy_memory.h - an arena whose memory is allocated when a frame first needs it: by the daemon, before it grants the frame.
  *
- * Whoever writes to memory that there is not is ended by the kernel (SIGBUS), be it an engine or the disk worker.
- */
+ * A process that writes to a part of a shared memory object for which the kernel has no memory is killed (SIGBUS), be it an
+ * engine or
+ * the disk worker. */
 #pragma once
 
 #include <errno.h>
@@ -13,12 +14,12 @@
 #include "../common/view.h"
 
 typedef struct {
-    int fd;         /* of the arena; its own */
-    uint8_t *taken; /* of each frame, whether its memory is; NULL: that of all is */
-    bool lacks;     /* there was none, when some was to be taken last */
+    int fd; /* of the arena; owned by this struct */
+    uint8_t *taken; /* one byte per frame: 1 if its memory is allocated; NULL: the whole arena is allocated */
+    bool lacks; /* the last attempt to allocate failed for lack of memory */
 } pt_lazy;
 
-/* False with errno set if that can not be. The descriptor is its own from then on. */
+/* Begins to allocate on demand. Returns false with errno set if it cannot. It owns the descriptor after success. */
 static inline bool pt_lazy_begin(pt_lazy *l, const pt_view *v, int fd)
 {
     *l = (pt_lazy){.fd = fd, .taken = calloc(v->frame_count, 1)};
@@ -33,7 +34,9 @@ static inline void pt_lazy_end(pt_lazy *l)
     *l = (pt_lazy){0};
 }
 
-/* Where the kernel can not say, what is written to will tell. Memory that is there costs a look. */
+/* Allocates the memory of one frame; false if there is none. Where the file system cannot tell, the frame counts as allocated.
+ * An
+ * allocated frame costs only one comparison. */
 static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t frame)
 {
     int failed;
@@ -47,8 +50,9 @@ static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t fra
     return !l->lacks;
 }
 
-/* Memory for the next frames that are given out; false if there is none. The caller guarantees that so many are free.
- * What came free last is given out first: where there is no more memory, a page that leaves gives its own. */
+/* Allocates memory for the next frames that will be granted. Returns false if there is none. The caller guarantees that so
+ * many are
+ * free. The frames that became free last are granted first: when memory is exhausted, an evicted page provides its own. */
 static inline bool pt_lazy_take(pt_lazy *l, const pt_view *v, uint32_t frames)
 {
     uint32_t frame = v->header->free_frame;

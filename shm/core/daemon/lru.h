@@ -1,10 +1,11 @@
-/* lru.h - least recently used, exactly: a four-way heap by tick.
+/* lru.h - exact least recently used: a four-way heap by tick.
  *
- * A list would be exact only if every use moved its entry, and uses are not reported.  With a heap the evictor
- * asks for the smallest listed tick, finds the true one and sinks the entry to where it belongs: as no listed
- * tick is later than the true one, an entry whose two ticks agree is the coldest of all.  Four children lie in one
- * cache line, so that a million entries cost ten lines to sink through.
- */
+ * A list would be exact only if every use moved its entry, and uses are not reported. With a heap the evictor takes the
+ * smallest
+ * listed tick, reads the true one and sinks the entry to its place. As no listed tick is later than the true one, an entry
+ * whose two ticks agree is the coldest of all. Four children share one cache line, so sinking through a million entries costs
+ * ten
+ * cache lines. */
 #pragma once
 
 #include <stdlib.h>
@@ -18,7 +19,7 @@ typedef struct {
 
 struct pt_policy {
     uint32_t count, entries;
-    uint32_t *place; /* of each entry in the heap, PT_NONE if not listed */
+    uint32_t *place; /* position of each entry in the heap, PT_NONE if it is not listed */
     pt_lru_item *memory, *heap; /* the heap begins at the fourth item, so that four children share a cache line */
 };
 
@@ -114,7 +115,7 @@ static uint32_t pt_lru_coldest(const pt_policy *p, uint64_t *tick)
     return p->heap[0].entry;
 }
 
-/* Below an entry of the heap there is nothing colder. */
+/* Walks a subtree of the heap. No entry below another one is colder, so the walk ends at the first entry that is too warm. */
 static bool pt_lru_look_from(const pt_policy *p, uint32_t at, uint64_t before, pt_see *see, void *context)
 {
     if (at >= p->count || p->heap[at].tick >= before)

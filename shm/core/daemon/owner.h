@@ -1,9 +1,9 @@
 /* owner.h - the daemon's side: it alone changes entries, dictionary and lists, on one thread.
  *
- * The life of a page:  PT_FREE -> PT_WRITING -> PT_READABLE -> PT_FREE,  or  PT_WRITING -> PT_DOOMED -> PT_FREE,
- * and with a disk tier  PT_READABLE -> PT_ON_DISK -> PT_WRITING (it is read in) -> PT_READABLE,  or  PT_ON_DISK -> PT_FREE.
- * An entry is on the open list from its reservation until all its writers have let go, and with a policy after that.
- */
+ * The life of a page:  PT_FREE -> PT_WRITING -> PT_READABLE -> PT_FREE,  or  PT_WRITING -> PT_DOOMED -> PT_FREE.
+ * With a disk tier also:  PT_READABLE -> PT_ON_DISK -> PT_WRITING (being read) -> PT_READABLE,  or  PT_ON_DISK -> PT_FREE.
+ * An entry is on the open list from its reservation until all its writers have released it. After that an eviction policy
+ * lists it. */
 #pragma once
 
 #include <stdlib.h>
@@ -14,48 +14,48 @@
 #include "../client/publish.h"
 #include "eviction_policy.h"
 
-/* Which pages the disk tier is to have. */
+/* Which pages are written to the disk tier. */
 enum pt_write_rule {
-    PT_WRITE_EVICTED, /* those that are about to leave the arena */
-    PT_WRITE_THROUGH, /* all, at once */
-    PT_WRITE_SECOND,  /* those that are about to leave, if they were used again after they were stored */
+    PT_WRITE_EVICTED, /* pages that are about to be evicted from the arena */
+    PT_WRITE_THROUGH, /* all pages, at once */
+    PT_WRITE_SECOND, /* pages that are about to be evicted and were used again after they were stored */
 };
 
-/* The disk tier as the daemon sees it: who does the work is told what to write and what to drop. */
+/* The disk tier as the daemon sees it. A worker does the I/O; the daemon commands what it writes and drops. */
 typedef struct {
-    bool open; /* a worker has it */
+    bool open; /* a worker has opened the tier */
     enum pt_write_rule rule;
-    uint64_t ordered_frames;      /* room that is promised to pages which are being written */
-    uint8_t *drops;               /* keys whose copies on disk are of no use any more; the worker was not told yet */
+    uint64_t ordered_frames; /* room that is reserved for pages which are being written */
+    uint8_t *drops; /* keys whose copies on disk are useless; not sent to the worker yet */
     uint32_t drop_count, drop_room;
 } pt_disk;
 
-/* How far the owner is with the namespace that has the oldest known use (idle_namespaces.h). */
+/* The progress of the search for the namespace with the oldest known use (idle_namespaces.h). */
 enum pt_idle_stage { PT_IDLE_NONE, PT_IDLE_WALK, PT_IDLE_DROP };
 
 typedef struct {
     enum pt_idle_stage stage;
     uint32_t space;
-    uint32_t entry;  /* of a walk: the page that is next; PT_NONE: all were seen */
-    uint64_t serial; /* of that page */
-    uint64_t used;   /* the latest use of the pages that were seen */
-    uint64_t since;  /* the record's used_ns when it was chosen: another one, and it was used meanwhile */
-    uint32_t pages;  /* that were dropped */
+    uint32_t entry; /* in a walk: the next page; PT_NONE: all were checked */
+    uint64_t serial; /* of the next page */
+    uint64_t used; /* the latest use of the pages that were checked */
+    uint64_t since; /* used_ns of the record when it was chosen: if it has changed, the namespace was used */
+    uint32_t pages; /* pages that were dropped */
 } pt_idle;
 
 typedef struct {
     pt_view view;
     const pt_policy_kind *kind;
-    pt_policy *ready;     /* pages that lose nothing by leaving the arena: they are on disk too, or are not to be */
-    pt_policy *unwritten; /* pages that the disk tier is to have first */
-    pt_policy *on_disk;   /* pages on disk, in the arena too or not */
+    pt_policy *ready; /* pages that lose nothing when they are evicted: they are on disk too, or will not be written */
+    pt_policy *unwritten; /* pages that are to be written to the disk tier first */
+    pt_policy *on_disk; /* pages on disk, whether or not they are in the arena too */
     pt_disk disk;
     pt_lazy lazy;
     pt_idle idle;
     uint32_t last_chain;
-    bool settled;          /* all that is open, for the batch that is being answered (reserve.h) */
-    uint64_t leased_until; /* until then pages may be listed as used later than they were (evict.h) */
-    uint64_t looked_at;    /* when they were last looked through */
+    bool settled; /* all open entries were settled for the batch that is being processed (reserve.h) */
+    uint64_t leased_until; /* until then pages may be listed with a later tick than their own (evict.h) */
+    uint64_t looked_at; /* when pt_end_leases ran last */
 } pt_owner;
 
 static inline void pt_owner_end(pt_owner *o)
@@ -71,7 +71,7 @@ static inline void pt_owner_end(pt_owner *o)
     pt_lazy_end(&o->lazy);
 }
 
-/* False if memory is short; then it is ended already. */
+/* Begins with empty policies. Returns false if memory is short; then everything is already freed. */
 static inline bool pt_owner_begin(pt_owner *o, pt_view view, const pt_policy_kind *kind)
 {
     *o = (pt_owner){.view = view, .kind = kind};
@@ -89,7 +89,7 @@ static inline pt_dict pt_dict_in_force(const pt_view *v)
     return pt_dict_of(v, atomic_load_explicit(&v->header->dictionary, memory_order_relaxed));
 }
 
-/* The parts that somebody was granted. */
+/* Returns the parts that were granted, as bits. */
 static inline uint32_t pt_granted_bits(const pt_entry *e)
 {
     uint32_t bits = 0;
@@ -100,7 +100,9 @@ static inline uint32_t pt_granted_bits(const pt_entry *e)
 
 /* ---- states ---- */
 
-/* What an entry must be by all that engines can not write to; one that is being written may be whole by now. */
+/* Returns the state of an entry by the fields that engines cannot write to. An entry that is PT_WRITING by these fields may
+ * already be
+ * PT_READABLE. */
 static inline enum pt_state pt_state_by_index(pt_entry *e)
 {
     if (e->on_list == PT_LIST_OPEN)
@@ -110,8 +112,8 @@ static inline enum pt_state pt_state_by_index(pt_entry *e)
     return pt_tiers(e) & PT_TIER_MEMORY ? PT_READABLE : pt_tiers(e) & PT_TIER_DISK ? PT_ON_DISK : PT_FREE;
 }
 
-/* The state of an entry. Engines write to its word: a state that can not be is an engine's fault, and is put right, or an
- * entry could come free twice, or be listed and have no frames. */
+/* Returns the state of an entry. Engines can write to its lock word. A state that contradicts the index is the fault of an
+ * engine and is corrected: otherwise an entry could be freed twice, or be listed without frames. */
 static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
 {
     pt_a64 *word = &o->view.locks[entry].word;
@@ -126,8 +128,9 @@ static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
 
 #define PT_TICK_SLACK_NS 1000000000ull
 
-/* A tick from the far future would keep its page for ever: it counts as now. (The near future is the head of a long
- * prompt, whose pages are one tick apart.) */
+/* Returns the tick of an entry. A tick in the far future would keep its page forever, so it is set to now. (Ticks in the near
+ * future
+ * are valid: the head of a long prompt has them, because the ticks of its pages increase by one from page to page.) */
 static inline uint64_t pt_true_tick(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_a64 *tick = &o->view.locks[entry].tick;
@@ -143,7 +146,7 @@ static inline void pt_stamp(pt_owner *o, uint32_t entry, uint64_t tick)
     atomic_store_explicit(&o->view.locks[entry].tick, tick, memory_order_relaxed);
 }
 
-/* ---- the order in which pages leave the arena ---- */
+/* ---- the order in which pages are evicted from the arena ---- */
 
 static inline bool pt_wants_writing(const pt_owner *o, pt_entry *e)
 {
@@ -158,7 +161,7 @@ static inline void pt_list(pt_owner *o, uint32_t entry, uint64_t tick)
     o->kind->add(pt_wants_writing(o, &o->view.entries[entry]) ? o->unwritten : o->ready, entry, tick);
 }
 
-/* The list that has the entry, NULL if none has. */
+/* Returns the policy that lists the entry, or NULL. */
 static inline pt_policy *pt_list_of(const pt_owner *o, uint32_t entry)
 {
     if (o->kind->lists(o->ready, entry))
@@ -166,7 +169,7 @@ static inline pt_policy *pt_list_of(const pt_owner *o, uint32_t entry)
     return o->kind->lists(o->unwritten, entry) ? o->unwritten : NULL;
 }
 
-/* False if no list had it. */
+/* Returns false if no policy listed the entry. */
 static inline bool pt_unlist(pt_owner *o, uint32_t entry)
 {
     pt_policy *list = pt_list_of(o, entry);
@@ -175,16 +178,17 @@ static inline bool pt_unlist(pt_owner *o, uint32_t entry)
     return list != NULL;
 }
 
-/* A listed page has become another's to write, or nobody's. */
+/* Lists a page again, because it may now belong into the other policy. */
 static inline void pt_list_anew(pt_owner *o, uint32_t entry, uint64_t now)
 {
     if (pt_unlist(o, entry))
         pt_list(o, entry, pt_true_tick(o, entry, now));
 }
 
-/* ---- letting go ---- */
+/* ---- freeing entries ---- */
 
-/* Gives back all that an entry owns. State first: from here on a reader that still finds the entry misses. */
+/* Frees everything that an entry owns. The caller has already changed the state, so a reader that still finds the entry
+ * misses. */
 static inline void pt_reclaim(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];

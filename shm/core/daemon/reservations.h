@@ -1,9 +1,9 @@
-/* reservations.h - what becomes of a page that was being written: to the lists of those that may leave, to the doomed, to the free. */
+/* reservations.h - the end of a reservation: the page becomes evictable, or is doomed and then free. */
 #pragma once
 
 #include "disk_entries.h"
 
-/* A page of which only the copy in the arena is lost gets an entry of its own again, if there is room for one. */
+/* Keeps a page of which only the copy in the arena is lost: it gets another entry if the index has room for one. */
 static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)
 {
     const pt_entry *e = &o->view.entries[entry];
@@ -14,12 +14,12 @@ static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)
         pt_drop_later(&o->disk, e->key);
 }
 
-/* Takes a page that is being written out of sight; its frames stay until its writers have let go. */
+/* Dooms a page that is being written. It leaves the dictionary; its frames stay until its writers have released them. */
 static inline bool pt_doom(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
     if (!pt_change(&o->view.locks[entry].word, PT_WRITING, PT_DOOMED))
-        return false; /* published in this very moment: then it is whole */
+        return false; /* published at this very moment: then the page is complete */
     PT_POINT("doom.marked");
     pt_unlink(o, entry);
     PT_POINT("doom.unlinked");
@@ -32,8 +32,9 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     return true;
 }
 
-/* True if no writer of the page is left that could want it finished. One that detached counts as left: it stored its part for
- * other ranks, which may still come. The caller guarantees that the page is open. */
+/* Returns whether the page has no writer left that could want it finished. A writer that detached counts as alive: it stored
+ * its part
+ * for other ranks, which may still come. The caller guarantees that the page is open. */
 static inline bool pt_writers_are_dead(const pt_entry *e)
 {
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
@@ -42,7 +43,7 @@ static inline bool pt_writers_are_dead(const pt_entry *e)
     return true;
 }
 
-/* What should become of a page that is being written. */
+/* Decides what happens to a page that is being written: dooms it, publishes it, or leaves it to its writers. */
 static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -50,16 +51,19 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
     uint32_t done = pt_done_bits(parts), gone = pt_gone_bits(parts), all = pt_all_parts(e);
     if (gone & ~done)
         pt_doom(o, entry);
-    else if ((gone & all) == all) /* the last writer died between its bit and the state */
+    else if ((gone & all) == all) /* the last writer died between its part bit and the state */
         pt_change(&o->view.locks[entry].word, PT_WRITING, PT_READABLE);
-    else if (pt_writers_are_dead(e)) /* the parts that are done would hold memory until they expire */
+    else if (pt_writers_are_dead(e)) /* otherwise the finished parts would occupy memory until they expire */
         pt_doom(o, entry);
     else if (now > e->expires_ns && pt_doom(o, entry))
         o->view.header->deeds.expired++;
 }
 
-/* Moves an open entry on if its writers have: to the policies, to the doomed, to the free. True if it left the list. The bits
- * "let go" are acquired: whatever a writer did to its frames was before what their next owner does. */
+/* Moves an open entry on when its writers have released it: a readable page goes to a policy, a doomed page is freed. Returns
+ * true if
+ * the entry left the open list. The "released" bits are read with acquire: everything that a writer did to its frames happens
+ * before
+ * what their next owner does. */
 static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_lock *lock = &o->view.locks[entry];
@@ -86,8 +90,9 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     return true;
 }
 
-/* The entry of a key after it was settled, PT_NONE if there is none. If that doomed it, the page may be on disk as
- * another entry. */
+/* Returns the entry of a key after it was settled, or PT_NONE. The dictionary is searched twice because settling may doom the
+ * entry,
+ * and the page may then be on disk as another entry. */
 static inline uint32_t pt_find_settled(pt_owner *o, const uint8_t *key, uint64_t now)
 {
     uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
@@ -97,7 +102,7 @@ static inline uint32_t pt_find_settled(pt_owner *o, const uint8_t *key, uint64_t
     return pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
 }
 
-/* Settles open entries, the oldest first, and gives up after `patience` in a row that are not ready. */
+/* Settles open entries, the oldest first. Stops after `patience` entries that are not ready. */
 static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
 {
     pt_header *h = o->view.header;
@@ -110,8 +115,9 @@ static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
 
 static inline void pt_settle_all(pt_owner *o, uint64_t now) { pt_settle_some(o, now, PT_NONE); }
 
-/* Settles the first `most` open entries and lets those that are not ready stand behind the others: so all get their turn, and
- * none of the turns is long. */
+/* Settles the first `most` open entries and moves those that are not ready to the end of the list. So every entry gets its
+ * turn, and no
+ * turn is long. */
 static inline void pt_settle_turn(pt_owner *o, uint64_t now, uint32_t most)
 {
     pt_header *h = o->view.header;

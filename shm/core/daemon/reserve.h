@@ -1,4 +1,15 @@
-/* reserve.h - answering a batch of stores: granted, present, pending or refused, page by page. */
+/* reserve.h - responds to a batch of stores, page by page: granted, present, pending or refused.
+ *
+ * A store has four stages:
+ *   1. Grant: the daemon fills an entry and its chain of frames while the state is PT_FREE, sets the state to PT_WRITING, and
+ *      only then adds the key to the dictionary. So a reader never finds a key before its entry is complete, and an adoption
+ *      after a
+ *      crash at any step finds either a free entry or a complete one (layout.h lists the order).
+ *   2. Write: the writers copy their parts into the frames. The daemon takes no part in it.
+ *   3. Publish: each writer sets its "done" bit; the last one sets the state to PT_READABLE (client/publish.h).
+ *   4. Settle: when all writers have set their "released" bits, the daemon moves the entry from the open list to an eviction
+ *       policy
+ *      (reservations.h). If a writer gave up, died or was too slow, the page is doomed instead and freed at the same point. */
 #pragma once
 
 #include "evict.h"
@@ -10,8 +21,8 @@ typedef struct {
     uint32_t slot, space;
     uint32_t part, parts, division;
     uint64_t now, expires_ns;
-    uint32_t chain;       /* of what is granted */
-    uint64_t most_frames; /* that a fetch may be granted; 0: any number */
+    uint32_t chain; /* the run number of the pages that are granted */
+    uint64_t most_frames; /* limit of the frames that a fetch may be granted; 0: no limit */
 } pt_request;
 
 typedef struct {
@@ -25,7 +36,9 @@ static inline pt_answer pt_answer_with(pt_owner *o, enum pt_outcome outcome, uin
     return (pt_answer){outcome, entry, entry == PT_NONE ? 0 : o->view.entries[entry].serial};
 }
 
-/* Another rank of the same page: granted if its part is still free, and if the page was cut as its engine cuts it. */
+/* Responds to another rank of a page that is being written: granted if its part is not taken yet and its engine cuts the page
+ * in the
+ * same way. */
 static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry, uint64_t size)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -37,24 +50,25 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
     return pt_answer_with(o, PT_GRANTED, entry);
 }
 
-/* One thing less in the way of a grant; false if nothing can be moved. */
+/* Evicts one page, whichever helps this grant. Returns false if no page can be evicted. */
 static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     const pt_header *h = o->view.header;
     if (h->free_frames >= frames && h->free_entries < entries && pt_evict_wholly(o, r->now))
-        return true; /* it is entries that are short: to drop what is on disk and in the arena from one of them gives none */
+        return true; /* entries are short: evicting a page that is also on disk from the arena alone frees none */
     return pt_evict_one(o, r->now, r->now);
 }
 
-/* True if `frames` frames, with their memory, and so many entries are free, if need be after evicting pages older than this
- * batch. */
+/* Returns whether `frames` frames with their memory, and `entries` entries, are free. If necessary it evicts pages that are
+ * older than this
+ * batch, on demand; the evictor and the disk's cap are the other two places that evict (docs/design/disk.md). */
 static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     pt_header *h = o->view.header;
     while (h->free_frames < frames || h->free_entries < entries || !pt_lazy_take(&o->lazy, &o->view, frames)) {
         if (pt_make_some_room(o, r, frames, entries))
             continue;
-        if (o->settled) /* once a batch: a process may have a million pages open, and others are waiting */
+        if (o->settled) /* once per batch: a process may have a million pages open, and other requests are waiting */
             return false;
         pt_settle_all(o, r->now);
         o->settled = true;
@@ -62,7 +76,7 @@ static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frame
     return true;
 }
 
-/* What is new in each filling of an entry. The caller guarantees that the frames are free. */
+/* Writes what differs in each filling of an entry, the checksum last. The caller guarantees that the frames are free. */
 static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -117,7 +131,7 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
     return pt_opened(o, entry);
 }
 
-/* Frames for a page that is on disk alone, to be read or stored again. */
+/* Grants frames for a page that is only on disk, to be read or stored again. */
 static inline pt_answer pt_refill(pt_owner *o, const pt_request *r, uint32_t entry)
 {
     if (!pt_make_room(o, r, pt_frames_for(&o->view, o->view.entries[entry].size), 0))
@@ -129,7 +143,7 @@ static inline pt_answer pt_refill(pt_owner *o, const pt_request *r, uint32_t ent
     return pt_opened(o, entry);
 }
 
-/* A page that is on disk alone is stored anew: sooner there than it could be read. */
+/* Grants a page that is only on disk to a store: storing it again is faster than reading it. */
 static inline pt_answer pt_store_again(pt_owner *o, const pt_request *r, uint32_t entry, const uint8_t *key, uint64_t size)
 {
     if (o->view.entries[entry].size == size)
@@ -148,7 +162,7 @@ static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const u
             return pt_join(o, r, entry, size);
         case PT_ON_DISK:
             return pt_store_again(o, r, entry, key, size);
-        default: /* nothing else is in the dictionary */
+        default: /* other states are not in the dictionary */
             break;
         }
     return pt_grant(o, r, key, size);
@@ -161,8 +175,9 @@ static inline void pt_tally(pt_deeds *deeds, enum pt_outcome outcome)
     deeds->refused += outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE;
 }
 
-/* Stamps what is there, recency falling from head to tail: before anything is evicted, so that a batch never evicts its
- * own prefix. */
+/* Stamps the pages that exist, with a recency that falls from head to tail. This happens before any eviction, so that a batch
+ * never
+ * evicts its own prefix. */
 static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now)
 {
     pt_dict d = pt_dict_in_force(&o->view);
@@ -175,7 +190,7 @@ static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count
     }
 }
 
-/* Answers a chain of keys, head first. The recency of what is there or granted falls from head to tail. */
+/* Responds to a chain of keys, head first. The recency of pages that exist or are granted falls from head to tail. */
 static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
                               pt_answer *answers)
 {

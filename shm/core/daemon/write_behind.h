@@ -1,12 +1,13 @@
-/* write_behind.h - writing behind: pages are given to the disk tier, the coldest first, ahead of their eviction.
+/* write_behind.h - write-behind: pages are written to the disk tier, the coldest first, before they are evicted.
  *
- * A page that was ordered is on no list, so it can not leave before the answer: it is written from where it lies.
- */
+ * A page whose write was commanded is listed by no policy, so it cannot be evicted before the worker responds: it is written
+ * from
+ * where it lies. */
 #pragma once
 
 #include "evict.h"
 
-#define PT_READY_LOOK 4096u /* pages that one question looks at: some hundred microseconds */
+#define PT_READY_LOOK 4096u /* pages that one call checks, in some hundred microseconds */
 
 typedef struct {
     const pt_owner *owner;
@@ -21,7 +22,7 @@ static inline bool pt_sum_ready(void *context, uint32_t entry)
     return ++sum->pages < PT_READY_LOOK && sum->frames < sum->enough;
 }
 
-/* Frames that come free before the first unwritten page has to leave, counted up to about `enough`. */
+/* Returns how many frames can become free before the first unwritten page has to be evicted, counted up to about `enough`. */
 static inline uint64_t pt_frames_ahead(const pt_owner *o, uint64_t enough)
 {
     pt_candidate unwritten = pt_coldest_of(o, o->unwritten);
@@ -33,7 +34,7 @@ static inline uint64_t pt_frames_ahead(const pt_owner *o, uint64_t enough)
     return sum.pages < PT_READY_LOOK ? sum.frames : enough;
 }
 
-/* The coldest page that is to be written and was not used since it was listed; PT_NONE if there is none. */
+/* Returns the coldest page that is to be written and was not used since it was listed, or PT_NONE. */
 static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint64_t now)
 {
     for (;;) {
@@ -47,7 +48,7 @@ static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint64_t now)
     }
 }
 
-/* Orders pages to be written, at most `limit` of them and about `frames` frames; returns how many, in `entries`. */
+/* Commands writes: at most `limit` pages and about `frames` frames. Stores the entries in `entries` and returns their number. */
 static inline uint32_t pt_order_writes(pt_owner *o, uint64_t frames, uint32_t limit, uint64_t now, uint32_t *entries)
 {
     uint32_t count = 0;
@@ -69,11 +70,12 @@ static inline uint32_t pt_order_writes(pt_owner *o, uint64_t frames, uint32_t li
 enum pt_write_result {
     PT_WRITE_FAILED = 0, /* it will not be tried again */
     PT_WRITE_DONE = 1,
-    PT_WRITE_SPARED = 2, /* it was not to be written after all */
-    PT_WRITE_AGAIN = 3,  /* nobody tried */
+    PT_WRITE_SPARED = 2, /* it was excluded from writing after all */
+    PT_WRITE_AGAIN = 3, /* no write was attempted */
 };
 
-/* Ends an order. `order`: its place among those that end together: the first is the first to leave the disk. */
+/* Ends a write. `order` is its position among the writes that end together: the first is the first to be evicted from the
+ * disk. */
 static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_result result, uint64_t now, uint32_t order)
 {
     pt_entry *e = &o->view.entries[entry];

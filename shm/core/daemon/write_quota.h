@@ -1,9 +1,9 @@
-/* write_quota.h - how much of the arena one process was granted and has not let go of. */
+/* write_quota.h - how much of the arena one process was granted and has not released. */
 #pragma once
 
 #include "owner.h"
 
-/* The slots of the process that has this one, as a bit mask; itself at least. */
+/* Returns the slots of the process that has this slot, as a bit mask; at least this slot. */
 static inline uint64_t pt_slots_of_process(const pt_view *v, uint32_t slot)
 {
     uint32_t pid = atomic_load_explicit(&v->slots[slot].pid, memory_order_relaxed);
@@ -22,7 +22,7 @@ static inline bool pt_writes_any(const pt_entry *e, uint64_t slots)
     return false;
 }
 
-/* Frames of the open reservations in which the slot's process has a part, whether it is done with it or not. */
+/* Returns the number of frames in open reservations in which the process of this slot has a part, done or not. */
 static inline uint64_t pt_frames_writing(const pt_owner *o, uint32_t slot)
 {
     const pt_view *v = &o->view;
