@@ -1,9 +1,9 @@
-/* _core.c - the one binding of the C core, on CPython's stable ABI. Contracts are in core/ and in _core.pyi. */
+/* _core.c - the only binding of the C core, on CPython's stable ABI. The contracts are in core/ and in _core.pyi. */
 #include "binding/key_hashes.h"
 #include "binding/owner_type.h"
 #include "binding/session_publish.h"
 
-/* plan(frame_bytes, frames, entries, spaces) -> (index, locks, arena): bytes of the segments. */
+/* plan(frame_bytes, frames, entries, spaces) -> (index, locks, arena): the sizes of the segments in bytes. */
 static PyObject *plan(PyObject *module, PyObject *args)
 {
     unsigned long long frame_bytes;

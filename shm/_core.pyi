@@ -1,4 +1,7 @@
-"""The C core as Python sees it. An Array is any contiguous buffer of little-endian elements, named as u8, u32, u64."""
+"""Defines the types of the C core.
+
+An Array is any contiguous buffer of little-endian elements, named as u8, u32, u64.
+"""
 
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, final
@@ -17,16 +20,16 @@ IDLE_MORE: int
 IDLE_DROPPED: int
 
 class ShmError(Exception):
-    """The segments can not be used; the message says why."""
+    """The segments cannot be used; the message says why."""
 
 def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> tuple[int, int, int]:
-    """Bytes of index, lock words and arena."""
+    """Returns the sizes in bytes of index, lock words and arena."""
 
 def keys_of_hashes(hashes: list[bytes] | tuple[bytes, ...], digest: bytes, /) -> bytes:
-    """Each hash XOR the digest, end to end; all of them have 32 bytes. Raises TypeError and ValueError."""
+    """Returns each hash XOR the digest, end to end; all of them have 32 bytes. Raises TypeError and ValueError."""
 
 def miss(kind: type[_P], context: object, asked: int, /) -> _P:
-    """A match of nothing, for whoever has no session."""
+    """Returns an empty match, for callers without a session."""
 
 def gather(
     arena: int,
@@ -41,11 +44,22 @@ def gather(
     threads: int,
     /,
 ) -> None:
-    """Copies tokens of pages out of a strided cache into frames (u32, as many for each page) of an arena in memory.
+    """Copies tokens of pages from a strided cache into frames of an arena in memory.
 
-    planes, pages: i64, rows of pt_plane and pt_tokens (copy_tables.h); blocks: i32; skip: u8, a flag for each page,
-    1: leave it alone, or none. What can be seen to be wrong is a ValueError before any byte moves; what is named
-    must be memory.
+    Invalid tables are rejected with a ValueError before any byte is copied. The addresses must be valid memory, which
+    is not checked.
+
+    Args:
+        arena: Address of the arena.
+        arena_bytes: Its size.
+        frame_bytes: The size of a frame.
+        frames: u32, the same number of frames for each page.
+        planes: i64, rows of pt_plane (copy_tables.h).
+        pages: i64, rows of pt_tokens (copy_tables.h).
+        blocks: i32, the flat table of blocks.
+        block_tokens: Tokens of a block.
+        skip: u8, one flag for each page (1: skip the page), or empty.
+        threads: At most so many threads copy, including the calling one.
     """
 
 def scatter(
@@ -61,22 +75,22 @@ def scatter(
     threads: int,
     /,
 ) -> None:
-    """The way back, by the same tables: frames of an arena into a strided cache."""
+    """Copies tokens of pages from frames of an arena into a strided cache; the arguments are those of gather()."""
 
 class Pins:
-    """The pages of one match, pinned until release(), which may be called again; also as a context manager.
+    """The pages of one match, pinned until release(), which may be called more than once. Also a context manager.
 
-    entries (u32) and serials (u64) name the pages exactly, for ever; they are for another process's repin().
+    entries (u32) and serials (u64) identify the pages forever; another process can pass them to repin().
     """
 
     @property
     def asked(self) -> int: ...
     @property
     def available_pages(self) -> int:
-        """Pages of the prefix that are in memory or on disk; those behind the first len() are not pinned."""
+        """The number of pages of the prefix in memory or on disk. Only the first len() of them are pinned."""
     @property
     def from_disk(self) -> int:
-        """Pages that were on disk when the match looked for them, and are counted as loaded since."""
+        """The number of pages that were on disk at the time of the match and were counted as loaded since."""
     @property
     def held(self) -> bool: ...
     @property
@@ -85,7 +99,7 @@ class Pins:
     def serials(self) -> bytes: ...
     @property
     def sizes(self) -> bytes:
-        """Bytes of each page (u64); empty once the pins are let go."""
+        """The bytes of each page (u64); empty after release()."""
     @property
     def session(self) -> Session | None: ...
     @property
@@ -96,19 +110,25 @@ class Pins:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     def release(self) -> None:
-        """Unpins the pages. Pages behind the pinned ones that were not counted by now are counted as missed."""
+        """Unpins the pages. Pages after the pinned ones that were not counted as loaded are counted as missed."""
     def count_loaded(self, pages: int, /) -> None:
-        """Counts the tokens behind the pinned pages once the first `pages` pages of the match were loaded.
+        """Counts the tokens after the pinned pages once the first `pages` pages of the match were loaded.
 
-        Each page is counted once, in the tier where the match found it; those of a rematch in its first match.
+        Each page is counted once, in the tier where the match found it; pages of a rematch are counted in its first
+        match.
         """
 
 @final
 class Session:
-    """An attached process: the index read-only, lock words and arena to read and write. From any thread.
+    """An attached process: maps the index read-only, lock words and arena for reading and writing.
+
+    Usable from any thread.
 
     The descriptors may be closed afterwards. In a forked child, and after retire(), every call is a miss.
-    Raises ShmError if the segments are of another format, OSError if they can not be mapped.
+
+    Raises:
+        ShmError: The segments have another format.
+        OSError: The segments cannot be mapped.
     """
 
     def __init__(self, index_fd: int, locks_fd: int, arena_fd: int, slot: int) -> None: ...
@@ -116,7 +136,7 @@ class Session:
     def usable(self) -> bool: ...
     @property
     def closed(self) -> bool:
-        """The daemon stopped on purpose, or the handle is not usable: let go of the memory."""
+        """Whether the daemon was stopped for good or the handle is not usable: the caller should unmap the memory."""
     @property
     def segments_id(self) -> int: ...
     @property
@@ -127,39 +147,53 @@ class Session:
     def arena_bytes(self) -> int: ...
     @property
     def arena_address(self) -> int:
-        """Where the arena is mapped in this process; 0 where the handle is not usable."""
+        """The address of the arena in this process; 0 if the handle is not usable."""
     @property
     def slot(self) -> int: ...
     def match(self, kind: type[_P], context: object, keys: Array, page_tokens: int = 0, /) -> _P:
-        """Pins the longest readable prefix of keys (32 bytes each), and looks how far it goes on on disk.
+        """Pins the longest readable prefix of keys and finds how far it continues in memory or on disk.
 
-        Counts a lookup. Tokens from the first page on disk on are counted later: by count_loaded(), or as missed by
+        It counts as a lookup. Tokens from the first page on disk on are counted later: as found by count_loaded(), or
+        as missed by
         release().
 
-        page_tokens: what a page stands for in the statistics.
+        Args:
+            kind: The class of the result.
+            context: Kept by the result for the caller.
+            keys: 32 bytes each, head first.
+            page_tokens: Tokens of a page, for the statistics.
         """
     def rematch(self, kind: type[_P], context: object, keys: Array, first: Pins, /) -> _P:
         """Matches again for the request that `first` was matched for, and counts nothing."""
     def match_groups(
         self, kind: type[_P], groups: tuple[tuple[Any, Array, int, int], ...], limit: int, /
     ) -> tuple[int, int, int, tuple[_P, ...]]:
-        """Pins what the longest hit needs on which all groups agree, at most `limit` tokens; see match_groups.h.
+        """Pins the pages of the longest hit, at most `limit` tokens, on which all groups agree; see match_groups.h.
 
-        Counts nothing: see count_lookup().
+        It counts nothing: see count_lookup().
 
-        groups: (context, keys, page_tokens, needs) of each, 1 to 64. The answer: tokens of the hit; the same with the
-        help of the disk; tokens of the longest hit that there are keys for; and of each group the pins of the pages it
-        needs, whose context is context[first:end].
+        Args:
+            kind: The class of the pins.
+            groups: (context, keys, page_tokens, needs) of each group; 1 to 64 groups.
+            limit: No hit is longer, in tokens.
+
+        Returns:
+            The tokens of the hit; the tokens of the hit including pages on disk; the tokens of the longest hit for
+            which
+            there are keys; and for each group the pins of the pages that it needs, whose context is context[first:end].
         """
     def repin(self, kind: type[_P], context: object, entries: Array, serials: Array, /) -> _P:
-        """Pins what another process matched, as far as it is still there."""
+        """Pins what another process matched, up to the first page that is gone."""
     def copy_out(self, pins: Pins, first: int, addresses: Array, sizes: Array, threads: int, /) -> int:
         """Copies whole pinned pages from `first` on to memory at addresses (u64), sizes (u64) bytes each.
 
-        Returns how many were copied; it stops at a page of another size. The memory must stay valid.
+        Returns how many pages were copied; it stops at a page of another size. The memory must stay valid.
         """
     def copy_in(self, entries: Array, addresses: Array, sizes: Array, offset: int, threads: int, /) -> int:
-        """Copies memory into pages that were granted to this process, from byte `offset` of each page on."""
+        """Copies memory into pages that were granted to this process, from byte `offset` of each page on.
+
+        Returns how many pages were copied; it stops at a page that was not granted or is too small.
+        """
     def gather(
         self,
         entries: Array,
@@ -172,9 +206,10 @@ class Session:
         threads: int,
         /,
     ) -> int:
-        """Copies a strided cache into pages of page_bytes that were granted to this process; the module's tables.
+        """Copies a strided cache into granted pages of page_bytes bytes; see gather() of the module.
 
-        Returns how many pages from the first on were done, skipped ones too; it stops at a page of another size.
+        Returns how many pages from the first one on were done, including skipped ones; it stops at a page of another
+        size.
         """
     def scatter(
         self,
@@ -189,35 +224,41 @@ class Session:
         threads: int,
         /,
     ) -> int:
-        """Copies pinned pages from `first` on into a strided cache; otherwise like the other way."""
+        """Copies pinned pages from `first` on into a strided cache. Returns the same as gather()."""
     def publish(self, entries: Array, serials: Array, part: int, /) -> bytes:
-        """Finishes a part of granted pages and lets go of them; a u8 each: 1 stored, 0 doomed meanwhile."""
+        """Finishes a part of granted pages and releases them. Returns a u8 for each: 1 stored, 0 doomed before."""
     def abandon(self, entries: Array, serials: Array, part: int, /) -> None:
-        """Lets go of a part of granted pages without finishing it: they will never be readable."""
+        """Releases a part of granted pages without finishing it: these pages will never be readable."""
     def chain(self, entry: int, /) -> bytes:
-        """Frames (u32) of a page that the caller has pinned or was granted; b"" if they make no sense."""
+        """Returns the frames (u32) of a page that the caller has pinned or was granted; b"" if its chain is invalid."""
     def populate(self, offset: int, length: int, /) -> None:
-        """Maps a piece of the arena ahead of its use."""
+        """Maps a range of the arena before its first use."""
     def populate_index(self) -> None:
-        """Maps index and lock words ahead of the first match."""
+        """Maps index and lock words before the first match."""
     def count_time(self, load_ns: int, store_ns: int, /) -> None:
-        """How long copies took that somebody else made, for the statistics."""
+        """Counts the time of copies that another library made, for the statistics."""
     def count_lookup(
         self, hit_pages: int, miss_pages: int, memory_tokens: int, disk_tokens: int, missed_tokens: int, /
     ) -> None:
         """Counts one request's lookup over several groups."""
     def count_loaded(self, pages: int, bytes: int, /) -> None:
-        """What somebody else, a GPU, copied out of pages that this process had pinned, for the statistics."""
+        """Counts what others, such as a GPU, copied from pages that this process had pinned, for the statistics."""
     def hold(self) -> None:
-        """Somebody whom this process can not wait for, a GPU, uses the arena: until unhold() it stays mapped."""
+        """Keeps the arena mapped until unhold(), for a user that this process cannot wait for, such as a GPU."""
     def unhold(self) -> None:
         """Ends one hold(). Raises RuntimeError if there is none."""
     def retire(self) -> bool:
-        """Ends the handle and all its pins; False, and nothing done, while another thread copies or it is held."""
+        """Closes the handle and releases all its pins.
+
+        Returns False, without effect, while a thread copies or it is held.
+        """
 
 @final
 class Observer:
-    """Looks at index and lock words through read-only mappings; while the daemon works, numbers may be apart."""
+    """Reads index and lock words through read-only mappings.
+
+    While the daemon works, the numbers may not fit each other.
+    """
 
     def __init__(self, index_fd: int, locks_fd: int) -> None: ...
     def header(self) -> dict[str, int]: ...
@@ -225,31 +266,34 @@ class Observer:
     def slots(self) -> list[dict[str, Any]]: ...
     def spaces(self) -> list[dict[str, Any]]: ...
     def disk_text(self) -> bytes | None:
-        """What the disk tier says of itself; None while that changes: look again."""
+        """Returns the status that the disk tier reports; None while it is being changed: call it again."""
 
 @final
 class Owner:
-    """The daemon's hold on the segments. All calls from one thread, but populate(); none waits for anybody."""
+    """The daemon's access to the segments. All calls come from one thread, except populate(); no call blocks."""
 
     def __init__(self, index_fd: int, locks_fd: int, arena_fd: int) -> None: ...
     def format(self, frame_bytes: int, frames: int, entries: int, spaces: int, segments_id: int, build: str, /) -> None:
-        """Makes fresh segments of memory that is all zero."""
+        """Formats new segments in memory that is all zero."""
     def why_not(self) -> str | None:
-        """Why this build can not adopt the segments; None if it can."""
+        """Returns why this build cannot adopt the segments; None if it can."""
     def takers(self) -> list[dict[str, Any]]:
-        """The attachments that have a slot. Before adoption: whose process lives is for the caller to say."""
+        """Returns the attachments that have a slot. Before adoption the caller has to find out which processes live."""
     def adopt(self, alive: int, /) -> None:
-        """Derives everything from the entries; alive: bits of the slots whose process lives.
+        """Adopts the segments: derives everything from the entries.
 
-        First of all calls but format, why_not, takers, header and the populating ones.
+        It must be called before all others except format, why_not, takers, header and the populating calls.
+
+        Args:
+            alive: Bits of the slots whose process lives.
         """
     def populate(self, offset: int, length: int, /) -> None:
-        """Allocates a piece of the arena; OSError where memory is short. From any thread."""
+        """Allocates a range of the arena; raises OSError if memory is short. May be called from any thread."""
     def populate_index(self) -> None: ...
     def take_lazily(self, arena_fd: int, /) -> None:
-        """No frame is granted from now on before its memory is there; where there is none, pages leave for others.
+        """Grants frames from now on only after their memory was allocated; if there is none, pages are evicted.
 
-        For an arena that is not populated. The descriptor may be closed afterwards.
+        It is for an arena that is not populated. The descriptor may be closed afterwards.
         """
     def arena_address(self) -> int: ...
     def header(self) -> dict[str, int]: ...
@@ -258,31 +302,35 @@ class Owner:
     def free_frames(self) -> int: ...
     @property
     def lacks_memory(self) -> bool:
-        """Whether there was no memory for a frame, when some was to be taken last; see take_lazily()."""
+        """Whether the last attempt to allocate the memory of a frame failed for lack of memory; see take_lazily()."""
     @property
     def open_entries(self) -> int: ...
     def attach(self, pid: int, uid: int, started: int, token: int, name: str, /) -> int:
-        """The slot of an attachment, its old one if it has one; -1 if all are taken."""
+        """Returns the slot of an attachment, its present one if it has one; -1 if all slots are taken."""
     def keep_only(self, slot: int, serials: Array, /) -> None:
-        """Lets go of all that was granted to a slot but the serials (u64) that its process knows of."""
+        """Releases everything that was granted to a slot, except the serials (u64) that its process lists."""
     def reap(self, slot: int, /) -> None:
-        """Takes back all that a dead process held, and dooms pages of which only the dead were granted parts."""
+        """Releases everything that a dead process had, and dooms pages of which only dead processes have parts."""
     def detach(self, slot: int, /) -> None:
-        """Takes back all that a living process held; the parts that it finished wait for those of others."""
-    def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
-        """The number of a namespace, made on first use; -1 if the table is full of namespaces with pages.
+        """Releases everything that a living process had.
 
-        It means this namespace only until the loop's next turn, unless the namespace has pages.
+        The parts that it finished wait for those of other processes.
+        """
+    def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
+        """Returns the number of a namespace, created on first use; -1 if all namespaces of a full table have pages.
+
+        The number means this namespace only until the next turn of the event loop, unless the namespace has pages.
         """
 
     def spare_spaces(self) -> int:
-        """How many more namespaces the table has room for."""
+        """Returns how many more namespaces the table has room for."""
 
     def drop_idle(self, idle_ns: int, budget: int, /) -> tuple[int, int, dict[str, Any] | None]:
-        """Looks at about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
+        """Checks about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
 
         Returns (found, pages, space). found: IDLE_NOTHING, IDLE_MORE (call again) or IDLE_DROPPED. pages: how many
-        of the namespace at hand were dropped so far. space: the record of the one that has none left.
+        pages
+        of the present namespace were dropped so far. space: the record of the namespace that has no pages left.
         """
     def reserve(
         self,
@@ -296,74 +344,104 @@ class Owner:
         division: int = 0,
         /,
     ) -> tuple[bytes, bytes, bytes]:
-        """Answers a chain of keys, head first, as (outcomes u8, entries u32, serials u64); see core/daemon/reserve.h.
+        """Responds to a chain of keys, head first; see core/daemon/reserve.h.
 
-        division: how a page is cut into its parts; writers of one page have to agree in it.
+        Args:
+            slot: The slot of the writer.
+            space: The number of the pages' namespace.
+            part: The writer's part of each page.
+            parts: The number of parts of each page.
+            ttl_ns: The reservations expire after this time.
+            keys: 32 bytes each.
+            sizes: u64, the bytes of each page.
+            division: How a page is cut into its parts; all writers of a page must pass the same number.
+
+        Returns:
+            Outcomes (u8), entries (u32) and serials (u64).
         """
     def process_of(self, slot: int, /) -> tuple[int, int]:
-        """The process that has a slot, as pid and start time; pid 0: nobody has it."""
+        """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""
     def frames_writing(self, slot: int, /) -> int:
-        """Frames of open reservations in which a slot's process has a part, written or not. Walks what is open."""
-    def bound_pins(self, frames: int, /) -> None:
-        """What one attachment may have pinned from now on: its matches end there. 0: any number."""
-    def bounded(self) -> int:
-        """Matches, of the attachments that there are, that ended at that bound."""
-    def holders(self) -> list[dict[str, Any]]:
-        """takers() with the pages and bytes that each has pinned. Walks the lock words."""
-    def settle(self, most: int = 0, /) -> int:
-        """Moves reservations on whose writers finished, gave up, died or overstayed; returns how many are open.
+        """Returns the frames of open reservations in which a slot's process has a part, done or not.
 
-        most: so many of them alone, the others in the next calls; 0: all.
+        Walks the open list.
+        """
+    def bound_pins(self, frames: int, /) -> None:
+        """Limits the frames that one attachment may have pinned; its matches end there. 0: no limit."""
+    def bounded(self) -> int:
+        """Returns how many matches of the present attachments ended at that limit."""
+    def holders(self) -> list[dict[str, Any]]:
+        """Returns takers() with the pages and bytes that each has pinned. Walks the lock words."""
+    def settle(self, most: int = 0, /) -> int:
+        """Settles reservations whose writers finished, gave up, died or exceeded their time. Returns how many are open.
+
+        Args:
+            most: Checks only so many, and the others in the next calls; 0: checks all.
         """
     def evict(self, frames: int, limit: int, /) -> int:
-        """Evicts coldest pages until so many frames are free, at most `limit` pages; returns how many."""
-    def flush(self, space: int, tiers: int, /) -> tuple[int, int]:
-        """Drops a namespace's pages, all pages for -1, out of tiers (1 memory, 2 disk): (dropped, kept as in use)."""
-    def disk_open(self, frames: int, rule: int, /) -> None:
-        """A disk tier with so much room is there, empty until it reports. rule: enum pt_write_rule (owner.h)."""
-    def disk_shrink(self, frames: int, /) -> None:
-        """The tier has so much less room than it said: what is too much leaves it."""
-    def disk_rule(self, rule: int, /) -> None:
-        """Another rule for what is written from now on; pages that were spared are considered again."""
-    def unwritten(self) -> tuple[int, int, int]:
-        """Pages and bytes that are still to be written by the rule in force; pages in memory alone that will not be.
+        """Evicts the coldest pages until `frames` frames are free, at most `limit` pages.
 
-        Walks the index: some milliseconds.
+        Returns how many it evicted.
+        """
+    def flush(self, space: int, tiers: int, /) -> tuple[int, int]:
+        """Removes a namespace's pages (-1: all pages) from tiers (1 memory, 2 disk).
+
+        Returns (dropped, kept because in use).
+        """
+    def disk_open(self, frames: int, rule: int, /) -> None:
+        """Opens a disk tier of so many frames, empty until it reports. rule: enum pt_write_rule (owner.h)."""
+    def disk_shrink(self, frames: int, /) -> None:
+        """Reduces the capacity of the tier, which has less room than it reported, and evicts what no longer fits."""
+    def disk_rule(self, rule: int, /) -> None:
+        """Changes the write rule. Pages that were excluded from writing before are considered again."""
+    def unwritten(self) -> tuple[int, int, int]:
+        """Returns the pages and bytes still to be written by the present rule, and the pages that stay in memory only.
+
+        It walks the index, which takes some milliseconds.
         """
     def disk_close(self) -> None:
-        """The disk tier is gone with all that it held."""
+        """Closes the disk tier with everything that it contained."""
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:
-        """What the tier holds (u64, u32, u64). What the index can not have, or has no room for, goes to the drops."""
-    def disk_drops(self) -> bytes:
-        """Keys that are to leave the disk before anything is written that was ordered before this call or after it."""
-    def disk_drop(self, keys: Array, /) -> None:
-        """Pages that shall not be on disk any more; keys that are not there are fine."""
-    def disk_damaged(self, keys: Array, /) -> None:
-        """Pages that the tier could not read back: they are told to leave it."""
-    def frames_ahead(self, enough: int, /) -> int:
-        """Frames that come free before the first unwritten page has to leave, counted up to about `enough`."""
-    def order_writes(self, frames: int, limit: int, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
-        """The coldest unwritten pages, about so many frames and at most `limit` pages; room on disk is made for them.
+        """Adds pages that the tier contains (sizes u64, spaces u32, ticks u64).
 
-        (entries u32, serials u64, keys, sizes u64, spaces u32, ticks u64, chains u32). They stay in memory until
-        end_orders().
+        Pages that the index cannot have become drops.
+        """
+    def disk_drops(self) -> bytes:
+        """Returns the keys that must leave the disk before any write that is commanded before or after this call."""
+    def disk_drop(self, keys: Array, /) -> None:
+        """Drops pages from the disk. Keys that are not on disk are ignored."""
+    def disk_damaged(self, keys: Array, /) -> None:
+        """Drops pages that the tier could not read back."""
+    def frames_ahead(self, enough: int, /) -> int:
+        """Returns how many frames can become free before an unwritten page has to be evicted, up to about `enough`."""
+    def order_writes(self, frames: int, limit: int, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+        """Makes room on disk for the coldest unwritten pages, about `frames` frames and at most `limit` pages.
+
+        Returns:
+            (entries u32, serials u64, keys, sizes u64, spaces u32, ticks u64, chains u32). The pages stay in memory
+            until
+            end_orders().
         """
     def end_orders(self, entries: Array, results: Array, /) -> None:
-        """What became of pages that were ordered; results: an enum pt_write_result (write_behind.h) a byte."""
+        """Ends writes that were commanded. results: one byte each, an enum pt_write_result (write_behind.h)."""
     def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> tuple[bytes, bytes, bytes]:
-        """Frames for pages that are on disk, granted to the worker's slot; answers like reserve(), 5: not there.
+        """Grants frames for pages on disk to the worker's slot. Returns the same as reserve(); outcome 5: absent.
 
-        most_frames: what would need more of them is refused; 0: nothing is.
+        Args:
+            slot: The slot of the worker.
+            ttl_ns: The grants expire after this time.
+            keys: 32 bytes each.
+            most_frames: Pages that would exceed this number of frames are rejected; 0: no limit.
         """
     def sizes(self, entries: Array, /) -> bytes:
-        """Bytes of each page (u64)."""
+        """Returns the bytes of each page (u64); 0 for an entry that does not exist."""
     def chains(self, entries: Array, /) -> bytes:
-        """Of each page the run (u32) that it was granted with; 0 where that is not known."""
+        """Returns the run (u32) with which each page was granted; 0 if unknown."""
     def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
-        """What came of requests for pages on disk, for the statistics."""
+        """Counts the results of requests for pages on disk, for the statistics."""
     def tell_disk(self, text: bytes, /) -> None:
-        """What the disk tier says of itself, for Observer.disk_text(); at most 2048 bytes."""
+        """Publishes the status of the disk tier for Observer.disk_text(); at most 2048 bytes."""
     def check_integrity(self) -> list[str]:
-        """What is wrong, a sentence each; empty if all is well."""
+        """Returns descriptions of what is wrong, one sentence each; empty if nothing is."""
     def close(self) -> None:
-        """Says in the header that the daemon stops on purpose."""
+        """Marks the segments as closed by a daemon that stops for good."""

@@ -1,4 +1,4 @@
-/* buffers.h - mapping descriptors, and arrays that Python hands in. */
+/* buffers.h - maps descriptors, and reads arrays that Python passes. */
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -17,7 +17,7 @@
 
 static PyObject *ShmError;
 
-/* Ends an object of a heap type, whose instances hold a reference to it. */
+/* Frees an object of a heap type. Its instances hold a reference to the type. */
 static void free_object(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -25,7 +25,7 @@ static void free_object(PyObject *self)
     Py_DECREF(type);
 }
 
-/* A handle made before a fork is nobody's in the child: its mappings did not come along. */
+/* The number of forks. A handle that was created before a fork is unusable in the child, which does not inherit the mappings. */
 static pt_a64 forks;
 static void count_fork(void) { atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed); }
 
@@ -34,7 +34,7 @@ typedef struct {
     uint64_t bytes;
 } mapping;
 
-/* Maps a whole segment; false with an exception set. */
+/* Maps a whole segment. Returns false with an exception set. */
 static bool map_segment(int fd, int protection, mapping *m)
 {
     struct stat info;
@@ -59,10 +59,10 @@ static void unmap_segment(mapping *m)
     m->address = NULL;
 }
 
-/* Random access to a big table: fewer, larger pages where the host allows them. Only advice, so errors do not matter. */
+/* Advises huge pages for a large table with random access. It is only advice, so errors do not matter. */
 static void advise_table(const mapping *m) { madvise(m->address, m->bytes, MADV_HUGEPAGE); }
 
-/* Populates [offset, offset + length) of a mapping (MADV_POPULATE_*); None, or an OSError where memory is short. */
+/* Populates [offset, offset + length) of a mapping (MADV_POPULATE_*). Returns None, or raises OSError if memory is short. */
 static PyObject *populate_range(const mapping *m, int how, unsigned long long offset, unsigned long long length)
 {
     int failed;
@@ -78,13 +78,13 @@ static PyObject *populate_range(const mapping *m, int how, unsigned long long of
     Py_RETURN_NONE;
 }
 
-/* Arrays of fixed-size elements out of any contiguous buffer. */
+/* An array of fixed-size elements in any contiguous buffer. */
 typedef struct {
     Py_buffer view;
     Py_ssize_t count;
 } array;
 
-/* False with an exception set if the object is no buffer or no whole number of elements. */
+/* Opens a buffer. Returns false with an exception set if the object is not a buffer or not a whole number of elements. */
 static bool array_open(PyObject *object, Py_ssize_t element, const char *name, array *a)
 {
     if (PyObject_GetBuffer(object, &a->view, PyBUF_SIMPLE) < 0)

@@ -1,9 +1,10 @@
-/* key_hashes.h - keys of pages that an engine has named by SHA-256 itself: each hash XOR the namespace's digest, end to end. */
+/* key_hashes.h - keys of pages that an engine has already named by SHA-256: each hash XOR the digest of the namespace, end to
+ * end. */
 #pragma once
 
 #include "buffers.h"
 
-enum { AHEAD = 8 }; /* hashes lie wherever the engine's allocator put them */
+enum { AHEAD = 8 }; /* hashes are scattered: they lie wherever the engine's allocator put them */
 
 typedef PyObject *(*item_of)(PyObject *, Py_ssize_t);
 
@@ -16,7 +17,7 @@ static void mix(char *key, const char *hash, const uint64_t *digest)
     memcpy(key, words, sizeof words);
 }
 
-/* The bytes of an item; NULL with an exception set. */
+/* Returns the bytes of an item, or NULL with an exception set. */
 static const char *hash_of(PyObject *item, Py_ssize_t at)
 {
     char *bytes;
@@ -32,7 +33,7 @@ static const char *hash_of(PyObject *item, Py_ssize_t at)
         return NULL;
     if (length == PT_KEY_BYTES)
         return bytes;
-    PyErr_Format(PyExc_ValueError, "hash %zd has %zd bytes, not %u: such digests are for keys_of()", at, length, PT_KEY_BYTES);
+    PyErr_Format(PyExc_ValueError, "hash %zd has %zd bytes, not %u: use keys_of() for such digests", at, length, PT_KEY_BYTES);
     return NULL;
 }
 
@@ -49,7 +50,8 @@ static bool mix_items(char *keys, PyObject *hashes, Py_ssize_t count, item_of it
     return true;
 }
 
-/* keys_of_hashes(hashes, digest) -> keys: of a list or a tuple of bytes, in one pass and with no memory but the keys'. */
+/* keys_of_hashes(hashes, digest) -> the keys of a list or a tuple of bytes, in one pass and with no other memory than that of
+ * the keys. */
 static PyObject *keys_of_hashes(PyObject *module, PyObject *args)
 {
     PyObject *hashes;
@@ -64,7 +66,7 @@ static PyObject *keys_of_hashes(PyObject *module, PyObject *args)
     memcpy(digest, given, sizeof digest);
     bool listed = PyList_Check(hashes);
     if (!listed && !PyTuple_Check(hashes))
-        return PyErr_Format(PyExc_TypeError, "hashes are a list or a tuple of bytes");
+        return PyErr_Format(PyExc_TypeError, "hashes must be a list or a tuple of bytes");
     Py_ssize_t count = listed ? PyList_Size(hashes) : PyTuple_Size(hashes);
     PyObject *keys = PyBytes_FromStringAndSize(NULL, count * PT_KEY_BYTES);
     if (keys && !mix_items(PyBytes_AsString(keys), hashes, count, listed ? PyList_GetItem : PyTuple_GetItem, digest))

@@ -1,4 +1,4 @@
-/* observer.h - the Python type Observer: looks at index and lock words through read-only mappings. */
+/* observer.h - the Python type Observer: reads index and lock words through read-only mappings. */
 #pragma once
 
 #include "buffers.h"
@@ -25,7 +25,7 @@ static PyObject *observer_new(PyTypeObject *type, PyObject *args, PyObject *kwar
             self->view = pt_view_of(self->index.address, self->locks.address, NULL);
             return (PyObject *)self;
         }
-        PyErr_Format(ShmError, "can not look: %s (this build reads format %u)", why_not, PT_FORMAT);
+        PyErr_Format(ShmError, "cannot read the segments: %s (this build reads format %u)", why_not, PT_FORMAT);
     }
     Py_DECREF((PyObject *)self);
     return NULL;
@@ -56,7 +56,7 @@ static PyObject *describe_counts(pt_counts sum, pt_uses uses)
                          USE(store_ns), USE(bounded));
 }
 
-/* What the living processes counted, and what the dead left. */
+/* Returns the sum of the counters of living and former processes. */
 static PyObject *describe_all_counts(const pt_view *v)
 {
     pt_counts sum = v->header->retired;
@@ -71,7 +71,7 @@ static PyObject *describe_all_counts(const pt_view *v)
 #define FIELD(name) #name, (unsigned long long)h->name
 #define DEED(name) #name, (unsigned long long)h->deeds.name
 
-/* The header's numbers: sizes, what is in use, what the daemon did. */
+/* Returns the numbers of the header: sizes, usage, and the counters of the daemon. */
 static PyObject *describe_header(const pt_view *v)
 {
     const pt_header *h = v->header;
@@ -86,7 +86,7 @@ static PyObject *describe_header(const pt_view *v)
                          DEED(disk_flushed), DEED(disk_lost), DEED(disk_spared), DEED(disk_damaged));
 }
 
-/* What each slot has pinned. */
+/* The pages and frames that a slot has pinned. */
 typedef struct {
     unsigned long long pages, frames;
 } pinned_by;
@@ -100,7 +100,7 @@ static void count_pins(const pt_view *v, pinned_by pins[PT_SLOTS])
         }
 }
 
-/* One dictionary for each attached process; pins is an array by slot, or NULL where nobody asked. */
+/* Returns the record of an attachment. `pins` is an array by slot, or NULL to leave out the pins. */
 static PyObject *describe_slot(const pt_view *v, uint32_t slot, const pinned_by *pins)
 {
     const pt_slot *s = &v->slots[slot];
@@ -175,7 +175,7 @@ static PyObject *describe_holders(const pt_view *v)
 
 static PyObject *observer_slots(Observer *self, PyObject *unused) { (void)unused; return describe_holders(&self->view); }
 
-/* disk_text() -> what the disk tier says of itself; None while it changes. */
+/* disk_text() -> the status that the disk tier reports; None while it is being changed. */
 static PyObject *observer_disk_text(Observer *self, PyObject *unused)
 {
     (void)unused;

@@ -1,11 +1,11 @@
-/* owner_disk.h - the type Owner and the disk tier: what it holds, what it is told to write, what is read in. */
+/* owner_disk.h - the type Owner and the disk tier: its contents, and which pages are written, read and dropped. */
 #pragma once
 
 #include "owner_reservations.h"
 
 #include "../core/daemon/fetch.h"
 
-/* disk_open(frames, rule): a tier with so much room is there, empty until it reports. */
+/* disk_open(frames, rule): opens a tier with room for `frames` frames. It is empty until its contents are reported. */
 static PyObject *owner_disk_open(Owner *self, PyObject *args)
 {
     unsigned long long frames;
@@ -18,7 +18,7 @@ static PyObject *owner_disk_open(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* disk_shrink(frames): the tier has so much less room than it said. */
+/* disk_shrink(frames): reduces the capacity of the tier, because it has less room than it reported. */
 static PyObject *owner_disk_shrink(Owner *self, PyObject *args)
 {
     unsigned long long frames;
@@ -28,7 +28,7 @@ static PyObject *owner_disk_shrink(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* disk_rule(rule): another rule for what is written; pages that were spared are considered again. */
+/* disk_rule(rule): changes the write rule. Pages that were excluded from writing before are considered again. */
 static PyObject *owner_disk_rule(Owner *self, PyObject *args)
 {
     unsigned int rule;
@@ -40,7 +40,8 @@ static PyObject *owner_disk_rule(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* unwritten() -> (pages, bytes, spared): still to be written by the rule in force; in memory alone, and staying so. */
+/* unwritten() -> (pages, bytes, spared): what still has to be written by the present rule, and the pages that stay in memory
+ * only. */
 static PyObject *owner_unwritten(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -50,7 +51,7 @@ static PyObject *owner_unwritten(Owner *self, PyObject *unused)
     return Py_BuildValue("(KKK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes, (unsigned long long)sum.spared);
 }
 
-/* disk_close(): the tier is gone with all that it held. */
+/* disk_close(): closes the tier with everything that it contained. */
 static PyObject *owner_disk_close(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -80,7 +81,7 @@ static void disk_report(Owner *self, const array *of)
     pt_disk_make_room(o, 0, now);
 }
 
-/* disk_report(keys, sizes, spaces, ticks): what the tier holds. What the index can not have goes to the drops. */
+/* disk_report(keys, sizes, spaces, ticks): adds pages that the tier contains. Pages that the index cannot have become drops. */
 static PyObject *owner_disk_report(Owner *self, PyObject *args)
 {
     PyObject *keys, *sizes, *spaces, *ticks;
@@ -94,7 +95,7 @@ static PyObject *owner_disk_report(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* disk_drops() -> keys that are to leave the disk, before anything that is ordered after this call. */
+/* disk_drops() -> keys that must leave the disk before anything is written that is commanded after this call. */
 static PyObject *owner_disk_drops(Owner *self, PyObject *unused)
 {
     pt_disk *d = &self->shared.disk;
@@ -121,13 +122,14 @@ static PyObject *for_each_key(Owner *self, PyObject *args, void (*act)(pt_owner 
 
 static void drop_key(pt_owner *o, const uint8_t *key, uint64_t now) { pt_disk_drop(o, key, now); }
 
-/* disk_drop(keys): pages that shall not be on disk; what is not there is none of it. */
+/* disk_drop(keys): drops pages from the disk. Keys that are not on disk are ignored. */
 static PyObject *owner_disk_drop(Owner *self, PyObject *args) { return for_each_key(self, args, drop_key); }
 
-/* disk_damaged(keys): pages that the tier could not read back. */
+/* disk_damaged(keys): drops pages that the tier could not read back. */
 static PyObject *owner_disk_damaged(Owner *self, PyObject *args) { return for_each_key(self, args, pt_disk_damaged); }
 
-/* frames_ahead(enough): frames that come free before the first unwritten page has to leave, counted up to about `enough`. */
+/* frames_ahead(enough): frames that can become free before the first unwritten page has to be evicted, counted up to about
+ * `enough`. */
 static PyObject *owner_frames_ahead(Owner *self, PyObject *args)
 {
     unsigned long long enough;
@@ -136,7 +138,7 @@ static PyObject *owner_frames_ahead(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(pt_frames_ahead(&self->shared, enough));
 }
 
-/* Clients may write ticks at any moment, so what goes out is checked when it is read and not before. */
+/* Fills in the fields. Clients may write ticks at any time, so each tick is validated when it is read. */
 static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now, char *fields[7])
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -171,7 +173,7 @@ static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t cou
     return tuple;
 }
 
-/* order_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains) of pages to be written. */
+/* order_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains) of pages to write. */
 static PyObject *owner_order_writes(Owner *self, PyObject *args)
 {
     unsigned long long frames;
@@ -188,7 +190,7 @@ static PyObject *owner_order_writes(Owner *self, PyObject *args)
     return packed;
 }
 
-/* end_orders(entries, results): what became of pages that were ordered, an enum pt_write_result each. */
+/* end_orders(entries, results): ends writes that were commanded; results has an enum pt_write_result for each. */
 static PyObject *owner_end_orders(Owner *self, PyObject *args)
 {
     PyObject *entries, *results;
@@ -205,8 +207,9 @@ static PyObject *owner_end_orders(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* fetch(slot, ttl_ns, keys, most_frames = 0) -> (outcomes, entries, serials): frames for pages on disk, granted to the
- * worker's slot, but no more than most_frames of them; 0: any number. */
+/* fetch(slot, ttl_ns, keys, most_frames = 0) -> (outcomes, entries, serials): grants frames for pages on disk to the slot of
+ * the
+ * worker, at most most_frames of them; 0: no limit. */
 static PyObject *owner_fetch(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .parts = 1};
@@ -233,7 +236,7 @@ static PyObject *owner_fetch(Owner *self, PyObject *args)
     return packed;
 }
 
-/* sizes(entries) -> bytes of each page, u64; 0 for what is no entry. */
+/* sizes(entries) -> bytes of each page, u64; 0 for an entry that does not exist. */
 static PyObject *owner_sizes(Owner *self, PyObject *args)
 {
     PyObject *given;
@@ -250,7 +253,7 @@ static PyObject *owner_sizes(Owner *self, PyObject *args)
     return sizes;
 }
 
-/* chains(entries) -> u32 each: the run of pages that a page was granted with; 0 where that is not known. */
+/* chains(entries) -> u32 each: the run of pages with which a page was granted; 0 if unknown. */
 static PyObject *owner_chains(Owner *self, PyObject *args)
 {
     PyObject *given;
@@ -267,7 +270,7 @@ static PyObject *owner_chains(Owner *self, PyObject *args)
     return chains;
 }
 
-/* count_fetched(pages, bytes, missed): what came of requests for pages on disk. */
+/* count_fetched(pages, bytes, missed): counts the results of requests for pages on disk. */
 static PyObject *owner_count_fetched(Owner *self, PyObject *args)
 {
     unsigned long long pages, bytes, missed;
@@ -280,7 +283,7 @@ static PyObject *owner_count_fetched(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* tell_disk(text): what the disk tier says of itself, for who looks; cut to what there is room for. */
+/* tell_disk(text): publishes the status of the disk tier for observers. Raises ValueError if the text is too long. */
 static PyObject *owner_tell_disk(Owner *self, PyObject *args)
 {
     const char *text;
@@ -289,7 +292,7 @@ static PyObject *owner_tell_disk(Owner *self, PyObject *args)
         return NULL;
     pt_header *h = self->shared.view.header;
     if (bytes > (Py_ssize_t)PT_TEXT_BYTES)
-        return PyErr_Format(PyExc_ValueError, "%zd bytes are more than %u", bytes, PT_TEXT_BYTES);
+        return PyErr_Format(PyExc_ValueError, "a text of %zd bytes is longer than %u", bytes, PT_TEXT_BYTES);
     atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_acq_rel);
     PT_POINT("tell.odd");
     memcpy(h->disk_text, text, (size_t)bytes);

@@ -5,7 +5,7 @@
 
 #include "../core/daemon/write_quota.h"
 
-/* The answers as three arrays: outcomes (u8), entries (u32), serials (u64). */
+/* Packs answers into three arrays: outcomes (u8), entries (u32), serials (u64). */
 static PyObject *answers_pack(const pt_answer *answers, Py_ssize_t count)
 {
     PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count), *entries = PyBytes_FromStringAndSize(NULL, 4 * count);
@@ -24,7 +24,7 @@ static bool request_sound(Owner *self, const pt_request *r)
     if (r->slot < PT_SLOTS && r->space < v->header->spaces && v->spaces[r->space].used && r->parts >= 1 &&
         r->parts <= PT_PARTS && r->part < r->parts)
         return true;
-    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u or part %u of %u makes no sense", r->slot, r->space, r->part, r->parts);
+    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u or part %u of %u is invalid", r->slot, r->space, r->part, r->parts);
     return false;
 }
 
@@ -54,7 +54,7 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
     return packed;
 }
 
-/* attach(pid, uid, started, token, name) -> slot, -1 if all are taken; the old slot for an attachment that has one. */
+/* attach(pid, uid, started, token, name) -> slot, -1 if all are taken; the present slot of an attachment that has one. */
 static PyObject *owner_attach(Owner *self, PyObject *args)
 {
     pt_process p;
@@ -76,7 +76,7 @@ static bool holds_serial(const void *context, uint64_t serial)
     return false;
 }
 
-/* keep_only(slot, serials): lets go of all parts granted to a slot but those that its process knows of. */
+/* keep_only(slot, serials): releases all parts that were granted to a slot, except those that its process lists. */
 static PyObject *owner_keep_only(Owner *self, PyObject *args)
 {
     unsigned int slot;
@@ -102,13 +102,14 @@ static PyObject *owner_free_slot(Owner *self, PyObject *args, slot_end *end)
     Py_RETURN_NONE;
 }
 
-/* reap(slot): takes back all that a dead process held, and dooms pages of which only the dead were granted parts. */
+/* reap(slot): releases everything that a dead process had, and dooms pages of which only dead processes were granted parts. */
 static PyObject *owner_reap(Owner *self, PyObject *args) { return owner_free_slot(self, args, pt_reap); }
 
-/* detach(slot): takes back all that a living process held; the parts that it finished wait for the others. */
+/* detach(slot): releases everything that a living process had. The parts that it finished wait for the other parts. */
 static PyObject *owner_detach(Owner *self, PyObject *args) { return owner_free_slot(self, args, pt_detach); }
 
-/* settle(most) -> open entries left: moves reservations on whose writers have finished, given up or overstayed; 0: all. */
+/* settle(most) -> number of open entries left: settles reservations whose writers have finished, given up or exceeded their
+ * time, at most `most` of them; 0: all. */
 static PyObject *owner_settle(Owner *self, PyObject *args)
 {
     unsigned int most = 0;
@@ -121,17 +122,17 @@ static PyObject *owner_settle(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLong(self->shared.view.header->open_entries);
 }
 
-/* slot_of(args, slot): the one argument of a method, a slot that there is. */
+/* Reads the one argument of a method, an existing slot. Returns false with an exception set. */
 static bool slot_of(Owner *self, PyObject *args, unsigned int *slot)
 {
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", slot))
         return false;
     if (*slot >= PT_SLOTS)
-        PyErr_SetString(PyExc_ValueError, "there is no such slot");
+        PyErr_SetString(PyExc_ValueError, "the slot does not exist");
     return *slot < PT_SLOTS;
 }
 
-/* process_of(slot) -> (pid, started) of who has it; pid 0: nobody. */
+/* process_of(slot) -> (pid, started) of the process that has the slot; pid 0: the slot is free. */
 static PyObject *owner_process_of(Owner *self, PyObject *args)
 {
     unsigned int slot;
@@ -141,7 +142,7 @@ static PyObject *owner_process_of(Owner *self, PyObject *args)
     return Py_BuildValue("(IK)", atomic_load_explicit(&s->pid, memory_order_relaxed), (unsigned long long)s->started);
 }
 
-/* frames_writing(slot) -> frames of open reservations in which the slot's process has a part. */
+/* frames_writing(slot) -> frames of open reservations in which the process of the slot has a part. */
 static PyObject *owner_frames_writing(Owner *self, PyObject *args)
 {
     unsigned int slot;
@@ -150,7 +151,7 @@ static PyObject *owner_frames_writing(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(pt_frames_writing(&self->shared, slot));
 }
 
-/* bound_pins(frames): what one attachment may have pinned from now on; 0: any number. */
+/* bound_pins(frames): limits the frames that one attachment may have pinned; 0: no limit. */
 static PyObject *owner_bound_pins(Owner *self, PyObject *args)
 {
     unsigned int frames;
@@ -160,7 +161,7 @@ static PyObject *owner_bound_pins(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* bounded() -> matches of the attachments that there are that ended at that bound. */
+/* bounded() -> number of matches of the present attachments that ended at that limit. */
 static PyObject *owner_bounded(Owner *self, PyObject *unused)
 {
     uint64_t sum = 0;
@@ -172,14 +173,14 @@ static PyObject *owner_bounded(Owner *self, PyObject *unused)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
-/* holders() -> takers(), with what each has pinned: walks the lock words. */
+/* holders() -> takers() with what each has pinned. Walks the lock words. */
 static PyObject *owner_holders(Owner *self, PyObject *unused)
 {
     (void)unused;
     return owner_ready(self) ? describe_holders(&self->shared.view) : NULL;
 }
 
-/* evict(frames, limit) -> pages evicted: until `frames` are free, at most `limit` pages. */
+/* evict(frames, limit) -> pages evicted: until `frames` frames are free, at most `limit` pages. */
 static PyObject *owner_evict(Owner *self, PyObject *args)
 {
     unsigned int frames, limit;
@@ -188,7 +189,7 @@ static PyObject *owner_evict(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLong(pt_evict_until(&self->shared, frames, limit, pt_now_ns()));
 }
 
-/* flush(space, tiers) -> (dropped, kept): drops the pages of a namespace, of all where space is -1, out of tiers. */
+/* flush(space, tiers) -> (dropped, kept): removes the pages of a namespace (-1: of all) from the tiers. */
 static PyObject *owner_flush(Owner *self, PyObject *args)
 {
     int space;
@@ -199,7 +200,8 @@ static PyObject *owner_flush(Owner *self, PyObject *args)
     return Py_BuildValue("(II)", done.dropped, done.kept);
 }
 
-/* space(digest, name, page_tokens, window, group) -> number, -1 if the table is full of namespaces with pages. */
+/* space(digest, name, page_tokens, window, group) -> number of the namespace, -1 if the table is full of namespaces with
+ * pages. */
 static PyObject *owner_space(Owner *self, PyObject *args)
 {
     pt_space made = {.used = 1, .first = PT_NONE, .used_ns = pt_now_ns()};
@@ -221,14 +223,14 @@ static PyObject *owner_space(Owner *self, PyObject *args)
     return PyLong_FromLong(number == PT_NONE ? -1 : (long)number);
 }
 
-/* spare_spaces() -> how many namespaces the table has room for. */
+/* spare_spaces() -> number of namespaces that the table has room for. */
 static PyObject *owner_spare_spaces(Owner *self, PyObject *unused)
 {
     (void)unused;
     return owner_ready(self) ? PyLong_FromUnsignedLong(pt_spare_spaces(&self->shared.view)) : NULL;
 }
 
-/* drop_idle(idle_ns, budget) -> (found, pages, space): a turn of pt_idle_turn; space: the record of one that was dropped. */
+/* drop_idle(idle_ns, budget) -> (found, pages, space): one pt_idle_turn; space: the record of the namespace that was dropped. */
 static PyObject *owner_drop_idle(Owner *self, PyObject *args)
 {
     unsigned long long idle;
@@ -242,7 +244,7 @@ static PyObject *owner_drop_idle(Owner *self, PyObject *args)
     return space ? Py_BuildValue("(IIN)", (unsigned)found, i->pages, space) : NULL;
 }
 
-/* check_integrity() -> what is wrong, a sentence each; empty if all is well. */
+/* check_integrity() -> descriptions of what is wrong, one sentence each; empty if nothing is. */
 static PyObject *owner_check(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -258,7 +260,7 @@ static PyObject *owner_check(Owner *self, PyObject *unused)
     return list;
 }
 
-/* close(): says in the header that the daemon stops on purpose. */
+/* close(): marks the segments as closed by a daemon that stops for good. */
 static PyObject *owner_close(Owner *self, PyObject *unused)
 {
     (void)unused;

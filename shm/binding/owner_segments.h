@@ -1,4 +1,4 @@
-/* owner.h - the Python type Owner: the daemon's hold on the segments. One thread at a time; it never waits. */
+/* owner_segments.h - the Python type Owner: the segments as the daemon uses them. One thread at a time; no call blocks. */
 #pragma once
 
 #include "observer.h"
@@ -50,7 +50,7 @@ static PyObject *owner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* format(frame_bytes, frames, entries, spaces, segments_id, build): makes fresh segments of the mapped, zeroed memory. */
+/* format(frame_bytes, frames, entries, spaces, segments_id, build): formats new segments in the mapped, zeroed memory. */
 static PyObject *owner_format(Owner *self, PyObject *args)
 {
     unsigned long long frame_bytes, id;
@@ -62,14 +62,14 @@ static PyObject *owner_format(Owner *self, PyObject *args)
     pt_geometry geometry = {frame_bytes, frames, entries, spaces};
     pt_plan(&plan, &geometry);
     if (plan.index_bytes != self->index.bytes || plan.locks_bytes != self->locks.bytes || plan.arena_bytes != self->arena.bytes) {
-        PyErr_SetString(PyExc_ValueError, "the segments have other sizes than these numbers ask for");
+        PyErr_SetString(PyExc_ValueError, "the sizes of the segments do not match this geometry");
         return NULL;
     }
     pt_format(self->index.address, self->locks.address, &geometry, id, build);
     Py_RETURN_NONE;
 }
 
-/* why_not(): the reason why the segments can not be adopted by this build, None if they can. */
+/* why_not(): the reason why this build cannot adopt the segments, None if it can. */
 static PyObject *owner_why_not(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -80,7 +80,7 @@ static PyObject *owner_why_not(Owner *self, PyObject *unused)
     return PyUnicode_FromString(why_not);
 }
 
-/* takers(): the processes that have a slot, before adoption: who of them lives is for the caller to find out. */
+/* takers(): the attachments that have a slot. Before adoption the caller has to find out which of their processes live. */
 static PyObject *owner_takers(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -88,8 +88,8 @@ static PyObject *owner_takers(Owner *self, PyObject *unused)
     return describe_slots(&v, NULL);
 }
 
-/* adopt(alive): derives everything from the entries; alive: bit mask of the slots whose process lives. Call it once,
- * after why_not() was None; all other methods but format, why_not, takers and populate need it first. */
+/* adopt(alive): derives everything from the entries; alive: bit mask of the slots whose process lives. Call it once, after
+ * why_not() returned None. All other methods except format, why_not, takers and populate need it first. */
 static PyObject *owner_adopt(Owner *self, PyObject *args)
 {
     unsigned long long alive;
@@ -106,11 +106,11 @@ static PyObject *owner_adopt(Owner *self, PyObject *args)
 static bool owner_ready(Owner *self)
 {
     if (!self->shared.ready)
-        PyErr_SetString(PyExc_RuntimeError, "adopt() comes first");
+        PyErr_SetString(PyExc_RuntimeError, "adopt() must be called first");
     return self->shared.ready != NULL;
 }
 
-/* populate(offset, length): allocates a piece of the arena; OSError where memory is short. From any thread. */
+/* populate(offset, length): allocates a range of the arena; OSError if memory is short. May be called from any thread. */
 static PyObject *owner_populate(Owner *self, PyObject *args)
 {
     unsigned long long offset, length;
@@ -119,7 +119,7 @@ static PyObject *owner_populate(Owner *self, PyObject *args)
     return populate_range(&self->arena, MADV_POPULATE_WRITE, offset, length);
 }
 
-/* take_lazily(arena_fd): no frame is granted from now on before its memory is there. */
+/* take_lazily(arena_fd): from now on a frame is granted only after its memory was allocated. */
 static PyObject *owner_take_lazily(Owner *self, PyObject *args)
 {
     int arena_fd, own;
@@ -135,7 +135,7 @@ static PyObject *owner_take_lazily(Owner *self, PyObject *args)
     return PyErr_NoMemory();
 }
 
-/* lacks_memory: whether a frame's memory could not be had, when one's was to be taken last. */
+/* lacks_memory: whether the last attempt to allocate the memory of a frame failed for lack of memory. */
 static PyObject *owner_lacks_memory(Owner *self, void *unused)
 {
     (void)unused;
@@ -151,7 +151,7 @@ static PyObject *owner_populate_index(Owner *self, PyObject *unused)
     return done ? populate_range(&self->locks, MADV_POPULATE_WRITE, 0, self->locks.bytes) : NULL;
 }
 
-/* arena_address(): where the arena is mapped, for advice about its pages. */
+/* arena_address(): the address of the arena, for advice about its pages. */
 static PyObject *owner_arena_address(Owner *self, PyObject *unused)
 {
     (void)unused;

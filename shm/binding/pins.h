@@ -8,20 +8,20 @@
 typedef struct Pins {
     PyObject_HEAD
     Session *session;
-    PyObject *context; /* what was asked for, kept for the caller */
+    PyObject *context; /* what was looked up, kept for the caller */
     struct Pins *first; /* of a rematch: the match whose lookup it belongs to */
     unsigned int asked, count, reach;
     uint32_t page_tokens, behind; /* behind: pages at the end of reach whose tokens are not counted yet */
-    unsigned int from_disk;       /* pages that have come from disk, as far as they are counted */
-    bool held, due;   /* due: let go of, but not yet unpinned */
-    uint32_t copying; /* calls that copy these pages without the GIL; guarded by it */
-    uint64_t *serials; /* and behind them the entries, in one block */
+    unsigned int from_disk; /* pages that were loaded from disk, as far as they are counted */
+    bool held, due; /* due: released, but not yet unpinned */
+    uint32_t copying; /* calls that copy these pages without the GIL; guarded by the GIL */
+    uint64_t *serials; /* followed by the entries, in the same block */
     uint32_t *entries;
 } Pins;
 
 static PyTypeObject *PinsType;
 
-/* Room for the serials and the entries of so many pages, in one block. */
+/* Allocates the serials and the entries of `pages` pages in one block. Returns NULL with an exception set. */
 static uint64_t *pins_room(uint32_t pages)
 {
     uint64_t *room = malloc((size_t)pages * 12 + 1);
@@ -30,8 +30,8 @@ static uint64_t *pins_room(uint32_t pages)
     return room;
 }
 
-/* A new object of `type` (Pins or a subclass) for `asked` pages; `room` is its own from then on. NULL with an exception set,
- * as for a room that is NULL with one set. */
+/* Returns a new object of `type` (Pins or a subclass) for `asked` pages, which owns `room` from then on. Returns NULL with an
+ * exception set, also if `room` is NULL with an exception set. */
 static Pins *pins_in(uint64_t *room, PyTypeObject *type, Session *session, PyObject *context, uint32_t asked)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -57,7 +57,7 @@ static Pins *pins_new(PyTypeObject *type, Session *session, PyObject *context, u
     return self;
 }
 
-/* miss(type, context, asked): a match of nothing, for whoever has no session. */
+/* miss(type, context, asked): an empty match, for callers without a session. */
 static PyObject *pins_miss(PyObject *module, PyObject *args)
 {
     PyTypeObject *type;
@@ -76,7 +76,7 @@ static PyObject *pins_miss(PyObject *module, PyObject *args)
     return (PyObject *)pins;
 }
 
-/* Unpins what was let go of, as soon as no thread copies it any more. */
+/* Unpins released pages as soon as no thread copies them any more. */
 static void pins_drop(Pins *self)
 {
     if (!self->due || self->copying)
@@ -86,7 +86,7 @@ static void pins_drop(Pins *self)
         pt_release(&self->session->shared, self->entries, self->count);
 }
 
-/* The lookup is over: what was not loaded by now is missed. */
+/* Ends the lookup: pages that were not loaded by now are counted as missed. */
 static void pins_count_missed(Pins *self)
 {
     if (self->behind && handle_usable(self->session)) {
@@ -109,7 +109,8 @@ static void pins_count_until(Pins *self, uint32_t end)
     self->from_disk += on_disk;
 }
 
-/* count_loaded(pages): as many pages from the head on were loaded, those behind the pinned ones with the help of the disk. */
+/* count_loaded(pages): records that the first `pages` pages were loaded, those behind the pinned ones with the help of the
+ * disk. */
 static PyObject *pins_count_loaded(Pins *self, PyObject *arg)
 {
     unsigned long pages = PyLong_AsUnsignedLong(arg);
@@ -175,7 +176,7 @@ static PyObject *pins_serials(Pins *self, void *unused)
     return PyBytes_FromStringAndSize((char *)self->serials, (Py_ssize_t)self->count * 8);
 }
 
-/* Bytes of each page, u64; nothing once the pins are let go. */
+/* Returns the bytes of each page, u64; empty after release(). */
 static PyObject *pins_sizes(Pins *self, void *unused)
 {
     (void)unused;

@@ -1,4 +1,4 @@
-/* strided.h - gather and scatter: the tables of a transfer as Python hands them in, for plain memory and for sessions. */
+/* session_copy.h - gather and scatter: reads the tables of a transfer from Python, for plain memory and for sessions. */
 #pragma once
 
 #include "session_match.h"
@@ -38,7 +38,7 @@ static bool tables_opened(tables *t)
     return true;
 }
 
-/* Opens the tables; false with an exception set if they are not what they should be. After true comes tables_close. */
+/* Opens the tables. Returns false with an exception set if they are not valid; after true the caller calls tables_close. */
 static bool tables_open(tables *t)
 {
     if (!tables_opened(t))
@@ -59,7 +59,7 @@ static bool tables_open(tables *t)
 
 static void tables_close(tables *t) { arrays_close(t->arrays, TABLES); }
 
-/* False with an exception set that names what is wrong. */
+/* Validates the tables. Returns false with an exception set that says what is wrong. */
 static bool tables_sound(const tables *t)
 {
     pt_flaw flaw = pt_transfer_flaw(&t->transfer);
@@ -70,12 +70,12 @@ static bool tables_sound(const tables *t)
     return !flaw.why;
 }
 
-/* Where a transfer of plain memory finds its frames: false with an exception set if that can not be. */
+/* Sets the frames of a transfer in plain memory. Returns false with an exception set if they are not valid. */
 static bool tables_frames(tables *t, long long arena, long long arena_bytes, long long frame_bytes, const array *frames)
 {
     pt_transfer *of = &t->transfer;
     if (arena < 1 || arena_bytes < 0)
-        return refused("arena", "no memory");
+        return refused("arena", "not a valid range of memory");
     if (frame_bytes < 1)
         return refused("frame_bytes", "at least 1");
     of->arena = (uint8_t *)(uintptr_t)arena;
@@ -120,15 +120,16 @@ static PyObject *strided_gather(PyObject *module, PyObject *args)
     return plain_transfer(args, PT_INTO_ARENA);
 }
 
-/* scatter(...), of the same: arena -> cache. */
+/* scatter(...), with the same arguments: arena -> cache. */
 static PyObject *strided_scatter(PyObject *module, PyObject *args)
 {
     (void)module;
     return plain_transfer(args, PT_OUT_OF_ARENA);
 }
 
-/* Writes down the frames of the pages up to the first that is not of the transfer's size or whose chain makes no sense;
- * from there on nothing is transferred. */
+/* Collects the frames of the pages up to the first page that is not of the transfer's size or whose chain is not valid. The
+ * transfer ends
+ * before that page. */
 static void chains_read(const pt_session *s, const uint32_t *entries, enum pt_direction way, pt_transfer *t, uint32_t *frames)
 {
     const pt_view *v = &s->view;
@@ -150,7 +151,7 @@ static uint64_t pages_copied(const pt_transfer *t)
     return count;
 }
 
-/* A sound transfer; returns how many pages from the first on were done. */
+/* Runs a valid transfer. Returns how many pages from the first one on were done. */
 static PyObject *session_transfer(Session *self, const uint32_t *entries, tables *tables, enum pt_direction way)
 {
     pt_transfer *t = &tables->transfer;
@@ -176,23 +177,23 @@ static PyObject *session_transfer(Session *self, const uint32_t *entries, tables
     return PyLong_FromLongLong(t->page_count);
 }
 
-/* The session's side of the tables; false with an exception set if they make no sense for it. */
+/* Sets the session's part of the tables. Returns false with an exception set if the tables do not fit it. */
 static bool session_tables(const Session *self, tables *t, long long page_bytes)
 {
     const pt_view *v = &self->shared.view;
     pt_transfer *of = &t->transfer;
     if (page_bytes < 0)
-        return refused("page_bytes", "not negative");
+        return refused("page_bytes", "must not be negative");
     of->arena = v->arena;
     of->frame_bytes = v->frame_bytes;
     of->frame_count = v->frame_count;
     of->page_bytes = (uint64_t)page_bytes;
-    /* No page is larger than the arena: of none a frame will be written down. */
+    /* A page cannot be larger than the arena: of such a page no frame is collected. */
     of->chain = of->page_bytes > self->arena.bytes ? 0 : pt_frames_for(v, of->page_bytes);
     return tables_sound(t);
 }
 
-/* gather(entries, page_bytes, planes, pages, blocks, block_tokens, skip, threads): a cache into granted pages. */
+/* gather(entries, page_bytes, planes, pages, blocks, block_tokens, skip, threads): copies a cache into granted pages. */
 static PyObject *session_gather(Session *self, PyObject *args)
 {
     PyObject *object, *done = NULL;
@@ -214,7 +215,7 @@ static PyObject *session_gather(Session *self, PyObject *args)
     return done;
 }
 
-/* scatter(pins, first, page_bytes, planes, pages, blocks, block_tokens, skip, threads): pinned pages into a cache. */
+/* scatter(pins, first, page_bytes, planes, pages, blocks, block_tokens, skip, threads): copies pinned pages into a cache. */
 static PyObject *session_scatter(Session *self, PyObject *args)
 {
     Pins *pins;

@@ -12,24 +12,25 @@ typedef struct {
     mapping index, locks, arena;
     uint64_t held_bytes, forks;
     bool open;
-    uint32_t busy, holds; /* calls that work without the GIL, and holds among them; guarded by it */
+    uint32_t busy, holds; /* calls that work without the GIL, and how many of them are holds; guarded by the GIL */
     pt_session shared;
 } Session;
 
-/* False in a forked child: there the mappings are gone, and the slot is the parent's. */
+/* Returns whether the handle is usable. It is not in a forked child: the mappings are gone, and the slot belongs to the
+ * parent. */
 static inline bool handle_usable(const Session *self)
 {
     return self && self->open && self->forks == atomic_load_explicit(&forks, memory_order_relaxed);
 }
 
-/* The time that a copy took since it began. */
+/* Counts the time that a copy took since it began. */
 static inline void count_copy(pt_session *s, enum pt_direction way, uint64_t began)
 {
     pt_uses *uses = &s->view.uses[s->slot];
     pt_count(way == PT_OUT_OF_ARENA ? &uses->load_ns : &uses->store_ns, pt_now_ns() - began);
 }
 
-/* count_time(load_ns, store_ns): what somebody else's copies took, for the statistics. */
+/* count_time(load_ns, store_ns): counts the time of copies that another library made, for the statistics. */
 static PyObject *session_count_time(Session *self, PyObject *args)
 {
     unsigned long long load_ns, store_ns;

@@ -1,9 +1,9 @@
-/* session.h - the Python type Session: what an attached process does. Nothing here waits for another process. */
+/* session_match.h - the Python type Session: the operations of an attached process. None of them waits for another process. */
 #pragma once
 
 #include "pins.h"
 
-#define BRIEF 512u /* keys that are matched without letting go of the GIL: about 50 us */
+#define BRIEF 512u /* keys that are matched without releasing the GIL: about 50 us */
 
 static void session_unmap(Session *self)
 {
@@ -17,7 +17,7 @@ static void session_unmap(Session *self)
     self->open = false;
 }
 
-/* Takes back all pins that this process still holds. */
+/* Clears all pin bits that this process still has set. */
 static void session_unpin_all(pt_session *s)
 {
     for (uint32_t entry = 0; entry < s->view.entry_count; entry++)
@@ -26,7 +26,7 @@ static void session_unpin_all(pt_session *s)
     PT_POINT("retire.unpinned");
 }
 
-/* retire() -> bool: ends the handle and what it holds; False while another thread is copying or matching. */
+/* retire() -> bool: closes the handle and releases its pins; False, and no effect, while another thread copies or matches. */
 static PyObject *session_retire(Session *self, PyObject *unused)
 {
     (void)unused;
@@ -67,7 +67,7 @@ static bool session_start(Session *self, unsigned int slot)
     pt_sizes sizes = {self->index.bytes, self->locks.bytes, self->arena.bytes};
     const char *why_not = pt_why_not(self->index.address, self->locks.address, sizes);
     if (why_not || slot >= PT_SLOTS) {
-        PyErr_Format(ShmError, "can not attach: %s (this build reads format %u)", why_not ? why_not : "no such slot", PT_FORMAT);
+        PyErr_Format(ShmError, "cannot attach: %s (this build reads format %u)", why_not ? why_not : "no such slot", PT_FORMAT);
         return false;
     }
     self->shared.view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
@@ -115,7 +115,7 @@ static void session_search(Session *self, const uint8_t *keys, Pins *pins)
     pins->held = true;
 }
 
-/* What both kinds of match do, and neither's statistics. */
+/* Does what both kinds of match have in common, without counting. */
 static Pins *session_find(Session *self, PyObject *type, PyObject *context, PyObject *given)
 {
     array keys;
@@ -137,7 +137,7 @@ static Pins *session_find(Session *self, PyObject *type, PyObject *context, PyOb
     return pins;
 }
 
-/* The tokens behind the first page on disk are counted once they were loaded, or at the release. */
+/* Counts a match. The tokens from the first page on disk on are counted when they were loaded, or at the release. */
 static void session_count_match(Session *self, Pins *pins, uint64_t page_tokens)
 {
     uint64_t missed = (pins->asked - pins->reach) * page_tokens;
@@ -151,8 +151,9 @@ static bool session_is_pins(PyObject *type)
     return PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, PinsType);
 }
 
-/* match(type, context, keys, page_tokens): a new `type` with the longest prefix of keys that is readable, pinned. It is a
- * lookup in the statistics. */
+/* match(type, context, keys, page_tokens): a new `type` with the longest readable prefix of keys, pinned. It counts as a
+ * lookup in the
+ * statistics. */
 static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t count)
 {
     unsigned long page_tokens = count == 4 ? PyLong_AsUnsignedLong(args[3]) : 0;
@@ -168,7 +169,7 @@ static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t 
     return (PyObject *)pins;
 }
 
-/* rematch(type, context, keys, first): a match that belongs to the lookup of `first`, and is none of its own. */
+/* rematch(type, context, keys, first): a match that belongs to the lookup of `first` and does not count as another one. */
 static PyObject *session_rematch(Session *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 4 || !session_is_pins(args[0]) || !session_is_pins((PyObject *)Py_TYPE(args[3]))) {
@@ -183,7 +184,7 @@ static PyObject *session_rematch(Session *self, PyObject *const *args, Py_ssize_
     return (PyObject *)pins;
 }
 
-/* repin(type, context, entries, serials): pins what another process matched, as far as it is still there. */
+/* repin(type, context, entries, serials): pins what another process matched, up to the first page that is gone. */
 static PyObject *session_repin(Session *self, PyObject *args)
 {
     PyTypeObject *type;
@@ -208,14 +209,15 @@ static PyObject *session_repin(Session *self, PyObject *args)
     return (PyObject *)pins;
 }
 
-/* Nothing is written to a page of which this process was granted nothing. */
+/* Returns whether the job may write to its page: only if this process was granted a part of it. */
 static bool pt_job_is_ours(const pt_session *s, const pt_job *job)
 {
     return pt_job_fits(&s->view, job) && pt_writes(&s->view.entries[job->entry], s->slot);
 }
 
-/* Fills `jobs` from the arrays, stops at the first that does not fit its page; returns how many it filled. What is
- * copied out are whole pages. */
+/* Fills `jobs` from the arrays, up to the first job that does not fit its page. Returns how many it filled. Only whole pages
+ * are copied
+ * out of the arena. */
 static uint32_t jobs_fill(const pt_session *s, const uint32_t *entries, const array *to, uint64_t offset,
                           enum pt_direction way, pt_job *jobs)
 {
@@ -255,7 +257,7 @@ static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *t
     return PyLong_FromUnsignedLong(count);
 }
 
-/* copy_out(pins, first, addresses, sizes, threads): pages from `first` on to plain memory; returns how many. */
+/* copy_out(pins, first, addresses, sizes, threads): copies pages from `first` on to plain memory; returns how many. */
 static PyObject *session_copy_out(Session *self, PyObject *args)
 {
     Pins *pins;
@@ -279,7 +281,7 @@ static PyObject *session_copy_out(Session *self, PyObject *args)
     return done;
 }
 
-/* copy_in(entries, addresses, sizes, offset, threads): plain memory into granted pages, from byte `offset` of each. */
+/* copy_in(entries, addresses, sizes, offset, threads): copies plain memory into granted pages, from byte `offset` of each on. */
 static PyObject *session_copy_in(Session *self, PyObject *args)
 {
     PyObject *entries, *addresses, *sizes, *done;

@@ -1,11 +1,11 @@
-/* groups.h - Session.match_groups: one match over several groups of state, and the pins of each. */
+/* session_match_groups.h - Session.match_groups: one match over several groups of state, and the pins of each group. */
 #pragma once
 
 #include "session_match.h"
 
 #include "../core/client/match_groups.h"
 
-/* What was asked for, and what one match works in: each group's room is that of pins for all its pages. */
+/* The arguments and the working memory of one match. Each group's block has room for the pins of all its pages. */
 typedef struct {
     PyTypeObject *type;
     uint32_t count;
@@ -23,7 +23,7 @@ static void groups_close(asked_groups *a)
         free(a->groups[i].serials);
 }
 
-/* One of the tuples (context, keys, page_tokens, needs); false with an exception set. */
+/* Adds one of the tuples (context, keys, page_tokens, needs). Returns false with an exception set. */
 static bool groups_add(asked_groups *a, PyObject *given)
 {
     PyObject *keys;
@@ -63,7 +63,8 @@ static bool groups_open(asked_groups *a, PyObject *given)
     return true;
 }
 
-/* A hit that needs most pages of a group takes the group's room over: another one for a long prompt costs 5 % of its match. */
+/* Returns pins that own the block of the group. Used if the hit needs most pages of the group: a second block for a long
+ * prompt would cost 5 % of its match. */
 static Pins *groups_take_over(Session *self, const asked_groups *a, pt_group *g, PyObject *context)
 {
     Pins *pins = pins_in(g->serials, a->type, self, context, g->pins);
@@ -85,7 +86,7 @@ static Pins *groups_copy(Session *self, const asked_groups *a, pt_group *g, PyOb
     return pins;
 }
 
-/* The pins of one group, which are its own from then on; NULL with an exception set. */
+/* Returns the pins of one group, which own its pages from then on; NULL with an exception set. */
 static PyObject *groups_pins(Session *self, const asked_groups *a, pt_group *g, PyObject *all)
 {
     PyObject *context = PySequence_GetSlice(all, g->first, (Py_ssize_t)g->first + g->pins);
@@ -100,7 +101,7 @@ static PyObject *groups_pins(Session *self, const asked_groups *a, pt_group *g, 
     return (PyObject *)pins;
 }
 
-/* The pins of each group; where one fails nothing stays pinned. */
+/* Returns the pins of all groups. If one of them fails, nothing stays pinned. */
 static PyObject *groups_all_pins(Session *self, asked_groups *a)
 {
     PyObject *all = PyTuple_New(a->count);
@@ -144,7 +145,7 @@ static PyObject *session_match_groups(Session *self, PyObject *args)
     }
     if (groups_open(&a, given)) {
         a.agreed.limit = limit;
-        self->busy++; /* slices of contexts may be Python's: nobody unmaps meanwhile */
+        self->busy++; /* slicing contexts may run Python code: the segments must not be unmapped by it */
         groups_search(self, &a);
         pins = groups_all_pins(self, &a);
         self->busy--;

@@ -1,10 +1,11 @@
-/* session_publish.h - the rest of the type Session: finishing and giving up parts, and small questions. */
+/* session_publish.h - the rest of the type Session: finishing and abandoning parts, populating, counting, properties. */
 #pragma once
 
 #include "session_match_groups.h"
 #include "session_copy.h"
 
-/* True if the entry is still the filling that was granted, and the part this process's: what is another's is left alone. */
+/* Returns whether the entry is still the filling that was granted and the part belongs to this process. Parts of other
+ * processes are left alone. */
 static bool still_granted(const pt_session *s, uint32_t entry, uint64_t serial, uint32_t part)
 {
     const pt_view *v = &s->view;
@@ -22,7 +23,7 @@ static bool part_finish(Session *self, uint32_t entry, uint64_t serial, uint32_t
     return stored;
 }
 
-/* publish(entries, serials, part): finishes a part of each page; a byte a page, 1 stored, 0 doomed meanwhile. */
+/* publish(entries, serials, part): finishes a part of each page; one byte per page: 1 stored, 0 doomed before it was finished. */
 static PyObject *session_publish(Session *self, PyObject *args)
 {
     PyObject *entries, *serials, *flags;
@@ -40,7 +41,7 @@ static PyObject *session_publish(Session *self, PyObject *args)
     return flags;
 }
 
-/* abandon(entries, serials, part): lets go of parts without finishing them. */
+/* abandon(entries, serials, part): releases parts without finishing them. */
 static PyObject *session_abandon(Session *self, PyObject *args)
 {
     PyObject *entries, *serials;
@@ -59,7 +60,7 @@ static PyObject *session_abandon(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* chain(entry) -> numbers of the frames of a page, u32; nothing if they make no sense. The caller has the page pinned or was
+/* chain(entry) -> the frames of a page, u32; empty if its chain is not valid. The caller has the page pinned or was
  * granted it. */
 static PyObject *session_chain(Session *self, PyObject *args)
 {
@@ -77,7 +78,7 @@ static PyObject *session_chain(Session *self, PyObject *args)
     return frames;
 }
 
-/* populate(offset, length): maps a piece of the arena ahead of its use. */
+/* populate(offset, length): maps a range of the arena before its first use. */
 static PyObject *session_populate(Session *self, PyObject *args)
 {
     unsigned long long offset, length;
@@ -91,7 +92,7 @@ static PyObject *session_populate(Session *self, PyObject *args)
     return done;
 }
 
-/* populate_index(): maps index and lock words ahead of the first match. */
+/* populate_index(): maps index and lock words before the first match. */
 static PyObject *session_populate_index(Session *self, PyObject *unused)
 {
     (void)unused;
@@ -105,7 +106,8 @@ static PyObject *session_populate_index(Session *self, PyObject *unused)
     return locks;
 }
 
-/* hold(): somebody whom this process can not wait for, a GPU, uses the arena: it stays mapped, and retire() is false. */
+/* hold(): keeps the arena mapped for a user that this process cannot wait for, such as a GPU; retire() returns False until
+ * unhold(). */
 static PyObject *session_hold(Session *self, PyObject *unused)
 {
     (void)unused;
@@ -129,7 +131,7 @@ static PyObject *session_unhold(Session *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* count_loaded(pages, bytes): what somebody else copied out of pages that this process had pinned, for the statistics. */
+/* count_loaded(pages, bytes): counts what others copied out of pages that this process had pinned, for the statistics. */
 static PyObject *session_count_loaded(Session *self, PyObject *args)
 {
     unsigned long long pages, bytes;
@@ -142,7 +144,8 @@ static PyObject *session_count_loaded(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* count_lookup(hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens): one request's lookup, for who matches groups. */
+/* count_lookup(hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens): counts one request's lookup, for callers
+ * that match groups. */
 static PyObject *session_count_lookup(Session *self, PyObject *args)
 {
     unsigned long long hits, misses, memory, disk, missed;
@@ -159,7 +162,7 @@ static PyObject *session_usable(Session *self, void *unused)
     return PyBool_FromLong(handle_usable(self));
 }
 
-/* True once the daemon has stopped on purpose: the memory should be let go. */
+/* True after the daemon was stopped for good: the process should unmap the memory. */
 static PyObject *session_closed(Session *self, void *unused)
 {
     (void)unused;

@@ -29,5 +29,5 @@ def test_what_is_no_hash_is_named() -> None:
 
     with pytest.raises(TypeError, match="hash 20 must be bytes, not Odd"):
         keys_of_hashes([bytes(32)] * 20 + [Odd()], DIGEST)  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"hash 1 has 0 bytes, not 32: such digests are for keys_of\(\)"):
+    with pytest.raises(ValueError, match=r"hash 1 has 0 bytes, not 32: use keys_of\(\)"):
         keys_of_hashes((bytes(32), b""), DIGEST)

@@ -56,7 +56,7 @@ static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule
     if (o->disk.open)
         pt_disk_close(o, now);
     o->view.header->disk_frames = frames;
-    PT_POINT("open.told");
+    PT_POINT("open.sized");
     o->disk.open = true;
     o->disk.rule = rule;
     o->disk.drop_count = 0;
