@@ -206,7 +206,7 @@ class Session:
         threads: int,
         /,
     ) -> int:
-        """Copies a strided cache into granted pages of page_bytes bytes; see gather() of the module.
+        """Copies a strided cache into granted pages of page_bytes bytes; the tables are those of the module.
 
         Returns how many pages from the first one on were done, including skipped ones; it stops at a page of another
         size.

@@ -1,54 +1,59 @@
-/* adoption.pml - adoption with clients running: daemons die, others take the segments over, and nobody else stops.
+/* adoption.pml - adoptions with clients running: daemons die, other daemons take the segments over, and the clients continue.
  *
- * Who: one that looks for pages, one that stores them; each may die after any step, and another gets its slot. The daemon,
- * any of whose steps may be its last, those of an adoption, too; the daemons after it.
+ * Processes: a client that reads pages and a client that stores them; each may die after any step, and another process gets
+ * its slot.
+ * The daemon, any of whose steps may be its last, also those of an adoption; its successors.
  *
- * What of the code: pt_adopt with all that it calls (adopt.h), but for dictionaries (dictionary.pml); pt_reap and
- * pt_let_go_of_parts (attachments.h), also when one who stored tells a new daemon what he holds; pt_grant, pt_fill and pt_refill
- * (reserve.h); pt_settle (reservations.h); pt_drop_page (evict.h); pt_free_on_disk (disk_entries.h); pt_pin_key (match.h), for any
- * entry; pt_part_finish (publish.h). Two entries share one frame; a page has one part and one frame. CASE_halves: a page has two
- * parts, and nobody stores the other one, so that no page is ever whole.
+ * Code: pt_adopt with everything that it calls (adopt.h), except for dictionaries (dictionary.pml); pt_reap and
+ * pt_let_go_of_parts
+ * (attachments.h), also when a storing client lists to a new daemon what it was granted; pt_grant, pt_fill and pt_refill
+ * (reserve.h);
+ * pt_settle (reservations.h); pt_drop_page (evict.h); pt_free_on_disk (disk_entries.h); pt_pin_key (match.h), for any entry;
+ * pt_part_finish (publish.h). Two entries share one frame; a page has one part and one frame. CASE_halves: a page has two
+ * parts, and no
+ * process stores the second one, so that no page ever becomes readable.
  *
- * Memory that may be another's is set to 0, so that who looks is found at once.
+ * Memory that may belong to another page is set to 0, so that a process that reads it is found at once.
  *
- * What holds:
- *   1. Who pinned a readable page reads its bytes until he lets go, and no key is compared while it is written: whoever
- *      takes over meanwhile.
- *   2. Who was granted a page writes to its frame and to no other, and publishes his own page or none.
- *   3. An adoption drops nothing: every entry that is not free is whole, at whatever step the daemon before died.
- *   4. Between two deeds of a daemon the frame is free or one page's, pins are those of slots that somebody has, and what is
- *      being written is being written by somebody who knows of it.
- *   5. Once a dead process was reaped, or a daemon has taken over, no page waits for the other part of one that is dead.
- */
+ * Properties:
+ *   1. A client that pinned a readable page reads its bytes until it releases the page, and no key is compared while it is
+ *   being
+ *      written, whichever daemon takes over in between.
+ *   2. A client that was granted a page writes to its frame and to no other, and publishes its own page or none.
+ *   3. An adoption drops nothing: every entry that is not free is complete, at whatever step the daemon before died.
+ *   4. Between two operations of a daemon the frame is free or belongs to one page, pins belong to slots that are taken, and
+ *   each page
+ *      that is being written has a writer that knows of it.
+ *   5. After a dead process was reaped, or a daemon has taken over, no page waits for the other part of a dead process. */
 #define ENTRIES 2
 #include "lockword.pml"
 
 #define STORER 0 /* slots */
-#define LOOKER 1
+#define READER 1
 #define NOBODY 7
 #define DEAD_WRITER 6
 #define NOW 1 /* of the filling that is in the entry */
-#define OLD 2 /* of one that was there before */
+#define OLD 2 /* of an earlier filling */
 #define LIVES 3 /* of daemons */
 
-/* what a daemon leaves to the next */
-bool key[ENTRIES];  /* false while it is being written, and of a free entry */
-bool framed[ENTRIES]; /* first_frame is the frame, and frame_count 1 */
+/* what a daemon leaves to its successor */
+bool key[ENTRIES]; /* false while it is being written, and of a free entry */
+bool framed[ENTRIES]; /* first_frame is the frame, and frame_count is 1 */
 byte owner = NOBODY;  /* of the frame: an entry */
-byte writer[ENTRIES]; /* a slot, or what became of who had it */
+byte writer[ENTRIES]; /* a slot, or the mark of a former writer */
 bool done[ENTRIES], gone[ENTRIES];
-byte content;  /* of the frame: the number of the entry that it was written for, and 1; else 0 */
+byte content; /* of the frame: 1 + the number of the entry for which it was written; 0: other bytes */
 
-/* what is derived anew */
+/* what an adoption derives */
 bool entry_free[ENTRIES], frame_free, opened[ENTRIES], listed[ENTRIES];
 
 /* the clients */
-byte mine[ENTRIES]; /* for what filling the storer was granted the page, 0: none */
+byte mine[ENTRIES]; /* the filling for which the storing client was granted the page; 0: none */
 bool asks, attached;
 bool dying[2], dead[2];
 #ifdef CASE_halves
 #define PUBLISHES false
-bool its[ENTRIES], died[ENTRIES]; /* the part is of the process that has the storer's slot now; of one that died */
+bool of_present[ENTRIES], died[ENTRIES]; /* the part belongs to the present process of the storing client's slot; to one that died */
 #else
 #define PUBLISHES true
 #endif
@@ -56,35 +61,35 @@ bool its[ENTRIES], died[ENTRIES]; /* the part is of the process that has the sto
 byte daemons;
 bool dying_daemon;
 
-/* ---- who looks ---- */
+/* ---- the reading client ---- */
 
-inline look(e)
+inline read_page(e)
 {
-    pt_pin(e, LOOKER, seen);
+    pt_pin(e, READER, seen);
     if
     :: atomic { seen == READABLE ->
             assert(key[e] && framed[e] && owner == e && content == e + 1); /* 1 */
-            pt_unpin(e, LOOKER) }
-    :: atomic { seen == ON_DISK -> assert(key[e]); /* 1 */ pt_unpin(e, LOOKER) }
-    :: atomic { seen != READABLE && seen != ON_DISK -> pt_unpin(e, LOOKER) }
+            pt_unpin(e, READER) }
+    :: atomic { seen == ON_DISK -> assert(key[e]); /* 1 */ pt_unpin(e, READER) }
+    :: atomic { seen != READABLE && seen != ON_DISK -> pt_unpin(e, READER) }
     fi;
     seen = 0
 }
 
-proctype Looker()
+proctype Reader()
 {
     byte seen;
     {
 end:
         do
-        :: look(0)
-        :: look(1)
+        :: read_page(0)
+        :: read_page(1)
         od
-    } unless { dying[LOOKER] };
-    atomic { seen = 0; dead[LOOKER] = true; dying[LOOKER] = false }
+    } unless { dying[READER] };
+    atomic { seen = 0; dead[READER] = true; dying[READER] = false }
 }
 
-/* ---- who stores ---- */
+/* ---- the storing client ---- */
 
 inline pt_part_finish(e)
 {
@@ -123,7 +128,7 @@ end:
 
 /* ---- the daemon ---- */
 
-#define EACH(e, deed) e = 0; deed; e = 1; deed
+#define EACH(e, operation) e = 0; operation; e = 1; operation
 
 inline put_frame(e)
 {
@@ -141,7 +146,7 @@ inline pt_reclaim(e)
     d_step {
         key[e] = false; writer[e] = NOBODY; done[e] = false; gone[e] = false; entry_free[e] = true
 #ifdef CASE_halves
-        ; its[e] = false; died[e] = false
+        ; of_present[e] = false; died[e] = false
 #endif
     }
 }
@@ -165,7 +170,7 @@ inline pt_fill(e, from)
     atomic {
         writer[e] = STORER; mine[e] = (mine[e] -> OLD : 0)
 #ifdef CASE_halves
-        ; its[e] = true; died[e] = false
+        ; of_present[e] = true; died[e] = false
 #endif
     }
 #ifdef MUTANT_state_before_frames
@@ -256,8 +261,8 @@ inline let_go_of_part(slot, e, mark)
 inline note_death(e)
 {
 #ifdef CASE_halves
-    died[e] = died[e] || its[e];
-    its[e] = false
+    died[e] = died[e] || of_present[e];
+    of_present[e] = false
 #else
     skip
 #endif
@@ -269,11 +274,11 @@ inline new_client(slot)
     dead[slot] = false;
     if
     :: slot == STORER -> note_death(0); note_death(1); mine[0] = 0; mine[1] = 0; attached = true; run Storer()
-    :: else -> run Looker()
+    :: else -> run Reader()
     fi
 }
 
-/* pt_reap. What the dead had asked is answered first: it was in the socket before. */
+/* pt_reap. The requests of the dead process are answered first: they were in the socket before. */
 inline pt_reap(slot)
 {
     pins[0] = pins[0] & (255 ^ BIT(slot));
@@ -290,10 +295,10 @@ inline pt_reap(slot)
 #endif
 }
 
-/* The storer tells a new daemon what it holds; it lets go of the rest. */
+/* The storing client attaches to a new daemon and lists what it was granted; the daemon releases the rest. */
 inline attach_again()
 {
-#ifndef MUTANT_lost_answer_kept
+#ifndef MUTANT_lost_grant_kept
     if
     :: opened[0] && writer[0] == STORER && !mine[0] -> gone[0] = true
     :: else
@@ -306,7 +311,7 @@ inline attach_again()
     attached = true
 }
 
-/* ---- taking over ---- */
+/* ---- adoption ---- */
 
 inline pt_forget_derived()
 {
@@ -317,7 +322,7 @@ inline pt_forget_derived()
     }
 }
 
-/* `known_dead` is what the daemon was told as it began. */
+/* `known_dead` has the processes that were dead when the daemon began. */
 inline clear_pins(e)
 {
 #if defined(MUTANT_pins_of_the_living_cleared)
@@ -385,7 +390,7 @@ inline pt_adopt()
     :: else
     fi;
     pt_bury(STORER);
-    pt_bury(LOOKER);
+    pt_bury(READER);
     settle_open(0);
     settle_open(1)
 }
@@ -414,7 +419,7 @@ inline pt_check()
 
 inline forget() { did = false; seen_frame = false; was = 0; known_dead = 0 }
 
-inline deed(e)
+inline operation(e)
 {
     if
     :: asks && entry_free[e] && frame_free -> pt_grant(e)
@@ -435,18 +440,18 @@ proctype Daemon()
         atomic { forget(); pt_check() }
 end:
         do
-        :: deed(0); atomic { forget(); pt_check() }
-        :: deed(1); atomic { forget(); pt_check() }
+        :: operation(0); atomic { forget(); pt_check() }
+        :: operation(1); atomic { forget(); pt_check() }
         :: asks -> asks = false /* refused, present, pending */
         :: dead[STORER] && !asks -> pt_reap(STORER); atomic { forget(); pt_check() }
-        :: dead[LOOKER] -> pt_reap(LOOKER); atomic { forget(); pt_check() }
+        :: dead[READER] -> pt_reap(READER); atomic { forget(); pt_check() }
         :: !attached && !dead[STORER] -> attach_again()
         od
     } unless { dying_daemon };
     atomic { forget(); dying_daemon = false; asks = false; attached = false; daemons++; run Daemon() }
 }
 
-/* Daemons, then one of the clients; with halves also the other way round, so that a daemon dies while it reaps. */
+/* Kills daemons, then one of the clients; with CASE_halves also in the other order, so that a daemon dies while it reaps. */
 active proctype Death()
 {
     bool one_died;
@@ -456,7 +461,7 @@ active proctype Death()
     :: atomic { !one_died -> one_died = true; dying[STORER] = true }
 #else
     :: dying[STORER] = true; break
-    :: dying[LOOKER] = true; break
+    :: dying[READER] = true; break
 #endif
     :: break
     od
@@ -469,7 +474,7 @@ init
         writer[1] = NOBODY;
         attached = true;
         run Daemon();
-        run Looker();
+        run Reader();
         run Storer()
     }
 }

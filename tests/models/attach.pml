@@ -1,49 +1,52 @@
-/* attach.pml - a session attaches, attaches again, and leaves at any moment: its slot is free in the end, and never before.
+/* attach.pml - a session attaches, attaches again, and leaves at any time: its slot is free in the end, and never before.
  *
- * Who: one session of a process that lives on, and daemons, of which each may die after any step. The next one finds the slot in
- * the segments, and its process alive, so it keeps it: nobody but the session can tell that the slot is free.
+ * Processes: one session of a process that stays alive, and daemons, each of which may die after any step. The next daemon
+ * finds the
+ * slot in the segments, and its process alive, so it keeps the slot: only the session knows that the slot is free.
  *
- * What of the code: Keeper (client/reconnect.py), Connection._admit_peer, _unanswered and _free_unused (daemon/server/connection.py),
- * pt_attach and pt_reap (attachments.h). The session may stop at any step. It may also give up waiting for an answer, as it does with a daemon
- * that is stopped: then it closes the connection and comes again by the same token. Connections are read in any order, each
- * from its head; what a dead daemon has not read is gone. Left out: the dead (their slots are freed by their pidfd), other
- * sessions, refusals.
+ * Code: ReconnectThread (client/reconnect.py), Connection._admit_peer, _unanswered and _free_unused
+ * (daemon/server/connection.py),
+ * pt_attach and pt_reap (attachments.h). The session may stop at any step. It may also stop waiting for a response, as it does
+ * with a
+ * daemon that is stopped: then it closes the connection and attaches again with the same token. Connections are read in any
+ * order, each from its head; what a dead daemon has not read is lost. Left out: dead processes (their slots are freed by their
+ * pidfds),
+ * other sessions, rejections.
  *
- * What holds:
+ * Properties:
  *   1. A slot is never freed while its session has the segments mapped.
- *   2. When the session has ended and the daemon has read all, the slot is free.
- */
-#define LINKS 5 /* one more than deaths, waits that are given up, and the first */
+ *   2. When the session has ended and the daemon has read everything, the slot is free. */
+#define LINKS 5 /* one more than deaths and timeouts, for the first connection */
 #define DEATHS 2
 #define WAITS_GIVEN_UP 1
 
 bool taken;  /* pt_slot.pid, in the segments */
-bool mapped; /* the session has them */
+bool mapped; /* by the session */
 bool ended;
 
-/* of each connection: what was sent, what the daemon has read of it and answered; closed by the session; its daemon is dead */
+/* of each connection: what was sent, what the daemon has read and answered; closed by the session; its daemon is dead */
 bool attach_sent[LINKS], attach_read[LINKS], welcome[LINKS];
 bool detach_sent[LINKS], detach_read[LINKS], detached[LINKS];
 bool closed[LINKS], lost[LINKS];
 
 /* ---- the session ---- */
 
-inline let_go()
+inline unmap()
 {
-#ifndef MUTANT_goodbye_before_letting_go
+#ifndef MUTANT_detach_before_unmapping
     mapped = false
 #else
     skip
 #endif
 }
 
-inline say_goodbye()
+inline detach()
 {
     detach_sent[link] = true;
-#ifdef MUTANT_goodbye_before_letting_go
+#ifdef MUTANT_detach_before_unmapping
     mapped = false;
 #endif
-#ifdef MUTANT_goodbye_not_confirmed
+#ifdef MUTANT_detach_not_confirmed
     has_slot = false
 #else
     if
@@ -56,49 +59,49 @@ inline say_goodbye()
 proctype session()
 {
     byte link = 0, patience = WAITS_GIVEN_UP;
-    bool has_slot = false, greeted;
+    bool has_slot = false, answered;
 
 attaching:
-    greeted = false;
+    answered = false;
     has_slot = true;
     attach_sent[link] = true;
     if
-    :: welcome[link] -> greeted = true
+    :: welcome[link] -> answered = true
     :: lost[link] && !welcome[link] -> link++; goto next
     :: patience -> patience--; closed[link] = true; link++; goto next
-    :: true -> goto leaving /* stopped while it greets */
+    :: true -> goto leaving /* stopped while it attaches */
     fi;
-    mapped = true; /* or it was */
+    mapped = true; /* or still mapped */
     if
     :: lost[link] -> link++; goto next
     :: true -> goto leaving
     fi;
 
-next: /* no connection */
+next: /* without a connection */
     if
     :: goto attaching
-    :: let_go(); goto again
+    :: unmap(); goto again
     fi;
 
 leaving:
-    let_go();
-#ifdef MUTANT_no_goodbye_while_greeting
+    unmap();
+#ifdef MUTANT_no_detach_while_attaching
     if
-    :: !greeted -> closed[link] = true; goto end
+    :: !answered -> closed[link] = true; goto end
     :: else
     fi;
 #endif
-    say_goodbye();
+    detach();
 
 again:
     do
     :: !has_slot -> break
     :: else ->
-#ifdef MUTANT_next_daemon_is_not_told
+#ifdef MUTANT_no_detach_from_the_next_daemon
         break
 #else
         attach_sent[link] = true;
-        say_goodbye()
+        detach()
 #endif
     od;
 
@@ -132,7 +135,7 @@ inline answer(at)
     :: !closed[at] -> welcome[at] = true
     :: else ->
         if
-#ifdef MUTANT_slot_of_the_gone_is_always_freed
+#ifdef MUTANT_slot_of_a_closed_connection_is_always_freed
         :: true -> free_slot()
 #else
         :: !had -> free_slot()
@@ -148,7 +151,7 @@ inline read_attach(at)
     attach_read[at] = true;
     had = taken;
     if
-#ifndef MUTANT_slot_for_the_gone
+#ifndef MUTANT_slot_for_a_closed_connection
     :: closed[at] && !had -> lost[at] = true
     :: !closed[at] || had ->
 #else
@@ -190,7 +193,7 @@ proctype daemon()
     :: read_detach(4)
     :: deaths -> die()
     :: timeout ->
-        assert(ended);  /* nobody waits for ever */
+        assert(ended); /* no process waits forever */
         assert(!taken); /* 2 */
         break
     od

@@ -1,8 +1,12 @@
-"""check_models.py [MODEL...]: has spin look at every state of the models beside it, and refute all their mutants.
+"""Lets spin explore every state of the models in this folder and refute all their mutants.
 
-A model is a file NAME.pml. `#ifdef CASE_x` in it means that it is looked at in another setting, too, and
-`#ifdef MUTANT_x` a mistake that spin must find, in one of the settings. One line for each is printed; the exit status
-is 1 if a model has an error, was not looked at completely, or if a mutant survives. Needs spin and gcc.
+usage: check_models.py [MODEL...]
+
+A model is a file NAME.pml. `#ifdef CASE_x` in it defines another setting in which it is explored, and `#ifdef MUTANT_x`
+a
+mistake that spin must find in one of the settings. Prints one line for each; the exit status is 1 if a model has an
+error, was
+not explored completely, or if a mutant survives. Needs spin and gcc.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ INCOMPLETE = ("search depth too small", "memory exhausted", "reached -DMEMLIM", 
 
 
 class Model(Struct, frozen=True):
-    """One file: the settings in which it holds, and the mistakes that must show."""
+    """One file: the settings in which it must hold, and the mistakes that must be found."""
 
     path: Path
     cases: tuple[str, ...]
@@ -34,12 +38,12 @@ class Model(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its path below this folder, without the suffix."""
+        """The path below this folder, without the suffix."""
         return str(self.path.relative_to(HERE).with_suffix(""))
 
 
 class Verdict(Struct, frozen=True):
-    """What spin said of one variant of a model."""
+    """The result of one variant of a model."""
 
     errors: str  # the first one; "" if there is none
     states: int
@@ -47,27 +51,30 @@ class Verdict(Struct, frozen=True):
 
 
 class ModelError(Exception):
-    """A model that spin or the compiler does not understand, or that it could not look at completely."""
+    """A model that spin or the compiler rejects, or that spin could not explore completely."""
 
 
 def models() -> list[Model]:
-    """All models, by name."""
+    """Returns all models, by name."""
     return [read_model(path) for path in sorted(HERE.rglob("*.pml")) if "\ninit" in path.read_text()]
 
 
 def read_model(path: Path) -> Model:
-    """What a file says of its cases and mutants."""
+    """Reads the cases and mutants of a file."""
     text = path.read_text()
     return Model(path, ("", *unique("CASE_", text)), unique("MUTANT_", text))
 
 
 def unique(prefix: str, text: str) -> tuple[str, ...]:
-    """The macros that begin like this, in the order in which they come."""
+    """Returns the macros with this prefix, in their order in the text."""
     return tuple(dict.fromkeys(re.findall(rf"\b{prefix}\w+", text)))
 
 
 def check_variant(model: Model, macros: list[str], speed: str) -> Verdict:
-    """Has all states of a variant looked at, until the first error. A mutant's search is short: it is built at -O0."""
+    """Explores all states of a variant, up to the first error; raises ModelError if it cannot.
+
+    A mutant is built at -O0.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagetier-models-") as folder:
         copy = Path(copytree(HERE, folder, dirs_exist_ok=True)) / model.path.parent.relative_to(HERE)
@@ -79,13 +86,13 @@ def check_variant(model: Model, macros: list[str], speed: str) -> Verdict:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """What a command says. One that fails says why; what it left undone is found missing later."""
+    """Returns the output of a command. A command that fails prints why; its missing result is noticed later."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
 def verdict(said: str, seconds: float) -> Verdict:
-    """Reads spin's report; a search that is not complete is no verdict."""
+    """Reads spin's report. Raises ModelError if the search is incomplete."""
     error = re.search(r"^pan:\d+: (.*)$", said, re.MULTILINE)
     states = re.search(r"^\s*(\d+) states, stored", said, re.MULTILINE)
     if error and not any(words in error[1] for words in INCOMPLETE):
@@ -96,7 +103,7 @@ def verdict(said: str, seconds: float) -> Verdict:
 
 
 def check_model(model: Model) -> Iterator[str]:
-    """Yields what is wrong with a model; prints a line for each variant."""
+    """Yields the errors of a model; prints a line for each variant."""
     for case in model.cases:
         got = check_variant(model, [case] if case else [], "-O1")
         title = f"{model.name} {case.removeprefix('CASE_').replace('_', ' ')}"
@@ -108,7 +115,7 @@ def check_model(model: Model) -> Iterator[str]:
 
 
 def refute(model: Model, mutant: str) -> Iterator[str]:
-    """Yields a complaint if no case of the model shows the mistake."""
+    """Yields an error if no case of the model shows the mistake."""
     title = f"{model.name}: {mutant.removeprefix('MUTANT_').replace('_', ' ')}"
     for case in model.cases:
         got = check_variant(model, [mutant, case] if case else [mutant], "-O0")
@@ -119,15 +126,15 @@ def refute(model: Model, mutant: str) -> Iterator[str]:
 
 
 def say(kind: str, title: str, result: str, seconds: float) -> None:
-    """One line of the report."""
+    """Prints one line of the report."""
     sys.stdout.write(f"{kind:<7} {title:<58} {seconds:5.1f} s  {result}\n")
     sys.stdout.flush()
 
 
 def main(names: list[str]) -> int:
-    """Checks the models of these names, or all."""
+    """Checks the models with these names, or all. Returns the exit status."""
     if not which("spin") or not which("gcc"):
-        sys.stdout.write("models: skipped, there is no spin or no gcc\n")
+        sys.stdout.write("models: skipped, spin or gcc is missing\n")
         return 0
     chosen = [model for model in models() if not names or model.name in names]
     wrong = [complaint for model in chosen for complaint in check_model(model)]

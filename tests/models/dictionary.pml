@@ -1,22 +1,27 @@
-/* dictionary.pml - dictionary reads against relinking: moves, the home's version, both dictionaries at an adoption.
+/* dictionary.pml - dictionary reads against relinking: moves, the version of the home bucket, both dictionaries at an
+ * adoption.
  *
- * Who: two that search for keys, as often as they like; the daemon, any of whose steps may be its last; the daemons after it.
+ * Processes: two readers that search for keys, as often as they like; the daemon, any of whose steps may be its last; its
+ * successors.
  *
- * What of the code: pt_find and pt_scan (match.h), pt_reach, pt_dict_room, pt_dict_add, pt_dict_drop, pt_dict_movable,
- * pt_dict_pull_home and pt_dict_clear (dict.h), and of pt_adopt what is done with dictionaries (adopt.h). A bucket has one
- * slot instead of seven and a window three buckets instead of eight, so that few keys are displaced and moved. Entries have
- * the numbers of their keys; that an entry may become another's is what pin.pml is about. A search never tires of trying
- * again (PT_RETRIES).
+ * Code: pt_find and pt_scan (match.h), pt_reach, pt_dict_room, pt_dict_add, pt_dict_drop, pt_dict_movable, pt_dict_pull_home
+ * and
+ * pt_dict_clear (dict.h), and what pt_adopt does with dictionaries (adopt.h). A bucket has one slot instead of seven, and a
+ * window three
+ * buckets instead of eight, so that few keys are displaced and moved. Entries have the numbers of their keys; pin.pml covers
+ * entries that
+ * become other pages. A search repeats without limit (no PT_RETRIES).
  *
- * Of a version only this matters: was it raised since a reader read it? One that was cleared since is believed to be what
- * it was: that is the worst that may come of it.
+ * Of a version only one thing matters: was it incremented since a reader read it? A version that was cleared since then is
+ * taken for
+ * unchanged, which is the worst case.
  *
- * What holds:
- *   1. A key that was there from the begin of a search to its end is found: no miss is false, whatever is moved meanwhile,
- *      and however many daemons take over.
- *   2. Between two deeds of the daemon each key that it owns is in the dictionary once, and the displaced keys of each home
- *      are counted.
- */
+ * Properties:
+ *   1. A key that is in the dictionary from the beginning of a search to its end is found: no miss is false, whichever keys
+ *      are moved and however many daemons take over at the same time.
+ *   2. Between two operations of the daemon each key that it owns is in the dictionary once, and the displaced keys of each
+ *   home
+ *      are counted. */
 #if defined(CASE_adoptions)
 #define KEYS 2
 #define DEATHS 2
@@ -34,46 +39,47 @@
 #define HOME(k) (k == 3 -> 1 : 0)
 #define DISTANCE(k, at) ((at + BUCKETS - HOME(k)) % BUCKETS)
 
-#define IN_FORCE (number % 2)
+#define IN_USE (number % 2)
 
 typedef Dictionary {
-    byte slots[4]; /* the key that is there, 0: none */
+    byte slots[4]; /* the key in each slot, 0: none */
     byte displaced[2]    /* of the homes */
 }
 Dictionary dict[2];
 byte number; /* pt_header.dictionary */
 
-bool owned[4]; /* the entry's state is not PT_FREE */
+bool owned[4]; /* the state of the entry is not PT_FREE */
 bool there[4]; /* it is readable, and in the dictionary */
 
-/* of each reader: what it looks for, in which dictionary; what became of both since it began */
+/* of each reader: the key that it searches, and in which dictionary; what happened to both since it began */
 byte sought[READERS], sought_in[READERS];
 bool steady[READERS], moved[READERS], cleared[READERS];
 
 byte deaths;
 bool dying, deriving;
 
-/* What nobody looks at is forgotten, so that there is less to check: it is cleared before it is used again. */
+/* Clears a dictionary that no reader scans, so that there are fewer states: the daemon clears it before it is used again
+ * anyway. */
 inline forget_old_dictionary()
 {
     if
-    :: !deriving && (!sought[0] || sought_in[0] == IN_FORCE) && (!sought[1] || sought_in[1] == IN_FORCE) ->
-        dict[1 - IN_FORCE].slots[0] = 0;
-        dict[1 - IN_FORCE].slots[1] = 0;
-        dict[1 - IN_FORCE].slots[2] = 0;
-        dict[1 - IN_FORCE].slots[3] = 0;
-        dict[1 - IN_FORCE].displaced[0] = 0;
-        dict[1 - IN_FORCE].displaced[1] = 0
+    :: !deriving && (!sought[0] || sought_in[0] == IN_USE) && (!sought[1] || sought_in[1] == IN_USE) ->
+        dict[1 - IN_USE].slots[0] = 0;
+        dict[1 - IN_USE].slots[1] = 0;
+        dict[1 - IN_USE].slots[2] = 0;
+        dict[1 - IN_USE].slots[3] = 0;
+        dict[1 - IN_USE].displaced[0] = 0;
+        dict[1 - IN_USE].displaced[1] = 0
     :: else
     fi
 }
 
-/* ---- who reads: pt_find ---- */
+/* ---- the readers: pt_find ---- */
 
 #define SLOT(distance) dict[sought_in[me]].slots[(HOME(k) + distance) % BUCKETS]
 
 /* A hit ends the search. A pin on the entry tells whether it is readable, see pin.pml. */
-inline look_at(distance)
+inline scan_slot(distance)
 {
     if
     :: SLOT(distance) == k && there[k] -> goto found
@@ -99,13 +105,13 @@ again:
         atomic { before = number; sought_in[me] = number % 2; forget_old_dictionary() }
         atomic { moved[me] = false; cleared[me] = false } /* the home's version is read */
         reach = (dict[sought_in[me]].displaced[HOME(k)] -> WINDOW : 1);
-        look_at(0);
+        scan_slot(0);
         if
-        :: reach > 1 -> look_at(1)
+        :: reach > 1 -> scan_slot(1)
         :: else
         fi;
         if
-        :: reach > 2 -> look_at(2)
+        :: reach > 2 -> scan_slot(2)
         :: else
         fi;
 #ifdef MUTANT_miss_believed
@@ -129,7 +135,7 @@ found:
     od
 }
 
-/* ---- who writes ---- */
+/* ---- the daemon ---- */
 
 #define PLACE(at) dict[d].slots[(at) % BUCKETS]
 
@@ -151,7 +157,7 @@ inline pt_dict_clear()
     od
 }
 
-/* The first empty place in the window of k goes to `at`. */
+/* Stores the first empty slot in the window of k in `at`. */
 inline pt_dict_room()
 {
     d_step {
@@ -183,16 +189,16 @@ inline raise_version(home)
     }
 }
 
-/* A key that may move to `at` goes to `who`, and how far out it is to `step`; 0 if there is none. */
+/* Stores a key that may move to `at` in `moving`, and its distance from there in `step`; 0 if there is none. */
 inline pt_dict_movable()
 {
     d_step {
-        who = 0;
+        moving = 0;
         step = 1;
         do
-        :: step < WINDOW && who == 0 ->
+        :: step < WINDOW && moving == 0 ->
             if
-            :: PLACE(at + step) && DISTANCE(PLACE(at + step), (at + step) % BUCKETS) >= step -> who = PLACE(at + step)
+            :: PLACE(at + step) && DISTANCE(PLACE(at + step), (at + step) % BUCKETS) >= step -> moving = PLACE(at + step)
             :: else -> step++
             fi
         :: else -> break
@@ -200,34 +206,34 @@ inline pt_dict_movable()
     }
 }
 
-#define COUNT_HOME if :: DISTANCE(who, (at + step) % BUCKETS) == step -> dict[d].displaced[HOME(who)]-- :: else fi
+#define COUNT_HOME if :: DISTANCE(moving, (at + step) % BUCKETS) == step -> dict[d].displaced[HOME(moving)]-- :: else fi
 
 inline pt_dict_pull_home()
 {
     do
     :: pt_dict_movable();
         if
-        :: who == 0 -> break
+        :: moving == 0 -> break
         :: else
         fi;
 #if defined(MUTANT_old_place_cleared_first)
         PLACE(at + step) = 0;
-        PLACE(at) = who;
-        raise_version(HOME(who));
+        PLACE(at) = moving;
+        raise_version(HOME(moving));
         COUNT_HOME;
-#elif defined(MUTANT_told_before_shown)
-        raise_version(HOME(who));
-        PLACE(at) = who;
+#elif defined(MUTANT_version_raised_before_the_copy)
+        raise_version(HOME(moving));
+        PLACE(at) = moving;
         PLACE(at + step) = 0;
         COUNT_HOME;
-#elif defined(MUTANT_told_too_late)
-        PLACE(at) = who;
+#elif defined(MUTANT_version_raised_too_late)
+        PLACE(at) = moving;
         PLACE(at + step) = 0;
         COUNT_HOME;
-        raise_version(HOME(who));
+        raise_version(HOME(moving));
 #else
-        PLACE(at) = who;
-        raise_version(HOME(who));
+        PLACE(at) = moving;
+        raise_version(HOME(moving));
         PLACE(at + step) = 0;
         COUNT_HOME;
 #endif
@@ -253,7 +259,7 @@ inline pt_dict_drop()
     pt_dict_pull_home()
 }
 
-#define NOBODY_LOOKS (d != IN_FORCE && !(sought[0] && sought_in[0] == d) && !(sought[1] && sought_in[1] == d))
+#define NO_READER (d != IN_USE && !(sought[0] && sought_in[0] == d) && !(sought[1] && sought_in[1] == d))
 
 inline derive()
 {
@@ -268,23 +274,24 @@ inline derive()
 
 inline there_are_all_owned() { there[1] = owned[1]; there[2] = owned[2]; there[3] = owned[3] }
 
-/* pt_adopt: the other dictionary is derived from the entries and put in force. Where nobody looks, nobody sees the steps. */
+/* pt_adopt: derives the other dictionary from the entries and switches to it. If no reader scans it, no reader can see the
+ * steps. */
 inline pt_adopt()
 {
-#ifdef MUTANT_dictionary_in_force_derived_anew
-    d = IN_FORCE;
+#ifdef MUTANT_dictionary_in_use_rebuilt
+    d = IN_USE;
 #else
-    atomic { d = 1 - IN_FORCE; deriving = true };
+    atomic { d = 1 - IN_USE; deriving = true };
 #endif
 #ifdef MUTANT_switch_before_derived
     number++;
 #endif
     if
-    :: atomic { NOBODY_LOOKS -> derive() }
-    :: atomic { !NOBODY_LOOKS -> skip }
+    :: atomic { NO_READER -> derive() }
+    :: atomic { !NO_READER -> skip }
         derive()
     fi;
-#if defined(MUTANT_dictionary_in_force_derived_anew)
+#if defined(MUTANT_dictionary_in_use_rebuilt)
     number = number + 2;
 #elif !defined(MUTANT_switch_before_derived)
     number++;
@@ -315,16 +322,16 @@ inline pt_check()
     }
 }
 
-inline forget() { d = 0; k = 0; at = 0; who = 0; step = 0 }
+inline forget() { d = 0; k = 0; at = 0; moving = 0; step = 0 }
 
 proctype Daemon()
 {
-    byte d, k, at, who, step;
+    byte d, k, at, moving, step;
     {
         pt_adopt();
 end:
         do
-        :: atomic { forget(); d = IN_FORCE };
+        :: atomic { forget(); d = IN_USE };
             pt_check();
             if
             :: k = 1

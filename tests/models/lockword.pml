@@ -1,8 +1,8 @@
-/* lockword.pml - what the models share: states, and the lock word's operations as single steps (shm/core/common/lock_word.h).
+/* lockword.pml - shared by the models: the states, and the operations on the lock word as single steps
+ * (shm/core/common/lock_word.h).
  *
- * A C atomic operation on the one word is one step here, as pins and state of an entry are one word there. A loop around a
- * compare-and-swap (pt_change) is its last, successful turn: the turns before change nothing.
- */
+ * An atomic operation in C on the one word is one step here, because pins and state of an entry are one word in the code. A
+ * compare-and-swap loop (pt_change) is its last, successful iteration: the iterations before it change nothing. */
 
 #define FREE 0
 #define WRITING 1
@@ -16,7 +16,7 @@
 byte pins[ENTRIES];
 byte state[ENTRIES];
 
-/* pt_pin: the state as it was goes to `was`. */
+/* pt_pin: stores the state before the pin in `was`. */
 inline pt_pin(e, slot, was) { d_step { was = state[e]; pins[e] = pins[e] | BIT(slot) } }
 
 inline pt_unpin(e, slot) { pins[e] = pins[e] & (255 ^ BIT(slot)) }
@@ -32,7 +32,7 @@ inline pt_change(e, from, to, done)
     }
 }
 
-/* pt_retire: only if nobody holds a pin. */
+/* pt_retire: only if the entry has no pin. */
 inline pt_retire(e, from, to, done)
 {
     d_step {

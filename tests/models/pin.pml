@@ -1,47 +1,52 @@
-/* pin.pml - pin against evict and reuse.
+/* pin.pml - pins against eviction and reuse.
  *
- * Who: two threads of one process and another process that look for a page; one that writes what it was granted; the
- * daemon. Any step of the other process may be its last; its slot is then given to a new one.
+ * Processes: two threads of one process and another process, all of which look up a page; a writer that writes what it was
+ * granted; the
+ * daemon. Any step of the other process may be its last; its slot is then given to a new process.
  *
- * What of the code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_let_go (session.h), pt_grant, pt_fill
- * and pt_refill (reserve.h), pt_drop_page (evict.h), pt_free_on_disk (disk_entries.h), pt_disk_forget (disk_tier.h), pt_end_order
- * (write_behind.h), pt_settle (reservations.h), pt_clear_pins (attachments.h). Left out: the dictionary (who looks has this entry's number
- * from a slot that may be stale), parts (reserve.pml), the order of eviction (what is listed may leave at any time).
+ * Code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_let_go (session.h), pt_grant, pt_fill and pt_refill
+ * (reserve.h),
+ * pt_drop_page (evict.h), pt_free_on_disk (disk_entries.h), pt_disk_forget (disk_tier.h), pt_end_order (write_behind.h),
+ * pt_settle
+ * (reservations.h), pt_clear_pins (attachments.h). Left out: the dictionary (a reader has the number of this entry from a slot
+ * that may
+ * be stale), parts (reserve.pml), the order of eviction (a listed page may be evicted at any time).
  *
- * One entry is enough: what a pin protects is the entry, and its frame from the moment on when it is free and may be
- * anybody's. Memory that may be another's is set to 0, so that who looks is found at once, not only when other bytes are
- * there. Serials come again, so that the model has an end.
+ * One entry is enough: a pin protects the entry, and its frame until the frame is free and may belong to any page. Memory that
+ * may belong to another page is set to 0, so that a process that reads it is found at once, not only if it contains other
+ * bytes.
+ * Serials are reused, so that the model is finite.
  *
- * A step has at most one access to memory that another process may change meanwhile. A thread takes its process's lock
- * with the first access under it and leaves it with the last one.
+ * A step has at most one access to memory that another process may change concurrently. A thread takes the lock of its process
+ * with the first access under it and releases the lock with the last one.
  *
- * What holds, at every step:
- *   1. Who was told "in memory" reads bytes of the key, or of the serial, that he asked for, until he lets go.
+ * Properties, at every step:
+ *   1. A reader with the result "in memory" reads the bytes of the key, or of the serial, that it looked up, until it releases
+ *   the page.
  *   2. A key that is compared is not being written.
- *   3. Between two deeds of the daemon a page has a frame exactly when its state says so; when all readers have ended, no
- *      pin is left.
- */
+ *   3. Between two operations of the daemon a page has a frame exactly if its state says so; when all readers have ended, no
+ *      pin is left. */
 #define ENTRIES 1
 #include "lockword.pml"
 
 #define OURS 0   /* the slot of the two threads */
 #define THEIRS 1 /* of the other process */
 
-byte key;     /* 0 while it is being written, and of a free entry */
+byte key; /* 0 while it is being written, and of a free entry */
 byte serial;
-bool framed;  /* it has its chain of frames */
-byte content; /* of these: the serial of the page whose bytes they are; 0: nobody's */
+bool framed; /* it has its chain of frames */
+byte content; /* of the frames: the serial of the page whose bytes they contain; 0: of none */
 bool on_disk; /* PT_TIER_DISK */
-bool gone;    /* the writer's bit "let go" */
+bool gone; /* the writer's "released" bit */
 bool opened;  /* on the open list */
-bool listed;  /* with the policy */
+bool listed; /* by the eviction policy */
 
 byte held[2]; /* pt_session.held, of each slot */
 bool locked;  /* pt_session.lock of the process with two threads */
 byte readers;
 bool dying, dead;
 
-/* ---- who reads: pt_find or pt_repin, a copy out of the arena, pt_release ---- */
+/* ---- the readers: pt_find or pt_repin, a copy out of the arena, pt_release ---- */
 
 #define MAY_LOCK (slot == THEIRS || !locked)
 
@@ -56,7 +61,7 @@ inline pt_try()
     fi
 }
 
-/* The rest of pt_keep, where the page is not wanted. */
+/* The rest of pt_keep, if the page is not wanted. */
 inline take_back()
 {
     if
@@ -78,7 +83,7 @@ inline pt_let_go()
     fi
 }
 
-/* Whether the key, or the serial, is the one that is looked for; a key is read of a page on disk, too. */
+/* Compares the key, or the serial. A key is compared for a page on disk, too. */
 inline compare()
 {
     if
@@ -125,7 +130,7 @@ proctype Reader(byte slot)
             :: atomic { same && seen == READABLE -> held[slot]++; leave_lock() }
                 atomic { MAY_LOCK -> read_page(); pt_let_go(); forget_question() }
             :: atomic { !(same && seen == READABLE) -> take_back(); leave_lock(); forget_question() }
-            :: atomic { !held[slot] -> take_back(); leave_lock(); forget_question() } /* it holds as much as it may */
+            :: atomic { !held[slot] -> take_back(); leave_lock(); forget_question() } /* it has pinned as much as it may */
             fi
         od
     } unless { slot == THEIRS && dying };
@@ -134,7 +139,7 @@ proctype Reader(byte slot)
 
 active proctype Death() { dying = true }
 
-/* ---- who writes ---- */
+/* ---- the writer ---- */
 
 active proctype Writer()
 {
@@ -154,12 +159,12 @@ end:
 
 /* ---- the daemon ---- */
 
-/* All that a free entry lets go of. */
+/* Frees everything that an entry owned. */
 inline pt_reclaim() { d_step { framed = false; content = 0; key = 0; serial = 0; gone = false } }
 
 inline pt_fill()
 {
-    if /* any number: who asks for 1 may have it from long ago */
+    if /* any number: a reader that looks up 1 may have this serial from an earlier filling */
     :: serial = 1
     :: serial = 2
     fi;
@@ -213,7 +218,7 @@ inline pt_drop_page()
 
 inline pt_free_on_disk()
 {
-#ifdef MUTANT_disk_entry_freed_under_a_look
+#ifdef MUTANT_disk_entry_freed_under_a_pin
     pt_change(0, ON_DISK, FREE, done);
 #else
     pt_retire(0, ON_DISK, FREE, done);
@@ -230,7 +235,7 @@ inline pt_disk_forget()
     atomic { opened = true; gone = true; on_disk = false }
 }
 
-/* A writer that let go of a page in PT_WRITING has abandoned it. The caller guarantees that it has let go. */
+/* A writer that released a page in PT_WRITING has abandoned it. The caller guarantees that it has released the page. */
 inline pt_settle()
 {
     atomic { pt_change(0, WRITING, DOOMED, done); on_disk = on_disk && !done }
@@ -247,7 +252,7 @@ inline pt_settle()
     fi
 }
 
-/* pt_reap of the other process; another one may get its slot. */
+/* pt_reap of the other process; a new process may get its slot. */
 inline pt_reap()
 {
     atomic {

@@ -1,49 +1,53 @@
-/* reserve.pml - reserve, parts, doom, expiry: a page of two parts, and those who write them.
+/* reserve.pml - reserve, parts, doom, expiry: a page of two parts, and its writers.
  *
- * Who: two ranks of one engine, which cut pages into the same two parts; one rank of an engine that cuts them otherwise, and
- * whose other rank never comes; the daemon. Any step of one rank may be its last, and any rank may end while it has nothing
- * to do; another process gets the slot of the first. CASE_detach: the first rank detaches instead, another process gets its
- * slot, and may end, too.
+ * Processes: two ranks of one engine, which cut pages into the same two parts; one rank of an engine that cuts them in another
+ * way, and
+ * whose other rank never comes; the daemon. Any step of one rank may be its last, and any rank may end while it is idle;
+ * another
+ * process gets the slot of the first rank. CASE_detach: the first rank detaches instead, another process gets its slot, and
+ * may end, too.
  *
- * What of the code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h),
- * pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and pt_let_go_of_parts (attachments.h). An expired
- * reservation is one that the daemon takes for such: at any time. Left out: pins (pin.pml), the disk.
+ * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h), pt_settle,
+ * pt_judge and
+ * pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and pt_let_go_of_parts (attachments.h). The daemon may
+ * consider a
+ * reservation expired at any time. Left out: pins (pin.pml), the disk.
  *
- * One entry is enough: its frames may be anybody's as soon as they are free, so their bytes are set to 0 then. A filling
- * is either the one that is in the entry now or an old one: no serials, so that the model has an end.
+ * One entry is enough: its frames may belong to any page as soon as they are free, so their bytes are set to 0 then. A filling
+ * is either the one that is in the entry now or an earlier one: there are no serials, so that the model is finite.
  *
- * What holds, at every step:
+ * Properties, at every step:
  *   1. A page that becomes readable has all its parts, each written for this very filling, and all of one division.
- *   2. A writer writes to no frame but those of the page that it was granted.
- *   3. Who publishes, or is told that he stored, means his own page.
- *   4. Once a page has expired it is given back, unless somebody lives who was granted a part and has not let go of it.
- *   5. A page that is handed to those that may leave is in the dictionary.
- *   6. Once a dead process was reaped, no page waits for parts of which all that were granted belong to dead processes.
- *   7. A page is doomed early only for a part that was given up, or if all of its writers have died and it is not whole: one
- *      that lives, or that detached after its part was done, keeps it until it expires.
- */
+ *   2. A writer writes only to the frames of the page that it was granted.
+ *   3. A writer that publishes, or gets the result "stored", does so for its own page.
+ *   4. An expired page is freed, unless a living process was granted a part and has not released it.
+ *   5. A page that is handed to the eviction policy is in the dictionary.
+ *   6. After a dead process was reaped, no page waits for parts if all parts that were granted belong to dead processes.
+ *   7. A page is doomed before it expires only for a part that was abandoned, or if all of its writers have died and it is not
+ *   complete: a
+ *      writer that lives, or that detached after its part was done, keeps the page until it expires. */
 #define ENTRIES 1
 #include "lockword.pml"
 
 #define RANKS 3
-#define PART(who) (who == 1 -> 1 : 0)
-#define DIVISION(who) (who == 2 -> 1 : 0)
+#define PART(rank) (rank == 1 -> 1 : 0)
+#define DIVISION(rank) (rank == 2 -> 1 : 0)
 #define NOBODY 7
 #define DEAD_WRITER 6
 #define DETACHED_WRITER 5
 #define BOTH 3
 #define NOW 1 /* of the filling that is in the entry */
-#define OLD 2 /* of one that was there before */
+#define OLD 2 /* of an earlier filling */
 
 byte division;
 byte writers[2];
 byte done, gone; /* pt_lock.parts */
-byte content[2]; /* what filling the part was written for; 0: none */
-bool opened;     /* on the open list; else the policy has it */
+byte content[2]; /* the filling for which the part was written; 0: none */
+bool opened; /* on the open list; otherwise the policy lists it */
 bool linked;     /* in the dictionary */
 
-/* What became of the process that was granted each part, whatever writers[] says; whether the process that has a slot now is
- * that one; and the parts that were granted to the other division. */
+/* The fate of the process that was granted each part, whatever writers[] says; whether the present process of a slot is that
+ * process; and the parts that were granted to the other division. */
 #define LIVES 1
 #define DIED 2
 #define LEFT 3
@@ -51,7 +55,7 @@ byte fate[2];
 bool granted_now[RANKS];
 byte other_cut;
 
-/* of each rank: for what filling it was granted a part, 0: none. It asks, and it is answered. */
+/* of each rank: the filling for which it was granted a part, 0: none; whether it waits for a response */
 byte mine[RANKS];
 bool asks[RANKS], dying[RANKS], dead[RANKS];
 #ifdef CASE_detach
@@ -64,12 +68,12 @@ inline publish()
 {
 #ifdef MUTANT_published_by_store
     state[0] = READABLE;
-    assert(content[0] == NOW && content[1] == NOW && mine[who] == NOW) /* 1, 3 */
+    assert(content[0] == NOW && content[1] == NOW && mine[rank] == NOW) /* 1, 3 */
 #else
     if
     :: state[0] == WRITING ->
         state[0] = READABLE;
-        assert(content[0] == NOW && content[1] == NOW && mine[who] == NOW); /* 1, 3 */
+        assert(content[0] == NOW && content[1] == NOW && mine[rank] == NOW); /* 1, 3 */
         assert(other_cut == 0 || other_cut == BOTH) /* 1 */
     :: else
     fi
@@ -78,62 +82,63 @@ inline publish()
 
 inline pt_part_finish()
 {
-    atomic { done = done | BIT(PART(who)); all = done == BOTH };
+    atomic { done = done | BIT(PART(rank)); all = done == BOTH };
 #ifdef MUTANT_gone_before_published
-    gone = gone | BIT(PART(who));
+    gone = gone | BIT(PART(rank));
 #endif
     if
     :: atomic { all -> publish() }
     :: atomic { !all -> skip }
     fi;
-    assert(state[0] == DOOMED || mine[who] == NOW); /* 3: the state that he is told */
+    assert(state[0] == DOOMED || mine[rank] == NOW); /* 3: the state that it gets as its result */
 #ifndef MUTANT_gone_before_published
-    atomic { gone = gone | BIT(PART(who)); mine[who] = 0; all = false }
+    atomic { gone = gone | BIT(PART(rank)); mine[rank] = 0; all = false }
 #else
-    atomic { mine[who] = 0; all = false }
+    atomic { mine[rank] = 0; all = false }
 #endif
 }
 
-proctype Rank(byte who)
+proctype Rank(byte rank)
 {
     bool all;
     {
         do
         :: break
 #ifdef CASE_detach
-        :: atomic { who == 0 && may_leave -> may_leave = false; left = true; break }
+        :: atomic { rank == 0 && may_leave -> may_leave = false; left = true; break }
 #endif
-        :: asks[who] = true;
-            !asks[who];
+        :: asks[rank] = true;
+            !asks[rank];
             if
-            :: mine[who] ->
+            :: mine[rank] ->
                 if
-                :: assert(mine[who] == NOW && state[0] != FREE); /* 2 */
-                    content[PART(who)] = mine[who];
+                :: assert(mine[rank] == NOW && state[0] != FREE); /* 2 */
+                    content[PART(rank)] = mine[rank];
                     pt_part_finish()
-                :: atomic { gone = gone | BIT(PART(who)); mine[who] = 0 } /* pt_part_abandon */
+                :: atomic { gone = gone | BIT(PART(rank)); mine[rank] = 0 } /* pt_part_abandon */
                 fi
             :: else
             fi
         od
-    } unless { dying[who] };
-    atomic { all = false; dead[who] = true }
+    } unless { dying[rank] };
+    atomic { all = false; dead[rank] = true }
 }
 
-/* One of the two that make pages together, which are alike; the page of the third is never whole, whether it dies or not. */
+/* One of the two ranks that make pages together, which are alike. The page of the third rank is never complete, whether it
+ * dies or not. */
 #ifndef CASE_detach
 active proctype Death() { dying[0] = true }
 #endif
 
 /* ---- the daemon ---- */
 
-/* The rank may be dead already: then nobody reads the answer. */
-inline answer_granted(who)
+/* The rank may be dead already: then no process reads the response. */
+inline answer_granted(rank)
 {
-    mine[who] = (dead[who] -> 0 : NOW);
-    granted_now[who] = true;
-    fate[PART(who)] = LIVES;
-    other_cut = other_cut | (DIVISION(who) -> BIT(PART(who)) : 0)
+    mine[rank] = (dead[rank] -> 0 : NOW);
+    granted_now[rank] = true;
+    fate[PART(rank)] = LIVES;
+    other_cut = other_cut | (DIVISION(rank) -> BIT(PART(rank)) : 0)
 }
 
 inline forget_fates()
@@ -146,16 +151,16 @@ inline forget_fates()
     other_cut = 0
 }
 
-inline pt_fill(who)
+inline pt_fill(rank)
 {
     d_step {
         mine[0] = (mine[0] -> OLD : 0);
         mine[1] = (mine[1] -> OLD : 0);
         mine[2] = (mine[2] -> OLD : 0);
-        division = DIVISION(who);
+        division = DIVISION(rank);
         writers[0] = NOBODY;
         writers[1] = NOBODY;
-        writers[PART(who)] = who;
+        writers[PART(rank)] = rank;
         forget_fates()
     }
 #ifndef MUTANT_parts_not_reset
@@ -163,21 +168,21 @@ inline pt_fill(who)
 #endif
 }
 
-inline pt_grant(who)
+inline pt_grant(rank)
 {
-    pt_fill(who);
-    atomic { state[0] = WRITING; linked = true; opened = true; answer_granted(who) }
+    pt_fill(rank);
+    atomic { state[0] = WRITING; linked = true; opened = true; answer_granted(rank) }
 }
 
-inline pt_join(who)
+inline pt_join(rank)
 {
     if
 #ifdef MUTANT_parts_of_two_divisions_join
-    :: atomic { writers[PART(who)] == NOBODY ->
+    :: atomic { writers[PART(rank)] == NOBODY ->
 #else
-    :: atomic { writers[PART(who)] == NOBODY && division == DIVISION(who) ->
+    :: atomic { writers[PART(rank)] == NOBODY && division == DIVISION(rank) ->
 #endif
-        writers[PART(who)] = who; answer_granted(who) }
+        writers[PART(rank)] = rank; answer_granted(rank) }
     :: else /* pending */
     fi
 }
@@ -188,7 +193,7 @@ inline pt_doom(what)
     linked = linked && !what /* pt_unlink */
 }
 
-/* writers[] says so; and so it is. */
+/* ALL_DEAD: according to writers[]. ALL_DIED: in fact. */
 #ifdef MUTANT_one_dead_writer_dooms
 #define ALL_DEAD (writers[0] == DEAD_WRITER || writers[1] == DEAD_WRITER)
 #else
@@ -226,7 +231,7 @@ inline pt_judge()
 }
 
 #define GRANTED ((writers[0] == NOBODY -> 0 : 1) | (writers[1] == NOBODY -> 0 : 2))
-#define HOLDS(who) (mine[who] && !dead[who])
+#define HOLDS(rank) (mine[rank] && !dead[rank])
 
 #define NOBODY_HOLDS (!HOLDS(0) && !HOLDS(1) && !HOLDS(2) && !dead[0] && !dead[1] && !dead[2])
 
@@ -234,7 +239,7 @@ inline pt_reclaim()
 {
     d_step { content[0] = 0; content[1] = 0; writers[0] = NOBODY; writers[1] = NOBODY; division = 0; opened = false; forget_fates() }
 #ifndef MUTANT_parts_not_reset
-    atomic { done = 0; gone = 0 } /* nobody reads them before they are reset: so there is less to check */
+    atomic { done = 0; gone = 0 } /* no process reads them before they are reset: so there are fewer states */
 #endif
 
 }
@@ -261,28 +266,28 @@ inline pt_settle()
     atomic { assert(!due || !opened); /* 4 */ seen_state = 0; seen_gone = 0; expired = false; due = false }
 }
 
-/* The page is in the dictionary if it is being written or whole. */
-inline pt_reserve_one(who)
+/* The page is in the dictionary if it is being written or readable. */
+inline pt_reserve_one(rank)
 {
     if
     :: opened -> pt_settle()
     :: else
     fi;
     if
-    :: state[0] == WRITING -> pt_join(who)
-    :: state[0] == FREE -> pt_grant(who)
+    :: state[0] == WRITING -> pt_join(rank)
+    :: state[0] == FREE -> pt_grant(rank)
     :: else /* present; or it is doomed, and another entry is granted */
     fi;
-    asks[who] = false
+    asks[rank] = false
 }
 
 inline pt_drop_page() { pt_change(0, READABLE, FREE, did); linked = false; pt_reclaim(); did = false }
 
-inline pt_let_go_of_parts(who, part, mark)
+inline pt_let_go_of_parts(rank, part, mark)
 {
 #ifndef MUTANT_parts_of_the_dead_stay
     if
-    :: opened && writers[part] == who -> gone = gone | BIT(part); writers[part] = mark
+    :: opened && writers[part] == rank -> gone = gone | BIT(part); writers[part] = mark
     :: else
     fi
 #else
@@ -290,33 +295,33 @@ inline pt_let_go_of_parts(who, part, mark)
 #endif
 }
 
-/* The process that had the slot is none of its writers any more. */
-inline end_process(who, what)
+/* The process that had the slot is no longer one of the page's writers. */
+inline end_process(rank, what)
 {
-    mine[who] = 0;
-    dead[who] = false;
-    fate[PART(who)] = (granted_now[who] -> what : fate[PART(who)]);
-    granted_now[who] = false
+    mine[rank] = 0;
+    dead[rank] = false;
+    fate[PART(rank)] = (granted_now[rank] -> what : fate[PART(rank)]);
+    granted_now[rank] = false
 }
 
 #ifdef MUTANT_finished_parts_of_the_dead_stay
-#define MARK_OF_DEAD(who) who
+#define MARK_OF_DEAD(rank) rank
 #else
-#define MARK_OF_DEAD(who) DEAD_WRITER
+#define MARK_OF_DEAD(rank) DEAD_WRITER
 #endif
 #if defined(MUTANT_detaching_is_a_death)
-#define MARK_OF_DETACHED(who) DEAD_WRITER
+#define MARK_OF_DETACHED(rank) DEAD_WRITER
 #elif defined(MUTANT_writers_that_detached_keep_their_slot)
-#define MARK_OF_DETACHED(who) who
+#define MARK_OF_DETACHED(rank) rank
 #else
-#define MARK_OF_DETACHED(who) DETACHED_WRITER
+#define MARK_OF_DETACHED(rank) DETACHED_WRITER
 #endif
 
-/* What the dead had asked is answered first: it was in the socket before. */
-inline pt_reap(who)
+/* The requests of the dead process are answered first: they were in the socket before. */
+inline pt_reap(rank)
 {
-    pt_let_go_of_parts(who, PART(who), MARK_OF_DEAD(who));
-    d_step { end_process(who, DIED) }
+    pt_let_go_of_parts(rank, PART(rank), MARK_OF_DEAD(rank));
+    d_step { end_process(rank, DIED) }
     if
     :: opened -> pt_settle()
     :: else
@@ -324,22 +329,22 @@ inline pt_reap(who)
     atomic {
         assert(!opened || !ALL_DIED); /* 6 */
         if
-        :: dying[who] -> dying[who] = false; run Rank(who)
+        :: dying[rank] -> dying[rank] = false; run Rank(rank)
         :: else
         fi
     }
 }
 
-/* A process says that it touches nothing any more. */
-inline pt_detach(who)
+/* A process detached: it no longer touches the memory. */
+inline pt_detach(rank)
 {
-    pt_let_go_of_parts(who, PART(who), MARK_OF_DETACHED(who));
-    d_step { end_process(who, LEFT) }
+    pt_let_go_of_parts(rank, PART(rank), MARK_OF_DETACHED(rank));
+    d_step { end_process(rank, LEFT) }
     if
     :: opened -> pt_settle()
     :: else
     fi;
-    atomic { left = false; run Rank(who) }
+    atomic { left = false; run Rank(rank) }
 }
 
 init

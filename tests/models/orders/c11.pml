@@ -1,15 +1,15 @@
-/* c11.pml - memory as C11 has it: a load need not return the last value, only none that is older than what the thread knows.
+/* c11.pml - memory as C11 defines it: a load need not return the last value, only none that is older than what the thread
+ * knows.
  *
- * Each location has a list of writes in the order in which they came. Of each location a thread knows some write, and reads
- * that one or a later one. A write that releases carries all that its thread knows; a load that acquires learns what the
- * write carries that it reads. A read-modify-write reads the last write, and what it writes carries on what that one carried,
+ * Each location has a list of writes in the order in which they came. A thread knows one write of each location, and reads
+ * that one or a later one. A release write carries everything that its thread knows; an acquire load learns what the
+ * write that it reads carries. A read-modify-write reads the last write, and its own write also carries what that one carried,
  * whatever its own order is (a release sequence).
  *
- * What is left out of C11: writes that come into the list before older ones (here each location has one writer, or is only
- * written by read-modify-writes) and loads that see later stores of their own thread's future.
+ * Left out of C11: writes that come into the list before older ones (here each location has one writer, or is only
+ * written by read-modify-writes), and loads that see later stores of their own thread's future.
  *
- * Before it is included: LOCATIONS, THREADS, and WRITES, the longest list.
- */
+ * The including file defines LOCATIONS, THREADS, and WRITES, the length of the longest list. */
 #define RELAXED 0
 #define ACQUIRE 1
 #define RELEASE 2
@@ -29,7 +29,7 @@ Thread thread[THREADS];
 
 hidden byte x_;
 
-/* all that a write carries is known from now on */
+/* the thread knows everything that a write carries from now on */
 inline learn(me, place, which)
 {
     x_ = 0;
@@ -55,7 +55,7 @@ inline carry(me, place)
 inline append(me, place, what)
 {
     assert(LAST(place) + 1 < WRITES);
-    memory[place].writes[LAST(place) + 1].value = what; /* which may be made of the last value */
+    memory[place].writes[LAST(place) + 1].value = what; /* `what` may depend on the last value */
     LAST(place)++;
     KNOWN(me, place) = LAST(place)
 }
@@ -89,7 +89,7 @@ inline store(me, place, order, what)
     }
 }
 
-/* Within an atomic step: a read-modify-write. `OLD_VALUE(place)` is what it reads, `what` what it writes. */
+/* A read-modify-write, within an atomic step. It reads `OLD_VALUE(place)` and writes `what`. */
 #define OLD_VALUE(place) NEWEST(place).value
 inline modify(me, place, order, what)
 {
@@ -112,8 +112,8 @@ inline modify(me, place, order, what)
     NEWEST(place).known[place] = LAST(place)
 }
 
-/* Plain memory: whoever touches it has to know of everything that was done to it before, or that is a race. Reads count, too:
- * `reads` is a location that nobody looks at, it only counts them. */
+/* Plain memory: a thread that accesses it must know all earlier accesses; otherwise there is a data race. Reads count, too:
+ * `reads` is a location that only counts them. */
 inline read_plain(me, place, reads)
 {
     atomic {

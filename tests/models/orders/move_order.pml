@@ -1,10 +1,9 @@
-/* move_order.pml - which orders a move in the dictionary needs: a key moves home while two look for it.
+/* move_order.pml - the memory orders that a move in the dictionary needs: a key moves home while two readers search it.
  *
- * What of the code: pt_dict_pull_home (dict.h) against pt_find, pt_scan and pt_reach (match.h, dict.h). The key is in the
- * second bucket of its window and moves to the first; nobody else is displaced.
+ * Code: pt_dict_pull_home (dict.h) against pt_find, pt_scan and pt_reach (match.h, dict.h). The key is in the
+ * second bucket of its window and moves to the first; no other key is displaced.
  *
- * What holds: a miss is not believed, as the key is there all the time.
- */
+ * Property: no miss is believed, as the key is in the dictionary all the time. */
 #define THREADS 3
 #define LOCATIONS 4
 #define WRITES 3
@@ -48,7 +47,7 @@
 
 proctype Mover()
 {
-    /* of the daemon's first write it is not asked what it carries: the version does */
+    /* the order of the first write does not matter here: the version carries it */
     store(0, NEW_PLACE, RELEASE, 1);
     atomic { modify(0, VERSION, RAISE, 1) }
     store(0, OLD_PLACE, CLEAR, 0);

@@ -1,10 +1,12 @@
-/* parts_order.pml - which orders the part bits need: two writers of one page, a reader, and a daemon that gives up on it.
+/* parts_order.pml - the memory orders that the part bits need: two writers of one page, a reader, and a daemon that dooms it.
  *
- * What of the code: pt_part_finish (publish.h), pt_change and pt_pin (lock_word.h), pt_settle (reservations.h): the daemon takes the
- * frames of a doomed page back when all have let go.
+ * Code: pt_part_finish (publish.h), pt_change and pt_pin (lock_word.h), pt_settle (reservations.h): the daemon frees the
+ * frames of a
+ * doomed page when all writers have released it.
  *
- * What holds: who finds the page readable knows of both parts, and who gets the frames next of all that was written to them.
- */
+ * Property: a reader that finds the page readable knows both parts, and the next owner of the frames knows everything that was
+ * written to
+ * them. */
 #define THREADS 4
 #define LOCATIONS 5
 #define WRITES 7

@@ -1,10 +1,10 @@
-/* pin_order.pml - which orders the lock word needs: pins of two readers, a writer that publishes, a daemon that evicts.
+/* pin_order.pml - the memory orders that the lock word needs: pins of two readers, a writer that publishes, a daemon that
+ * evicts.
  *
- * What of the code: pt_pin, pt_unpin, pt_change and pt_retire (lock_word.h). BYTES stands for all that is read under a pin:
+ * Code: pt_pin, pt_unpin, pt_change and pt_retire (lock_word.h). BYTES stands for everything that is read under a pin:
  * the page's bytes, and its key, which are written before the state leaves PT_WRITING, and after the page was evicted.
  *
- * What holds: nobody touches the bytes without knowing of all that was done to them before.
- */
+ * Property: a thread that accesses the bytes knows all earlier accesses to them. */
 #define THREADS 4
 #define LOCATIONS 4
 #define WRITES 8

@@ -1,11 +1,13 @@
-/* switch_order.pml - which orders the switch from one dictionary to the other needs, and the clearing of the one before.
+/* switch_order.pml - the memory orders that the switch from one dictionary to the other needs, and the clearing of the old
+ * one.
  *
- * What of the code: pt_adopt and pt_dict_clear (adopt.h, dict.h) of two daemons, one after the other, against pt_find
- * (match.h). Each dictionary has one slot; a key is in the first one and stays in the one in force. A daemon knows all that
- * the one before did: the kernel told it of the death.
+ * Code: pt_adopt and pt_dict_clear (adopt.h, dict.h) of two daemons, one after the other, against pt_find (match.h). Each
+ * dictionary has
+ * one slot; a key is in the first one and stays in the one that is in use. A daemon knows everything that its predecessor did:
+ * the kernel
+ * reported the death.
  *
- * What holds: a miss is not believed, as the key is there all the time.
- */
+ * Property: no miss is believed, as the key is in the dictionary all the time. */
 #define THREADS 3
 #define LOCATIONS 3
 #define WRITES 4

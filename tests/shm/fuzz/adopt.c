@@ -1,6 +1,6 @@
-/* adopt.c - a daemon takes over segments in which any byte may be another than it was, again and again. Whatever it finds:
- * all is sound after it, no page that is kept has a number that will be used again, engines find what they ask for or
- * nothing, and all comes back when everybody is gone. */
+/* adopt.c - a daemon adopts segments in which any byte may have changed, repeatedly. Whatever it finds: everything is sound
+ * afterwards, no page that is kept has a serial that will be given again, engines find what they looked up or nothing, and
+ * everything is free when all processes have ended. */
 #include "daemon_acts.h"
 #include "damage.h"
 
@@ -14,7 +14,7 @@ static void expect_serials(place *p)
             finding("entry %u has serial %lu, the next one is %lu", entry, v->entries[entry].serial, v->header->next_serial);
 }
 
-/* Engines that lived over the damage hold what they held; what they knew of it may be another's by now. */
+/* Forgets the pins and grants of engines that lived through the damage: what they know may belong to other pages by now. */
 static void forget_all(place *p)
 {
     p->grant_count = p->pin_count = 0;
@@ -22,7 +22,8 @@ static void forget_all(place *p)
         place_forget(&p->engines[i]);
 }
 
-/* What is a single field of a record, and would hardly be met by chance; in an entry without a seal, which would tell. */
+/* Changes the serial of an entry, a single field that random damage rarely meets, and removes the checksum that would reveal
+ * it. */
 static void misnumber(place *p)
 {
     uint32_t entry = choose(&p->choices, PLACE_ENTRIES);
@@ -39,7 +40,7 @@ static void damage_and_adopt(place *p)
         else
             damage(p, choose_area(p));
     if (pt_why_not(p->world->index, p->world->locks, p->world->sizes))
-        return; /* refused, as it should be */
+        return; /* rejected, as it should be */
     forget_all(p);
     place_adopt(p, choose_one_in(&p->choices, 2) ? choose_odd(&p->choices) : 0);
     expect_sound(&p->owner, "after the adoption");
@@ -50,8 +51,8 @@ static void damage_and_adopt(place *p)
     for (uint32_t i = 0; i < ENGINES; i++)
         place_attach(p, i);
     for (uint32_t s = 0; s < SPACES; s++)
-        p->owner.view.spaces[s].used = 1; /* requests for one that is not are refused */
-    expect_sound(&p->owner, "after the dead are buried");
+        p->owner.view.spaces[s].used = 1; /* requests for an unused namespace are rejected */
+    expect_sound(&p->owner, "after the dead processes were reaped");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
@@ -66,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
             act_by_choice(p);
     }
     forget_all(p);
-    pt_disk_close(&p->owner, pt_now_ns()); /* what it was to write it answers no more */
+    pt_disk_close(&p->owner, pt_now_ns()); /* the worker does not respond to its commands any more */
     for (uint32_t i = 0; i < ENGINES; i++)
         pt_reap(&p->owner, p->engines[i].slot, pt_now_ns());
     expect_all_returned(&p->owner);

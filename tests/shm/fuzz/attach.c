@@ -1,5 +1,6 @@
-/* attach.c - what an index and the lock words say of themselves, against the sizes of their files. What is accepted lies
- * inside them, all of it, computed in numbers that can not overflow. */
+/* attach.c - the sizes and offsets in the headers of index and lock words, against the sizes of their files. Headers that are
+ * accepted
+ * must describe tables inside the files, computed in numbers that cannot overflow. */
 #include "place.h"
 
 typedef unsigned __int128 wide;
@@ -12,7 +13,7 @@ typedef struct {
 static void expect_inside(const table *t, wide from, wide end)
 {
     if (t->at < from || t->at + t->count * t->bytes > end)
-        finding("%s reach beyond their segment", t->what);
+        finding("%s extend beyond their segment", t->what);
 }
 
 static void expect_within(const pt_header *h, pt_sizes have)
@@ -31,10 +32,10 @@ static void expect_within(const pt_header *h, pt_sizes have)
     if (have.arena && (wide)h->frames * h->frame_bytes != have.arena)
         finding("%u frames of %lu bytes in an arena of %lu", h->frames, h->frame_bytes, have.arena);
     if (!h->buckets || h->buckets & (h->buckets - 1))
-        finding("%u buckets: no power of two", h->buckets);
+        finding("%u buckets are not a power of two", h->buckets);
 }
 
-/* Mostly sound sizes, of which some fields are others. */
+/* Chooses mostly valid sizes, and changes some fields. */
 static void choose_header(choices *c, pt_header *h, pt_locks_header *l, pt_sizes *have)
 {
     uint64_t frame_bytes = choose_one_in(c, 4) ? choose_odd(c) : 1ull << choose(c, 64);

@@ -1,4 +1,4 @@
-/* choices.h - what the fuzzer feeds, read as choices. When it ends, all further choices are the first of their kind. */
+/* choices.h - reads the fuzzer's input as choices. After its end all further choices are the first of their kind. */
 #pragma once
 
 #include <stdbool.h>
@@ -26,7 +26,7 @@ static inline uint64_t choose_number(choices *c, int bytes)
     return number;
 }
 
-/* A number below n, which is at most 65536. */
+/* Chooses a number below n, which is at most 65536. */
 static inline uint32_t choose(choices *c, uint32_t n)
 {
     return (uint32_t)choose_number(c, n > 256 ? 2 : 1) % n;
@@ -34,7 +34,7 @@ static inline uint32_t choose(choices *c, uint32_t n)
 
 static inline bool choose_one_in(choices *c, uint32_t n) { return choose(c, n) == n - 1; }
 
-/* Numbers that have made trouble elsewhere, and any. */
+/* Chooses a number that is likely to cause an overflow, or any number. */
 static inline uint64_t choose_odd(choices *c)
 {
     static const uint64_t odd[] = {0, 1, UINT32_MAX, UINT32_MAX - 1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, 1ull << 32, 1u << 30};

@@ -1,6 +1,8 @@
-"""corpus.py pack FOLDER FILE | unpack FILE FOLDER: inputs of a fuzzer, as a folder of files and as one text.
+"""Converts the inputs of a fuzzer between a folder of files and one text.
 
-In the text an input is a line, in hexadecimal: a corpus is one file to look at, and a change of it is a few lines.
+usage: corpus.py pack FOLDER FILE | unpack FILE FOLDER
+
+In the text an input is a line in hexadecimal: a corpus is one file, and a change of it is a few lines.
 """
 
 import hashlib
@@ -11,7 +13,7 @@ MOST_BYTES = 36_000
 
 
 def pack(folder: Path, text: Path) -> None:
-    """The shortest first, as many as there is room for."""
+    """Writes the inputs to a text, the shortest first, up to its maximal length."""
     inputs = sorted((file.read_bytes() for file in folder.iterdir()), key=lambda data: (len(data), data))
     lines: list[str] = []
     for data in inputs:
@@ -21,7 +23,7 @@ def pack(folder: Path, text: Path) -> None:
 
 
 def unpack(text: Path, folder: Path) -> None:
-    """Each under a name of its own; what is there already stays."""
+    """Writes each input to a file named after its digest. Files that exist stay."""
     folder.mkdir(parents=True, exist_ok=True)
     for line in text.read_text().split() if text.exists() else []:
         data = bytes.fromhex(line)

@@ -1,8 +1,9 @@
-/* daemon.c - a daemon among engines that do what they should not: to the words that they may write, and while it looks.
- * They publish what is not whole, let go of what they were never granted, pin for others, stamp any time: all stays sound,
- * and comes back when they are gone. In every other input they write anything at all, states too: then the daemon lives on,
- * harms nothing outside the segments, and the next one finds all in order. */
-#include "meanwhile.h"
+/* daemon.c - a daemon among misbehaving engines, which change the words that they may write, also while the daemon reads them.
+ * They publish incomplete pages, release what they were never granted, pin for other processes, stamp any time: everything
+ * stays sound,
+ * and is free when they have ended. In every other input they write anything at all, states too: then the daemon continues,
+ * accesses nothing outside the segments, and the next daemon finds everything in order. */
+#include "interference.h"
 
 #include "daemon_acts.h"
 #include "damage.h"
@@ -47,7 +48,7 @@ static void misbehave(place *p)
     }
 }
 
-/* States above all: they decide what the daemon does. */
+/* Overwrites lock words, states above all: they decide what the daemon does. */
 static void scribble(place *p)
 {
     const pt_view *v = &p->owner.view;
@@ -59,10 +60,10 @@ static void scribble(place *p)
     damage(p, (area){v->locks, PLACE_ENTRIES * sizeof *v->locks, sizeof *v->locks});
 }
 
-static void meanwhile(void) { (wild ? scribble : misbehave)(&here); }
+static void interfere(void) { (wild ? scribble : misbehave)(&here); }
 
 static act *const daemons[] = {
-    daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_bury, daemon_keep_only, daemon_settle, daemon_settle,
+    daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_reap, daemon_keep_only, daemon_settle, daemon_settle,
     daemon_evict, daemon_flush, disk_turns, disk_report, disk_write, disk_answer, disk_damaged, disk_questions,
     daemon_drop_idle,
 };
@@ -70,17 +71,17 @@ static act *const daemons[] = {
 
 static void daemon_among_others(place *p)
 {
-    meanwhile_looks = choose_one_in(&p->choices, 2) ? 1 + choose(&p->choices, 64) : 0;
+    interfere_after = choose_one_in(&p->choices, 2) ? 1 + choose(&p->choices, 64) : 0;
     daemons[choose(&p->choices, DAEMONS)](p);
-    meanwhile_looks = 0;
+    interfere_after = 0;
 }
 
-/* Engines look only where what they hold is what they know: else they would find what was scribbled. */
+/* Engines match only if the words are what they expect: otherwise they would find what was scribbled. */
 static void step(place *p)
 {
     switch (choose(&p->choices, 4)) {
     case 0:
-        meanwhile();
+        interfere();
         break;
     case 1:
         (!wild ? acts[choose(&p->choices, ACTS)] : choose_one_in(&p->choices, 2) ? engine_end_part : engine_finish_all)(p);
@@ -103,7 +104,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (wild)
         place_adopt(p, place_alive(p));
     expect_sound(&p->owner, "at the end");
-    pt_disk_close(&p->owner, pt_now_ns()); /* what it was to write it answers no more */
+    pt_disk_close(&p->owner, pt_now_ns()); /* the worker does not respond to its commands any more */
     for (uint32_t i = 0; i < ENGINES; i++)
         pt_reap(&p->owner, p->engines[i].slot, pt_now_ns());
     expect_all_returned(&p->owner);

@@ -1,4 +1,4 @@
-/* daemon_acts.h - what the daemon does when it is asked, when a process dies, when time passes, when a disk comes or goes. */
+/* daemon_acts.h - the actions of the daemon: requests, deaths, passing time, disks that open, change and close. */
 #pragma once
 
 #include "daemon/disk_tier.h"
@@ -12,7 +12,7 @@ static inline void grants_add(place *p, uint32_t engine, uint32_t part, const pt
             p->grants[p->grant_count++] = (grant){answers[i].entry, part, engine, answers[i].serial};
 }
 
-/* What an engine does not know of is let go of in its name. */
+/* Tells whether an engine knows of a grant; others are released in its name. */
 static inline bool grants_hold(const void *context, uint64_t serial)
 {
     const place *p = context;
@@ -33,7 +33,7 @@ static inline pt_request choose_request(place *p, uint32_t engine, uint32_t part
     return r;
 }
 
-/* Mostly one: else hardly a page is ever whole. */
+/* Chooses the number of parts, mostly one: otherwise hardly any page would ever be complete. */
 static inline uint32_t choose_parts(place *p)
 {
     uint32_t kind = choose(&p->choices, 8);
@@ -69,8 +69,8 @@ static inline void daemon_fetch(place *p)
     grants_add(p, engine, 0, answers, count);
 }
 
-/* A process has died or detached, with all that it held; another one takes its place. */
-static inline void daemon_bury(place *p)
+/* A process dies or detaches, with everything that it has; another one takes its place. */
+static inline void daemon_reap(place *p)
 {
     uint32_t engine;
     pt_session *s = choose_engine(p, &engine);
@@ -81,7 +81,7 @@ static inline void daemon_bury(place *p)
         if (p->pins[i].engine == engine)
             p->pins[i] = p->pins[--p->pin_count];
     place_forget(s);
-    (engine ? pt_reap : pt_detach)(&p->owner, s->slot, pt_now_ns()); /* no choice of its own: corpora would mean something else */
+    (engine ? pt_reap : pt_detach)(&p->owner, s->slot, pt_now_ns()); /* not a choice: it would change the meaning of the corpora */
     place_attach(p, engine);
 }
 
@@ -121,7 +121,7 @@ static inline void daemon_drop_idle(place *p)
 
 /* ---- the disk ---- */
 
-/* What is being written or read in can not leave at once: a disk that has no room for it goes. */
+/* Shrinks the disk. A page that is being read or written cannot be evicted at once: a disk without room for it closes. */
 static inline void disk_shrinks(place *p)
 {
     const pt_header *h = p->owner.view.header;
@@ -170,14 +170,14 @@ static inline void disk_write(place *p)
             pt_end_order(&p->owner, entries[i], (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), i);
 }
 
-/* An answer to an order of any time, and to none. */
+/* Responds to a command of any time, or to none. */
 static inline void disk_answer(place *p)
 {
     uint32_t entry = choose_one_in(&p->choices, 8) ? (uint32_t)choose_odd(&p->choices) : choose(&p->choices, PLACE_ENTRIES);
     pt_end_order(&p->owner, entry, (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), 0);
 }
 
-/* A page whose bytes are others on disk: who was to read it in lets go of it first. */
+/* Drops a damaged page: the reader of the page has released it before. */
 static inline void disk_damaged(place *p)
 {
     uint8_t key[PT_KEY_BYTES];
@@ -198,7 +198,7 @@ typedef void act(place *);
 
 static act *const acts[] = {
     engine_match, engine_match_groups, engine_repin, engine_release, engine_copy, engine_end_part, engine_end_part,
-    engine_finish_all, daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_bury, daemon_keep_only,
+    engine_finish_all, daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_reap, daemon_keep_only,
     daemon_restart, daemon_settle, daemon_evict, daemon_flush, disk_turns, disk_report, disk_write, disk_answer,
     disk_damaged, disk_questions, daemon_drop_idle,
 };

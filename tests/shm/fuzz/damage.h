@@ -1,4 +1,4 @@
-/* damage.h - bytes that others wrote: any of them, in any record of a segment. */
+/* damage.h - changes bytes as other processes could: any byte in any record of a segment. */
 #pragma once
 
 #include "place.h"
@@ -8,7 +8,7 @@ typedef struct {
     size_t bytes, record;
 } area;
 
-/* All of the index but what says how large it is: the sizes of the files hold that (attach.c). */
+/* Chooses a part of the index, of all except the sizes and offsets: attach.c compares those with the sizes of the files. */
 static inline area choose_area(place *p)
 {
     const pt_view *v = &p->owner.view;

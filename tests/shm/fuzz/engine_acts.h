@@ -1,5 +1,6 @@
-/* engine_acts.h - what attached engines do by themselves: match, pin again, let go, finish parts or give them up. All
- * that is found is compared with what was asked for. */
+/* engine_acts.h - the actions of attached engines: match, repin, release, finish parts or abandon them. Everything that is
+ * found is
+ * compared with what was looked up. */
 #pragma once
 
 #include "place.h"
@@ -14,11 +15,11 @@ static inline uint32_t choose_keys(place *p, uint8_t *keys)
     return count;
 }
 
-/* What the caller has pinned is the readable page that it asked for. */
+/* Expects that the caller has pinned a readable page with the requested key. */
 static inline void expect_pinned(const pt_session *s, uint32_t entry, const uint8_t *key)
 {
     if (entry >= PLACE_ENTRIES || !s->held[entry].pins)
-        finding("entry %u is said to be pinned, and is not", entry);
+        finding("entry %u was reported as pinned, and is not", entry);
     uint64_t word = atomic_load(&s->view.locks[entry].word);
     if (!(word >> s->slot & 1) || pt_state_of(word) != PT_READABLE)
         finding("entry %u is pinned, and its word is %016lx", entry, (unsigned long)word);
@@ -35,7 +36,7 @@ static inline pinned *pinned_room(place *p, uint32_t engine)
     return pins;
 }
 
-static inline void let_go_of(place *p, uint32_t at)
+static inline void release_pins(place *p, uint32_t at)
 {
     pinned pins = p->pins[at];
     p->pins[at] = p->pins[--p->pin_count];
@@ -45,7 +46,7 @@ static inline void let_go_of(place *p, uint32_t at)
 static inline void engine_release(place *p)
 {
     if (p->pin_count)
-        let_go_of(p, choose(&p->choices, p->pin_count));
+        release_pins(p, choose(&p->choices, p->pin_count));
 }
 
 static inline void engine_match(place *p)
@@ -60,12 +61,12 @@ static inline void engine_match(place *p)
     pt_match(s, keys, count, &to);
     pins->count = to.count;
     if (to.count > to.reach || to.reach > count)
-        finding("of %u keys %u were found, and reached %u", count, to.count, to.reach);
+        finding("of %u keys %u were found, with a reach of %u", count, to.count, to.reach);
     for (uint32_t i = 0; i < to.count; i++)
         expect_pinned(s, pins->entries[i], keys + i * PT_KEY_BYTES);
 }
 
-/* Another process's match, or numbers of which nobody knows where they came from. */
+/* Repins the match of another process, or arbitrary numbers. */
 static inline void engine_repin(place *p)
 {
     uint32_t engine;
@@ -127,12 +128,12 @@ static inline void engine_match_groups(place *p)
         finding("%lu tokens, a reach of %lu, a limit of %lu", agreed.tokens, agreed.reach, agreed.limit);
     for (uint32_t i = 0; i < count; i++) {
         if (agreed.tokens % groups[i].page_tokens)
-            finding("%lu tokens are no whole number of pages", agreed.tokens);
+            finding("%lu tokens are not a whole number of pages", agreed.tokens);
         keep_group(p, engine, &groups[i]);
     }
 }
 
-/* Where the bytes of a pinned page lie, and the bytes: wherever the chain leads, not outside the arena. */
+/* Copies pinned pages: wherever a chain leads, no byte outside the arena may be accessed. */
 static inline void engine_copy(place *p)
 {
     if (!p->pin_count)
@@ -173,7 +174,7 @@ static inline void engine_end_part(place *p)
         end_part(p, choose(&p->choices, p->grant_count), !choose_one_in(&p->choices, 4));
 }
 
-/* Whatever was granted to anybody is whole now. */
+/* Finishes all parts that were granted to any engine. */
 static inline void engine_finish_all(place *p)
 {
     while (p->grant_count)

@@ -1,10 +1,10 @@
-# usage: sh fuzz.sh BINARY FUZZER SEED SECONDS: goes on from what is known, and says in one line how it went. What was found
-# is left beside the binary, and said in a form that can be pasted.
+# usage: sh fuzz.sh BINARY FUZZER SEED SECONDS: runs a fuzzer from its corpus on and prints one line. A finding is left
+# beside the binary, and printed in a form that can be pasted.
 binary=$1 fuzzer=$2 seed=$3 seconds=$4
 log=$binary.log
 
 python3 corpus.py unpack corpora/"$fuzzer".txt "$binary".corpus
-# for messages.py alone
+# used by messages.py only
 export FUZZ_SEGMENTS=pagetier-fuzz-$$ PYTHONDONTWRITEBYTECODE=1
 if [ "$fuzzer" = messages ]; then export ASAN_OPTIONS=detect_leaks=0; fi
 PYTHONPATH=$PWD/$(dirname "$binary")/rooms:$PWD

@@ -1,5 +1,5 @@
-/* messages.c - bytes of a peer to a daemon's connection: what they mean is decoded and done by the daemon's own code, in
- * Python (messages.py), over a core that is built for fuzzing. Lines of Python count as coverage, too. */
+/* messages.c - the bytes that a peer sends to a daemon's connection, decoded and handled by the daemon's own Python code
+ * (messages.py), over a core that is built for fuzzing. Lines of Python count as coverage, too. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@ static void expect(int truth)
         return;
     fflush(stdout);
     PyErr_Print();
-    fprintf(stderr, "FINDING: the daemon's own code has failed\n");
+    fprintf(stderr, "FINDING: the daemon raised an exception\n");
     abort();
 }
 

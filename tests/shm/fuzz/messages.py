@@ -1,6 +1,6 @@
-"""A connection of the daemon, fed with whatever a fuzzer thinks of; what it says to that is checked.
+"""Feeds a connection of the daemon with a fuzzer's input and checks its responses.
 
-Run by messages.c, which finds this module on PYTHONPATH.
+messages.c runs it, and finds this module on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GREETINGS = (b"", pack(Attach(BUILD, 1, "fuzzed")), pack(Observe(BUILD)))
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is sent."""
+    """A transport that keeps what is sent."""
 
     def __init__(self, ours: socket.socket) -> None:
         super().__init__({"socket": ours})
@@ -66,7 +66,7 @@ class Transport(asyncio.Transport):
 
 
 class Fuzzed:
-    """One daemon for all inputs; after each of them nothing of it is left."""
+    """One daemon for all inputs; each input leaves nothing behind."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -82,7 +82,7 @@ class Fuzzed:
         )
 
     def take(self, data: bytes) -> None:
-        """The first byte says how it greets, the second where what follows is cut in two."""
+        """Feeds one input. Its first byte selects the greeting, its second where the rest is cut in two."""
         greeting, cut, rest = GREETINGS[data[0] % 3 if data else 0], data[1] if len(data) > 1 else 0, data[2:]
         self._loop.run_until_complete(self._speak([greeting, rest[:cut], rest[cut:]], rest, greeted=bool(greeting)))
         findings = self._segments.owner.check_integrity()
@@ -96,7 +96,7 @@ class Fuzzed:
             for piece in filter(None, pieces):
                 if not transport.closing:
                     connection.data_received(piece)
-            for _ in range(3 + len(requests(rest))):  # it has as many turns, if each request is a long one
+            for _ in range(3 + len(requests(rest))):  # as many turns as needed if each request is a long one
                 await asyncio.sleep(0)
             self._check(transport, rest if greeted else b"")
             transport.close()
@@ -104,16 +104,16 @@ class Fuzzed:
             self._forget()
 
     def _check(self, transport: Transport, said: bytes) -> None:
-        """All that was said is an answer, and what was asked is answered once; fetches may still wait."""
+        """Expects that everything sent is a response and each request has one; fetches may still wait."""
         answers = [read_answer(body) for body in Unpacker().feed(bytes(transport.sent))]
-        told = [answer.number for answer in answers if hasattr(answer, "number")]
+        numbers = [answer.number for answer in answers if hasattr(answer, "number")]
         asked = requests(said)
         if not transport.closing and asked:
             must = sorted(request.number for request in asked if hasattr(request, "number") and not is_late(request))
             may = sorted(request.number for request in asked if hasattr(request, "number"))
             refused = sum(1 for answer in answers if not hasattr(answer, "number"))
-            assert len(told) + refused >= len(must), (asked, answers)
-            assert all(number in may for number in told), (asked, answers)
+            assert len(numbers) + refused >= len(must), (asked, answers)
+            assert all(number in may for number in numbers), (asked, answers)
 
     def _forget(self) -> None:
         owner = self._segments.owner
@@ -124,12 +124,12 @@ class Fuzzed:
 
 
 def is_late(request: Any) -> bool:
-    """Whether it may be answered later."""
+    """Returns whether the response to a request may come later."""
     return isinstance(request, Fetch | Detach)
 
 
 def requests(said: bytes) -> list[Any]:
-    """What a peer has asked; none where some of it makes no sense."""
+    """Returns the requests of a peer; none if some of its bytes are not valid."""
     try:
         return [read_request(body) for body in Unpacker().feed(said)]
     except ProtocolError:
@@ -137,7 +137,7 @@ def requests(said: bytes) -> list[Any]:
 
 
 def begin(counters: int, count: int) -> Fuzzed:
-    """Lines of the daemon and of the protocol are counted in so many bytes at this address."""
+    """Begins to count the lines of the daemon and of the protocol in `count` bytes at the address `counters`."""
     logging.disable()
     fuzzed = Fuzzed(os.environ["FUZZ_SEGMENTS"])
     seen = (ctypes.c_uint8 * count).from_address(counters)

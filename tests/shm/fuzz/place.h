@@ -1,5 +1,6 @@
-/* place.h - what every fuzzer needs: tiny segments that are made anew for each input, a clock that nobody else winds, and
- * three engines that are attached. */
+/* place.h - shared by all fuzzers: tiny segments that are formatted for each input, a clock that depends only on the input,
+ * and
+ * three attached engines. */
 #pragma once
 
 #define FINDING_END() abort()
@@ -11,12 +12,12 @@
 #define PLACE_ENTRIES 24u
 #define PLACE_FRAMES 20u
 #define PLACE_IDS 28u
-#define PLACE_PINS 8u /* frames that an engine may hold: few enough for some matches to end there */
+#define PLACE_PINS 8u /* frames that an engine may pin: few enough for some matches to end there */
 #define ENGINES 3u
 #define GRANTS 48u
 #define PINNED 6u
 
-/* A part that an engine was granted and has not let go of. */
+/* A part that an engine was granted and has not released. */
 typedef struct {
     uint32_t entry, part, engine;
     uint64_t serial;
@@ -39,7 +40,7 @@ typedef struct {
     uint32_t grant_count, pin_count, processes;
 } place;
 
-/* The build renames clock_gettime to this: what an input does depends on nothing but the input. */
+/* The build renames clock_gettime to place_clock: an input always does the same. */
 static uint64_t place_now;
 
 int place_clock(clockid_t clock, struct timespec *now);
@@ -65,7 +66,7 @@ static inline void place_attach(place *p, uint32_t engine)
     p->engines[engine].counts = &p->owner.view.counts[p->engines[engine].slot];
 }
 
-/* An engine that holds nothing. */
+/* Resets an engine to one without pins. */
 static inline void place_forget(pt_session *s)
 {
     memset(s->held, 0, PLACE_ENTRIES * sizeof *s->held);

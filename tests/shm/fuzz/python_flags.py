@@ -1,4 +1,4 @@
-"""What it takes to compile and link a program that runs this Python; nothing where that can not be."""
+"""Prints the flags to compile and link a program that runs this Python; nothing if it cannot be linked."""
 
 import sys
 import sysconfig

@@ -1,26 +1,26 @@
-/* reader.c - engines over an index in which any byte may be another than it was, and changes while they look. They touch
- * nothing outside their mappings and come to an end; what they found was what they asked for; and each pin that they took
- * is given back. */
-#include "meanwhile.h"
+/* reader.c - engines on an index in which any byte may have changed, and changes while they read. They access
+ * nothing outside their mappings and terminate; a page that they find has the requested key; and each pin that they set
+ * is cleared. */
+#include "interference.h"
 
 #include "daemon_acts.h"
 #include "damage.h"
 
 static place here;
 
-static void meanwhile(void) { damage(&here, choose_area(&here)); }
+static void interfere(void) { damage(&here, choose_area(&here)); }
 
 static act *const reads[] = {engine_match, engine_match, engine_match_groups, engine_repin, engine_copy, engine_release};
 #define READS (sizeof reads / sizeof *reads)
 
-/* Pins that nobody has changed in between: so they are what the engines know them to be. */
+/* Expects no pins. No pin has changed since the engines set it, so the bits are what the engines know them to be. */
 static void expect_no_pins(place *p)
 {
     while (p->pin_count)
-        let_go_of(p, 0);
+        release_pins(p, 0);
     for (uint32_t i = 0; i < ENGINES; i++) {
         if (p->engines[i].frames)
-            finding("%lu frames are still counted as held", (unsigned long)p->engines[i].frames);
+            finding("%lu frames are still counted as pinned", (unsigned long)p->engines[i].frames);
         for (uint32_t entry = 0; entry < PLACE_ENTRIES; entry++)
             if (p->engines[i].held[entry].pins)
                 finding("entry %u is still counted as pinned", entry);
@@ -40,7 +40,7 @@ static void clear_bits(place *p)
         atomic_fetch_and(&p->owner.view.locks[entry].word, ~PT_PINS);
 }
 
-/* What stands when one of them looks: damage, and pins of nobody. */
+/* Damages the index between two reads, and clears the pins that the damage set. */
 static void damage_some(place *p)
 {
     expect_no_pins(p);
@@ -49,8 +49,10 @@ static void damage_some(place *p)
     clear_bits(p);
 }
 
-/* The counts of pins are the engine's own: no damage reaches them. Of the bits in the words it does. */
-static void look_at_what_changes(place *p)
+/* Matches while bytes change. The counts of pins are private to the engine, so damage cannot change them; it can change the
+ * bits in the
+ * words. */
+static void match_while_it_changes(place *p)
 {
     uint32_t seen[PROMPT], count, engine;
     uint64_t serials[PROMPT];
@@ -58,17 +60,17 @@ static void look_at_what_changes(place *p)
     pt_session *s = choose_engine(p, &engine);
     pt_matched to = {seen, serials, 0, 0};
     count = choose_keys(p, keys);
-    meanwhile_looks = 1 + choose(&p->choices, 64);
+    interfere_after = 1 + choose(&p->choices, 64);
     pt_match(s, keys, count, &to);
-    meanwhile_looks = 0;
+    interfere_after = 0;
     if (to.count > to.reach || to.reach > count)
-        finding("of %u keys %u were found, and reached %u", count, to.count, to.reach);
+        finding("of %u keys %u were found, with a reach of %u", count, to.count, to.reach);
     pt_release(s, seen, to.count);
     damage_some(p);
 }
 
-/* The chain of a page that somebody is about to copy leads elsewhere. */
-static void lead_astray(place *p)
+/* Changes the chain of a page that an engine is about to copy. */
+static void divert_a_chain(place *p)
 {
     const pt_view *v = &p->owner.view;
     if (!p->pin_count)
@@ -92,11 +94,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     while (p->choices.left) {
         uint32_t kind = choose(&p->choices, 9);
         if (kind == 8)
-            lead_astray(p);
+            divert_a_chain(p);
         else if (kind == 7)
             damage_some(p);
         else if (kind == 6)
-            look_at_what_changes(p);
+            match_while_it_changes(p);
         else
             reads[choose(&p->choices, READS)](p);
     }

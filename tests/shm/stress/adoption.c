@@ -1,5 +1,7 @@
-/* adoption.c - taking over what no crash leaves: segments with damaged bytes, and keys that fit the dictionary in one order
- * and not in another. Nothing outside the segments is touched (ASan, and guard pages), all is sound after it, and every
+/* adoption.c - adoptions of segments that no crash leaves: segments with damaged bytes, and keys that fit the dictionary in
+ * one order
+ * but not in another. Nothing outside the segments is accessed (ASan, and guard pages), everything is sound afterwards, and
+ * every
  * page whose own bytes were not damaged is still there. */
 #include "client.h"
 
@@ -53,7 +55,7 @@ static void store_some(trial *t)
     }
 }
 
-/* Damages a few bytes of an area; a whole record of zeros or of ones is damage too. */
+/* Damages a few bytes of an area, sometimes a whole record with zeros or ones. */
 static void damage(trial *t, void *area, size_t bytes)
 {
     for (uint32_t n = rng_below(&t->random, 6); n; n--) {
@@ -76,7 +78,7 @@ static void damage_all(trial *t)
     damage(t, &h->free_entry, offsetof(pt_header, deeds) - offsetof(pt_header, free_entry));
 }
 
-/* What makes up a page, as it was before. */
+/* The fields that make up a page, as they were before the damage. */
 typedef struct {
     pt_entry entries[MANY];
     pt_frame frames[MANY];
@@ -105,19 +107,21 @@ static bool is_whole(const pt_view *v, const record *r, uint32_t entry)
     return pt_state_of(r->words[entry]) == PT_READABLE;
 }
 
-/* What is served is what was: the same key, and the same frames in the same order. An entry that lost its seal is believed. */
+/* Expects that a page which is still served is the same page: the same key, and the same frames in the same order. An entry
+ * that
+ * lost its checksum is accepted. */
 static void expect_same(const pt_view *v, const record *r, uint32_t entry)
 {
     const pt_entry *is = &v->entries[entry], *was = &r->entries[entry];
     if (pt_load_state(&v->locks[entry].word) != PT_READABLE || !atomic_load(&v->locks[entry].seal))
         return;
     if (memcmp(is->key, was->key, PT_KEY_BYTES) || is->serial != was->serial || is->size != was->size)
-        finding("entry %u is served as another page than it was", entry);
+        finding("entry %u is served as another page than before", entry);
     uint32_t frame = is->first_frame, before = was->first_frame;
     for (; frame == before && frame != PT_NONE; frame = v->frames[frame].next)
         before = r->frames[before].next;
     if (frame != before)
-        finding("entry %u is served out of other frames than it was", entry);
+        finding("entry %u is served from other frames than before", entry);
 }
 
 static void damage_and_adopt(trial *t)
@@ -134,7 +138,7 @@ static void damage_and_adopt(trial *t)
     adopt(t);
     for (uint32_t entry = 0; entry < MANY; entry++) {
         if (whole[entry] && !pt_repin(&t->session, &entry, &before.entries[entry].serial, 1))
-            finding("entry %u was whole, and its page is gone", entry);
+            finding("entry %u was undamaged, and its page is gone", entry);
         expect_same(v, &before, entry);
         *(whole[entry] ? &t->kept : &t->dropped) += 1;
     }
@@ -142,10 +146,11 @@ static void damage_and_adopt(trial *t)
     t->trials++;
 }
 
-/* ---- another order ---- */
+/* ---- adoption in another order ---- */
 
-/* 56 keys of one home fill its window; as many as then fit of another home, in the window's last bucket, come after.
- * In the order of adoption these come first, and some of the 56 find no room. */
+/* 56 keys of one home fill its window. After them come as many keys of a second home, in the window's last bucket, as fit. An
+ * adoption
+ * adds these first, and then some of the 56 find no room. */
 #define FIRST (PT_WINDOW * PT_BUCKET_SLOTS)
 #define ALL (2 * FIRST - PT_BUCKET_SLOTS)
 
@@ -168,7 +173,7 @@ static uint32_t store_crowd(trial *t, uint32_t *entries, uint64_t *serials)
     return stored;
 }
 
-/* A page that was pinned keeps its bytes, whether it found room or not; and nothing is lost but room. */
+/* Expects that a pinned page keeps its bytes, whether it found room or not, and that nothing but room is lost. */
 static void adopt_in_another_order(trial *t)
 {
     uint32_t entries[ALL];

@@ -1,9 +1,9 @@
-/* bounds.c - what one process may hold, and what its holding may cost the others, step by step. */
+/* bounds.c - what one process may keep pinned, and what its pins may cost others, step by step. */
 #include "scene.h"
 
-static uint64_t bounded(const pt_session *who) { return atomic_load(&who->view.uses[who->slot].bounded); }
+static uint64_t bounded(const pt_session *s) { return atomic_load(&s->view.uses[s->slot].bounded); }
 
-static void one_holds_no_more_than_it_may(void)
+static void matches_end_at_the_quota_of_pinned_frames(void)
 {
     scene s = scene_new(8, 4);
     pt_answer pages[3] = {store(&s, "a"), store(&s, "b"), store(&s, "c")};
@@ -11,7 +11,7 @@ static void one_holds_no_more_than_it_may(void)
     uint64_t serials[3] = {pages[0].serial, pages[1].serial, pages[2].serial};
     settle(&s, NOON);
     atomic_store(&s.owner.view.header->pin_frames, 2);
-    for (int times = 0; times < 2; times++) { /* what is held once more is no more */
+    for (int times = 0; times < 2; times++) { /* a page that is pinned twice counts once */
         EXPECT(pt_repin(&s.other, entries, serials, 3) == 2 && s.other.frames == 2);
         EXPECT(!there(&s.other, "c") && there(&s.other, "a") && there(&s.one, "c"));
     }
@@ -31,8 +31,8 @@ static void one_holds_no_more_than_it_may(void)
 
 enum { MANY = PT_PASSES + 500 };
 
-/* Asks for so many pages of a frame each, under keys of chance; returns how many were granted. */
-static uint32_t ask_for_many(scene *s, uint32_t count, rng *names, pt_answer *answers)
+/* Reserves `count` pages of one frame each, under random keys; returns how many were granted. */
+static uint32_t reserve_many(scene *s, uint32_t count, rng *names, pt_answer *answers)
 {
     static uint8_t keys[MANY * PT_KEY_BYTES];
     static uint64_t sizes[MANY];
@@ -50,33 +50,33 @@ static uint32_t ask_for_many(scene *s, uint32_t count, rng *names, pt_answer *an
     return granted;
 }
 
-static void of_very_many_pinned_pages_the_free_ones_are_found(void)
+static void unpinned_pages_are_found_among_very_many_pinned_ones(void)
 {
     static pt_answer answers[MANY], more[2];
     static uint32_t entries[MANY];
     static uint64_t serials[MANY];
     scene s = scene_new(MANY, MANY);
     rng names = rng_stream(1, 1);
-    EXPECT(ask_for_many(&s, MANY, &names, answers) == MANY);
+    EXPECT(reserve_many(&s, MANY, &names, answers) == MANY);
     settle(&s, s.now);
     for (uint32_t i = 0; i < MANY; i++)
         entries[i] = answers[i].entry, serials[i] = answers[i].serial;
     EXPECT(pt_repin(&s.other, entries, serials, MANY) == MANY);
     for (int times = 0; times < 2; times++) {
-        EXPECT(!ask_for_many(&s, 2, &names, more) && s.owner.leased_until > s.now);
+        EXPECT(!reserve_many(&s, 2, &names, more) && s.owner.leased_until > s.now);
         pt_release(&s.other, &entries[times], 1);
         pt_release(&s.other, &entries[MANY - 1 - times], 1);
-        EXPECT(ask_for_many(&s, 2, &names, more) == 2);
+        EXPECT(reserve_many(&s, 2, &names, more) == 2);
         settle(&s, s.now);
         EXPECT(pt_repin(&s.other, &more[0].entry, &more[0].serial, 1) && pt_repin(&s.other, &more[1].entry, &more[1].serial, 1));
         EXPECT(!pt_repin(&s.other, &entries[times], &serials[times], 1));
     }
     pt_reap(&s.owner, s.other.slot, s.now);
-    EXPECT(ask_for_many(&s, 2, &names, more) == 2);
+    EXPECT(reserve_many(&s, 2, &names, more) == 2);
     scene_end(&s);
 }
 
-static void all_that_is_open_gets_its_turn(void)
+static void every_open_reservation_gets_its_turn(void)
 {
     scene s = scene_new(16, 16);
     pt_answer all[8];
@@ -100,9 +100,9 @@ int main(int count, char **arguments)
 {
     (void)count;
     run r = run_begin("bounds", arguments);
-    one_holds_no_more_than_it_may();
-    of_very_many_pinned_pages_the_free_ones_are_found();
-    all_that_is_open_gets_its_turn();
-    run_end(&r, "%u turns,", 3u);
+    matches_end_at_the_quota_of_pinned_frames();
+    unpinned_pages_are_found_among_very_many_pinned_ones();
+    every_open_reservation_gets_its_turn();
+    run_end(&r, "%u cases,", 3u);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* client.h - one thread of an attached process: matching, checking, asking, writing. */
+/* client.h - one thread of an attached process: it matches, verifies, reserves and writes. */
 #pragma once
 
 #include "world.h"
@@ -11,13 +11,13 @@ typedef struct {
     world *world;
     pt_session *session; /* shared by the threads of one process */
     mailbox *box;
-    bool mortal;         /* may die: the only thread of its process */
+    bool mortal; /* may die; it is the only thread of its process */
     rng random;
     tally did;
     uint8_t memory[PAGE_MAX];
 } client;
 
-/* A prompt's pages. The first `promised` of them are on the list of promises; none of these may be missed. */
+/* The pages of a prompt. The first `promised` of them are on the list of promises; none of these may be missed. */
 typedef struct {
     uint32_t count, promised, found, reach;
     uint32_t ids[PROMPT], cells[PROMPT], entries[PROMPT];
@@ -42,9 +42,9 @@ static inline void session_end(pt_session *s)
     free(s->held);
 }
 
-/* ---- asking the daemon ---- */
+/* ---- requests to the daemon ---- */
 
-/* False if the daemon died with the answer. */
+/* Sends a request and waits for the response. Returns false if the daemon died with the response. */
 static inline bool client_ask(client *c, enum question question)
 {
     c->box->slot = c->session->slot;
@@ -55,7 +55,7 @@ static inline bool client_ask(client *c, enum question question)
     return !c->box->lost;
 }
 
-/* This process is gone, with all that it holds; another one takes its place. */
+/* Ends this process with everything that it has pinned or reserved; another process takes its place. */
 static inline void client_die(client *c)
 {
     client_ask(c, REBORN);
@@ -77,7 +77,7 @@ static inline bool client_reserve(client *c, const uint32_t *ids, uint32_t count
     return client_ask(c, RESERVE);
 }
 
-/* The asker plays the disk's worker: what is to be read in is granted to himself. */
+/* The client acts as the disk's worker: the pages to be read are granted to the client itself. */
 static inline bool client_fetch(client *c, const uint32_t *ids, uint32_t count, enum question question)
 {
     mailbox *m = c->box;
@@ -107,11 +107,11 @@ static inline void prompt_add_promised(prompt *p, world *w, uint32_t cell)
     prompt_add(p, atomic_load_explicit(&w->kept[cell].id, memory_order_relaxed));
 }
 
-/* A miss is wrong if the first page that was not found was promised before the match, and is still after it. */
+/* Checks a match. A miss is wrong if the first page that was not found was promised before the match and still is. */
 static inline void client_matched(client *c, const prompt *p)
 {
     if (p->reach < p->found || p->reach > p->count)
-        finding("of %u pages %u were found, and reached %u", p->count, p->found, p->reach);
+        finding("of %u pages %u were found, with a reach of %u", p->count, p->found, p->reach);
     c->did.matches++;
     c->did.pages += p->found;
     if (p->found >= p->promised)
@@ -147,7 +147,7 @@ static inline void client_verify(client *c, const prompt *p)
 
 static inline void client_release(client *c, const prompt *p) { pt_release(c->session, p->entries, p->found); }
 
-/* ---- one process hands a match to another ---- */
+/* ---- one process passes a match to another ---- */
 
 static inline void client_hand_over(client *c, const prompt *p)
 {
@@ -176,7 +176,8 @@ static inline void client_take_over(client *c, prompt *p)
 
 /* ---- writing ---- */
 
-/* False if the page was doomed meanwhile: by another writer of it, or as it took longer than till `expires_ns`. */
+/* Writes a part and finishes it. Returns false if the page was doomed: by another writer of it, or because it took longer than
+ * `expires_ns`. */
 static inline bool client_publish(client *c, uint32_t entry, uint32_t id, uint32_t part, uint64_t expires_ns)
 {
     page_write(&c->session->view, entry, id, part, c->memory);
@@ -193,5 +194,5 @@ static inline void client_publish_fetched(client *c, uint32_t entry, uint32_t id
     bool stored = pt_part_finish(&c->session->view, entry, 0);
     *(stored ? &c->did.fetched : &c->did.lost) += 1;
     if (!stored && pt_now_ns() < expires_ns)
-        finding("page %u was lost, though it was read in in time", id);
+        finding("page %u was lost, though it was read in time", id);
 }

@@ -1,6 +1,7 @@
-/* crash.c - real processes over the same shared memory, killed at any instruction: daemons again and again, engines now and
- * then. After each death of a daemon another one adopts the segments, while the engines go on. Then all is sound, and
- * every page that was readable is found, with exactly its bytes. Promises are kept to all engines all the time. */
+/* crash.c - real processes on the same shared memory, killed at any instruction: daemons all the time, engines now and then.
+ * After each death of a daemon another one adopts the segments while the engines continue. After that everything must be
+ * sound, and
+ * every page that was readable must be found, with exactly its bytes. Promises must hold for all engines all the time. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -23,9 +24,9 @@ typedef struct {
 typedef struct {
     world *world;
     rng random;
-    client *clients;       /* of the engines, in shared memory: what they did outlives them */
+    client *clients; /* of the engines, in shared memory: their counters outlive the engines */
     engine engines[ENGINES];
-    pt_session session;    /* our own: we look at what each daemon left */
+    pt_session session; /* of the supervisor, which checks what each daemon left */
     uint8_t memory[PAGE_MAX];
     uint64_t daemons, dead_engines, survived;
 } supervisor;
@@ -42,13 +43,13 @@ static pid_t fork_mortal(void)
     return pid;
 }
 
-static void kill_now(pid_t pid, const char *who)
+static void kill_now(pid_t pid, const char *name)
 {
     int status;
     kill(pid, SIGKILL);
     waitpid(pid, &status, 0);
     if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
-        finding("%s ended by itself, status %x", who, (unsigned)status);
+        finding("%s ended without being killed, status %x", name, (unsigned)status);
 }
 
 _Noreturn static void engine_life(client *c, role_step *step)
@@ -79,7 +80,9 @@ static void engine_start(supervisor *s, uint32_t i)
     session_end(&session);
 }
 
-/* A daemon from its birth, which is an adoption too, to its death. It stores pages itself, so these die half written. */
+/* The life of a daemon from its start, which is an adoption too, to its death. It stores pages itself, so these are half
+ * written when
+ * it dies. */
 _Noreturn static void daemon_life(supervisor *s, uint64_t alive)
 {
     pt_session ghost;
@@ -92,7 +95,7 @@ _Noreturn static void daemon_life(supervisor *s, uint64_t alive)
         service_step(&d);
 }
 
-/* ---- what has to survive ---- */
+/* ---- what must survive ---- */
 
 static uint64_t engines_alive(const supervisor *s)
 {
@@ -102,7 +105,7 @@ static uint64_t engines_alive(const supervisor *s)
     return alive;
 }
 
-/* The serials of the pages that are readable, by number; 0 for the others. No daemon lives. */
+/* Notes the serials of the readable pages, by number; 0 for the others. No daemon lives at this time. */
 static void note_readable(supervisor *s, uint64_t *serials)
 {
     const pt_view *v = &s->session.view;
@@ -142,22 +145,24 @@ static bool holds_nothing(const void *context, uint64_t serial)
     return false;
 }
 
-/* Those who wait for an answer have no grants: what is in their name is of the answer that died. */
-static void hang_up(supervisor *s, pt_owner *o)
+/* Ends the requests that the dead daemon did not respond to. Their clients have no grants: what was granted to them belongs to
+ * the lost
+ * response. */
+static void end_lost_requests(supervisor *s, pt_owner *o)
 {
     for (uint32_t i = 0; i < ENGINES; i++) {
         mailbox *m = &s->world->boxes[i];
         uint32_t question = atomic_load(&m->question);
         if (question == NOTHING)
             continue;
-        if (question != DAMAGED) /* he who reports a damage may still hold what he is to give up */
+        if (question != DAMAGED) /* a client that reports damage may still have the part that it has to abandon */
             pt_let_go_of_parts(o, m->slot, holds_nothing, NULL);
         m->lost = true;
         atomic_store_explicit(&m->question, NOTHING, memory_order_release);
     }
 }
 
-static void adopt_and_look(supervisor *s)
+static void adopt_and_check(supervisor *s)
 {
     uint64_t serials[PAGES];
     note_readable(s, serials);
@@ -165,7 +170,7 @@ static void adopt_and_look(supervisor *s)
     expect_sound(&o, "after the adoption");
     for (uint32_t number = 0; number < PAGES; number++)
         expect_found(s, id_of(number), serials[number]);
-    hang_up(s, &o);
+    end_lost_requests(s, &o);
     for (uint32_t i = 0; i < ENGINES; i++)
         if (!s->engines[i].pid)
             s->engines[i].slot = attach_new(&o, s->world);
@@ -175,7 +180,7 @@ static void adopt_and_look(supervisor *s)
             engine_start(s, i);
 }
 
-/* ---- a round: a daemon lives for some milliseconds, an engine may die under it ---- */
+/* ---- a round: a daemon lives for some milliseconds, and an engine may die during that time ---- */
 
 static uint32_t kill_engine(supervisor *s)
 {
@@ -188,7 +193,7 @@ static uint32_t kill_engine(supervisor *s)
     return s->engines[i].slot;
 }
 
-static void tell_of_death(world *w, uint32_t slot)
+static void report_death(world *w, uint32_t slot)
 {
     w->boxes[ENGINES].slot = slot;
     atomic_store_explicit(&w->boxes[ENGINES].question, BURY, memory_order_release);
@@ -202,7 +207,7 @@ static void daemon_round(supervisor *s)
         daemon_life(s, alive);
     usleep(rng_below(&s->random, 3000));
     if (rng_one_in(&s->random, 3)) {
-        tell_of_death(s->world, kill_engine(s));
+        report_death(s->world, kill_engine(s));
         usleep(rng_below(&s->random, 1000));
     }
     kill_now(pid, "a daemon");
@@ -252,7 +257,7 @@ int main(int count, char **arguments)
     begin(&s);
     while (!run_over(&r)) {
         daemon_round(&s);
-        adopt_and_look(&s);
+        adopt_and_check(&s);
     }
     finish(&s);
     uint64_t matches = 0;

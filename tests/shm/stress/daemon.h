@@ -1,12 +1,12 @@
-/* daemon.h - the owner's loop: answers, evicts, flushes, reaps, takes over from itself, and looks whether all is sound. */
+/* daemon.h - the daemon's loop: it responds, evicts, flushes, reaps, is replaced by a new daemon, and checks its structures. */
 #pragma once
 
 #include "client.h"
 #include "tier.h"
 
-#define SLOW (sizeof BUILT_WITH == sizeof "tsan" ? 4 : 1) /* TSan takes so much longer for all else */
+#define SLOW (sizeof BUILT_WITH == sizeof "tsan" ? 4 : 1) /* TSan slows down everything else by this factor */
 #define CHECK_EVERY_NS (SLOW * 2000000ull)
-#define ADOPT_EVERY_NS (SLOW * 1500000ull) /* every other one; the ones between get more, as a disk needs time */
+#define ADOPT_EVERY_NS (SLOW * 1500000ull) /* for every second adoption; the ones between take longer, as a disk needs time */
 
 typedef struct {
     world *world;
@@ -18,7 +18,7 @@ typedef struct {
     uint64_t adoptions;
 } service;
 
-/* A slot for a process that never was before. */
+/* Attaches a process that never existed before; returns its slot. */
 static inline uint32_t attach_new(pt_owner *o, world *w)
 {
     uint32_t number = 1 + atomic_fetch_add(&w->processes, 1);
@@ -48,8 +48,8 @@ static inline void service_damaged(service *s, mailbox *m)
         pt_disk_damaged(&s->owner, m->keys + i * PT_KEY_BYTES, pt_now_ns());
 }
 
-/* Nobody waits any more for an answer to this process. */
-static inline void service_hang_up(service *s, uint32_t slot)
+/* Ends the requests of a process that died: it no longer waits for responses. */
+static inline void service_end_requests(service *s, uint32_t slot)
 {
     for (uint32_t i = 0; i < BOXES; i++) {
         mailbox *m = &s->world->boxes[i];
@@ -59,18 +59,18 @@ static inline void service_hang_up(service *s, uint32_t slot)
     }
 }
 
-static inline void service_bury(service *s, mailbox *m)
+static inline void service_reap(service *s, mailbox *m)
 {
-    service_hang_up(s, m->slot);
+    service_end_requests(s, m->slot);
     (rng_one_in(&s->random, 4) ? pt_detach : pt_reap)(&s->owner, m->slot, pt_now_ns());
     expect_sound(&s->owner, "after a death or a detach");
-    if (s->owner.disk.open && rng_one_in(&s->random, 2)) /* he was the disk's worker, too */
+    if (s->owner.disk.open && rng_one_in(&s->random, 2)) /* the process was the disk's worker, too */
         tier_close(&s->tier, &s->owner);
 }
 
 static inline void service_rebirth(service *s, mailbox *m)
 {
-    service_bury(s, m);
+    service_reap(s, m);
     m->slot = attach_new(&s->owner, s->world);
 }
 
@@ -78,7 +78,7 @@ static inline void service_answer_all(service *s)
 {
     static void (*const answers[])(service *, mailbox *) = {
         [RESERVE] = service_reserve, [FETCH] = service_fetch, [DAMAGED] = service_damaged,
-        [REBORN] = service_rebirth, [BURY] = service_bury};
+        [REBORN] = service_rebirth, [BURY] = service_reap};
     for (uint32_t i = 0; i < BOXES; i++) {
         mailbox *m = &s->world->boxes[i];
         uint32_t question = atomic_load_explicit(&m->question, memory_order_acquire);
@@ -89,7 +89,7 @@ static inline void service_answer_all(service *s)
     }
 }
 
-/* Pages come and go as fast as the machine can. */
+/* Stores pages as fast as the machine can. */
 static inline void service_churn(service *s)
 {
     uint32_t id = page_with_parts(&s->random, 1);
@@ -102,10 +102,10 @@ static inline void service_churn(service *s)
     if (a.outcome == PT_GRANTED)
         client_publish(&s->ghost, a.entry, id, 0, r.expires_ns);
     if (a.outcome == PT_REFUSED_FULL)
-        sched_yield(); /* all is pinned by threads that wait for this core */
+        sched_yield(); /* everything is pinned by threads that wait for this core */
 }
 
-static inline void service_tend(service *s)
+static inline void service_act(service *s)
 {
     uint64_t now = pt_now_ns();
     uint32_t chance = rng_below(&s->random, 256);
@@ -118,12 +118,12 @@ static inline void service_tend(service *s)
     else if (chance < 50)
         pt_idle_turn(&s->owner, now, now, 1 + rng_below(&s->random, 64));
     else if (chance < 112)
-        tier_tend(&s->tier, &s->owner, &s->random);
+        tier_act(&s->tier, &s->owner, &s->random);
     else
         service_churn(s);
 }
 
-/* The old daemon is gone, between two requests; another one, or three in a row, take over. */
+/* Replaces the daemon between two requests, by one or by three daemons in a row. */
 static inline void service_take_over(service *s)
 {
     for (uint32_t n = 1 + 2 * rng_below(&s->random, 2); n; n--) {
@@ -153,7 +153,7 @@ static inline void service_check(service *s)
 static inline void service_step(service *s)
 {
     service_answer_all(s);
-    service_tend(s);
+    service_act(s);
     if (service_time_for(&s->next_adopt, s->adoptions % 2 ? ADOPT_EVERY_NS : 4 * ADOPT_EVERY_NS))
         service_take_over(s);
     if (service_time_for(&s->next_check, CHECK_EVERY_NS))

@@ -1,5 +1,6 @@
-/* dictionary.c - the writer's side of the dictionary against a model: random keys come and go around a few homes, until
- * windows overflow. After each step all is where it should be, and as near to its home as it could be. */
+/* dictionary.c - the writer's side of the dictionary against a model: random keys are added and dropped around a few homes,
+ * until
+ * windows overflow. After each step every key is where it should be, and as near to its home as possible. */
 #include "world.h"
 
 #define KEYS 200u
@@ -11,8 +12,8 @@ typedef struct {
     rng random;
     uint64_t serial;
     bool there[KEYS];
-    uint32_t count, crowd; /* crowd: how many homes the keys share */
-    pt_bucket *before;     /* a copy, to see that what fails changes nothing */
+    uint32_t count, crowd; /* crowd: the number of homes that the keys share */
+    pt_bucket *before; /* a copy, to verify that a failed operation changes nothing */
     uint64_t steps, overflows;
 } trial;
 
@@ -39,7 +40,7 @@ static bool window_is_full(const trial *t, uint32_t home)
     return !room;
 }
 
-/* ---- what must be true at all times ---- */
+/* ---- invariants ---- */
 
 static void expect_near_home(const trial *t, uint32_t bucket, uint64_t slot, uint32_t *displaced)
 {
@@ -83,7 +84,7 @@ static void expect_found(const trial *t)
 static void expect_unchanged(const trial *t, const char *what)
 {
     if (memcmp(t->before, t->d.buckets, table_bytes(t)))
-        finding("%s, and changed something", what);
+        finding("%s, and the dictionary changed", what);
 }
 
 /* ---- steps ---- */
@@ -105,7 +106,7 @@ static void add(trial *t, uint32_t entry)
         finding("a key was %s a window %s room", full ? "added to" : "not added to", full ? "without" : "with");
     if (!full)
         return;
-    expect_unchanged(t, "a key was refused");
+    expect_unchanged(t, "a key was rejected");
     t->overflows++;
 }
 
@@ -113,14 +114,14 @@ static void drop(trial *t, uint32_t entry)
 {
     bool dropped = pt_dict_drop(&t->v, t->d, entry);
     if (dropped != t->there[entry])
-        finding("dropping entry %u says %d", entry, dropped);
+        finding("dropping entry %u returned %d", entry, dropped);
     if (!dropped)
-        expect_unchanged(t, "an entry was not there");
+        expect_unchanged(t, "a missing entry was dropped");
     t->count -= dropped;
     t->there[entry] = false;
 }
 
-/* `wanted`: of a hundred steps, how many add a key rather than drop one. */
+/* `wanted`: the number of steps in a hundred that add a key rather than drop one. */
 static void step(trial *t, uint32_t wanted)
 {
     uint32_t entry = rng_below(&t->random, KEYS);

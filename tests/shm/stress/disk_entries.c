@@ -1,7 +1,7 @@
-/* disk_entries.c - the life of a page on disk, turn by turn: written, evicted, found, read in, stored again, dropped. */
+/* disk_entries.c - the life of a page on disk, step by step: written, evicted, found, read, stored again, dropped. */
 #include "disk_scene.h"
 
-/* ---- there and back ---- */
+/* ---- written, evicted, read ---- */
 
 static void an_evicted_page_is_found_on_disk(void)
 {
@@ -11,13 +11,13 @@ static void an_evicted_page_is_found_on_disk(void)
     EXPECT(state_of(&s, a.entry) == PT_ON_DISK && on_disk_alone(&s, "a"));
     store(&s, "b");
     EXPECT(look(&s, "ba").count == 1 && look(&s, "ba").reach == 2);
-    EXPECT(look(&s, "ab").count == 0 && look(&s, "ab").reach == 2); /* goes on over what is in memory */
+    EXPECT(look(&s, "ab").count == 0 && look(&s, "ab").reach == 2); /* continues over pages in memory */
     EXPECT(look(&s, "acb").reach == 1);
     EXPECT(dropped(&s, ""));
     disk_scene_end(&s);
 }
 
-static void it_is_read_in(void)
+static void a_page_on_disk_is_read(void)
 {
     scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
     pt_answer before = store_written(&s, "a");
@@ -33,7 +33,7 @@ static void it_is_read_in(void)
     disk_scene_end(&s);
 }
 
-static void it_is_stored_again(void)
+static void a_page_on_disk_is_stored_again(void)
 {
     scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
     store_written(&s, "a");
@@ -45,14 +45,14 @@ static void it_is_stored_again(void)
     disk_scene_end(&s);
 }
 
-static void a_refill_that_is_given_up_leaves_the_copy(void)
+static void an_abandoned_refill_keeps_the_copy_on_disk(void)
 {
     scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
     store_written(&s, "a");
     EXPECT(evict(&s));
     pt_answer a = fetch(&s, 'a');
     pt_part_abandon(&s.one.view, a.entry, 0);
-    pt_answer again = fetch(&s, 'a'); /* at once: nobody has settled the first one */
+    pt_answer again = fetch(&s, 'a'); /* at once: the first one is not settled yet */
     EXPECT(again.outcome == PT_GRANTED && again.entry != a.entry && on_disk_frames(&s) == 1);
     pt_part_abandon(&s.one.view, again.entry, 0);
     pt_answer stored = ask(&s, &s.other, "a", FRAME, 0, 1);
@@ -63,7 +63,7 @@ static void a_refill_that_is_given_up_leaves_the_copy(void)
     disk_scene_end(&s);
 }
 
-static void without_an_entry_for_it_the_copy_goes(void)
+static void a_copy_without_an_entry_is_dropped(void)
 {
     scene s = disk_scene(1, 4, 4, PT_WRITE_EVICTED);
     store_written(&s, "a");
@@ -80,19 +80,19 @@ static void a_page_of_another_size_replaces_it(void)
     scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
     pt_answer a = store_written(&s, "a");
     EXPECT(evict(&s));
-    EXPECT(pt_try(&s.other, a.entry) == PT_ON_DISK); /* somebody looks */
+    EXPECT(pt_try(&s.other, a.entry) == PT_ON_DISK); /* a reader compares its key */
     EXPECT(ask(&s, &s.one, "a", 2 * FRAME, 0, 1).outcome == PT_PENDING && dropped(&s, ""));
     pt_keep(&s.other, a.entry, false);
     pt_answer other = ask(&s, &s.one, "a", 2 * FRAME, 0, 1);
     EXPECT(other.outcome == PT_GRANTED && dropped(&s, "a") && on_disk_frames(&s) == 0);
     EXPECT(nowhere(&s, "a") && finish(&s, &other, 0) && in_memory(&s, "a"));
-    EXPECT(!report(&s, 'a', FRAME, NOON)); /* nor is it taken back */
+    EXPECT(!report(&s, 'a', FRAME, NOON)); /* nor is it accepted from a report */
     disk_scene_end(&s);
 }
 
 /* ---- being written ---- */
 
-static void what_is_being_written_stays(void)
+static void a_page_that_is_being_written_stays(void)
 {
     uint32_t entry;
     scene s = disk_scene(8, 1, 4, PT_WRITE_EVICTED);
@@ -100,7 +100,7 @@ static void what_is_being_written_stays(void)
     EXPECT(order(&s, 1, &entry) == 1 && order(&s, 1, &entry) == 0);
     EXPECT(!evict(&s) && flush(&s, PT_TIER_MEMORY | PT_TIER_DISK).kept == 1 && flush(&s, PT_TIER_DISK).kept == 1);
     EXPECT(ask(&s, &s.one, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL && in_memory(&s, "a"));
-    EXPECT(report(&s, 'a', FRAME, NOON) && dropped(&s, "")); /* a drop would come after the write */
+    EXPECT(report(&s, 'a', FRAME, NOON) && dropped(&s, "")); /* a drop would arrive after the write */
     end_order(&s, entry, PT_WRITE_DONE);
     end_order(&s, entry, PT_WRITE_DONE);
     end_order(&s, 8, PT_WRITE_DONE);
@@ -108,7 +108,7 @@ static void what_is_being_written_stays(void)
     disk_scene_end(&s);
 }
 
-static void a_page_leaves_the_disk_and_is_told_to(void)
+static void a_page_that_leaves_the_disk_is_dropped(void)
 {
     scene s = disk_scene(8, 4, 1, PT_WRITE_EVICTED);
     store_written(&s, "a");
@@ -120,7 +120,7 @@ static void a_page_leaves_the_disk_and_is_told_to(void)
     disk_scene_end(&s);
 }
 
-static void what_could_not_be_written_is_not_tried_again(void)
+static void a_failed_write_is_not_retried(void)
 {
     uint32_t entry;
     scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
@@ -138,7 +138,7 @@ static void what_could_not_be_written_is_not_tried_again(void)
     disk_scene_end(&s);
 }
 
-static void there_is_no_room_beside_what_is_being_written(void)
+static void writes_in_progress_take_room_on_the_disk(void)
 {
     uint32_t entries[2];
     scene s = disk_scene(8, 8, 3, PT_WRITE_EVICTED);
@@ -146,15 +146,15 @@ static void there_is_no_room_beside_what_is_being_written(void)
     pt_answer b = ask(&s, &s.one, "b", 2 * FRAME, 0, 1), c = ask(&s, &s.one, "c", 2 * FRAME, 0, 1);
     EXPECT(finish(&s, &b, 0) && finish(&s, &c, 0));
     EXPECT(order(&s, 2, entries) == 1 && entries[0] == b.entry);
-    EXPECT(dropped(&s, "") && on_disk_frames(&s) == 1); /* a would have gone for nothing */
+    EXPECT(dropped(&s, "") && on_disk_frames(&s) == 1); /* evicting a would not have helped */
     end_order(&s, b.entry, PT_WRITE_DONE);
     EXPECT(order(&s, 1, entries) == 1 && entries[0] == c.entry && dropped(&s, "ab") && on_disk_frames(&s) == 0);
     disk_scene_end(&s);
 }
 
-/* ---- what leaves first ---- */
+/* ---- the order of eviction ---- */
 
-static void only_what_was_used_twice_is_written(void)
+static void only_pages_that_were_used_twice_are_written(void)
 {
     uint32_t entry;
     scene s = disk_scene(8, 4, 4, PT_WRITE_SECOND);
@@ -168,7 +168,7 @@ static void only_what_was_used_twice_is_written(void)
     disk_scene_end(&s);
 }
 
-static void what_loses_nothing_goes_before_what_is_unwritten(void)
+static void a_written_page_is_evicted_before_an_unwritten_one(void)
 {
     scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
     uint64_t noon = s.now;
@@ -176,14 +176,14 @@ static void what_loses_nothing_goes_before_what_is_unwritten(void)
     settle(&s, later(&s));
     pt_stamp(&s.owner, unwritten.entry, noon);
     pt_stamp(&s.owner, ready.entry, noon + 100);
-    pt_disk_set_rule(&s.owner, PT_WRITE_EVICTED, noon + 1000); /* lists them anew */
+    pt_disk_set_rule(&s.owner, PT_WRITE_EVICTED, noon + 1000); /* lists them again */
     EXPECT(pt_next_to_leave(&s.owner, noon + 197).entry == unwritten.entry);
     EXPECT(pt_next_to_leave(&s.owner, noon + 200).entry == ready.entry);
-    EXPECT(pt_next_to_leave(&s.owner, noon + 50).entry == unwritten.entry); /* and nothing overflows */
+    EXPECT(pt_next_to_leave(&s.owner, noon + 50).entry == unwritten.entry); /* no overflow */
     disk_scene_end(&s);
 }
 
-static void frames_that_come_free_are_counted_ahead(void)
+static void frames_ahead_counts_frames_that_can_become_free(void)
 {
     scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
     EXPECT(pt_frames_ahead(&s.owner, 100) == 100); /* nothing is unwritten */
@@ -200,7 +200,7 @@ static void frames_that_come_free_are_counted_ahead(void)
     disk_scene_end(&s);
 }
 
-static void entries_come_from_pages_on_disk(void)
+static void pages_on_disk_are_evicted_for_their_entries(void)
 {
     scene s = disk_scene(3, 8, 8, PT_WRITE_EVICTED);
     store_written(&s, "a");
@@ -209,34 +209,34 @@ static void entries_come_from_pages_on_disk(void)
     EXPECT(ask(&s, &s.one, "d", FRAME, 0, 1).outcome == PT_GRANTED && dropped(&s, "a"));
     EXPECT(state_of(&s, b.entry) == PT_READABLE && state_of(&s, c.entry) == PT_READABLE);
     EXPECT(ask(&s, &s.one, "e", FRAME, 0, 1).outcome == PT_GRANTED);
-    EXPECT(dropped(&s, "b") && nowhere(&s, "b") && on_disk_frames(&s) == 1); /* wholly: c keeps its copy */
+    EXPECT(dropped(&s, "b") && nowhere(&s, "b") && on_disk_frames(&s) == 1); /* from both tiers: c keeps its copy on disk */
     pt_reap(&s.owner, s.one.slot, later(&s));
     disk_scene_end(&s);
 }
 
 int main(int count, char **arguments)
 {
-    static void (*const turns[])(void) = {
+    static void (*const cases[])(void) = {
         an_evicted_page_is_found_on_disk,
-        it_is_read_in,
-        it_is_stored_again,
-        a_refill_that_is_given_up_leaves_the_copy,
-        without_an_entry_for_it_the_copy_goes,
+        a_page_on_disk_is_read,
+        a_page_on_disk_is_stored_again,
+        an_abandoned_refill_keeps_the_copy_on_disk,
+        a_copy_without_an_entry_is_dropped,
         a_page_of_another_size_replaces_it,
-        what_is_being_written_stays,
-        a_page_leaves_the_disk_and_is_told_to,
-        what_could_not_be_written_is_not_tried_again,
-        there_is_no_room_beside_what_is_being_written,
-        only_what_was_used_twice_is_written,
-        what_loses_nothing_goes_before_what_is_unwritten,
-        frames_that_come_free_are_counted_ahead,
-        entries_come_from_pages_on_disk,
+        a_page_that_is_being_written_stays,
+        a_page_that_leaves_the_disk_is_dropped,
+        a_failed_write_is_not_retried,
+        writes_in_progress_take_room_on_the_disk,
+        only_pages_that_were_used_twice_are_written,
+        a_written_page_is_evicted_before_an_unwritten_one,
+        frames_ahead_counts_frames_that_can_become_free,
+        pages_on_disk_are_evicted_for_their_entries,
     };
-    const uint32_t all = sizeof turns / sizeof turns[0];
+    const uint32_t all = sizeof cases / sizeof cases[0];
     (void)count;
-    run r = run_begin("ondisk", arguments);
+    run r = run_begin("disk_entries", arguments);
     for (uint32_t i = 0; i < all; i++)
-        turns[i]();
-    run_end(&r, "%u turns,", all);
+        cases[i]();
+    run_end(&r, "%u cases,", all);
     return 0;
 }

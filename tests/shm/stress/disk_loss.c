@@ -1,9 +1,9 @@
-/* disk_loss.c - what goes, turn by turn: pages under a reader that looks at them, disks with all they had, daemons. */
+/* disk_loss.c - losses, step by step: pages that a reader is comparing, disks with all their pages, daemons. */
 #include "disk_scene.h"
 
-/* ---- readers that look ---- */
+/* ---- readers that have an entry pinned ---- */
 
-static void no_entry_is_freed_under_a_look(void)
+static void no_entry_is_freed_while_a_reader_has_it_pinned(void)
 {
     scene s = disk_scene(2, 4, 4, PT_WRITE_EVICTED);
     pt_answer a = store_written(&s, "a");
@@ -28,7 +28,7 @@ static void adopt(scene *s)
     expect_sound(&s->owner, "after the adoption");
 }
 
-static void nor_by_a_new_daemon(void)
+static void no_entry_is_freed_under_a_pin_by_a_new_daemon(void)
 {
     scene s = disk_scene(2, 4, 4, PT_WRITE_EVICTED);
     pt_answer a = store_written(&s, "a");
@@ -43,14 +43,14 @@ static void nor_by_a_new_daemon(void)
     disk_scene_end(&s);
 }
 
-/* ---- it comes, and goes ---- */
+/* ---- disks that open, close and shrink ---- */
 
-static void a_report_is_believed_with_care(void)
+static void reports_of_the_disk_are_validated(void)
 {
     scene s = disk_scene(8, 8, 3, PT_WRITE_EVICTED);
     store(&s, "m");
     EXPECT(report(&s, 'm', FRAME, NOON) && report(&s, 'm', FRAME, NOON) && on_disk_frames(&s) == 1 && dropped(&s, ""));
-    EXPECT(report(&s, 'a', FRAME, UINT64_MAX)); /* of another boot: it counts as now, and not for ever */
+    EXPECT(report(&s, 'a', FRAME, UINT64_MAX)); /* from another boot: it counts as now */
     EXPECT(report(&s, 'b', FRAME, s.now + 1000) && on_disk_frames(&s) == 3);
     EXPECT(!report(&s, 'x', 4 * FRAME, NOON) && on_disk_frames(&s) == 3 && dropped(&s, ""));
     EXPECT(report(&s, 'c', FRAME, s.now) && dropped(&s, "m") && report(&s, 'd', FRAME, s.now) && dropped(&s, "a"));
@@ -58,7 +58,7 @@ static void a_report_is_believed_with_care(void)
     disk_scene_end(&s);
 }
 
-static void the_disk_goes_with_all_it_had(void)
+static void a_disk_closes_with_all_its_pages(void)
 {
     uint32_t entry;
     scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
@@ -69,7 +69,7 @@ static void the_disk_goes_with_all_it_had(void)
     EXPECT(order(&s, 1, &entry) == 1);
     EXPECT(report(&s, 'd', FRAME, NOON));
     pt_answer d = fetch(&s, 'd');
-    pt_disk_open(&s.owner, 4, PT_WRITE_EVICTED, later(&s)); /* another one, though nobody has closed the first */
+    pt_disk_open(&s.owner, 4, PT_WRITE_EVICTED, later(&s)); /* another disk, though the first one was not closed */
     expect_sound(&s.owner, "after another disk came");
     EXPECT(nowhere(&s, "a") && in_memory(&s, "b") && in_memory(&s, "c") && nowhere(&s, "d") && on_disk_frames(&s) == 0);
     EXPECT(fetch(&s, 'a').outcome == PT_ABSENT && pt_unwritten(&s.owner).pages == 2 && dropped(&s, ""));
@@ -77,7 +77,7 @@ static void the_disk_goes_with_all_it_had(void)
     disk_scene_end(&s);
 }
 
-static void a_disk_that_shrinks_writes_on(void)
+static void a_disk_that_shrinks_continues_to_write(void)
 {
     uint32_t entry;
     scene s = disk_scene(8, 8, 4, PT_WRITE_EVICTED);
@@ -89,7 +89,7 @@ static void a_disk_that_shrinks_writes_on(void)
     pt_disk_shrink(&s.owner, 2, later(&s));
     expect_sound(&s.owner, "after the disk shrank");
     EXPECT(dropped(&s, "a") && on_disk_frames(&s) == 2);
-    EXPECT(order(&s, 1, &entry) == 1 && entry == small.entry); /* the large one does not stand in its way */
+    EXPECT(order(&s, 1, &entry) == 1 && entry == small.entry); /* the large page does not block it */
     pt_disk_shrink(&s.owner, 100, later(&s));
     EXPECT(on_disk_frames(&s) == 0 && s.owner.view.header->disk_frames == 0);
     disk_scene_end(&s);
@@ -100,7 +100,7 @@ static void a_damaged_page_is_dropped(void)
     scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
     EXPECT(report(&s, 'a', FRAME, NOON) && report(&s, 'b', FRAME, NOON));
     pt_answer a = fetch(&s, 'a'), b = fetch(&s, 'b');
-    damaged(&s, 'a'); /* before and after its part is given up */
+    damaged(&s, 'a'); /* before and after its part is abandoned */
     pt_part_abandon(&s.one.view, a.entry, 0);
     pt_part_abandon(&s.one.view, b.entry, 0);
     settle(&s, later(&s));
@@ -111,7 +111,7 @@ static void a_damaged_page_is_dropped(void)
     disk_scene_end(&s);
 }
 
-static void a_new_daemon_says_nothing_of_the_disk(void)
+static void a_new_daemon_begins_without_a_disk(void)
 {
     uint32_t entry;
     scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
@@ -119,30 +119,30 @@ static void a_new_daemon_says_nothing_of_the_disk(void)
     pt_answer a = store_written(&s, "a"), b = store(&s, "b");
     EXPECT(order(&s, 1, &entry) == 1 && entry == b.entry);
     h->disk_text_bytes = 4;
-    atomic_store(&h->disk_version, 7); /* the old one died over the text */
+    atomic_store(&h->disk_version, 7); /* the old daemon died while it changed the text */
     adopt(&s);
     EXPECT(h->disk_version % 2 == 0 && h->disk_version > 7 && h->disk_text_bytes == 0);
-    end_order(&s, entry, PT_WRITE_DONE); /* the worker that lives on answers the wrong daemon */
+    end_order(&s, entry, PT_WRITE_DONE); /* the worker that is still alive responds to the wrong daemon */
     EXPECT(h->disk_pages == 0 && in_memory(&s, "a") && in_memory(&s, "b") && a.entry != b.entry);
     disk_scene_end(&s);
 }
 
 int main(int count, char **arguments)
 {
-    static void (*const turns[])(void) = {
-        no_entry_is_freed_under_a_look,
-        nor_by_a_new_daemon,
-        a_report_is_believed_with_care,
-        the_disk_goes_with_all_it_had,
-        a_disk_that_shrinks_writes_on,
+    static void (*const cases[])(void) = {
+        no_entry_is_freed_while_a_reader_has_it_pinned,
+        no_entry_is_freed_under_a_pin_by_a_new_daemon,
+        reports_of_the_disk_are_validated,
+        a_disk_closes_with_all_its_pages,
+        a_disk_that_shrinks_continues_to_write,
         a_damaged_page_is_dropped,
-        a_new_daemon_says_nothing_of_the_disk,
+        a_new_daemon_begins_without_a_disk,
     };
-    const uint32_t all = sizeof turns / sizeof turns[0];
+    const uint32_t all = sizeof cases / sizeof cases[0];
     (void)count;
-    run r = run_begin("diskgone", arguments);
+    run r = run_begin("disk_loss", arguments);
     for (uint32_t i = 0; i < all; i++)
-        turns[i]();
-    run_end(&r, "%u turns,", all);
+        cases[i]();
+    run_end(&r, "%u cases,", all);
     return 0;
 }

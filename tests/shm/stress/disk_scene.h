@@ -1,4 +1,4 @@
-/* disk_scene.h - a scene with a disk tier and no disk: what tests have it do, and where its pages are. */
+/* disk_scene.h - a scene with a disk tier but no disk: the operations of the tests, and where pages are. */
 #pragma once
 
 #include "scene.h"
@@ -55,7 +55,8 @@ static inline void damaged(scene *s, char name)
     expect_sound(&s->owner, "after a damage");
 }
 
-/* How far a match of pages with one letter each gets, and how far it reaches. It leaves their recency as it was. */
+/* Matches pages with names of one letter each: returns how many are found, and the reach. Their recency is restored
+ * afterwards. */
 static inline pt_matched look(scene *s, const char *names)
 {
     uint32_t entries[MOST], count = (uint32_t)strlen(names);
@@ -112,7 +113,7 @@ static inline bool evict(scene *s)
     return done;
 }
 
-/* Whether exactly these keys are told to leave the disk; it forgets them. */
+/* Returns whether exactly these keys are to be dropped from the disk, and clears the list of drops. */
 static inline bool dropped(scene *s, const char *names)
 {
     pt_disk *d = &s->owner.disk;

@@ -1,10 +1,10 @@
-/* grouping.h - matching a prompt as an engine does whose model has several groups of state. */
+/* grouping.h - matches a prompt as an engine does whose model has several groups of state. */
 #pragma once
 
 #include "client.h"
 #include "client/match_groups.h"
 
-/* The pages that are pinned for one group, as a prompt of their own. */
+/* Returns the pages that are pinned for one group, as a prompt of their own. */
 static inline prompt group_prompt(const prompt *asked, const pt_group *g)
 {
     prompt p = {.count = g->pins, .found = g->pins, .reach = g->pins};
@@ -14,8 +14,8 @@ static inline prompt group_prompt(const prompt *asked, const pt_group *g)
     return p;
 }
 
-/* Full attention, and a window of the same pages: what the first has found and pinned the second must find again, under
- * the same entry. So no promised page may be missed for the window's sake. */
+/* Matches full attention and a window of the same pages: what the first has found and pinned the second must find again, with
+ * the same entry. So no promised page may be missed because of the window. */
 static inline void client_match_windowed(client *c, prompt *p)
 {
     uint32_t seen[PROMPT];
@@ -32,11 +32,12 @@ static inline void client_match_windowed(client *c, prompt *p)
     prompt window = group_prompt(p, &groups[1]);
     for (uint32_t i = 0; i < window.found; i++)
         if (window.entries[i] != p->entries[groups[1].first + i] || window.serials[i] != p->serials[groups[1].first + i])
-            finding("page %u was pinned twice, as two", window.ids[i]);
+            finding("page %u was pinned twice, as two entries", window.ids[i]);
     client_release(c, &window);
 }
 
-/* Full attention and snapshots under keys of their own, of every other boundary: mostly they do not agree on all. */
+/* Matches full attention and snapshots that have keys of their own, one for every other boundary: mostly they do not agree on
+ * everything. */
 static inline void client_match_snapshots(client *c, prompt *p)
 {
     uint32_t seen[PROMPT];

@@ -1,5 +1,5 @@
-/* groups.c - matches over groups of random shapes, against a plain search over all hits: what is agreed on, what stays
- * pinned and how often, what is stamped. A page is in memory, on disk or nowhere, and asked for once in a match. */
+/* groups.c - matches over groups of random shapes, against a plain search over all hits: the length of the hit, what stays
+ * pinned and how often, what is stamped. A page is in memory, on disk or nowhere, and looked up once in a match. */
 #include "disk_scene.h"
 #include "client/match_groups.h"
 
@@ -43,7 +43,7 @@ static void begin(void)
     settle(&s, later(&s));
 }
 
-/* ---- what is asked for ---- */
+/* ---- random groups ---- */
 
 typedef struct {
     pt_group group;
@@ -54,15 +54,15 @@ typedef struct {
 } asked;
 
 typedef struct {
-    uint32_t used[3]; /* pages on disk, in memory, nowhere that were asked for */
+    uint32_t used[3]; /* pages that were looked up on disk, in memory, nowhere */
     uint32_t count;
     asked groups[COUNT];
     uint64_t limit, grain, bound;
     uint32_t unit;
-    uint64_t head; /* the tick of a page that would end where the prompt begins; 0 as long as none was seen */
+    uint64_t head; /* the tick of a page that would end where the prompt begins; 0 until one was seen */
 } inquiry;
 
-/* Most pages are in memory, so that hits are long enough to differ. */
+/* Draws a page. Most pages are in memory, so that hits are long enough to differ. */
 static uint32_t draw_name(inquiry *q, rng *r)
 {
     uint32_t chance = rng_below(r, 8), where = chance == 0 ? 2 : chance == 1 ? 0 : 1;
@@ -96,7 +96,7 @@ static void draw(inquiry *q, rng *r)
     }
 }
 
-/* ---- what has to come of it ---- */
+/* ---- the expected result ---- */
 
 static bool needs_page(const pt_group *g, uint64_t tokens, uint32_t page)
 {
@@ -112,7 +112,7 @@ static bool agrees(const asked *a, uint64_t tokens, uint32_t first_good)
     return true;
 }
 
-/* The longest hit with pages from the name `first_good` on. */
+/* Returns the length of the longest hit with pages from the name `first_good` on. */
 static uint64_t longest(const inquiry *q, uint32_t first_good)
 {
     for (uint64_t tokens = q->bound - q->bound % q->grain; tokens; tokens -= q->grain) {
@@ -137,7 +137,7 @@ static void expect_pin(const asked *a, uint32_t page, bool pinned)
                        a->serials[page] == s.other.view.entries[entry].serial));
 }
 
-/* Stamped is what the hit needs, with the disk or without; and some more of groups that need all their pages. */
+/* Expects stamps on the pages that the hit needs, with or without the disk; groups that need all their pages may have more. */
 static void expect_tick(inquiry *q, const asked *a, uint32_t page, bool used)
 {
     const pt_group *g = &a->group;
@@ -178,7 +178,7 @@ static bool try(rng *r)
         groups[i] = q.groups[i].group;
     pt_match_groups(&s.other, groups, q.count, &agreed);
     if (agreed.tokens != longest(&q, POOL) || agreed.reach != longest(&q, 0))
-        finding("%lu tokens, reaching %lu; not %lu and %lu", agreed.tokens, agreed.reach, longest(&q, POOL), longest(&q, 0));
+        finding("%lu tokens with a reach of %lu instead of %lu and %lu", agreed.tokens, agreed.reach, longest(&q, POOL), longest(&q, 0));
     for (uint32_t i = 0; i < q.count; i++) {
         q.groups[i].group = groups[i];
         expect_group(&q, &q.groups[i], &agreed);

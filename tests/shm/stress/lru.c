@@ -63,7 +63,7 @@ static void expect_listed(const trial *t)
             finding("entry %u is %s", entry, t->there[entry] ? "not listed" : "listed");
 }
 
-/* All leave, the coldest first. */
+/* Removes all entries, the coldest first. */
 static void drain(trial *t)
 {
     while (t->count) {

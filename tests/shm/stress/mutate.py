@@ -1,8 +1,12 @@
-"""mutate.py PATCH FOLDER: applies a unified diff to the files of a folder, by their base names, or fails.
+"""Applies a unified diff to the files of a folder, by their base names, or fails.
 
-A few lines of our own, because a machine that builds pagetier need not have patch(1). Every hunk has to be found
-word for word and once: a mutant that no longer fits the core must be written anew, not guessed at. Points at which a
-test may kill (core/common/failpoints.h) are nothing here, so they are taken out first.
+usage: mutate.py PATCH FOLDER
+
+It needs no patch(1), which a machine that builds pagetier may lack. Every hunk must be found word for word and exactly
+once: a mutant
+that no longer fits the core must be rewritten, not guessed at. Failpoints (core/common/failpoints.h) are removed first,
+because they
+compile to nothing here.
 """
 
 import re
@@ -11,7 +15,7 @@ from pathlib import Path
 
 
 def hunks(diff: str) -> list[tuple[str, str, str]]:
-    """File name, text before and text after of each hunk."""
+    """Returns file name, text before and text after of each hunk."""
     found: list[tuple[str, str, str]] = []
     for part in re.split(r"^--- ", diff, flags=re.MULTILINE)[1:]:
         name = Path(part.splitlines()[1].removeprefix("+++ ").split()[0]).name
@@ -24,17 +28,17 @@ def hunks(diff: str) -> list[tuple[str, str, str]]:
 
 
 def without_points(text: str) -> str:
-    """The same code: each point is a line of its own."""
+    """Returns the text without failpoints: each of them is a line of its own."""
     return re.sub(r'^[ \t]*PT_POINT\("[\w.]+"\);\n', "", text, flags=re.MULTILINE)
 
 
 def main(patch: Path, folder: Path) -> None:
-    """Applies all hunks or exits with what does not fit."""
+    """Applies all hunks, or exits with the hunk that does not fit."""
     for name, before, after in hunks(patch.read_text()):
         (path,) = folder.rglob(name)
         text = without_points(path.read_text())
         if text.count(before) != 1:
-            sys.exit(f"{patch}: a hunk for {name} is there {text.count(before)} times: it does not apply any more")
+            sys.exit(f"{patch}: a hunk for {name} was found {text.count(before)} times instead of once: the patch does not apply")
         path.write_text(text.replace(before, after))
 
 

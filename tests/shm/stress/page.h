@@ -1,9 +1,9 @@
-/* page.h - what a page is, as a function of its id: key, size, parts, namespace and every byte of it.
+/* page.h - the properties of a page as functions of its id: key, size, parts, namespace and all bytes.
  *
- * Keys are unkind: the pages of a cluster have one home, so that most are displaced and move all the time (the first
- * cluster lives around the end of the table); and five tags, so that readers often pin and compare the wrong page.
- * Yet no window overflows, in whatever order keys come. (A dictionary that overflows is dictionary.c's business.)
- */
+ * The keys are difficult ones. The pages of a cluster have one home, so that most are displaced and move all the time (the
+ * first
+ * cluster lies around the end of the table). They have only five tags, so that readers often pin and compare the wrong page.
+ * Yet no window overflows, in whatever order keys come. (dictionary.c tests dictionaries that overflow.) */
 #pragma once
 
 #include "report.h"
@@ -12,8 +12,8 @@
 #define PAGE_MAX (3u * FRAME)
 #define SPACES 3u
 #define CLUSTERS 4u
-#define IDS 132u        /* the pages that everybody writes and reads: ids 1..IDS */
-#define KEPT 8u         /* promises of the keeper, each for one of KEPT_IDS pages of its own, ids from KEPT_BASE on */
+#define IDS 132u /* the pages that all clients write and read: ids 1..IDS */
+#define KEPT 8u /* promises of the keeper, each for one of its own KEPT_IDS pages, ids from KEPT_BASE on */
 #define KEPT_IDS 8u
 #define KEPT_BASE 1000u
 _Static_assert((IDS + KEPT * KEPT_IDS) / CLUSTERS <= PT_WINDOW * PT_BUCKET_SLOTS, "no window overflows");
@@ -42,13 +42,13 @@ static inline uint64_t page_size(uint32_t id)
 static inline uint32_t page_parts(uint32_t id) { return id >= KEPT_BASE ? 1 : 1 + id % 3; }
 static inline uint32_t page_space(uint32_t id) { return page_chance(id, 6) % SPACES; }
 
-/* A page of the common ones that has so many parts. */
+/* Draws a page with so many parts from the common ones. */
 static inline uint32_t page_with_parts(rng *r, uint32_t parts) { return 3 * (1 + rng_below(r, IDS / 3 - 1)) + parts - 1; }
 
-/* Where a part's bytes begin; they end where the next part's begin. */
+/* Returns where a part's bytes begin; they end where the next part's begin. */
 static inline uint64_t page_part_at(uint32_t id, uint32_t part) { return page_size(id) / 8 * part / page_parts(id) * 8; }
 
-/* Each word names its page and its place: foreign bytes say whose they are. */
+/* Each word names its page and its position, so that foreign bytes can be identified. */
 static inline uint64_t page_word(uint32_t id, uint64_t at) { return (uint64_t)id << 32 | at; }
 
 static inline void page_fill(uint8_t *memory, uint32_t id, uint64_t from, uint64_t to)
@@ -64,22 +64,22 @@ static inline void page_expect(const uint8_t *memory, uint32_t id, uint64_t byte
     for (uint64_t at = 0, word; at < bytes; at += 8) {
         memcpy(&word, memory + at, 8);
         if (word != page_word(id, at))
-            finding("page %u, byte %lu: holds byte %lu of page %lu", id, (unsigned long)at, (unsigned long)(word & 0xffffffff),
+            finding("page %u, byte %lu: contains byte %lu of page %lu", id, (unsigned long)at, (unsigned long)(word & 0xffffffff),
                     (unsigned long)(word >> 32));
     }
 }
 
-/* Copies the beginning of a pinned page out, and expects exactly its bytes. */
+/* Copies the beginning of a pinned page out of the arena, and expects exactly its bytes. */
 static inline void page_verify(const pt_view *v, uint32_t entry, uint32_t id, uint64_t bytes, uint8_t *memory)
 {
     pt_job job = {entry, memory, 0, bytes};
     if (!pt_job_fits(v, &job))
-        finding("page %u: the chain of entry %u does not hold it", id, entry);
+        finding("page %u: it is not in the chain of entry %u", id, entry);
     pt_copy(v, &job, 1, PT_OUT_OF_ARENA, 1);
     page_expect(memory, id, bytes);
 }
 
-/* Writes granted bytes: first such that are no page's, so that whoever reads too early sees them. */
+/* Writes granted bytes: first bytes that belong to no page, so that a client that reads too early sees them. */
 static inline void page_write_range(const pt_view *v, uint32_t entry, uint32_t id, uint64_t from, uint64_t to, uint8_t *memory)
 {
     pt_job job = {entry, memory + from, from, to - from};
@@ -94,7 +94,7 @@ static inline void page_write(const pt_view *v, uint32_t entry, uint32_t id, uin
     page_write_range(v, entry, id, page_part_at(id, part), page_part_at(id, part + 1), memory);
 }
 
-/* A page that comes from disk is written by one, in one go. */
+/* Writes a whole page, as the disk's worker does. */
 static inline void page_write_whole(const pt_view *v, uint32_t entry, uint32_t id, uint8_t *memory)
 {
     page_write_range(v, entry, id, 0, page_size(id), memory);

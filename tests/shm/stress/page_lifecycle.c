@@ -1,7 +1,7 @@
-/* page_lifecycle.c - the life of a page step by step: every turn that the stress meets by chance, once on purpose. */
+/* page_lifecycle.c - the life of a page, step by step: every case that the stress test meets by chance, once on purpose. */
 #include "scene.h"
 
-/* ---- what happens to one page ---- */
+/* ---- storing one page ---- */
 
 static void a_page_is_stored(void)
 {
@@ -14,7 +14,7 @@ static void a_page_is_stored(void)
     scene_end(&s);
 }
 
-/* As many parts, but cut otherwise. */
+/* Reserves as many parts, but cut in another way. */
 static enum pt_outcome asked_by_another_engine(scene *s, const char *name, uint32_t division)
 {
     pt_request r = {.slot = s->other.slot, .part = 1, .parts = 2, .division = division, .now = s->now, .expires_ns = s->now + TTL};
@@ -41,7 +41,7 @@ static void parts_join(void)
     scene_end(&s);
 }
 
-static void a_late_writer_publishes_nothing(void)
+static void a_late_writer_cannot_publish(void)
 {
     scene s = scene_new(8, 2);
     pt_answer late = ask(&s, &s.one, "a", FRAME, 0, 1);
@@ -51,7 +51,7 @@ static void a_late_writer_publishes_nothing(void)
     EXPECT(s.owner.view.header->deeds.expired == 1 && used(&s) == 1);
     pt_answer again = ask(&s, &s.other, "a", FRAME, 0, 1);
     EXPECT(again.outcome == PT_GRANTED && again.entry != late.entry && again.serial != late.serial);
-    EXPECT(ask(&s, &s.other, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL); /* the late one's frame is still his */
+    EXPECT(ask(&s, &s.other, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL); /* the late writer still has its frame */
     EXPECT(!finish(&s, &late, 0) && !there(&s.one, "a"));
     settle(&s, NOON);
     EXPECT(used(&s) == 1 && finish(&s, &again, 0) && there(&s.one, "a"));
@@ -100,14 +100,14 @@ static void a_writer_that_dies_after_its_bit_has_published(void)
     scene_end(&s);
 }
 
-static pt_answer stores_part(scene *s, const pt_session *who, const char *name, uint32_t part)
+static pt_answer stores_part(scene *s, const pt_session *writer, const char *name, uint32_t part)
 {
-    pt_answer a = ask(s, who, name, FRAME, part, 3);
+    pt_answer a = ask(s, writer, name, FRAME, part, 3);
     EXPECT(a.outcome == PT_GRANTED && finish(s, &a, part));
     return a;
 }
 
-/* One that joined keeps the page as long as it lives, and in whatever order they die. */
+/* A writer that joined keeps the page as long as it lives, in whatever order the writers die. */
 static void a_page_ends_with_the_last_of_its_writers(void)
 {
     for (int first_dies_first = 0; first_dies_first < 2; first_dies_first++) {
@@ -124,7 +124,7 @@ static void a_page_ends_with_the_last_of_its_writers(void)
     }
 }
 
-static void one_that_joined_and_lives_still_stores_the_page(void)
+static void a_writer_that_joined_and_lives_finishes_the_page(void)
 {
     scene s = scene_new(8, 8);
     stores_part(&s, &s.one, "a", 0);
@@ -149,7 +149,7 @@ static void a_whole_page_outlives_its_writers(void)
     scene_end(&s);
 }
 
-/* Nor is the next process in its slot taken for it. */
+/* The next process in the writer's slot is not taken for the writer either. */
 static void a_writer_that_detached_keeps_its_page(void)
 {
     scene s = scene_new(8, 8);
@@ -169,7 +169,7 @@ static void a_writer_that_detached_keeps_its_page(void)
     scene_end(&s);
 }
 
-/* Who is dead when a daemon takes over, and who was marked by the one before. */
+/* Writers may be dead when a daemon takes over, or marked as dead by the daemon before. */
 static void a_new_daemon_knows_which_writers_are_dead(void)
 {
     scene s = scene_new(8, 8);
@@ -193,7 +193,7 @@ static void a_new_daemon_knows_which_writers_are_dead(void)
     scene_end(&s);
 }
 
-static void the_dead_let_go_of_pins(void)
+static void the_pins_of_a_dead_process_are_cleared(void)
 {
     scene s = scene_new(8, 1);
     pt_answer a = store(&s, "a");
@@ -209,7 +209,7 @@ static void the_dead_let_go_of_pins(void)
 
 static bool is_held(const void *serial, uint64_t asked) { return *(const uint64_t *)serial == asked; }
 
-static void an_answer_dies_with_the_daemon(void)
+static void grants_of_a_lost_response_are_released(void)
 {
     scene s = scene_new(8, 8);
     pt_answer held = ask(&s, &s.one, "a", FRAME, 0, 1);
@@ -222,7 +222,7 @@ static void an_answer_dies_with_the_daemon(void)
     scene_end(&s);
 }
 
-static void slots_run_out_and_come_back(void)
+static void slots_run_out_and_become_free(void)
 {
     scene s = scene_new(8, 8);
     for (uint32_t number = 3; number <= PT_SLOTS; number++)
@@ -234,9 +234,9 @@ static void slots_run_out_and_come_back(void)
     scene_end(&s);
 }
 
-/* ---- what leaves ---- */
+/* ---- eviction and rejection ---- */
 
-static void the_tail_of_a_prompt_leaves_first(void)
+static void the_tail_of_a_prompt_is_evicted_first(void)
 {
     scene s = scene_new(8, 8);
     pt_request r = {.slot = s.one.slot, .part = 0, .parts = 1, .now = NOON, .expires_ns = NOON + TTL};
@@ -260,7 +260,7 @@ static void the_tail_of_a_prompt_leaves_first(void)
     scene_end(&s);
 }
 
-static void a_tick_from_the_future_keeps_no_page(void)
+static void a_tick_in_the_future_does_not_keep_a_page(void)
 {
     scene s = scene_new(8, 1);
     pt_answer a = store(&s, "a");
@@ -271,7 +271,7 @@ static void a_tick_from_the_future_keeps_no_page(void)
     scene_end(&s);
 }
 
-static void what_is_in_use_stays(void)
+static void pages_in_use_are_not_flushed(void)
 {
     scene s = scene_new(8, 8);
     pt_answer pinned = store(&s, "a"), writing = ask(&s, &s.one, "b", FRAME, 0, 1);
@@ -285,14 +285,14 @@ static void what_is_in_use_stays(void)
     scene_end(&s);
 }
 
-static void sizes_that_fit_nowhere_are_refused(void)
+static void sizes_that_cannot_fit_are_rejected(void)
 {
     scene s = scene_new(8, 2);
     EXPECT(ask(&s, &s.one, "a", 0, 0, 1).outcome == PT_REFUSED_SIZE);
     EXPECT(ask(&s, &s.one, "a", 2 * FRAME + 1, 0, 1).outcome == PT_REFUSED_SIZE);
     EXPECT(ask(&s, &s.one, "a", UINT64_MAX, 0, 1).outcome == PT_REFUSED_SIZE);
     store(&s, "b");
-    EXPECT(ask(&s, &s.one, "a", 2 * FRAME, 0, 1).outcome == PT_GRANTED); /* b had to leave, if need be */
+    EXPECT(ask(&s, &s.one, "a", 2 * FRAME, 0, 1).outcome == PT_GRANTED); /* evicts b if necessary */
     EXPECT(!there(&s.other, "b"));
     pt_reap(&s.owner, s.one.slot, NOON);
     scene_end(&s);
@@ -300,31 +300,31 @@ static void sizes_that_fit_nowhere_are_refused(void)
 
 int main(int count, char **arguments)
 {
-    static void (*const turns[])(void) = {
+    static void (*const cases[])(void) = {
         a_page_is_stored,
         parts_join,
-        a_late_writer_publishes_nothing,
+        a_late_writer_cannot_publish,
         an_abandoned_part_dooms_the_page,
         a_dead_writer_dooms_the_page,
         a_writer_that_dies_after_its_bit_has_published,
         a_page_ends_with_the_last_of_its_writers,
-        one_that_joined_and_lives_still_stores_the_page,
+        a_writer_that_joined_and_lives_finishes_the_page,
         a_whole_page_outlives_its_writers,
         a_writer_that_detached_keeps_its_page,
         a_new_daemon_knows_which_writers_are_dead,
-        the_dead_let_go_of_pins,
-        an_answer_dies_with_the_daemon,
-        slots_run_out_and_come_back,
-        the_tail_of_a_prompt_leaves_first,
-        a_tick_from_the_future_keeps_no_page,
-        what_is_in_use_stays,
-        sizes_that_fit_nowhere_are_refused,
+        the_pins_of_a_dead_process_are_cleared,
+        grants_of_a_lost_response_are_released,
+        slots_run_out_and_become_free,
+        the_tail_of_a_prompt_is_evicted_first,
+        a_tick_in_the_future_does_not_keep_a_page,
+        pages_in_use_are_not_flushed,
+        sizes_that_cannot_fit_are_rejected,
     };
-    const uint32_t all = sizeof turns / sizeof turns[0];
+    const uint32_t all = sizeof cases / sizeof cases[0];
     (void)count;
-    run r = run_begin("life", arguments);
+    run r = run_begin("page_lifecycle", arguments);
     for (uint32_t i = 0; i < all; i++)
-        turns[i]();
-    run_end(&r, "%u turns,", all);
+        cases[i]();
+    run_end(&r, "%u cases,", all);
     return 0;
 }

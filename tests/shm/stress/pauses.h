@@ -1,6 +1,6 @@
-/* pauses.h - threads stop where they stand, at any instruction, for a while: what SIGSTOP or a busy core does to a process.
+/* pauses.h - stops threads for a while at any instruction, as SIGSTOP or a busy core does to a process.
  *
- * This is what finds narrow races on two cores. (TSan delivers signals at system calls only: there it has no effect.) */
+ * This finds narrow races on two cores. (TSan delivers signals at system calls only: there it has no effect.) */
 #pragma once
 
 #include <errno.h>

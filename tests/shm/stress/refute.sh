@@ -1,5 +1,5 @@
-# usage: FIXED=... sh refute.sh SEED BUILT_MUTANT...  FIXED: what TSan needs in front (see Makefile).
-#   Each mutant must be refuted: its driver ends with a finding, within some tries.
+# usage: FIXED=... sh refute.sh SEED BUILT_MUTANT...  FIXED: the prefix that TSan needs (see Makefile).
+#   Each mutant must be refuted: its driver must end with a finding within some tries.
 seed=$1
 shift
 log=build/refute.log
@@ -7,7 +7,7 @@ tries=10 seconds=4
 
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 
-# Says how long it took and what was found; fails if the mutant survives all tries.
+# Prints how long it took and what was found; fails if the mutant survives all tries.
 refute() {
     name=$(dirname "${1#build/mutants/}")
     began=$(milliseconds)

@@ -1,4 +1,4 @@
-/* report.h - what every driver says: nothing while all is well, one line at the end, and the first finding with exit 1. */
+/* report.h - the output of every driver: one line at the end, or the first finding and exit status 1. */
 #pragma once
 
 #include <stdarg.h>
@@ -25,7 +25,7 @@ typedef struct {
     uint64_t began_ns;
 } run;
 
-/* The arguments of every driver: SEED SECONDS. A run that hangs is ended by its alarm. */
+/* Begins a run. The arguments of every driver are SEED SECONDS. A run that hangs is ended by its alarm. */
 static inline run run_begin(const char *what, char **arguments)
 {
     if (!arguments[0] || !arguments[1] || !arguments[2]) {
@@ -43,18 +43,18 @@ static inline bool run_over(const run *r) { return run_seconds(r) >= r->seconds;
 __attribute__((format(printf, 2, 3))) static inline void run_end(const run *r, const char *format, ...)
 {
     va_list arguments;
-    printf("%-10s %-10s seed %-10lu %5.1f s  ", r->what, BUILT_WITH, (unsigned long)r->seed, run_seconds(r));
+    printf("%-14s %-10s seed %-10lu %5.1f s  ", r->what, BUILT_WITH, (unsigned long)r->seed, run_seconds(r));
     va_start(arguments, format);
     vprintf(format, arguments);
     va_end(arguments);
     printf(" no findings\n");
 }
 
-#ifndef FINDING_END /* a fuzzer keeps what it was fed, if this is an abort */
+#ifndef FINDING_END /* a fuzzer defines it as an abort, so that it keeps the input */
 #define FINDING_END() _exit(1)
 #endif
 
-/* Says what is wrong, and ends the process at once: after a first finding nothing else can be believed. */
+/* Reports what is wrong, and ends the process at once: after a first finding nothing else can be trusted. */
 __attribute__((format(printf, 1, 2), noreturn)) static inline void finding(const char *format, ...)
 {
     char text[400];
@@ -72,5 +72,5 @@ static inline void expect_sound(pt_owner *o, const char *when)
     if (!pt_check_integrity(o, &found))
         finding("%s: memory is short", when);
     if (found.count)
-        finding("%s: %u things are wrong, the first: %s", when, found.count, found.text[0]);
+        finding("%s: %u errors, the first: %s", when, found.count, found.text[0]);
 }

@@ -1,4 +1,4 @@
-/* rng.h - chance that can be repeated: splitmix64, a stream for each thread. */
+/* rng.h - repeatable random numbers: splitmix64, one stream for each thread. */
 #pragma once
 
 #include <stdbool.h>

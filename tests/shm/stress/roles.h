@@ -1,4 +1,4 @@
-/* roles.h - what the clients of a stress do all the time: reader, writer, fetcher, keeper. Each step leaves nothing behind. */
+/* roles.h - what the clients of a stress test do all the time: reader, writer, fetcher, keeper. Each step releases everything. */
 #pragma once
 
 #include "grouping.h"
@@ -12,8 +12,8 @@ static inline void linger(client *c)
         usleep(100 * (1 + rng_below(&c->random, 20)));
 }
 
-/* True where a mortal client should die now. */
-static inline bool fate(client *c) { return c->mortal && rng_one_in(&c->random, 4000); }
+/* Returns whether a mortal client should die now. */
+static inline bool dies_now(client *c) { return c->mortal && rng_one_in(&c->random, 4000); }
 
 /* ---- reader ---- */
 
@@ -42,7 +42,7 @@ static inline void reader_step(client *c)
     else
         reader_match(c, &p);
     client_glance(c, &p);
-    if (fate(c)) {
+    if (dies_now(c)) {
         client_die(c);
         return;
     }
@@ -77,7 +77,7 @@ static inline void writer_step(client *c)
         return;
     memcpy(answers, c->box->answers, sizeof answers);
     for (uint32_t i = 0; i < count; i++) {
-        if (fate(c)) {
+        if (dies_now(c)) {
             client_die(c);
             return;
         }
@@ -87,7 +87,7 @@ static inline void writer_step(client *c)
 
 /* ---- reader from disk ---- */
 
-/* The bytes on disk turn out to be wrong. It is told before or after the part is given up: both happen. */
+/* Reports that the bytes on disk are wrong, before or after it abandons its part: both orders are possible. */
 static inline void fetcher_report(client *c, uint32_t entry, uint32_t id)
 {
     bool first = rng_one_in(&c->random, 2);
@@ -122,7 +122,7 @@ static inline void fetcher_step(client *c)
     uint64_t expires_ns = c->box->request.expires_ns;
     memcpy(answers, c->box->answers, sizeof answers);
     for (uint32_t i = 0; i < count; i++) {
-        if (fate(c)) {
+        if (dies_now(c)) {
             client_die(c);
             return;
         }
@@ -136,7 +136,7 @@ static inline void any_step(client *c)
     steps[rng_below(&c->random, 3)](c);
 }
 
-/* ---- keeper: stores a page, pins it, and promises that it is there ---- */
+/* ---- keeper: stores a page, pins it, and promises that it can be found ---- */
 
 typedef struct {
     client *client;
@@ -185,7 +185,7 @@ static inline void keeper_step(keeper *k)
     uint32_t cell = rng_below(&k->client->random, KEPT);
     if (!k->pinned[cell].found)
         keeper_promise(k, cell);
-    else if (cell >= FOR_EVER)
+    else if (cell >= KEPT_TO_THE_END)
         keeper_end_promise(k, cell);
     linger(k->client);
 }

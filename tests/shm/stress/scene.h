@@ -1,4 +1,4 @@
-/* scene.h - a daemon, two engines and as few pages as it takes: for tests that go turn by turn. */
+/* scene.h - a daemon, two engines and as few pages as necessary, for tests that go step by step. */
 #pragma once
 
 #include "client.h"
@@ -6,13 +6,13 @@
 #define EXPECT(truth) \
     do \
         if (!(truth)) \
-            finding("%s, line %d: not so: %s", __func__, __LINE__, #truth); \
+            finding("%s, line %d: not true: %s", __func__, __LINE__, #truth); \
     while (0)
 
-#define NOON (1ull << 62) /* about when it all happens: no real clock expires anything */
+#define NOON (1ull << 62) /* the time of all tests: no real clock makes anything expire */
 #define TTL 1000ull
 
-/* Segments of their own, a daemon, and two engines. */
+/* Segments, a daemon, and two engines. */
 typedef struct {
     world *world;
     pt_owner owner;
@@ -80,7 +80,7 @@ static inline bool finish(const scene *s, const pt_answer *a, uint32_t part)
     return pt_part_finish(&s->one.view, a->entry, part);
 }
 
-/* A page of one part, stored in one go. */
+/* Stores a page of one part. */
 static inline pt_answer store(scene *s, const char *name)
 {
     pt_answer a = ask(s, &s->one, name, FRAME, 0, 1);

@@ -1,22 +1,23 @@
-/* stepped_races.c - a process sleeps after each of its instructions, once on purpose, while another one does what must not
- * fool it: narrow races, turn by turn. The stress meets them by chance, and that may take it a minute. */
+/* stepped_races.c - narrow races, step by step: a process stops after each of its instructions, once on purpose, while another
+ * one does
+ * everything that could mislead it. The stress test meets these cases by chance, which may take it a minute. */
 #include "scene.h"
 #include "stepping.h"
 
-/* ASan makes so many instructions of each that a run tries one of so many; which ones, the seed says. */
+/* ASan multiplies the instructions, so a run tries one of so many; the seed selects which. */
 #ifdef __SANITIZE_ADDRESS__
 #define EVERY 16u
 #else
 #define EVERY 1u
 #endif
 
-/* A scene, and what came of it. */
+/* A scene and its results. */
 typedef struct {
     scene s;
-    pt_answer page, next; /* the one that it is about, and the one that comes meanwhile */
+    pt_answer page, next; /* the page of the test, and the page that is stored during the pause */
     pt_found found;
     bool evicted, published;
-} night;
+} trial;
 
 static pt_found look(pt_session *who, const char *name)
 {
@@ -35,35 +36,36 @@ static bool is_readable(const scene *s, uint32_t entry, const char *name)
            strncmp((char *)v->entries[entry].key, name, PT_KEY_BYTES) == 0;
 }
 
-/* What is pinned counts as used now: it comes up once. */
+/* Evicts a page. A pinned page counts as used now, so it is considered once. */
 static bool evict(scene *s)
 {
     s->now += 10;
     return pt_evict_one(&s->owner, s->now, s->now);
 }
 
-static void store_settled(night *n, const char *name)
+static void store_settled(trial *n, const char *name)
 {
     n->page = store(&n->s, name);
     settle(&n->s, n->s.now);
 }
 
-static void store_pinned(night *n, const char *name)
+static void store_pinned(trial *n, const char *name)
 {
     store_settled(n, name);
     EXPECT(pt_repin(&n->s.other, &n->page.entry, &n->page.serial, 1) == 1);
 }
 
-static void was_found(night *n)
+static void was_found(trial *n)
 {
     EXPECT(n->found.where == PT_IN_MEMORY && n->found.entry == n->page.entry);
     pt_release(&n->s.one, &n->page.entry, 1);
     pt_release(&n->s.other, &n->page.entry, 1);
 }
 
-/* ---- a search sleeps over an adoption, and till the next daemon died over the dictionary that it looks in ---- */
+/* ---- a search pauses during an adoption, until the next daemon has died while it cleared the dictionary that the search
+ * scans ---- */
 
-static void a_page_in_the_old_dictionary(night *n)
+static void a_page_in_the_old_dictionary(trial *n)
 {
     n->s = scene_new(8, 8);
     store_pinned(n, "a");
@@ -71,19 +73,19 @@ static void a_page_in_the_old_dictionary(night *n)
 
 static void search(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->found = look(&n->s.one, "a");
 }
 
 static void daemons_die(void *given)
 {
-    scene *s = &((night *)given)->s;
+    scene *s = &((trial *)given)->s;
     pt_owner_end(&s->owner);
     s->owner = world_adopt(s->world, pt_taken_slots(&s->one.view));
     pt_dict_clear(pt_dict_of(&s->owner.view, s->owner.view.header->dictionary + 1));
 }
 
-/* ---- a search sleeps while the page that it looks for moves home, to where it has looked already ---- */
+/* ---- a search pauses while its page moves home, to a bucket that it has already scanned ---- */
 
 #define HOME "samehome"
 #define MOVING HOME "h"
@@ -94,7 +96,7 @@ static uint32_t displaced(const scene *s)
     return pt_buckets_now(v)[pt_home(v, (const uint8_t *)HOME)].displaced;
 }
 
-static void a_page_away_from_home(night *n)
+static void a_page_away_from_home(trial *n)
 {
     char name[] = HOME "a";
     n->s = scene_new(16, 16);
@@ -107,21 +109,21 @@ static void a_page_away_from_home(night *n)
 
 static void search_the_moving(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->found = look(&n->s.one, MOVING);
 }
 
 static void it_moves_home(void *given)
 {
-    scene *s = &((night *)given)->s;
+    scene *s = &((trial *)given)->s;
     EXPECT(evict(s) && !displaced(s));
 }
 
-/* ---- a search sleeps while the entry that it is about to pin becomes another page, with the same home and tag ---- */
+/* ---- a search pauses while the entry that it is about to pin becomes another page, with the same home and tag ---- */
 
 #define ALIKE "samehomesametag:"
 
-static void a_page_that_may_leave(night *n)
+static void a_page_that_may_leave(trial *n)
 {
     n->s = scene_new(8, 2);
     store_settled(n, ALIKE "a");
@@ -129,19 +131,19 @@ static void a_page_that_may_leave(night *n)
 
 static void search_the_leaving(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->found = look(&n->s.one, ALIKE "a");
 }
 
 static void its_entry_is_filled_again(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->evicted = evict(&n->s);
     n->next = store(&n->s, ALIKE "b");
     EXPECT(n->evicted == (n->next.entry == n->page.entry));
 }
 
-static void was_found_or_evicted(night *n)
+static void was_found_or_evicted(trial *n)
 {
     EXPECT((n->found.where == PT_NOWHERE) == n->evicted);
     if (n->evicted)
@@ -150,9 +152,9 @@ static void was_found_or_evicted(night *n)
     pt_release(&n->s.one, &n->found.entry, 1);
 }
 
-/* ---- a writer sleeps while it publishes, and the daemon would like to have its entry ---- */
+/* ---- a writer pauses while it publishes, and the daemon wants to reuse its entry ---- */
 
-static void a_page_to_publish(night *n)
+static void a_page_to_publish(trial *n)
 {
     n->s = scene_new(8, 2);
     n->page = ask(&n->s, &n->s.one, "a", FRAME, 0, 1);
@@ -160,13 +162,13 @@ static void a_page_to_publish(night *n)
 
 static void publish(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->published = finish(&n->s, &n->page, 0);
 }
 
 static void room_is_made(void *given)
 {
-    night *n = given;
+    trial *n = given;
     settle(&n->s, n->s.now);
     evict(&n->s);
     n->next = ask(&n->s, &n->s.other, "b", FRAME, 0, 1);
@@ -175,20 +177,20 @@ static void room_is_made(void *given)
 
 static void its_time_is_over(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->s.now += TTL;
     room_is_made(n);
 }
 
-static void published_only_its_own(night *n)
+static void published_only_its_own(trial *n)
 {
     EXPECT(n->published == !n->s.owner.view.header->deeds.expired);
     EXPECT(!there(&n->s.other, "b") && finish(&n->s, &n->next, 0) && there(&n->s.other, "b"));
 }
 
-/* ---- a daemon sleeps while it evicts, and an engine pins the page ---- */
+/* ---- a daemon pauses while it evicts, and an engine pins the page ---- */
 
-static void the_only_page(night *n)
+static void the_only_page(trial *n)
 {
     n->s = scene_new(8, 1);
     store_settled(n, "a");
@@ -196,17 +198,17 @@ static void the_only_page(night *n)
 
 static void make_room(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->evicted = evict(&n->s);
 }
 
 static void it_is_pinned(void *given)
 {
-    night *n = given;
+    trial *n = given;
     n->found = look(&n->s.other, "a");
 }
 
-static void was_kept_or_evicted(night *n)
+static void was_pinned_or_evicted(trial *n)
 {
     expect_sound(&n->s.owner, "after an eviction");
     EXPECT((n->found.where == PT_NOWHERE) == n->evicted);
@@ -220,55 +222,55 @@ static void was_kept_or_evicted(night *n)
 /* ---- all of them ---- */
 
 typedef struct {
-    void (*begin)(night *), (*asleep)(void *), (*meanwhile)(void *), (*awake)(night *);
-} turn;
+    void (*begin)(trial *), (*victim)(void *), (*intruder)(void *), (*check)(trial *);
+} race;
 
-static bool sleeps_once(const turn *t, uint64_t instructions)
+static bool pauses_once(const race *t, uint64_t instructions)
 {
-    night n = {0};
+    trial n = {0};
     t->begin(&n);
-    bool slept = sleeps_after(instructions, t->asleep, t->meanwhile, &n);
-    if (slept) {
-        t->awake(&n);
+    bool paused = run_with_pause(instructions, t->victim, t->intruder, &n);
+    if (paused) {
+        t->check(&n);
     } else {
         pt_reap(&n.s.owner, n.s.one.slot, NOON);
         pt_reap(&n.s.owner, n.s.other.slot, NOON);
     }
     scene_end(&n.s);
-    return slept;
+    return paused;
 }
 
-/* How often it slept. */
-static uint64_t sleeps_everywhere(const turn *t, uint64_t first)
+/* Returns how often it paused. */
+static uint64_t pauses_everywhere(const race *t, uint64_t first)
 {
     uint64_t at = first;
-    while (sleeps_once(t, at))
+    while (pauses_once(t, at))
         at += EVERY;
     if (at < 2 * EVERY)
-        finding("a process does not stop after its instructions: this machine does not mind the trap flag");
+        finding("a process does not stop after its instructions: this machine ignores the trap flag");
     return (at - first) / EVERY;
 }
 
 int main(int count, char **arguments)
 {
-    static const turn turns[] = {
+    static const race races[] = {
         {a_page_in_the_old_dictionary, search, daemons_die, was_found},
         {a_page_away_from_home, search_the_moving, it_moves_home, was_found},
         {a_page_that_may_leave, search_the_leaving, its_entry_is_filled_again, was_found_or_evicted},
         {a_page_to_publish, publish, room_is_made, published_only_its_own},
         {a_page_to_publish, publish, its_time_is_over, published_only_its_own},
-        {the_only_page, make_room, it_is_pinned, was_kept_or_evicted},
+        {the_only_page, make_room, it_is_pinned, was_pinned_or_evicted},
     };
-    const uint32_t all = sizeof turns / sizeof turns[0];
-    uint64_t sleeps = 0;
+    const uint32_t all = sizeof races / sizeof races[0];
+    uint64_t pauses = 0;
     (void)count;
-    run r = run_begin("asleep", arguments);
+    run r = run_begin("stepped_races", arguments);
     if (!CAN_STEP) {
-        printf("asleep     skipped: it steps with the trap flag of x86-64\n");
+        printf("stepped_races  skipped: it steps with the trap flag of x86-64\n");
         return 0;
     }
     for (uint32_t i = 0; i < all; i++)
-        sleeps += sleeps_everywhere(&turns[i], r.seed % EVERY);
-    run_end(&r, "%u turns, asleep after %lu instructions, one of %u,", all, (unsigned long)sleeps, EVERY);
+        pauses += pauses_everywhere(&races[i], r.seed % EVERY);
+    run_end(&r, "%u races, paused after %lu instructions, one of %u,", all, (unsigned long)pauses, EVERY);
     return 0;
 }

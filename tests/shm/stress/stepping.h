@@ -1,5 +1,6 @@
-/* stepping.h - a function stops after so many of its instructions, and another one runs meanwhile: by the trap flag of
- * x86-64, which raises a signal after each instruction. Counted, not timed: the same number is the same place. */
+/* stepping.h - stops a function after a number of its instructions and runs another one during the pause, by the trap flag of
+ * x86-64, which
+ * raises a signal after each instruction. Instructions are counted, not timed: the same number is the same place. */
 #pragma once
 
 #include <signal.h>
@@ -8,10 +9,10 @@
 #include <ucontext.h>
 
 typedef struct {
-    uint64_t left; /* instructions until it sleeps */
-    void (*meanwhile)(void *);
+    uint64_t left; /* instructions until the pause */
+    void (*intruder)(void *);
     void *given;
-    bool over, slept;
+    bool over, paused;
 } stepping;
 
 #ifdef __x86_64__
@@ -33,31 +34,31 @@ static void after_an_instruction(int signal, siginfo_t *info, void *context)
     *flags &= ~(greg_t)TRAP_FLAG;
     if (stepped.over)
         return;
-    stepped.slept = true;
-    stepped.meanwhile(stepped.given);
+    stepped.paused = true;
+    stepped.intruder(stepped.given);
 }
 
-/* Runs `asleep`, and after so many of its instructions `meanwhile`, to its end. False if `asleep` ended before that:
- * then `meanwhile` did not run. The caller guarantees that `meanwhile` waits for no lock that `asleep` takes, that of
- * malloc included. */
-static inline bool sleeps_after(uint64_t instructions, void (*asleep)(void *), void (*meanwhile)(void *), void *given)
+/* Runs `victim`, and after so many of its instructions all of `intruder`. Returns false if `victim` ended before that: then
+ * `intruder` did not run. The caller guarantees that `intruder` waits for no lock that `victim` takes, including that of
+ * malloc. */
+static inline bool run_with_pause(uint64_t instructions, void (*victim)(void *), void (*intruder)(void *), void *given)
 {
     struct sigaction action = {.sa_sigaction = after_an_instruction, .sa_flags = SA_SIGINFO};
     sigaction(SIGTRAP, &action, NULL);
-    stepped = (stepping){.left = instructions, .meanwhile = meanwhile, .given = given};
+    stepped = (stepping){.left = instructions, .intruder = intruder, .given = given};
     __asm__ volatile("int3" ::: "memory");
-    asleep(given);
+    victim(given);
     stepped.over = true;
-    return stepped.slept;
+    return stepped.paused;
 }
 
 #else
 
 #define CAN_STEP false
 
-static inline bool sleeps_after(uint64_t instructions, void (*asleep)(void *), void (*meanwhile)(void *), void *given)
+static inline bool run_with_pause(uint64_t instructions, void (*victim)(void *), void (*intruder)(void *), void *given)
 {
-    (void)instructions, (void)asleep, (void)meanwhile, (void)given;
+    (void)instructions, (void)victim, (void)intruder, (void)given;
     return false;
 }
 

@@ -1,11 +1,11 @@
-/* stress.c - the lock-free paths in one process, threads standing for processes, so that a sanitizer sees everything. */
+/* stress.c - the lock-free paths in one process, with threads in place of processes, so that a sanitizer sees everything. */
 #include "daemon.h"
 #include "pauses.h"
 #include "roles.h"
 
 typedef void role_step(client *);
 
-/* Who takes part. Threads with the same process share a session. */
+/* The clients. Threads with the same process share a session. */
 static const struct {
     uint32_t process;
     bool mortal;
@@ -23,7 +23,7 @@ static const struct {
 };
 #define CAST (sizeof cast / sizeof cast[0])
 #define PROCESSES 7u
-_Static_assert(CAST <= BOXES, "everybody asks through a mailbox of his own");
+_Static_assert(CAST <= BOXES, "each client has a mailbox of its own");
 
 static pt_session sessions[PROCESSES], ghost;
 static client clients[CAST];
@@ -86,7 +86,7 @@ int main(int count, char **arguments)
     run r = run_begin("stress", arguments);
     world *w = world_new(r.seed, ENTRIES, FRAMES);
     service s = {.world = w, .owner = world_adopt(w, 0), .random = rng_stream(r.seed, 1000)};
-    pthread_t threads[CAST + 3] = {[CAST] = pthread_self(), pthread_self(), pthread_self()}; /* it stops most often */
+    pthread_t threads[CAST + 3] = {[CAST] = pthread_self(), pthread_self(), pthread_self()}; /* the daemon's thread is stopped most often */
     pauser p = {0};
     begin(&s, threads);
     pauser_begin(&p, threads, CAST + 3, rng_stream(r.seed, 1001));

@@ -1,6 +1,7 @@
-/* strided.c - gather and scatter over random tables, against a loop over bytes. Arena and cache are as large as they need to
- * be and no larger, so ASan sees every byte beside them, and whole ones are compared. */
-#define PT_COPY_SHARE 512u /* threads for a little */
+/* strided.c - gather and scatter over random tables, against a loop over bytes. Arena and cache are exactly as large as
+ * necessary, so
+ * ASan sees every access beside them, and they are compared as a whole. */
+#define PT_COPY_SHARE 512u /* few bytes are enough for several threads */
 #include "report.h"
 
 #include "client/copy_strided.h"
@@ -28,7 +29,7 @@ typedef struct {
 static uint32_t one_of(trial *x, const uint32_t *values, uint32_t count) { return values[rng_below(&x->random, count)]; }
 #define ONE_OF(x, ...) one_of(x, (uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4)
 
-/* Numbers below count in any order. */
+/* The numbers below count in random order. */
 static void shuffle(trial *x, uint32_t *numbers, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -62,7 +63,7 @@ static uint8_t *copy_of(const uint8_t *from, uint64_t bytes)
     return memcpy(got, from, bytes);
 }
 
-/* Tokens of pages that follow each other in the table of blocks; the first may begin before it. */
+/* Pages whose tokens follow each other in the table of blocks; the first page may begin before the table. */
 static void make_pages(trial *x)
 {
     int64_t tokens = x->page_tokens, at = 0, behind = 0;
@@ -81,7 +82,7 @@ static void make_pages(trial *x)
     x->t.skip = rng_one_in(&x->random, 2) ? x->skip : NULL;
 }
 
-/* A table of blocks of a cache that has some more. */
+/* A table of some of the cache's blocks. Returns false if there are too many. */
 static bool make_blocks(trial *x)
 {
     x->cache_blocks = (uint32_t)x->t.block_count + rng_below(&x->random, 4) + 1;
@@ -91,7 +92,7 @@ static bool make_blocks(trial *x)
     return true;
 }
 
-/* Planes in the cache: dimensions in any order, room between them, now and then the blocks from the last to the first. */
+/* The planes in the cache: dimensions in any order, gaps between them, sometimes the blocks from the last to the first. */
 static void make_cache(trial *x, uint32_t heads, uint32_t width)
 {
     uint32_t order[DIMENSIONS];
@@ -116,7 +117,7 @@ static void make_cache(trial *x, uint32_t heads, uint32_t width)
     }
 }
 
-/* Planes in the page: one behind the other, with heads of other ranks before and behind ours. */
+/* The planes in the page: one after the other, with heads of other ranks before and after those of this one. */
 static uint64_t make_planes(trial *x, uint32_t *most_heads, uint32_t *most_width)
 {
     uint64_t at = 0;
@@ -151,7 +152,7 @@ static bool make_arena(trial *x, uint64_t page_bytes)
     return true;
 }
 
-/* False if it became too large. */
+/* Makes random tables. Returns false if they became too large. */
 static bool make(trial *x)
 {
     uint32_t heads = 1, width = 1;
@@ -176,7 +177,7 @@ static void unmake(trial *x)
     x->t.arena = x->cache = x->arena_then = x->cache_then = NULL;
 }
 
-/* One row as the tables say, in the copies that were made before. */
+/* Copies one row by the tables, in the copies that were made before. */
 static void row_then(trial *x, const pt_plane *p, int64_t page, int64_t token, int64_t head, enum pt_direction way)
 {
     const pt_transfer *t = &x->t;
@@ -208,11 +209,11 @@ static void expect_transfer(trial *x, enum pt_direction way)
     transfer_then(x, way);
     pt_transfer_run(&x->t, way, rng_below(&x->random, 5));
     if (pt_transfer_bytes(&x->t) != x->copied - before)
-        finding("%s: %lu bytes are not %lu", name, (unsigned long)pt_transfer_bytes(&x->t), (unsigned long)(x->copied - before));
+        finding("%s: %lu bytes instead of %lu", name, (unsigned long)pt_transfer_bytes(&x->t), (unsigned long)(x->copied - before));
     if (memcmp(x->t.arena, x->arena_then, x->arena_bytes) != 0)
-        finding("%s: the arena is another", name);
+        finding("%s: the arena differs", name);
     if (memcmp(x->cache, x->cache_then, x->cache_bytes) != 0)
-        finding("%s: the cache is another", name);
+        finding("%s: the cache differs", name);
 }
 
 static void expect_no_flaw(const trial *x)
@@ -228,7 +229,8 @@ static void overwrite_cache(trial *x)
     memcpy(x->cache_then, x->cache, x->cache_bytes);
 }
 
-/* One wrong number of those that lead to bytes that the check knows of. What it lets pass must stay within them. */
+/* Makes one number wrong, of those that lead to bytes that the validation knows. Tables that it accepts must stay within those
+ * bytes. */
 static void spoil(trial *x)
 {
     static const int64_t numbers[] = {-1, 0, 1, 2, 4, 15, 17, 100, 5000, INT32_MAX, INT64_MAX, INT64_MIN, INT64_MAX / 2, -100};
@@ -269,6 +271,6 @@ int main(int count, char **arguments)
         refused += !harmless(&x);
         tables++;
     }
-    run_end(&r, "%lu tables, %lu MiB, %lu spoilt ones refused,", tables, x.copied >> 20, refused);
+    run_end(&r, "%lu tables, %lu MiB, %lu invalid ones rejected,", tables, x.copied >> 20, refused);
     return 0;
 }

@@ -1,8 +1,9 @@
-/* tier.h - a disk tier without a disk: of each page, whether it holds it. A page's bytes follow from its id, so whoever
- * reads it in makes them. It writes late, or not at all; it goes with all that was ordered, and comes back holding
+/* tier.h - a simulated disk tier: it stores for each page whether it has it. A page's bytes follow from its id, so the client
+ * that
+ * reads the page makes them. It writes late, or not at all; it closes with all writes that were commanded, and opens with
  * other pages.
  *
- * What the index says is on disk and what the tier holds have to be the same, once the drops were taken. */
+ * The pages that are on disk according to the index and the pages of the tier must be the same after the drops were taken. */
 #pragma once
 
 #include "world.h"
@@ -16,7 +17,7 @@ typedef struct {
 } order;
 
 typedef struct {
-    uint64_t bytes[PAGES]; /* of what it holds, by number; 0: not there */
+    uint64_t bytes[PAGES]; /* of the pages that it has, by number; 0: not there */
     order orders[ORDERS];
     uint32_t ordered;
     uint64_t opened, written, read;
@@ -31,7 +32,7 @@ static inline void tier_take_drops(tier *t, pt_owner *o)
     for (uint32_t i = 0; i < o->disk.drop_count; i++) {
         uint32_t id = page_id(o->disk.drops + i * PT_KEY_BYTES);
         if (!t->bytes[number_of(id)])
-            finding("page %u is told to leave the disk, and is not there", id);
+            finding("page %u is to be dropped from the disk, and is not there", id);
         t->bytes[number_of(id)] = 0;
     }
     o->disk.drop_count = 0;
@@ -44,22 +45,22 @@ static inline void tier_expect_same(tier *t, pt_owner *o)
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         pt_entry *e = &o->view.entries[entry];
         if (pt_tiers(e) & PT_TIER_DISK && t->bytes[number_of(page_id(e->key))] != e->size)
-            finding("page %u is said to be on disk, and is not", page_id(e->key));
+            finding("page %u is on disk according to the index, and is not there", page_id(e->key));
     }
     for (uint32_t n = 0; n < PAGES; n++)
         on_disk += t->bytes[n] != 0;
     if (o->view.header->disk_pages != (o->disk.open ? on_disk : 0))
-        finding("%lu pages are on disk, the index knows of %lu", on_disk, (unsigned long)o->view.header->disk_pages);
+        finding("%lu pages are on disk, the index has %lu", on_disk, (unsigned long)o->view.header->disk_pages);
 }
 
-/* Other pages than it had, some of another size than the one that is stored under the same key. */
+/* Replaces the pages of the tier, some by pages of another size than the one that is stored under the same key. */
 static inline void tier_exchange(tier *t, rng *r)
 {
     for (uint32_t n = 0; n < PAGES; n++)
         t->bytes[n] = rng_one_in(r, 2) ? page_size(id_of(n)) + (rng_one_in(r, 8) ? 8 : 0) : 0;
 }
 
-/* Ticks of another boot, of long ago, and true ones. */
+/* Returns a tick of another boot, a very old one, or a true one. */
 static inline uint64_t tier_tick(rng *r, uint64_t now)
 {
     uint32_t kind = rng_below(r, 8);
@@ -78,7 +79,7 @@ static inline void tier_report(const tier *t, pt_owner *o, rng *r)
         if (!pt_disk_report(o, &page, now))
             pt_drop_later(&o->disk, key);
         else if (rng_one_in(r, 16) && !pt_disk_report(o, &page, now)) /* twice */
-            finding("page %u is on disk, and told to leave it", id_of(n));
+            finding("page %u is on disk, and the index rejects it", id_of(n));
     }
 }
 
@@ -102,7 +103,7 @@ static inline void tier_close(tier *t, pt_owner *o)
     expect_sound(o, "after the disk went");
 }
 
-/* What is being read in or written can not leave at once: a tier that has no room for it goes. */
+/* Shrinks the tier. A page that is being read or written cannot be evicted at once: a tier without room for it closes. */
 static inline void tier_shrink(tier *t, pt_owner *o, rng *r)
 {
     const pt_header *h = o->view.header;
@@ -128,8 +129,8 @@ static inline void tier_order(tier *t, pt_owner *o, rng *r)
     }
 }
 
-/* The page lies where it lay, as nobody told the tier otherwise. */
-static inline void tier_look(tier *t, pt_owner *o, const order *of)
+/* Expects that the page is where it was when the write was commanded. */
+static inline void tier_expect_in_place(tier *t, pt_owner *o, const order *of)
 {
     const pt_entry *e = &o->view.entries[of->entry];
     if (e->serial != of->serial || pt_load_state(&o->view.locks[of->entry].word) != PT_READABLE)
@@ -145,7 +146,7 @@ static inline void tier_write(tier *t, pt_owner *o, rng *r)
     order of = t->orders[at];
     enum pt_write_result result = rng_one_in(r, 2) ? PT_WRITE_DONE : (enum pt_write_result)rng_below(r, 4);
     t->orders[at] = t->orders[--t->ordered];
-    tier_look(t, o, &of);
+    tier_expect_in_place(t, o, &of);
     tier_take_drops(t, o);
     pt_end_order(o, of.entry, result, pt_now_ns(), at);
     if (result == PT_WRITE_DONE)
@@ -153,8 +154,8 @@ static inline void tier_write(tier *t, pt_owner *o, rng *r)
     t->written += result == PT_WRITE_DONE;
 }
 
-/* An answer to what nobody asked: of an order that was forgotten, or of nothing at all. */
-static inline void tier_answer_anything(const tier *t, pt_owner *o, rng *r)
+/* Ends a write that was not commanded: one of an earlier daemon, or of nothing at all. */
+static inline void tier_end_any_order(const tier *t, pt_owner *o, rng *r)
 {
     uint32_t entry = rng_below(r, 2 * ENTRIES);
     for (uint32_t i = 0; i < t->ordered; i++)
@@ -165,7 +166,7 @@ static inline void tier_answer_anything(const tier *t, pt_owner *o, rng *r)
 
 /* ---- reading ---- */
 
-/* (An answer that came too late may have been doomed by the next one already, and its copy dropped.) */
+/* (A response that came too late may have been doomed by the next one already, and its copy dropped.) */
 static inline void tier_expect_granted(tier *t, pt_owner *o, const pt_answer *answers, uint32_t count)
 {
     tier_take_drops(t, o);
@@ -174,14 +175,14 @@ static inline void tier_expect_granted(tier *t, pt_owner *o, const pt_answer *an
             continue;
         const pt_entry *e = &o->view.entries[answers[i].entry];
         if (t->bytes[number_of(page_id(e->key))] != e->size)
-            finding("page %u is to be read in, and is not on disk", page_id(e->key));
+            finding("page %u is to be read, and is not on disk", page_id(e->key));
         t->read++;
     }
 }
 
-/* ---- by chance ---- */
+/* ---- at random ---- */
 
-static inline void tier_tend(tier *t, pt_owner *o, rng *r)
+static inline void tier_act(tier *t, pt_owner *o, rng *r)
 {
     uint32_t chance = rng_below(r, 64);
     if (!o->disk.open) {
@@ -196,6 +197,6 @@ static inline void tier_tend(tier *t, pt_owner *o, rng *r)
     } else if (chance < 60) {
         tier_write(t, o, r);
     } else {
-        tier_answer_anything(t, o, r);
+        tier_end_any_order(t, o, r);
     }
 }

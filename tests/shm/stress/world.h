@@ -1,5 +1,5 @@
-/* world.h - the segments, and what the processes of a test need to meet: mailboxes and promises. Nothing here depends on
- * whether the "processes" are threads or real ones: all of it is shared memory at the same address. */
+/* world.h - the segments, and what the processes of a test share: mailboxes and promises. Nothing here depends on whether the
+ * "processes" are threads or real ones: everything is shared memory at the same address. */
 #pragma once
 
 #include <sys/mman.h>
@@ -14,17 +14,17 @@
 #define FRAMES 80u
 #define BOXES 16u
 #define BATCH 8u
-#define FOR_EVER 4u /* of the promises, the ones that are kept to the end */
+#define KEPT_TO_THE_END 4u /* number of promises that are kept until the end */
 #define HANDOVERS 4u
 #define PROMPT 6u
 
-/* How a client asks the daemon; stands for the socket. One question at a time. */
+/* The requests of clients to the daemon, in place of the socket. One request at a time. */
 enum question { NOTHING, RESERVE, FETCH, DAMAGED, REBORN, BURY };
 
 typedef struct {
-    _Atomic uint32_t question; /* NOTHING: the answer is there */
-    bool lost;                 /* the answer died with the daemon */
-    uint32_t slot;             /* the asker's, or that of the dead; after REBORN the new one */
+    _Atomic uint32_t question; /* NOTHING: the response is there */
+    bool lost; /* the response died with the daemon */
+    uint32_t slot; /* of the client, or of a dead process; after REBORN the new one */
     uint32_t count;
     pt_request request;
     uint8_t keys[BATCH * PT_KEY_BYTES];
@@ -32,13 +32,13 @@ typedef struct {
     pt_answer answers[BATCH];
 } mailbox;
 
-/* "This page is stored and pinned": while `term` stays at one odd number every match finds it. */
+/* A promise: "this page is stored and pinned". While `term` stays at one odd number every match must find the page. */
 typedef struct {
     _Atomic uint64_t term;
     _Atomic uint32_t id;
 } promise;
 
-/* What one engine process matched, for another one to pin again. */
+/* What one engine process matched, for another one to pin. */
 typedef struct {
     _Atomic uint32_t busy;
     uint32_t count;
@@ -55,15 +55,15 @@ typedef struct {
     handover handovers[HANDOVERS];
     _Atomic bool stop;
     _Atomic uint32_t running;
-    _Atomic uint32_t processes; /* that there ever were */
+    _Atomic uint32_t processes; /* number of processes so far */
 } world;
 
-/* Between two guard pages. */
+/* Maps shared memory between two guard pages. */
 static inline void *shared_memory(uint64_t bytes)
 {
     uint8_t *memory = mmap(NULL, bytes + 2 * PT_PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory + PT_PAGE, bytes, PROT_READ | PROT_WRITE))
-        finding("no memory");
+        finding("memory is short");
     return memory + PT_PAGE;
 }
 
@@ -93,7 +93,7 @@ static inline world *world_new(uint64_t seed, uint32_t entries, uint32_t frames)
     w->arena = shared_memory(plan.arena_bytes);
     pt_format(w->index, w->locks, &g, seed, "stress");
     if (pt_why_not(w->index, w->locks, w->sizes))
-        finding("fresh segments: %s", pt_why_not(w->index, w->locks, w->sizes));
+        finding("new segments: %s", pt_why_not(w->index, w->locks, w->sizes));
     world_name_spaces(w);
     return w;
 }
@@ -106,12 +106,12 @@ static inline void world_end(world *w)
     shared_memory_end(w, pt_round_up(sizeof *w));
 }
 
-/* A daemon takes the segments over. `alive`: bits of the slots whose process lives. */
+/* Lets a daemon take the segments over. `alive`: bits of the slots whose process lives. */
 static inline pt_owner world_adopt(const world *w, uint64_t alive)
 {
     pt_owner o;
     if (!pt_owner_begin(&o, world_view(w), &pt_lru) || !pt_adopt(&o, alive))
-        finding("no memory");
+        finding("memory is short");
     return o;
 }
 
@@ -120,7 +120,7 @@ static inline uint32_t listed(const pt_owner *o)
     return o->kind->count(o->ready) + o->kind->count(o->unwritten) + o->kind->count(o->on_disk);
 }
 
-/* Everything back where it belongs. The caller guarantees that no process holds anything any more. */
+/* Expects that everything is free again. The caller guarantees that no process has anything pinned or reserved. */
 static inline void expect_all_returned(pt_owner *o)
 {
     pt_header *h = o->view.header;
