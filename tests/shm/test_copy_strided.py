@@ -149,8 +149,8 @@ WRONG: list[tuple[str, Callable[[Tables], None]]] = [
     (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, BLOCK), I64.max // 2)),
     (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, TOKEN), I64.min)),
     (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, HEAD), I64.max // 2)),
-    (r"planes\[0\]: its addresses in the cache are none", put("planes", (0, BASE), 0)),
-    (r"planes\[0\]: its addresses in the cache are none", put("planes", (0, HEAD), -(1 << 60))),
+    (r"planes\[0\]: its addresses in the cache are invalid", put("planes", (0, BASE), 0)),
+    (r"planes\[0\]: its addresses in the cache are invalid", put("planes", (0, HEAD), -(1 << 60))),
     (r"pages\[2\]: the first token is negative", put("pages", (2, FIRST), -1)),
     (r"pages\[2\]: ends before its first token", put("pages", (2, END), -1)),
     (r"pages\[0\]: begins before the table of blocks", put("pages", (0, POSITION), -1)),
@@ -188,8 +188,8 @@ def test_tables_that_make_no_sense_are_refused(
 @pytest.mark.parametrize(
     ("address", "size", "frame", "why"),
     [
-        (0, 14 * FRAME, FRAME, "arena: no memory"),
-        (4096, -1, FRAME, "arena: no memory"),
+        (0, 14 * FRAME, FRAME, "arena: not a valid range of memory"),
+        (4096, -1, FRAME, "arena: not a valid range of memory"),
         (4096, 14 * FRAME, 0, "frame_bytes: at least 1"),
         (4096, 14 * FRAME - 1, FRAME, r"pages\[\d\]: a frame lies outside the arena"),
         (4096, I64.max, I64.max // 3, "frames: a page's bytes exceed 64 bits"),

@@ -202,7 +202,7 @@ def test_nonsense_is_refused(world: World) -> None:
         world.gather(bytes(8))
     with pytest.raises(ValueError, match="entries: 13 bytes are no whole number"):
         world.gather(bytes(13))
-    with pytest.raises(ValueError, match="page_bytes: not negative"):
+    with pytest.raises(ValueError, match="page_bytes: must not be negative"):
         world.gather(pins.entries, -1)
     with pytest.raises(ValueError, match=r"planes\[3\]: reaches beyond the page"):
         world.gather(pins.entries, int(world.tables.planes[3, 4]) + 3 * 48 * 64 - 1)
