@@ -69,7 +69,7 @@ static PyObject *describe_all_counts(const pt_view *v)
 }
 
 #define FIELD(name) #name, (unsigned long long)h->name
-#define DEED(name) #name, (unsigned long long)h->deeds.name
+#define COUNTER(name) #name, (unsigned long long)h->counters.name
 
 /* Returns the numbers of the header: sizes, usage, and the counters of the daemon. */
 static PyObject *describe_header(const pt_view *v)
@@ -78,12 +78,12 @@ static PyObject *describe_header(const pt_view *v)
     return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", FIELD(magic), FIELD(segments_id), FIELD(incarnation), FIELD(spaces), FIELD(closed),
                          FIELD(index_bytes), FIELD(locks_bytes), FIELD(arena_bytes), FIELD(frame_bytes), FIELD(frames),
                          FIELD(entries), FIELD(free_frames), FIELD(free_entries), FIELD(open_entries), FIELD(pages),
-                         FIELD(bytes), FIELD(used_frames), DEED(granted), DEED(present), DEED(pending), DEED(refused),
-                         DEED(evicted), DEED(evicted_bytes), DEED(flushed), DEED(doomed), DEED(expired), DEED(deaths),
-                         DEED(adopted), DEED(dropped), FIELD(disk_frames), FIELD(disk_used_frames), FIELD(disk_pages),
-                         FIELD(disk_bytes), DEED(disk_written), DEED(disk_written_bytes), DEED(disk_read),
-                         DEED(disk_read_bytes), DEED(disk_missed), DEED(disk_evicted), DEED(disk_evicted_bytes),
-                         DEED(disk_flushed), DEED(disk_lost), DEED(disk_spared), DEED(disk_damaged));
+                         FIELD(bytes), FIELD(used_frames), COUNTER(granted), COUNTER(present), COUNTER(pending), COUNTER(refused),
+                         COUNTER(evicted), COUNTER(evicted_bytes), COUNTER(flushed), COUNTER(doomed), COUNTER(expired), COUNTER(deaths),
+                         COUNTER(adopted), COUNTER(dropped), FIELD(disk_frames), FIELD(disk_used_frames), FIELD(disk_pages),
+                         FIELD(disk_bytes), COUNTER(disk_written), COUNTER(disk_written_bytes), COUNTER(disk_read),
+                         COUNTER(disk_read_bytes), COUNTER(disk_missed), COUNTER(disk_evicted), COUNTER(disk_evicted_bytes),
+                         COUNTER(disk_flushed), COUNTER(disk_lost), COUNTER(disk_spared), COUNTER(disk_damaged));
 }
 
 /* The pages and frames that a slot has pinned. */

@@ -276,10 +276,10 @@ static PyObject *owner_count_fetched(Owner *self, PyObject *args)
     unsigned long long pages, bytes, missed;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "KKK", &pages, &bytes, &missed))
         return NULL;
-    pt_deeds *deeds = &self->shared.view.header->deeds;
-    deeds->disk_read += pages;
-    deeds->disk_read_bytes += bytes;
-    deeds->disk_missed += missed;
+    pt_daemon_counts *counters = &self->shared.view.header->counters;
+    counters->disk_read += pages;
+    counters->disk_read_bytes += bytes;
+    counters->disk_missed += missed;
     Py_RETURN_NONE;
 }
 

@@ -84,7 +84,7 @@ static PyObject *owner_keep_only(Owner *self, PyObject *args)
     array held;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) || !array_open(serials, 8, "serials", &held))
         return NULL;
-    pt_let_go_of_parts(&self->shared, slot, holds_serial, &held);
+    pt_release_unlisted_parts(&self->shared, slot, holds_serial, &held);
     pt_settle_all(&self->shared, pt_now_ns());
     PyBuffer_Release(&held.view);
     Py_RETURN_NONE;

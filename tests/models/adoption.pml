@@ -5,7 +5,7 @@
  * The daemon, any of whose steps may be its last, also those of an adoption; its successors.
  *
  * Code: pt_adopt with everything that it calls (adopt.h), except for dictionaries (dictionary.pml); pt_reap and
- * pt_let_go_of_parts
+ * pt_release_unlisted_parts
  * (attachments.h), also when a storing client lists to a new daemon what it was granted; pt_grant, pt_fill and pt_refill
  * (reserve.h);
  * pt_settle (reservations.h); pt_drop_page (evict.h); pt_free_on_disk (disk_entries.h); pt_pin_key (match.h), for any entry;
@@ -364,7 +364,7 @@ inline pt_adopt_entry(e)
 #define MARK_OF_ADOPTED(slot) DEAD_WRITER
 #endif
 
-inline pt_bury(slot)
+inline pt_free_dead_slots(slot)
 {
     if
     :: known_dead & BIT(slot) ->
@@ -389,8 +389,8 @@ inline pt_adopt()
     :: !seen_frame -> atomic { owner = NOBODY; content = 0; frame_free = true }
     :: else
     fi;
-    pt_bury(STORER);
-    pt_bury(READER);
+    pt_free_dead_slots(STORER);
+    pt_free_dead_slots(READER);
     settle_open(0);
     settle_open(1)
 }

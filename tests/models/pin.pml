@@ -4,7 +4,7 @@
  * granted; the
  * daemon. Any step of the other process may be its last; its slot is then given to a new process.
  *
- * Code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_let_go (session.h), pt_grant, pt_fill and pt_refill
+ * Code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_release_one (session.h), pt_grant, pt_fill and pt_refill
  * (reserve.h),
  * pt_drop_page (evict.h), pt_free_on_disk (disk_entries.h), pt_disk_forget (disk_tier.h), pt_end_order (write_behind.h),
  * pt_settle
@@ -74,7 +74,7 @@ inline take_back()
     fi
 }
 
-inline pt_let_go()
+inline pt_release_one()
 {
     held[slot]--;
     if
@@ -128,7 +128,7 @@ proctype Reader(byte slot)
 #endif
             if
             :: atomic { same && seen == READABLE -> held[slot]++; leave_lock() }
-                atomic { MAY_LOCK -> read_page(); pt_let_go(); forget_question() }
+                atomic { MAY_LOCK -> read_page(); pt_release_one(); forget_question() }
             :: atomic { !(same && seen == READABLE) -> take_back(); leave_lock(); forget_question() }
             :: atomic { !held[slot] -> take_back(); leave_lock(); forget_question() } /* it has pinned as much as it may */
             fi

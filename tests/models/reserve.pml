@@ -9,7 +9,7 @@
  *
  * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h), pt_settle,
  * pt_judge and
- * pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and pt_let_go_of_parts (attachments.h). The daemon may
+ * pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and pt_release_unlisted_parts (attachments.h). The daemon may
  * consider a
  * reservation expired at any time. Left out: pins (pin.pml), the disk.
  *
@@ -283,7 +283,7 @@ inline pt_reserve_one(rank)
 
 inline pt_drop_page() { pt_change(0, READABLE, FREE, did); linked = false; pt_reclaim(); did = false }
 
-inline pt_let_go_of_parts(rank, part, mark)
+inline pt_release_unlisted_parts(rank, part, mark)
 {
 #ifndef MUTANT_parts_of_the_dead_stay
     if
@@ -320,7 +320,7 @@ inline end_process(rank, what)
 /* The requests of the dead process are answered first: they were in the socket before. */
 inline pt_reap(rank)
 {
-    pt_let_go_of_parts(rank, PART(rank), MARK_OF_DEAD(rank));
+    pt_release_unlisted_parts(rank, PART(rank), MARK_OF_DEAD(rank));
     d_step { end_process(rank, DIED) }
     if
     :: opened -> pt_settle()
@@ -338,7 +338,7 @@ inline pt_reap(rank)
 /* A process detached: it no longer touches the memory. */
 inline pt_detach(rank)
 {
-    pt_let_go_of_parts(rank, PART(rank), MARK_OF_DETACHED(rank));
+    pt_release_unlisted_parts(rank, PART(rank), MARK_OF_DETACHED(rank));
     d_step { end_process(rank, LEFT) }
     if
     :: opened -> pt_settle()

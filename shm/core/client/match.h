@@ -9,7 +9,7 @@
 #define PT_FROM_DISK 0x80000000u /* set in the number of an entry: its page was on disk */
 
 /* Where a key was found. A page that is being read from disk counts as on disk. */
-enum pt_where { PT_NOWHERE, PT_IN_MEMORY, PT_ON_ITS_WAY };
+enum pt_location { PT_NOWHERE, PT_IN_MEMORY, PT_ON_ITS_WAY };
 
 /* Pins the entry if it is the readable page of this key.
  *
@@ -19,7 +19,7 @@ enum pt_where { PT_NOWHERE, PT_IN_MEMORY, PT_ON_ITS_WAY };
  * page on disk
  * may be compared for the same reason: such an entry is not reused while it is pinned. After that comparison the pin is
  * cleared. */
-static inline enum pt_where pt_pin_key(pt_session *s, uint32_t entry, const uint8_t *key)
+static inline enum pt_location pt_pin_key(pt_session *s, uint32_t entry, const uint8_t *key)
 {
     pt_entry *e = &s->view.entries[entry];
     enum pt_state state = pt_try(s, entry);
@@ -39,7 +39,7 @@ static inline bool pt_pin_serial(pt_session *s, uint32_t entry, uint64_t serial)
 }
 
 typedef struct {
-    enum pt_where where;
+    enum pt_location where;
     uint32_t entry;
 } pt_found;
 
@@ -57,7 +57,7 @@ static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
             uint32_t entry = pt_slot_entry(slot);
             if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
                 continue;
-            enum pt_where where = pt_pin_key(s, entry, key);
+            enum pt_location where = pt_pin_key(s, entry, key);
             if (where != PT_NOWHERE)
                 return (pt_found){where, entry};
         }
@@ -110,7 +110,7 @@ static inline void pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const ui
     }
 }
 
-static inline void pt_look_ahead(pt_session *s, pt_bucket *buckets, const uint8_t *keys, uint32_t at, uint32_t count)
+static inline void pt_prefetch_ahead(pt_session *s, pt_bucket *buckets, const uint8_t *keys, uint32_t at, uint32_t count)
 {
     if (at + 2 * PT_AHEAD < count)
         pt_prefetch(&buckets[pt_home(&s->view, keys + (at + 2 * PT_AHEAD) * (uint64_t)PT_KEY_BYTES)]);
@@ -129,7 +129,7 @@ static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t 
         if (found.where == PT_NOWHERE)
             break;
         if (found.where == PT_IN_MEMORY)
-            pt_let_go(s, found.entry);
+            pt_release_one(s, found.entry);
         entries[from] = found.where == PT_IN_MEMORY ? found.entry : found.entry | PT_FROM_DISK;
         atomic_store_explicit(&s->view.locks[found.entry].tick, now + count - from, memory_order_relaxed);
         PT_POINT("reach.stamped");
@@ -160,7 +160,7 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
         pt_prefetch(&buckets[pt_home(v, keys + i * (uint64_t)PT_KEY_BYTES)]);
     pthread_mutex_lock(&s->lock);
     for (; at < count; at++) {
-        pt_look_ahead(s, buckets, keys, at, count);
+        pt_prefetch_ahead(s, buckets, keys, at, count);
         found = pt_find(s, keys + at * (uint64_t)PT_KEY_BYTES);
         if (found.where != PT_IN_MEMORY)
             break;

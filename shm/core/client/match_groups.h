@@ -168,7 +168,7 @@ static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
         pt_prefetch(&buckets[pt_home(&s->view, pt_key_at(g, page))]);
     for (uint32_t page = 0; page < count; page++) {
         uint64_t begin = page * (uint64_t)g->page_tokens;
-        pt_look_ahead(s, buckets, g->keys, page, count);
+        pt_prefetch_ahead(s, buckets, g->keys, page, count);
         pt_notice(s, g, page);
         if (!pt_is_pinned(g->seen[page]) && begin < to.memory)
             to.memory = begin;
@@ -181,7 +181,7 @@ static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
     return to;
 }
 
-static inline void pt_look_below(pt_session *s, pt_bucket *buckets, const pt_group *g, uint32_t page, uint32_t first)
+static inline void pt_prefetch_below(pt_session *s, pt_bucket *buckets, const pt_group *g, uint32_t page, uint32_t first)
 {
     if (page >= first + 2 * PT_AHEAD)
         pt_prefetch(&buckets[pt_home(&s->view, pt_key_at(g, page - 2 * PT_AHEAD))]);
@@ -199,7 +199,7 @@ static inline uint64_t pt_lower(pt_search *f, pt_group *g, uint64_t p, bool disk
     while (g->sound_from > first) {
         uint32_t page = g->sound_from - 1;
         if (g->seen[page] == PT_NOT_SEEN) {
-            pt_look_below(f->session, buckets, g, page, first);
+            pt_prefetch_below(f->session, buckets, g, page, first);
             pt_notice(f->session, g, page);
         }
         if (!pt_is_there(g->seen[page], disk))
@@ -241,7 +241,7 @@ static inline void pt_keep_needed(const pt_search *f, pt_group *g, uint64_t toke
     g->pins = end - g->first;
     for (uint32_t page = end; page < pt_pages_in(g, f->bound); page++)
         if (pt_is_pinned(g->seen[page]))
-            pt_let_go(f->session, g->seen[page]);
+            pt_release_one(f->session, g->seen[page]);
 }
 
 /* Pins the pages of the longest hit on which 1 to PT_GROUPS groups agree. */

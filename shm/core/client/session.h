@@ -99,7 +99,7 @@ static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 }
 
 /* Releases one pin. The caller holds the lock and has a pin on the entry. */
-static inline void pt_let_go(pt_session *s, uint32_t entry)
+static inline void pt_release_one(pt_session *s, uint32_t entry)
 {
     pt_held *held = &s->held[entry];
     if (--held->pins == 0) {
@@ -122,7 +122,7 @@ static inline void pt_release(pt_session *s, const uint32_t *entries, uint32_t c
     for (uint32_t i = 0; i < count; i++) {
         if (i + PT_AHEAD < count)
             pt_prefetch_pin(s, entries[i + PT_AHEAD]);
-        pt_let_go(s, entries[i]);
+        pt_release_one(s, entries[i]);
         PT_POINT("release.page");
     }
     pthread_mutex_unlock(&s->lock);

@@ -12,33 +12,33 @@
 
 #include "view.h"
 
-static inline uint64_t pt_seal_add(uint64_t seal, uint64_t word)
+static inline uint64_t pt_checksum_add(uint64_t checksum, uint64_t word)
 {
-    seal = (seal ^ word) * 0x9e3779b97f4a7c15ull;
-    return seal ^ seal >> 32;
+    checksum = (checksum ^ word) * 0x9e3779b97f4a7c15ull;
+    return checksum ^ checksum >> 32;
 }
 
 /* Computes the checksum of an entry. The caller guarantees that the chain lies within the frames and has frame_count of them. */
-static inline uint64_t pt_seal_of(const pt_view *v, const pt_entry *e)
+static inline uint64_t pt_entry_checksum(const pt_view *v, const pt_entry *e)
 {
-    uint64_t words[4], seal = pt_seal_add(e->serial, e->size);
+    uint64_t words[4], checksum = pt_checksum_add(e->serial, e->size);
     memcpy(words, e->key, sizeof words);
     for (uint32_t i = 0; i < 4; i++)
-        seal = pt_seal_add(seal, words[i]);
-    seal = pt_seal_add(seal, (uint64_t)e->space << 32 | e->division);
-    seal = pt_seal_add(seal, (uint64_t)e->frame_count << 32 | e->parts);
+        checksum = pt_checksum_add(checksum, words[i]);
+    checksum = pt_checksum_add(checksum, (uint64_t)e->space << 32 | e->division);
+    checksum = pt_checksum_add(checksum, (uint64_t)e->frame_count << 32 | e->parts);
     for (uint32_t left = e->frame_count, frame = e->first_frame; left; left--, frame = v->frames[frame].next)
-        seal = pt_seal_add(seal, frame);
-    return seal ? seal : 1;
+        checksum = pt_checksum_add(checksum, frame);
+    return checksum ? checksum : 1;
 }
 
-static inline void pt_seal(const pt_view *v, uint32_t entry)
+static inline void pt_write_entry_checksum(const pt_view *v, uint32_t entry)
 {
-    atomic_store_explicit(&v->locks[entry].seal, pt_seal_of(v, &v->entries[entry]), memory_order_relaxed);
+    atomic_store_explicit(&v->locks[entry].checksum, pt_entry_checksum(v, &v->entries[entry]), memory_order_relaxed);
 }
 
-static inline bool pt_seal_holds(const pt_view *v, uint32_t entry)
+static inline bool pt_entry_checksum_matches(const pt_view *v, uint32_t entry)
 {
-    uint64_t seal = atomic_load_explicit(&v->locks[entry].seal, memory_order_relaxed);
-    return !seal || seal == pt_seal_of(v, &v->entries[entry]);
+    uint64_t checksum = atomic_load_explicit(&v->locks[entry].checksum, memory_order_relaxed);
+    return !checksum || checksum == pt_entry_checksum(v, &v->entries[entry]);
 }

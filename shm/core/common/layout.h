@@ -152,7 +152,7 @@ typedef struct {
      * arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
     uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
         disk_flushed, disk_lost, disk_spared, disk_damaged;
-} pt_deeds;
+} pt_daemon_counts;
 
 /* The first page of the index. Offsets are in bytes from the start of the index. */
 typedef struct {
@@ -176,7 +176,7 @@ typedef struct {
     uint64_t next_serial;
     uint64_t pages, bytes, used_frames; /* of readable, writing and doomed entries */
     uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* disk_frames is 0 while there is no disk tier */
-    pt_deeds deeds;
+    pt_daemon_counts counters;
     pt_counts retired;
     /* The status that the disk tier reports, for humans. A reader reads the version before and after the text: if it is odd or
      * has
@@ -192,7 +192,7 @@ typedef struct {
     pt_a64 word;  /* lock_word.h */
     pt_a64 parts; /* bits 0..31: part done; bits 32..63: part released by its writer */
     pt_a64 tick; /* CLOCK_MONOTONIC in ns of the last use; decreases from the head of a prompt to its tail */
-    pt_a64 seal; /* entry_checksum.h: the checksum of the entry when its page was granted */
+    pt_a64 checksum; /* entry_checksum.h: the checksum of the entry when its page was granted */
 } pt_lock;
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 

@@ -71,7 +71,7 @@ static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *see
         claimed++;
         frame = v->frames[frame].next;
     }
-    if (claimed == e->frame_count && frame == PT_NONE && pt_seal_holds(v, entry))
+    if (claimed == e->frame_count && frame == PT_NONE && pt_entry_checksum_matches(v, entry))
         return true;
     for (frame = e->first_frame; claimed--; frame = v->frames[frame].next)
         seen[frame] = 0;
@@ -96,7 +96,7 @@ typedef struct {
 /* Releases the parts whose writer is dead, and records the death in the entry before the slot becomes free. A damaged entry
  * can name
  * a writer that never existed: its part is released, too, because no process would ever release it. */
-static inline void pt_let_go_of_nobody(const pt_view *v, uint32_t entry, uint64_t alive)
+static inline void pt_release_dead_parts(const pt_view *v, uint32_t entry, uint64_t alive)
 {
     pt_entry *e = &v->entries[entry];
     for (uint32_t part = 0; part < e->parts; part++)
@@ -132,7 +132,7 @@ static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t en
             pt_enter_memory(v, e);
         }
     }
-    pt_let_go_of_nobody(v, entry, a->alive);
+    pt_release_dead_parts(v, entry, a->alive);
     pt_open_add(v, entry);
     PT_POINT("adopt.opened");
     return true;
@@ -173,16 +173,16 @@ static inline bool pt_adopt_forgotten(pt_owner *o, uint32_t entry)
 static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
 {
     pt_view *v = &o->view;
-    pt_deeds *deeds = &v->header->deeds;
+    pt_daemon_counts *counters = &v->header->counters;
     for (uint32_t entry = v->entry_count; entry-- > 0;) {
         pt_prefetch_home(v, a->dict, entry >= 16 ? entry - 16 : PT_NONE);
         if (pt_adopt_entry(o, a, entry)) {
-            deeds->adopted++;
+            counters->adopted++;
             continue;
         }
         if (pt_adopt_forgotten(o, entry))
             continue;
-        deeds->dropped += pt_load_state(&v->locks[entry].word) != PT_FREE;
+        counters->dropped += pt_load_state(&v->locks[entry].word) != PT_FREE;
         atomic_fetch_and_explicit(&v->locks[entry].word, PT_PINS, memory_order_acq_rel);
         pt_adopt_nothing(o, entry);
         pt_entry_put(v, entry);
@@ -193,7 +193,7 @@ static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
 /* Frees the slots of dead processes and counts the deaths; `alive` has the bits of the others. Their pins and parts were
  * already
  * released. */
-static inline void pt_bury(pt_owner *o, uint64_t alive)
+static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
 {
     for (uint32_t slot = 0; slot < PT_SLOTS; slot++) {
         bool taken = atomic_load_explicit(&o->view.slots[slot].pid, memory_order_relaxed);
@@ -201,7 +201,7 @@ static inline void pt_bury(pt_owner *o, uint64_t alive)
             continue;
         pt_fold_counts(&o->view, slot);
         atomic_store_explicit(&o->view.slots[slot].pid, 0, memory_order_release);
-        o->view.header->deeds.deaths++;
+        o->view.header->counters.deaths++;
     }
 }
 
@@ -247,7 +247,7 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
     PT_POINT("adopt.switched");
     atomic_fetch_add_explicit(&v->header->incarnation, 1, memory_order_acq_rel);
     PT_POINT("adopt.counted");
-    pt_bury(o, alive);
+    pt_free_dead_slots(o, alive);
     pt_settle_all(o, pt_now_ns());
     PT_POINT("adopt.settled");
     return true;

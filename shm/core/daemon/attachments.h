@@ -41,7 +41,7 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
 /* Tells whether the process still writes the filling with this serial. */
 typedef bool pt_holds(const void *context, uint64_t serial);
 
-static inline void pt_let_go_of_parts(pt_owner *o, uint32_t slot, pt_holds *holds, const void *context)
+static inline void pt_release_unlisted_parts(pt_owner *o, uint32_t slot, pt_holds *holds, const void *context)
 {
     const pt_view *v = &o->view;
     for (uint32_t entry = v->header->open_first; entry != PT_NONE; entry = v->entries[entry].list_next) {
@@ -112,7 +112,7 @@ static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint
     PT_POINT("reap.folded");
     atomic_store_explicit(&o->view.slots[slot].pid, 0, memory_order_release);
     PT_POINT("reap.freed");
-    o->view.header->deeds.deaths++;
+    o->view.header->counters.deaths++;
 }
 
 /* Frees the slot of a dead process. The caller guarantees that the process cannot touch the memory any more. */

@@ -121,7 +121,7 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
         case PT_READABLE:
             pt_drop_from_disk(o, entry);
             e->marks |= PT_MARK_SPARED; /* written again, it would evict a warmer page, which would be written again, and so on */
-            pt_list_anew(o, entry, now);
+            pt_relist(o, entry, now);
             gone = true;
             break;
         case PT_ON_DISK:
@@ -132,8 +132,8 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
         }
         if (gone) {
             PT_POINT("diskevict.gone");
-            o->view.header->deeds.disk_evicted++;
-            o->view.header->deeds.disk_evicted_bytes += bytes;
+            o->view.header->counters.disk_evicted++;
+            o->view.header->counters.disk_evicted_bytes += bytes;
             return true;
         }
         o->kind->used(o->on_disk, entry, now);

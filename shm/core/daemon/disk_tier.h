@@ -62,7 +62,7 @@ static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule
     o->disk.drop_count = 0;
     PT_POINT("open.empty");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
-        pt_list_anew(o, entry, now);
+        pt_relist(o, entry, now);
 }
 
 /* Changes the write rule. Pages that were excluded from writing before are considered again. */
@@ -72,7 +72,7 @@ static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64
     PT_POINT("rule.set");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SPARED;
-        pt_list_anew(o, entry, now);
+        pt_relist(o, entry, now);
     }
 }
 
@@ -86,7 +86,7 @@ static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
         ;
     PT_POINT("shrink.evicted");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
-        pt_list_anew(o, entry, now); /* some pages may be too large for the disk now */
+        pt_relist(o, entry, now); /* some pages may be too large for the disk now */
 }
 
 typedef struct {
@@ -132,7 +132,7 @@ static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t n
         return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick});
     pt_put_on_disk(o, entry, tick);
     PT_POINT("report.known");
-    pt_list_anew(o, entry, now);
+    pt_relist(o, entry, now);
     return true;
 }
 
@@ -153,5 +153,5 @@ static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
  * published. */
 static inline void pt_disk_damaged(pt_owner *o, const uint8_t *key, uint64_t now)
 {
-    o->view.header->deeds.disk_damaged += pt_disk_drop(o, key, now);
+    o->view.header->counters.disk_damaged += pt_disk_drop(o, key, now);
 }

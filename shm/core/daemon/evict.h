@@ -36,10 +36,10 @@ static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
 
 static inline void pt_count_evicted(pt_owner *o, uint64_t bytes, bool lost)
 {
-    pt_deeds *deeds = &o->view.header->deeds;
-    deeds->evicted++;
-    deeds->evicted_bytes += bytes;
-    deeds->disk_lost += lost;
+    pt_daemon_counts *counters = &o->view.header->counters;
+    counters->evicted++;
+    counters->evicted_bytes += bytes;
+    counters->disk_lost += lost;
 }
 
 typedef struct {
@@ -128,9 +128,9 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
 /* Ends the leases of pages that are no longer pinned. Returns false if there are no leases, or if it already ran at this time. */
 static inline bool pt_end_leases(pt_owner *o, uint64_t now)
 {
-    if (o->leased_until <= now || o->looked_at == now)
+    if (o->leased_until <= now || o->leases_checked_ns == now)
         return false;
-    o->looked_at = now;
+    o->leases_checked_ns = now;
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         bool pinned = atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS;
         pt_policy *list = pinned ? NULL : pt_list_of(o, entry);
@@ -171,8 +171,8 @@ static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
         bool may_go = tick <= c.tick && pt_true_state(o, c.entry) == (listed ? PT_READABLE : PT_ON_DISK);
         if (may_go && (!listed || pt_drop_page(o, c.entry)) && pt_free_on_disk(o, c.entry)) {
             PT_POINT("wholly.evicted");
-            o->view.header->deeds.disk_evicted++;
-            o->view.header->deeds.disk_evicted_bytes += bytes;
+            o->view.header->counters.disk_evicted++;
+            o->view.header->counters.disk_evicted_bytes += bytes;
             if (listed)
                 pt_count_evicted(o, bytes, false);
             return true;

@@ -26,7 +26,7 @@ typedef struct {
      * *tick. */
     uint32_t (*coldest)(const pt_policy *, uint64_t *tick);
     /* Calls `see` for the entries that are listed with a tick before `before`, in no order, until `see` returns false. */
-    void (*look)(const pt_policy *, uint64_t before, pt_see *see, void *context);
+    void (*walk)(const pt_policy *, uint64_t before, pt_see *see, void *context);
     bool (*lists)(const pt_policy *, uint32_t entry);
     uint32_t (*count)(const pt_policy *);
     /* Returns what is wrong with the policy's own memory, or NULL. */

@@ -19,8 +19,8 @@ static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uin
         PT_POINT("flush.off_disk");
         if (o->disk.rule == PT_WRITE_THROUGH)
             e->marks |= PT_MARK_SPARED; /* otherwise it would be written again at once */
-        pt_list_anew(o, entry, now);
-        o->view.header->deeds.disk_flushed++;
+        pt_relist(o, entry, now);
+        o->view.header->counters.disk_flushed++;
     }
     if (!(tiers & PT_TIER_MEMORY))
         return !(e->marks & PT_MARK_ORDERED);
@@ -36,12 +36,12 @@ static inline bool pt_flush_means(pt_owner *o, uint32_t entry, uint8_t tiers)
 /* Flushes one page and counts it. */
 static inline bool pt_flush_counted(pt_owner *o, uint32_t entry, uint8_t tiers, uint64_t now)
 {
-    pt_deeds *deeds = &o->view.header->deeds;
+    pt_daemon_counts *counters = &o->view.header->counters;
     bool only_disk = !(pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY);
     bool gone = pt_flush_page(o, entry, tiers, now);
     PT_POINT("flush.page");
-    deeds->flushed += gone && tiers & PT_TIER_MEMORY && !only_disk;
-    deeds->disk_flushed += gone && only_disk;
+    counters->flushed += gone && tiers & PT_TIER_MEMORY && !only_disk;
+    counters->disk_flushed += gone && only_disk;
     return gone;
 }
 

@@ -116,19 +116,19 @@ static uint32_t pt_lru_coldest(const pt_policy *p, uint64_t *tick)
 }
 
 /* Walks a subtree of the heap. No entry below another one is colder, so the walk ends at the first entry that is too warm. */
-static bool pt_lru_look_from(const pt_policy *p, uint32_t at, uint64_t before, pt_see *see, void *context)
+static bool pt_lru_walk_from(const pt_policy *p, uint32_t at, uint64_t before, pt_see *see, void *context)
 {
     if (at >= p->count || p->heap[at].tick >= before)
         return true;
     bool more = see(context, p->heap[at].entry);
     for (uint32_t child = 4 * at + 1; more && child <= 4 * at + 4; child++)
-        more = pt_lru_look_from(p, child, before, see, context);
+        more = pt_lru_walk_from(p, child, before, see, context);
     return more;
 }
 
-static void pt_lru_look(const pt_policy *p, uint64_t before, pt_see *see, void *context)
+static void pt_lru_walk(const pt_policy *p, uint64_t before, pt_see *see, void *context)
 {
-    pt_lru_look_from(p, 0, before, see, context);
+    pt_lru_walk_from(p, 0, before, see, context);
 }
 
 static bool pt_lru_lists(const pt_policy *p, uint32_t entry) { return p->place[entry] != PT_NONE; }
@@ -153,7 +153,7 @@ static const pt_policy_kind pt_lru = {
     .remove = pt_lru_remove,
     .used = pt_lru_used,
     .coldest = pt_lru_coldest,
-    .look = pt_lru_look,
+    .walk = pt_lru_walk,
     .lists = pt_lru_lists,
     .count = pt_lru_count,
     .check = pt_lru_check,

@@ -55,7 +55,7 @@ typedef struct {
     uint32_t last_chain;
     bool settled; /* all open entries were settled for the batch that is being processed (reserve.h) */
     uint64_t leased_until; /* until then pages may be listed with a later tick than their own (evict.h) */
-    uint64_t looked_at; /* when pt_end_leases ran last */
+    uint64_t leases_checked_ns; /* when pt_end_leases ran last */
 } pt_owner;
 
 static inline void pt_owner_end(pt_owner *o)
@@ -179,7 +179,7 @@ static inline bool pt_unlist(pt_owner *o, uint32_t entry)
 }
 
 /* Lists a page again, because it may now belong into the other policy. */
-static inline void pt_list_anew(pt_owner *o, uint32_t entry, uint64_t now)
+static inline void pt_relist(pt_owner *o, uint32_t entry, uint64_t now)
 {
     if (pt_unlist(o, entry))
         pt_list(o, entry, pt_true_tick(o, entry, now));

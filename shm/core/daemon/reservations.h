@@ -28,7 +28,7 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     if (pt_tiers(e) & PT_TIER_DISK)
         pt_rescue(o, entry, pt_true_tick(o, entry, pt_now_ns()));
     PT_POINT("doom.done");
-    o->view.header->deeds.doomed++;
+    o->view.header->counters.doomed++;
     return true;
 }
 
@@ -56,7 +56,7 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
     else if (pt_writers_are_dead(e)) /* otherwise the finished parts would occupy memory until they expire */
         pt_doom(o, entry);
     else if (now > e->expires_ns && pt_doom(o, entry))
-        o->view.header->deeds.expired++;
+        o->view.header->counters.expired++;
 }
 
 /* Moves an open entry on when its writers have released it: a readable page goes to a policy, a doomed page is freed. Returns

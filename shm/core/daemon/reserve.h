@@ -46,7 +46,7 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
         return pt_answer_with(o, PT_PENDING, entry);
     e->writers[r->part] = (uint8_t)r->slot;
     PT_POINT("join.written");
-    o->view.header->deeds.granted++;
+    o->view.header->counters.granted++;
     return pt_answer_with(o, PT_GRANTED, entry);
 }
 
@@ -92,7 +92,7 @@ static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
     e->frame_count = pt_frames_for(&o->view, e->size);
     e->first_frame = pt_chain_take(&o->view, entry, e->frame_count);
     PT_POINT("fill.chained");
-    pt_seal(&o->view, entry);
+    pt_write_entry_checksum(&o->view, entry);
     atomic_store_explicit(&o->view.locks[entry].parts, 0, memory_order_relaxed);
 }
 
@@ -102,7 +102,7 @@ static inline pt_answer pt_opened(pt_owner *o, uint32_t entry)
     PT_POINT("opened.counted");
     pt_open_add(&o->view, entry);
     PT_POINT("opened.listed");
-    o->view.header->deeds.granted++;
+    o->view.header->counters.granted++;
     return pt_answer_with(o, PT_GRANTED, entry);
 }
 
@@ -168,11 +168,11 @@ static inline pt_answer pt_reserve_one(pt_owner *o, const pt_request *r, const u
     return pt_grant(o, r, key, size);
 }
 
-static inline void pt_tally(pt_deeds *deeds, enum pt_outcome outcome)
+static inline void pt_tally(pt_daemon_counts *counters, enum pt_outcome outcome)
 {
-    deeds->present += outcome == PT_PRESENT;
-    deeds->pending += outcome == PT_PENDING;
-    deeds->refused += outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE;
+    counters->present += outcome == PT_PRESENT;
+    counters->pending += outcome == PT_PENDING;
+    counters->refused += outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE;
 }
 
 /* Stamps the pages that exist, with a recency that falls from head to tail. This happens before any eviction, so that a batch
@@ -202,7 +202,7 @@ static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *k
         answers[i] = pt_reserve_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, sizes[i]);
         if (answers[i].entry != PT_NONE)
             pt_stamp(o, answers[i].entry, r->now + count - i);
-        pt_tally(&o->view.header->deeds, answers[i].outcome);
+        pt_tally(&o->view.header->counters, answers[i].outcome);
         PT_POINT("reserve.answered");
     }
 }

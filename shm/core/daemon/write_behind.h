@@ -7,7 +7,7 @@
 
 #include "evict.h"
 
-#define PT_READY_LOOK 4096u /* pages that one call checks, in some hundred microseconds */
+#define PT_READY_LIMIT 4096u /* pages that one call checks, in some hundred microseconds */
 
 typedef struct {
     const pt_owner *owner;
@@ -19,7 +19,7 @@ static inline bool pt_sum_ready(void *context, uint32_t entry)
 {
     pt_ready_sum *sum = context;
     sum->frames += sum->owner->view.entries[entry].frame_count;
-    return ++sum->pages < PT_READY_LOOK && sum->frames < sum->enough;
+    return ++sum->pages < PT_READY_LIMIT && sum->frames < sum->enough;
 }
 
 /* Returns how many frames can become free before the first unwritten page has to be evicted, counted up to about `enough`. */
@@ -30,8 +30,8 @@ static inline uint64_t pt_frames_ahead(const pt_owner *o, uint64_t enough)
     if (unwritten.entry == PT_NONE)
         return enough;
     if (sum.frames < enough)
-        o->kind->look(o->ready, unwritten.tick, pt_sum_ready, &sum);
-    return sum.pages < PT_READY_LOOK ? sum.frames : enough;
+        o->kind->walk(o->ready, unwritten.tick, pt_sum_ready, &sum);
+    return sum.pages < PT_READY_LIMIT ? sum.frames : enough;
 }
 
 /* Returns the coldest page that is to be written and was not used since it was listed, or PT_NONE. */
@@ -79,7 +79,7 @@ enum pt_write_result {
 static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_result result, uint64_t now, uint32_t order)
 {
     pt_entry *e = &o->view.entries[entry];
-    pt_deeds *deeds = &o->view.header->deeds;
+    pt_daemon_counts *counters = &o->view.header->counters;
     if (entry >= o->view.entry_count || !(e->marks & PT_MARK_ORDERED))
         return;
     e->marks &= (uint8_t)~PT_MARK_ORDERED;
@@ -87,11 +87,11 @@ static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_resul
     PT_POINT("order.unmarked");
     if (result == PT_WRITE_DONE && o->disk.open) {
         pt_put_on_disk(o, entry, now + order);
-        deeds->disk_written++;
-        deeds->disk_written_bytes += e->size;
+        counters->disk_written++;
+        counters->disk_written_bytes += e->size;
     } else if (result == PT_WRITE_FAILED || result == PT_WRITE_SPARED) {
         e->marks |= PT_MARK_SPARED;
-        deeds->disk_spared++;
+        counters->disk_spared++;
     }
     pt_list(o, entry, pt_true_tick(o, entry, now));
     PT_POINT("order.relisted");

@@ -29,7 +29,7 @@ static void misnumber(place *p)
     uint32_t entry = choose(&p->choices, PLACE_ENTRIES);
     p->owner.view.entries[entry].serial =
         choose_one_in(&p->choices, 2) ? UINT64_MAX - choose(&p->choices, 2) : choose_odd(&p->choices);
-    atomic_store_explicit(&p->owner.view.locks[entry].seal, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->owner.view.locks[entry].checksum, 0, memory_order_relaxed);
 }
 
 static void damage_and_adopt(place *p)

@@ -88,7 +88,7 @@ static inline void daemon_reap(place *p)
 static inline void daemon_keep_only(place *p)
 {
     uint32_t engine;
-    pt_let_go_of_parts(&p->owner, choose_engine(p, &engine)->slot, grants_hold, p);
+    pt_release_unlisted_parts(&p->owner, choose_engine(p, &engine)->slot, grants_hold, p);
     pt_settle_all(&p->owner, pt_now_ns());
 }
 

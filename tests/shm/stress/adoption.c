@@ -75,14 +75,14 @@ static void damage_all(trial *t)
     damage(t, v->locks, MANY * sizeof *v->locks);
     damage(t, v->buckets[0], (size_t)(v->bucket_mask + 1) * sizeof(pt_bucket));
     damage(t, v->buckets[1], (size_t)(v->bucket_mask + 1) * sizeof(pt_bucket));
-    damage(t, &h->free_entry, offsetof(pt_header, deeds) - offsetof(pt_header, free_entry));
+    damage(t, &h->free_entry, offsetof(pt_header, counters) - offsetof(pt_header, free_entry));
 }
 
 /* The fields that make up a page, as they were before the damage. */
 typedef struct {
     pt_entry entries[MANY];
     pt_frame frames[MANY];
-    uint64_t words[MANY], seals[MANY];
+    uint64_t words[MANY], checksums[MANY];
 } record;
 
 static void remember(const pt_view *v, record *r)
@@ -91,7 +91,7 @@ static void remember(const pt_view *v, record *r)
     memcpy(r->frames, v->frames, sizeof r->frames);
     for (uint32_t entry = 0; entry < MANY; entry++) {
         r->words[entry] = atomic_load(&v->locks[entry].word);
-        r->seals[entry] = atomic_load(&v->locks[entry].seal);
+        r->checksums[entry] = atomic_load(&v->locks[entry].checksum);
     }
 }
 
@@ -99,7 +99,7 @@ static bool is_whole(const pt_view *v, const record *r, uint32_t entry)
 {
     if (memcmp(&r->entries[entry], &v->entries[entry], sizeof(pt_entry)) || r->words[entry] != atomic_load(&v->locks[entry].word))
         return false;
-    if (r->seals[entry] != atomic_load(&v->locks[entry].seal))
+    if (r->checksums[entry] != atomic_load(&v->locks[entry].checksum))
         return false;
     for (uint32_t frame = r->entries[entry].first_frame; frame != PT_NONE; frame = r->frames[frame].next)
         if (memcmp(&r->frames[frame], &v->frames[frame], sizeof(pt_frame)))
@@ -113,7 +113,7 @@ static bool is_whole(const pt_view *v, const record *r, uint32_t entry)
 static void expect_same(const pt_view *v, const record *r, uint32_t entry)
 {
     const pt_entry *is = &v->entries[entry], *was = &r->entries[entry];
-    if (pt_load_state(&v->locks[entry].word) != PT_READABLE || !atomic_load(&v->locks[entry].seal))
+    if (pt_load_state(&v->locks[entry].word) != PT_READABLE || !atomic_load(&v->locks[entry].checksum))
         return;
     if (memcmp(is->key, was->key, PT_KEY_BYTES) || is->serial != was->serial || is->size != was->size)
         finding("entry %u is served as another page than before", entry);

@@ -91,7 +91,7 @@ static void every_open_reservation_gets_its_turn(void)
     pt_settle_turn(&s.owner, NOON, 1);
     EXPECT(s.owner.view.header->open_entries == 7);
     pt_settle_turn(&s.owner, s.now + 2 * TTL, 100);
-    EXPECT(s.owner.view.header->deeds.expired == 7);
+    EXPECT(s.owner.view.header->counters.expired == 7);
     pt_reap(&s.owner, s.one.slot, NOON);
     scene_end(&s);
 }

@@ -156,7 +156,7 @@ static void end_lost_requests(supervisor *s, pt_owner *o)
         if (question == NOTHING)
             continue;
         if (question != DAMAGED) /* a client that reports damage may still have the part that it has to abandon */
-            pt_let_go_of_parts(o, m->slot, holds_nothing, NULL);
+            pt_release_unlisted_parts(o, m->slot, holds_nothing, NULL);
         m->lost = true;
         atomic_store_explicit(&m->question, NOTHING, memory_order_release);
     }

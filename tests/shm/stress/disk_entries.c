@@ -104,7 +104,7 @@ static void a_page_that_is_being_written_stays(void)
     end_order(&s, entry, PT_WRITE_DONE);
     end_order(&s, entry, PT_WRITE_DONE);
     end_order(&s, 8, PT_WRITE_DONE);
-    EXPECT(s.owner.view.header->deeds.disk_written == 1 && evict(&s) && on_disk_alone(&s, "a"));
+    EXPECT(s.owner.view.header->counters.disk_written == 1 && evict(&s) && on_disk_alone(&s, "a"));
     disk_scene_end(&s);
 }
 
@@ -134,7 +134,7 @@ static void a_failed_write_is_not_retried(void)
     EXPECT(pt_unwritten(&s.owner).pages == 1 && order(&s, 1, &entry) == 1);
     end_order(&s, entry, PT_WRITE_SPARED);
     EXPECT(evict(&s) && nowhere(&s, "a"));
-    EXPECT(s.owner.view.header->deeds.disk_lost == 0 && s.owner.view.header->deeds.disk_spared == 2);
+    EXPECT(s.owner.view.header->counters.disk_lost == 0 && s.owner.view.header->counters.disk_spared == 2);
     disk_scene_end(&s);
 }
 

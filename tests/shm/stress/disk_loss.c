@@ -39,7 +39,7 @@ static void no_entry_is_freed_under_a_pin_by_a_new_daemon(void)
     }
     pt_keep(&s.other, a.entry, false);
     settle(&s, later(&s));
-    EXPECT(state_of(&s, a.entry) == PT_FREE && s.owner.view.header->deeds.dropped == 0);
+    EXPECT(state_of(&s, a.entry) == PT_FREE && s.owner.view.header->counters.dropped == 0);
     disk_scene_end(&s);
 }
 
@@ -107,7 +107,7 @@ static void a_damaged_page_is_dropped(void)
     EXPECT(nowhere(&s, "a") && on_disk_alone(&s, "b"));
     damaged(&s, 'b');
     damaged(&s, 'b');
-    EXPECT(nowhere(&s, "b") && dropped(&s, "ab") && s.owner.view.header->deeds.disk_damaged == 2);
+    EXPECT(nowhere(&s, "b") && dropped(&s, "ab") && s.owner.view.header->counters.disk_damaged == 2);
     disk_scene_end(&s);
 }
 

@@ -46,9 +46,9 @@ static void a_late_writer_cannot_publish(void)
     scene s = scene_new(8, 2);
     pt_answer late = ask(&s, &s.one, "a", FRAME, 0, 1);
     settle(&s, s.now + TTL);
-    EXPECT(s.owner.view.header->deeds.expired == 0);
+    EXPECT(s.owner.view.header->counters.expired == 0);
     settle(&s, s.now + TTL + 1);
-    EXPECT(s.owner.view.header->deeds.expired == 1 && used(&s) == 1);
+    EXPECT(s.owner.view.header->counters.expired == 1 && used(&s) == 1);
     pt_answer again = ask(&s, &s.other, "a", FRAME, 0, 1);
     EXPECT(again.outcome == PT_GRANTED && again.entry != late.entry && again.serial != late.serial);
     EXPECT(ask(&s, &s.other, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL); /* the late writer still has its frame */
@@ -116,10 +116,10 @@ static void a_page_ends_with_the_last_of_its_writers(void)
         stores_part(&s, &s.other, "a", 1);
         pt_reap(&s.owner, first_dies_first ? s.one.slot : s.other.slot, s.now);
         settle(&s, s.now);
-        EXPECT(used(&s) == 1 && s.owner.view.header->deeds.doomed == 0);
+        EXPECT(used(&s) == 1 && s.owner.view.header->counters.doomed == 0);
         pt_reap(&s.owner, first_dies_first ? s.other.slot : s.one.slot, s.now);
         expect_sound(&s.owner, "after the last death");
-        EXPECT(used(&s) == 0 && s.owner.view.header->deeds.doomed == 1 && s.owner.view.header->deeds.expired == 0);
+        EXPECT(used(&s) == 0 && s.owner.view.header->counters.doomed == 1 && s.owner.view.header->counters.expired == 0);
         scene_end(&s);
     }
 }
@@ -165,7 +165,7 @@ static void a_writer_that_detached_keeps_its_page(void)
     stores_part(&s, &s.other, "b", 0);
     pt_detach(&s.owner, s.other.slot, s.now);
     settle(&s, s.now + TTL + 1);
-    EXPECT(used(&s) == 1 && s.owner.view.header->deeds.expired == 1);
+    EXPECT(used(&s) == 1 && s.owner.view.header->counters.expired == 1);
     scene_end(&s);
 }
 
@@ -184,7 +184,7 @@ static void a_new_daemon_knows_which_writers_are_dead(void)
     for (int daemons = 0; daemons < 2; daemons++) {
         s.owner = world_adopt(s.world, 1ull << s.other.slot);
         expect_sound(&s.owner, "after the adoption");
-        EXPECT(used(&s) == 2 && s.owner.view.header->deeds.doomed == 1);
+        EXPECT(used(&s) == 2 && s.owner.view.header->counters.doomed == 1);
         if (!daemons)
             pt_owner_end(&s.owner);
     }
@@ -216,7 +216,7 @@ static void grants_of_a_lost_response_are_released(void)
     ask(&s, &s.one, "b", FRAME, 0, 1);
     pt_owner_end(&s.owner);
     s.owner = world_adopt(s.world, pt_taken_slots(&s.one.view));
-    pt_let_go_of_parts(&s.owner, s.one.slot, is_held, &held.serial);
+    pt_release_unlisted_parts(&s.owner, s.one.slot, is_held, &held.serial);
     settle(&s, NOON);
     EXPECT(used(&s) == 1 && finish(&s, &held, 0) && there(&s.other, "a"));
     scene_end(&s);

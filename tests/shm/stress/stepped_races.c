@@ -184,7 +184,7 @@ static void its_time_is_over(void *given)
 
 static void published_only_its_own(trial *n)
 {
-    EXPECT(n->published == !n->s.owner.view.header->deeds.expired);
+    EXPECT(n->published == !n->s.owner.view.header->counters.expired);
     EXPECT(!there(&n->s.other, "b") && finish(&n->s, &n->next, 0) && there(&n->s.other, "b"));
 }
 

@@ -96,9 +96,9 @@ int main(int count, char **arguments)
             atomic_store(&w->stop, true);
     }
     pauser_end(&p);
-    pt_deeds deeds = s.owner.view.header->deeds;
+    pt_daemon_counts counters = s.owner.view.header->counters;
     tally all = end(&s, threads);
     run_end(&r, "%lu matches, %lu pages, %lu stored, %lu fetched, %lu lost, %lu evicted, %lu written to disk, %lu deaths, %lu adoptions,",
-            all.matches, all.pages, all.stored, all.fetched, all.lost, deeds.evicted, s.tier.written, all.deaths, s.adoptions);
+            all.matches, all.pages, all.stored, all.fetched, all.lost, counters.evicted, s.tier.written, all.deaths, s.adoptions);
     return 0;
 }
