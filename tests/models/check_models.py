@@ -71,9 +71,18 @@ def unique(prefix: str, text: str) -> tuple[str, ...]:
 
 
 def check_variant(model: Model, macros: list[str], speed: str) -> Verdict:
-    """Explores all states of a variant, up to the first error; raises ModelError if it cannot.
+    """Explores all states of a variant, up to the first error.
 
-    A mutant is built at -O0.
+    Args:
+        model: The model.
+        macros: Its case and its mutant, if any.
+        speed: The optimization level of gcc. A mutant's search is short, so it is built at -O0.
+
+    Returns:
+        The result of the search.
+
+    Raises:
+        ModelError: The model has a syntax error, or the search was not complete.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagetier-models-") as folder:
@@ -137,10 +146,10 @@ def main(names: list[str]) -> int:
         sys.stdout.write("models: skipped, spin or gcc is missing\n")
         return 0
     chosen = [model for model in models() if not names or model.name in names]
-    wrong = [complaint for model in chosen for complaint in check_model(model)]
-    for complaint in wrong:
-        sys.stdout.write(f"WRONG   {complaint}\n")
-    return 1 if wrong or not chosen else 0
+    errors = [error for model in chosen for error in check_model(model)]
+    for error in errors:
+        sys.stdout.write(f"ERROR   {error}\n")
+    return 1 if errors or not chosen else 0
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ static void pt_check_spaces(pt_check *c)
         disk_pages += space->disk_pages;
     }
     if (pages != c->v->header->pages || disk_pages != c->v->header->disk_pages)
-        pt_finding(c->found, "namespaces hold %lu pages and %lu on disk, the header says %lu and %lu", (unsigned long)pages,
+        pt_finding(c->found, "namespaces have %lu pages and %lu on disk, the header says %lu and %lu", (unsigned long)pages,
                    (unsigned long)disk_pages, (unsigned long)c->v->header->pages, (unsigned long)c->v->header->disk_pages);
 }
 
@@ -234,7 +234,7 @@ static void pt_check_disk(pt_check *c)
                    (unsigned long)c->ordered_frames, (unsigned long)h->disk_used_frames,
                    (unsigned long)c->owner->disk.ordered_frames);
     if (c->owner->disk.open && h->disk_used_frames + c->owner->disk.ordered_frames > h->disk_frames)
-        pt_finding(c->found, "the disk has room for %lu frames, and is to hold more", (unsigned long)h->disk_frames);
+        pt_finding(c->found, "the disk has room for %lu frames, and more are used or reserved", (unsigned long)h->disk_frames);
 }
 
 static void pt_check_all(pt_check *c)

@@ -38,7 +38,9 @@ def main(patch: Path, folder: Path) -> None:
         (path,) = folder.rglob(name)
         text = without_points(path.read_text())
         if text.count(before) != 1:
-            sys.exit(f"{patch}: a hunk for {name} was found {text.count(before)} times instead of once: the patch does not apply")
+            sys.exit(
+                f"{patch}: a hunk for {name} was found {text.count(before)} times instead of once: the patch does not apply"
+            )
         path.write_text(text.replace(before, after))
 
 

@@ -43,10 +43,10 @@ static inline void scene_end(scene *s)
     world_end(s->world);
 }
 
-static inline pt_answer ask(scene *s, const pt_session *who, const char *name, uint64_t size, uint32_t part, uint32_t parts)
+static inline pt_answer ask(scene *s, const pt_session *session, const char *name, uint64_t size, uint32_t part, uint32_t parts)
 {
     uint64_t now = s->now += 10;
-    pt_request r = {.slot = who->slot, .part = part, .parts = parts, .now = now, .expires_ns = now + TTL};
+    pt_request r = {.slot = session->slot, .part = part, .parts = parts, .now = now, .expires_ns = now + TTL};
     uint8_t key[PT_KEY_BYTES] = {0};
     pt_answer a;
     strncpy((char *)key, name, sizeof key - 1);
@@ -55,17 +55,17 @@ static inline pt_answer ask(scene *s, const pt_session *who, const char *name, u
     return a;
 }
 
-static inline bool there(pt_session *who, const char *name)
+static inline bool there(pt_session *session, const char *name)
 {
     uint8_t key[PT_KEY_BYTES] = {0};
     uint32_t entry;
     uint64_t serial;
     pt_matched to = {&entry, &serial, 0, 0};
     strncpy((char *)key, name, sizeof key - 1);
-    pt_match(who, key, 1, &to);
+    pt_match(session, key, 1, &to);
     if (!to.count)
         return false;
-    pt_release(who, &entry, 1);
+    pt_release(session, &entry, 1);
     return true;
 }
 

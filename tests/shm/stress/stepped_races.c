@@ -19,13 +19,13 @@ typedef struct {
     bool evicted, published;
 } trial;
 
-static pt_found look(pt_session *who, const char *name)
+static pt_found look(pt_session *session, const char *name)
 {
     uint8_t key[PT_KEY_BYTES] = {0};
     strncpy((char *)key, name, sizeof key - 1);
-    pthread_mutex_lock(&who->lock);
-    pt_found found = pt_find(who, key);
-    pthread_mutex_unlock(&who->lock);
+    pthread_mutex_lock(&session->lock);
+    pt_found found = pt_find(session, key);
+    pthread_mutex_unlock(&session->lock);
     return found;
 }
 
