@@ -40,8 +40,8 @@ static PyObject *owner_disk_rule(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* unwritten() -> (pages, bytes, spared): what still has to be written by the present rule, and the pages that stay in memory
- * only. */
+/* unwritten() -> (pages, bytes, spared): what still has to be written by the present rule, and the pages that stay in
+ * memory only. */
 static PyObject *owner_unwritten(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -207,9 +207,8 @@ static PyObject *owner_end_orders(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* fetch(slot, ttl_ns, keys, most_frames = 0) -> (outcomes, entries, serials): grants frames for pages on disk to the slot of
- * the
- * worker, at most most_frames of them; 0: no limit. */
+/* fetch(slot, ttl_ns, keys, most_frames = 0) -> (outcomes, entries, serials): grants frames for pages on disk to the slot
+ * of the worker, at most most_frames of them; 0: no limit. */
 static PyObject *owner_fetch(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .parts = 1};

@@ -30,8 +30,8 @@ static uint64_t *pins_room(uint32_t pages)
     return room;
 }
 
-/* Returns a new object of `type` (Pins or a subclass) for `asked` pages, which owns `room` from then on. Returns NULL with an
- * exception set, also if `room` is NULL with an exception set. */
+/* Returns a new object of `type` (Pins or a subclass) for `asked` pages, which owns `room` from then on. Returns NULL with
+ * an exception set, also if `room` is NULL with an exception set. */
 static Pins *pins_in(uint64_t *room, PyTypeObject *type, Session *session, PyObject *context, uint32_t asked)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);

@@ -128,8 +128,7 @@ static PyObject *strided_scatter(PyObject *module, PyObject *args)
 }
 
 /* Collects the frames of the pages up to the first page that is not of the transfer's size or whose chain is not valid. The
- * transfer ends
- * before that page. */
+ * transfer ends before that page. */
 static void chains_read(const pt_session *s, const uint32_t *entries, enum pt_direction way, pt_transfer *t, uint32_t *frames)
 {
     const pt_view *v = &s->view;

@@ -152,8 +152,7 @@ static bool session_is_pins(PyObject *type)
 }
 
 /* match(type, context, keys, page_tokens): a new `type` with the longest readable prefix of keys, pinned. It counts as a
- * lookup in the
- * statistics. */
+ * lookup in the statistics. */
 static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t count)
 {
     unsigned long page_tokens = count == 4 ? PyLong_AsUnsignedLong(args[3]) : 0;
@@ -215,9 +214,8 @@ static bool pt_job_is_ours(const pt_session *s, const pt_job *job)
     return pt_job_fits(&s->view, job) && pt_writes(&s->view.entries[job->entry], s->slot);
 }
 
-/* Fills `jobs` from the arrays, up to the first job that does not fit its page. Returns how many it filled. Only whole pages
- * are copied
- * out of the arena. */
+/* Fills `jobs` from the arrays, up to the first job that does not fit its page. Returns how many it filled. Only whole
+ * pages are copied out of the arena. */
 static uint32_t jobs_fill(const pt_session *s, const uint32_t *entries, const array *to, uint64_t offset,
                           enum pt_direction way, pt_job *jobs)
 {

@@ -60,8 +60,8 @@ static PyObject *session_abandon(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* chain(entry) -> the frames of a page, u32; empty if its chain is not valid. The caller has the page pinned or was
- * granted it. */
+/* chain(entry) -> the frames of a page, u32; empty if its chain is not valid. The caller has the page pinned or was granted
+ * it. */
 static PyObject *session_chain(Session *self, PyObject *args)
 {
     unsigned int entry;

@@ -18,7 +18,7 @@ _OF_THE_CORE = ROOT / "tests" / "shm" / "stress" / "mutants" / "crash"
 # on a busy machine the others are to be as far as that before the dead is reaped
 _SLOW = ("--store-quarantine", "0.5s")
 MISTAKES = [
-    (_OF_THE_CORE / "pins-of-the-dead-stay.patch", Load, "match.stamped", "pinned by slots that nobody has"),
+    (_OF_THE_CORE / "pins-of-the-dead-stay.patch", Load, "match.stamped", "pinned by slots that are not taken"),
     (HERE / "mutants" / "parts-of-the-dead-stay.patch", Store, "copy.piece", "not let go of|which nobody has"),
     (HERE / "mutants" / "finished-parts-of-the-dead-stay.patch", StorePart, "part.gone", "not let go of"),
     (HERE / "mutants" / "one-part-is-enough.patch", StoreByRanks, "copy.piece", "other bytes than were stored"),

@@ -1,29 +1,25 @@
-/* adoption.pml - adoptions with clients running: daemons die, other daemons take the segments over, and the clients continue.
+/* adoption.pml - adoptions with clients running: daemons die, other daemons take the segments over, and the clients
+ * continue.
  *
  * Processes: a client that reads pages and a client that stores them; each may die after any step, and another process gets
- * its slot.
- * The daemon, any of whose steps may be its last, also those of an adoption; its successors.
+ * its slot. The daemon, any of whose steps may be its last, also those of an adoption; its successors.
  *
  * Code: pt_adopt with everything that it calls (adopt.h), except for dictionaries (dictionary.pml); pt_reap and
- * pt_release_unlisted_parts
- * (attachments.h), also when a storing client lists to a new daemon what it was granted; pt_grant, pt_fill and pt_refill
- * (reserve.h);
- * pt_settle (reservations.h); pt_drop_page (evict.h); pt_free_on_disk (disk_entries.h); pt_pin_key (match.h), for any entry;
- * pt_part_finish (publish.h). Two entries share one frame; a page has one part and one frame. CASE_halves: a page has two
- * parts, and no
- * process stores the second one, so that no page ever becomes readable.
+ * pt_release_unlisted_parts (attachments.h), also when a storing client lists to a new daemon what it was granted;
+ * pt_grant, pt_fill and pt_refill (reserve.h); pt_settle (reservations.h); pt_drop_page (evict.h); pt_free_on_disk
+ * (disk_entries.h); pt_pin_key (match.h), for any entry; pt_part_finish (publish.h). Two entries share one frame; a page
+ * has one part and one frame. CASE_halves: a page has two parts, and no process stores the second one, so that no page ever
+ * becomes readable.
  *
  * Memory that may belong to another page is set to 0, so that a process that reads it is found at once.
  *
  * Properties:
  *   1. A client that pinned a readable page reads its bytes until it releases the page, and no key is compared while it is
- *   being
- *      written, whichever daemon takes over in between.
+ *      being written, whichever daemon takes over in between.
  *   2. A client that was granted a page writes to its frame and to no other, and publishes its own page or none.
  *   3. An adoption drops nothing: every entry that is not free is complete, at whatever step the daemon before died.
- *   4. Between two operations of a daemon the frame is free or belongs to one page, pins belong to slots that are taken, and
- *   each page
- *      that is being written has a writer that knows of it.
+ *   4. Between two operations of a daemon the frame is free or belongs to one page, pins belong to slots that are taken,
+ *      and each page that is being written has a writer that knows of it.
  *   5. After a dead process was reaped, or a daemon has taken over, no page waits for the other part of a dead process. */
 #define ENTRIES 2
 #include "lockword.pml"

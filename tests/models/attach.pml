@@ -1,17 +1,14 @@
 /* attach.pml - a session attaches, attaches again, and leaves at any time: its slot is free in the end, and never before.
  *
  * Processes: one session of a process that stays alive, and daemons, each of which may die after any step. The next daemon
- * finds the
- * slot in the segments, and its process alive, so it keeps the slot: only the session knows that the slot is free.
+ * finds the slot in the segments, and its process alive, so it keeps the slot: only the session knows that the slot is
+ * free.
  *
  * Code: ReconnectThread (client/reconnect.py), Connection._admit_peer, _unanswered and _free_unused
- * (daemon/server/connection.py),
- * pt_attach and pt_reap (attachments.h). The session may stop at any step. It may also stop waiting for a response, as it does
- * with a
- * daemon that is stopped: then it closes the connection and attaches again with the same token. Connections are read in any
- * order, each from its head; what a dead daemon has not read is lost. Left out: dead processes (their slots are freed by their
- * pidfds),
- * other sessions, rejections.
+ * (daemon/server/connection.py), pt_attach and pt_reap (attachments.h). The session may stop at any step. It may also stop
+ * waiting for a response, as it does with a daemon that is stopped: then it closes the connection and attaches again with
+ * the same token. Connections are read in any order, each from its head; what a dead daemon has not read is lost. Left out:
+ * dead processes (their slots are freed by their pidfds), other sessions, rejections.
  *
  * Properties:
  *   1. A slot is never freed while its session has the segments mapped.

@@ -4,24 +4,19 @@
  * Processes: two readers that search for keys, as often as they like; the daemon, any of whose steps may be its last; its
  * successors.
  *
- * Code: pt_find and pt_scan (match.h), pt_reach, pt_dict_room, pt_dict_add, pt_dict_drop, pt_dict_movable, pt_dict_pull_home
- * and
- * pt_dict_clear (dict.h), and what pt_adopt does with dictionaries (adopt.h). A bucket has one slot instead of seven, and a
- * window three
- * buckets instead of eight, so that few keys are displaced and moved. Entries have the numbers of their keys; pin.pml covers
- * entries that
- * become other pages. A search repeats without limit (no PT_RETRIES).
+ * Code: pt_find and pt_scan (match.h), pt_reach, pt_dict_room, pt_dict_add, pt_dict_drop, pt_dict_movable,
+ * pt_dict_pull_home and pt_dict_clear (dict.h), and what pt_adopt does with dictionaries (adopt.h). A bucket has one slot
+ * instead of seven, and a window three buckets instead of eight, so that few keys are displaced and moved. Entries have the
+ * numbers of their keys; pin.pml covers entries that become other pages. A search repeats without limit (no PT_RETRIES).
  *
  * Of a version only one thing matters: was it incremented since a reader read it? A version that was cleared since then is
- * taken for
- * unchanged, which is the worst case.
+ * taken for unchanged, which is the worst case.
  *
  * Properties:
  *   1. A key that is in the dictionary from the beginning of a search to its end is found: no miss is false, whichever keys
  *      are moved and however many daemons take over at the same time.
  *   2. Between two operations of the daemon each key that it owns is in the dictionary once, and the displaced keys of each
- *   home
- *      are counted. */
+ *      home are counted. */
 #if defined(CASE_adoptions)
 #define KEYS 2
 #define DEATHS 2

@@ -1,31 +1,27 @@
 /* pin.pml - pins against eviction and reuse.
  *
  * Processes: two threads of one process and another process, all of which look up a page; a writer that writes what it was
- * granted; the
- * daemon. Any step of the other process may be its last; its slot is then given to a new process.
+ * granted; the daemon. Any step of the other process may be its last; its slot is then given to a new process.
  *
- * Code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_release_one (session.h), pt_grant, pt_fill and pt_refill
- * (reserve.h),
- * pt_drop_page (evict.h), pt_free_on_disk (disk_entries.h), pt_disk_forget (disk_tier.h), pt_end_order (write_behind.h),
- * pt_settle
- * (reservations.h), pt_clear_pins (attachments.h). Left out: the dictionary (a reader has the number of this entry from a slot
- * that may
- * be stale), parts (reserve.pml), the order of eviction (a listed page may be evicted at any time).
+ * Code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_release_one (session.h), pt_grant, pt_fill and
+ * pt_refill (reserve.h), pt_drop_page (evict.h), pt_free_on_disk (disk_entries.h), pt_disk_forget (disk_tier.h),
+ * pt_end_order (write_behind.h), pt_settle (reservations.h), pt_clear_pins (attachments.h). Left out: the dictionary (a
+ * reader has the number of this entry from a slot that may be stale), parts (reserve.pml), the order of eviction (a listed
+ * page may be evicted at any time).
  *
- * One entry is enough: a pin protects the entry, and its frame until the frame is free and may belong to any page. Memory that
- * may belong to another page is set to 0, so that a process that reads it is found at once, not only if it contains other
- * bytes.
- * Serials are reused, so that the model is finite.
+ * One entry is enough: a pin protects the entry, and its frame until the frame is free and may belong to any page. Memory
+ * that may belong to another page is set to 0, so that a process that reads it is found at once, not only if it contains
+ * other bytes. Serials are reused, so that the model is finite.
  *
- * A step has at most one access to memory that another process may change concurrently. A thread takes the lock of its process
- * with the first access under it and releases the lock with the last one.
+ * A step has at most one access to memory that another process may change concurrently. A thread takes the lock of its
+ * process with the first access under it and releases the lock with the last one.
  *
  * Properties, at every step:
- *   1. A reader with the result "in memory" reads the bytes of the key, or of the serial, that it looked up, until it releases
- *   the page.
+ *   1. A reader with the result "in memory" reads the bytes of the key, or of the serial, that it looked up, until it
+ *      releases the page.
  *   2. A key that is compared is not being written.
- *   3. Between two operations of the daemon a page has a frame exactly if its state says so; when all readers have ended, no
- *      pin is left. */
+ *   3. Between two operations of the daemon a page has a frame exactly if its state says so; when all readers have ended,
+ *      no pin is left. */
 #define ENTRIES 1
 #include "lockword.pml"
 

@@ -1,20 +1,17 @@
 /* reserve.pml - reserve, parts, doom, expiry: a page of two parts, and its writers.
  *
- * Processes: two ranks of one engine, which cut pages into the same two parts; one rank of an engine that cuts them in another
- * way, and
- * whose other rank never comes; the daemon. Any step of one rank may be its last, and any rank may end while it is idle;
- * another
- * process gets the slot of the first rank. CASE_detach: the first rank detaches instead, another process gets its slot, and
- * may end, too.
+ * Processes: two ranks of one engine, which cut pages into the same two parts; one rank of an engine that cuts them in
+ * another way, and whose other rank never comes; the daemon. Any step of one rank may be its last, and any rank may end
+ * while it is idle; another process gets the slot of the first rank. CASE_detach: the first rank detaches instead, another
+ * process gets its slot, and may end, too.
  *
- * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h), pt_settle,
- * pt_judge and
- * pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and pt_release_unlisted_parts (attachments.h). The daemon may
- * consider a
- * reservation expired at any time. Left out: pins (pin.pml), the disk.
+ * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h),
+ * pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and
+ * pt_release_unlisted_parts (attachments.h). The daemon may consider a reservation expired at any time. Left out: pins
+ * (pin.pml), the disk.
  *
- * One entry is enough: its frames may belong to any page as soon as they are free, so their bytes are set to 0 then. A filling
- * is either the one that is in the entry now or an earlier one: there are no serials, so that the model is finite.
+ * One entry is enough: its frames may belong to any page as soon as they are free, so their bytes are set to 0 then. A
+ * filling is either the one that is in the entry now or an earlier one: there are no serials, so that the model is finite.
  *
  * Properties, at every step:
  *   1. A page that becomes readable has all its parts, each written for this very filling, and all of one division.
@@ -23,9 +20,8 @@
  *   4. An expired page is freed, unless a living process was granted a part and has not released it.
  *   5. A page that is handed to the eviction policy is in the dictionary.
  *   6. After a dead process was reaped, no page waits for parts if all parts that were granted belong to dead processes.
- *   7. A page is doomed before it expires only for a part that was abandoned, or if all of its writers have died and it is not
- *   complete: a
- *      writer that lives, or that detached after its part was done, keeps the page until it expires. */
+ *   7. A page is doomed before it expires only for a part that was abandoned, or if all of its writers have died and it is
+ *      not complete: a writer that lives, or that detached after its part was done, keeps the page until it expires. */
 #define ENTRIES 1
 #include "lockword.pml"
 
@@ -46,8 +42,8 @@ byte content[2]; /* the filling for which the part was written; 0: none */
 bool opened; /* on the open list; otherwise the policy lists it */
 bool linked;     /* in the dictionary */
 
-/* The fate of the process that was granted each part, whatever writers[] says; whether the present process of a slot is that
- * process; and the parts that were granted to the other division. */
+/* The fate of the process that was granted each part, whatever writers[] says; whether the present process of a slot is
+ * that process; and the parts that were granted to the other division. */
 #define LIVES 1
 #define DIED 2
 #define LEFT 3

@@ -9,8 +9,8 @@
 #include <emmintrin.h>
 
 /* Copies past the caches. The next reader of a page runs on another core and much later, and memory that is completely
- * overwritten
- * need not be read first. `to` is 16-byte aligned. pt_copy_fence must come before the release that publishes the page. */
+ * overwritten need not be read first. `to` is 16-byte aligned. pt_copy_fence must come before the release that publishes
+ * the page. */
 static inline void pt_copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     uint64_t at = 0;
@@ -26,8 +26,7 @@ static inline void pt_copy_fence(void) {}
 #endif
 
 /* Copies with streaming stores if the range is large and aligned. Single rows of a cache do not gain from them: rows were
- * copied at 0.84 of
- * memcpy's speed with streaming stores, and at 1.0 without. */
+ * copied at 0.84 of memcpy's speed with streaming stores, and at 1.0 without. */
 static inline void pt_copy_into(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     if (bytes >= PT_PAGE && (uintptr_t)to % 16 == 0)
@@ -51,10 +50,8 @@ typedef struct {
 #endif
 
 /* Returns whether the entry has a page of `size` bytes whose chain is complete and lies inside the arena. Each link is
- * checked, because a
- * damaged index may cost a page but must not crash the process. Writes the frames to `frames` unless it is NULL; it has room
- * for
- * pt_frames_for(v, size). The caller has the entry pinned or was granted it. */
+ * checked, because a damaged index may cost a page but must not crash the process. Writes the frames to `frames` unless it
+ * is NULL; it has room for pt_frames_for(v, size). The caller has the entry pinned or was granted it. */
 static inline bool pt_chain_read(const pt_view *v, uint32_t entry, uint64_t size, uint32_t *frames)
 {
     const pt_entry *e = &v->entries[entry];
@@ -142,9 +139,8 @@ static inline uint32_t pt_copy_threads(uint64_t bytes, uint32_t threads)
     return threads ? threads : 1;
 }
 
-/* Calls work(shares + t * step) for each t < threads, on new threads and on the calling one. Shares for which no thread could
- * be
- * created are done by the calling thread, too. */
+/* Calls work(shares + t * step) for each t < threads, on new threads and on the calling one. Shares for which no thread
+ * could be created are done by the calling thread, too. */
 static inline void pt_on_threads(void *(*work)(void *), void *shares, size_t step, uint32_t threads)
 {
     pthread_t helpers[PT_COPY_THREADS];

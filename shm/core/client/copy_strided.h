@@ -80,11 +80,9 @@ static inline void pt_copy_heads(const pt_transfer *t, const pt_plane *p, int64_
 }
 
 /* Copies tokens [from, to) of one plane of a page. If the cache stores rows token by token, the copy goes token by token, a
- * few heads
- * at once: the heads of a token are mostly adjacent there, and the processor prefetches what is accessed sequentially, while
- * scattered rows in the page cost little. (Head by head ran at 0.55 to 0.6 of memcpy's speed, this order runs at 0.95 to 1.0.)
- * If the
- * cache stores whole blocks of a head, the copy goes head by head. */
+ * few heads at once: the heads of a token are mostly adjacent there, and the processor prefetches what is accessed
+ * sequentially, while scattered rows in the page cost little. (Head by head ran at 0.55 to 0.6 of memcpy's speed, this
+ * order runs at 0.95 to 1.0.) If the cache stores whole blocks of a head, the copy goes head by head. */
 static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64_t page, int64_t from, int64_t to,
                                   enum pt_direction way)
 {
@@ -100,9 +98,8 @@ static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64
     }
 }
 
-/* The shared state of the copying threads. Threads take pieces of work until none is left, so a thread that starts late or is
- * delayed
- * does less. A piece is some tokens of one plane of a page. */
+/* The shared state of the copying threads. Threads take pieces of work until none is left, so a thread that starts late or
+ * is delayed does less. A piece is some tokens of one plane of a page. */
 typedef struct {
     const pt_transfer *transfer;
     enum pt_direction way;
@@ -149,10 +146,9 @@ static inline uint64_t pt_transfer_bytes(const pt_transfer *t)
 
 #define PT_PIECES 8 /* minimum of pieces per thread: a page of one plane is cut by its tokens */
 
-/* Copies everything that the transfer names on up to `threads` threads, including the calling one; on fewer if threads cannot
- * be created.
- * The caller guarantees that pt_transfer_flaw found nothing, that the pages are pinned or were granted to it, and that the
- * memory of the cache is mapped. */
+/* Copies everything that the transfer names on up to `threads` threads, including the calling one; on fewer if threads
+ * cannot be created. The caller guarantees that pt_transfer_flaw found nothing, that the pages are pinned or were granted
+ * to it, and that the memory of the cache is mapped. */
 static inline void pt_transfer_run(const pt_transfer *t, enum pt_direction way, uint32_t threads)
 {
     int64_t pairs = t->page_count * t->plane_count;

@@ -13,12 +13,10 @@ enum pt_location { PT_NOWHERE, PT_IN_MEMORY, PT_ON_ITS_WAY };
 
 /* Pins the entry if it is the readable page of this key.
  *
- * The pin comes first and the comparison second: a pin that found the state PT_READABLE keeps the entry from becoming another
- * page, so the
- * key that is compared is the key of the page that will be read. A comparison before the pin would prove nothing. The key of a
- * page on disk
- * may be compared for the same reason: such an entry is not reused while it is pinned. After that comparison the pin is
- * cleared. */
+ * The pin comes first and the comparison second: a pin that found the state PT_READABLE keeps the entry from becoming
+ * another page, so the key that is compared is the key of the page that will be read. A comparison before the pin would
+ * prove nothing. The key of a page on disk may be compared for the same reason: such an entry is not reused while it is
+ * pinned. After that comparison the pin is cleared. */
 static inline enum pt_location pt_pin_key(pt_session *s, uint32_t entry, const uint8_t *key)
 {
     pt_entry *e = &s->view.entries[entry];
@@ -51,8 +49,8 @@ static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
     for (uint32_t distance = 0; distance < reach; distance++) {
         pt_bucket *b = &buckets[(home + distance) & v->bucket_mask];
         for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
-            /* Acquire: a reader that sees the empty slot which a key has left sees the incremented version of its home bucket
-             * (pt_find). */
+            /* Acquire: a reader that sees the empty slot which a key has left sees the incremented version of its home
+             * bucket (pt_find). */
             uint64_t slot = atomic_load_explicit(&b->slots[i], memory_order_acquire);
             uint32_t entry = pt_slot_entry(slot);
             if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
@@ -67,18 +65,16 @@ static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
 
 /* Finds one page, and pins it if it is readable. The caller holds the lock.
  *
- * A hit is final, as the key was compared under the pin. A miss may be false for two reasons: a key was moved from a slot that
- * was
- * not scanned yet to one that was already scanned, or a new daemon switched to the other dictionary. So a miss is believed
- * only if the
- * version of the home bucket and the dictionary are the same as before the scan; otherwise the scan is repeated. */
+ * A hit is final, as the key was compared under the pin. A miss may be false for two reasons: a key was moved from a slot
+ * that was not scanned yet to one that was already scanned, or a new daemon switched to the other dictionary. So a miss is
+ * believed only if the version of the home bucket and the dictionary are the same as before the scan; otherwise the scan is
+ * repeated. */
 static inline pt_found pt_find(pt_session *s, const uint8_t *key)
 {
     const pt_view *v = &s->view;
     for (uint32_t attempt = 0; attempt < PT_RETRIES; attempt++) {
         /* Acquire, both: everything that was derived before the switch is visible, and every move that was made before the
-         * version was
-         * incremented. */
+         * version was incremented. */
         uint64_t dictionary = atomic_load_explicit(&v->header->dictionary, memory_order_acquire);
         pt_bucket *buckets = v->buckets[dictionary & 1];
         pt_a32 *version = &buckets[pt_home(v, key)].version;
@@ -118,9 +114,8 @@ static inline void pt_prefetch_ahead(pt_session *s, pt_bucket *buckets, const ui
         pt_prefetch_entry(s, buckets, keys + (at + PT_AHEAD) * (uint64_t)PT_KEY_BYTES);
 }
 
-/* Returns how far a prefix continues in memory or on disk from page `from` on, which is on disk. Pins nothing. `entries` has
- * room for
- * `count` pages and receives the entry of each page that was found. */
+/* Returns how far a prefix continues in memory or on disk from page `from` on, which is on disk. Pins nothing. `entries`
+ * has room for `count` pages and receives the entry of each page that was found. */
 static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t from, uint32_t count, uint64_t now,
                                    uint32_t *entries)
 {
@@ -138,17 +133,15 @@ static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t 
 }
 
 /* The result of a match. `count` pages are pinned. `reach` is the length of the prefix in memory or on disk; entries from
- * `count` on
- * are not pinned and have PT_FROM_DISK set if they are on disk. */
+ * `count` on are not pinned and have PT_FROM_DISK set if they are on disk. */
 typedef struct {
     uint32_t *entries;
     uint64_t *serials;
     uint32_t count, reach;
 } pt_matched;
 
-/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, which falls from head to tail. Then finds
- * how far
- * the prefix continues in memory or on disk. */
+/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, which falls from head to tail. Then
+ * finds how far the prefix continues in memory or on disk. */
 static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, pt_matched *to)
 {
     const pt_view *v = &s->view;

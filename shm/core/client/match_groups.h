@@ -1,20 +1,17 @@
 /* match_groups.h - one match over several groups of a model's state: the longest prefix on which all of them agree.
  *
- * Each group has its own keys for pages of its own size. A hit at p tokens needs of each group the pages that hold its
- * last `needs` tokens before p: all of them for full attention, window - 1 for a sliding window, 1 for a recurrent state,
- * which is whole pages in each case. p is a multiple of every group's page_tokens; all groups agree on p = 0.
+ * Each group has its own keys for pages of its own size. A hit at p tokens needs of each group the pages that hold its last
+ * `needs` tokens before p: all of them for full attention, window - 1 for a sliding window, 1 for a recurrent state, which
+ * is whole pages in each case. p is a multiple of every group's page_tokens; all groups agree on p = 0.
  *
  * No key is looked up twice: the result for a page is remembered, and the page stays pinned until the end. Groups that need
- * all their
- * pages are searched first, head first as in pt_match, so that a miss there bounds the others. Windows and snapshots are
- * searched from
- * that bound downwards, those that need least first, and only as far down as the groups may still agree.
+ * all their pages are searched first, head first as in pt_match, so that a miss there bounds the others. Windows and
+ * snapshots are searched from that bound downwards, those that need least first, and only as far down as the groups may
+ * still agree.
  *
- * Recency is stamped, as by pt_match, on all pages that were found of groups that need all of them; of the other groups on the
- * pages
- * that the hit needs, including a hit with pages from disk. It falls from head to tail by tokens, so that the pages of all
- * groups
- * that end together are evicted together. */
+ * Recency is stamped, as by pt_match, on all pages that were found of groups that need all of them; of the other groups on
+ * the pages that the hit needs, including a hit with pages from disk. It falls from head to tail by tokens, so that the
+ * pages of all groups that end together are evicted together. */
 #pragma once
 
 #include "match.h"
@@ -145,9 +142,8 @@ static inline void pt_notice(pt_session *s, pt_group *g, uint32_t page)
         g->serials[page] = s->view.entries[found.entry].serial;
 }
 
-/* Stamps a page. The caller guarantees that it was found. Pages that end together get the same tick; a single group gets the
- * ticks of
- * pt_match. */
+/* Stamps a page. The caller guarantees that it was found. Pages that end together get the same tick; a single group gets
+ * the ticks of pt_match. */
 static inline void pt_stamp_page(const pt_search *f, const pt_group *g, uint32_t page)
 {
     pt_a64 *tick = &f->session->view.locks[g->seen[page] & ~PT_SEEN_ON_DISK].tick;
@@ -209,8 +205,8 @@ static inline uint64_t pt_lower(pt_search *f, pt_group *g, uint64_t p, bool disk
     return p;
 }
 
-/* Returns the largest number of tokens, at most `p`, on which all groups agree. Groups that need all their pages already agree
- * on `p`. */
+/* Returns the largest number of tokens, at most `p`, on which all groups agree. Groups that need all their pages already
+ * agree on `p`. */
 static inline uint64_t pt_agree(pt_search *f, uint64_t p, bool disk)
 {
     for (uint32_t i = 0; i < f->count; i++)

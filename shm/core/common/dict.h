@@ -1,19 +1,15 @@
 /* dict.h - the hash dictionary: buckets of one cache line, bounded probes, one writer, readers without a lock.
  *
  * The home of a key is a bucket. The key is stored there or in one of the next PT_WINDOW - 1 buckets. The one writer keeps
- * keys
- * near their homes: it fills a slot that becomes free with a key from further out.
+ * keys near their homes: it fills a slot that becomes free with a key from further out.
  *
- * A move has three steps: it stores the key in its new slot, then increments the version of the home bucket, then clears the
- * old
- * slot. A reader that scanned the new slot before the move and the old slot after it misses a key that was in the dictionary
- * all
- * the time. So a reader does not believe a miss before it has read the version of the home bucket again and found it
- * unchanged.
+ * A move has three steps: it stores the key in its new slot, then increments the version of the home bucket, then clears
+ * the old slot. A reader that scanned the new slot before the move and the old slot after it misses a key that was in the
+ * dictionary all the time. So a reader does not believe a miss before it has read the version of the home bucket again and
+ * found it unchanged.
  *
  * There are two dictionaries. A daemon that adopts the segments builds the dictionary that is not in use and switches to it
- * with
- * one store. */
+ * with one store. */
 #pragma once
 
 #include "view.h"
@@ -44,8 +40,8 @@ static inline pt_bucket *pt_buckets_now(const pt_view *v)
     return v->buckets[atomic_load_explicit(&v->header->dictionary, memory_order_acquire) & 1];
 }
 
-/* Returns the number of buckets that a search for a key with this home has to scan. Acquire: a reader that sees that a key was
- * moved home (and is no longer counted as displaced) also sees the incremented version. */
+/* Returns the number of buckets that a search for a key with this home has to scan. Acquire: a reader that sees that a key
+ * was moved home (and is no longer counted as displaced) also sees the incremented version. */
 static inline uint32_t pt_reach(pt_bucket *home)
 {
     return atomic_load_explicit(&home->displaced, memory_order_acquire) ? PT_WINDOW : 1;
@@ -82,8 +78,8 @@ static inline bool pt_dict_has_room(const pt_view *v, pt_dict d, const uint8_t *
 }
 
 /* Clears a dictionary that is not in use. Release: a reader that slept through a whole adoption may still scan this
- * dictionary. When
- * it sees the first cleared slot it also sees that the other dictionary is in use, and so does not believe its miss. */
+ * dictionary. When it sees the first cleared slot it also sees that the other dictionary is in use, and so does not believe
+ * its miss. */
 static inline void pt_dict_clear(pt_dict d)
 {
     for (uint64_t at = 0; at <= d.mask; at++) {
@@ -148,14 +144,11 @@ static inline bool pt_dict_has_gap(pt_dict d, uint32_t bucket, const pt_a64 *bes
     return false;
 }
 
-/* Fills a free slot of bucket `to` with a key from further out, then the slot which that key left, and so on. The version is
- * incremented with release: a search that starts with the new version sees the key in its new slot. With relaxed order it
- * could see
- * the key in neither slot (tests/models/orders/move_order.pml). The loop stops at a bucket that had another free slot before:
- * keys
- * beyond it would not move into it, because they would be there already. Scanning on would cost one cache line for each bucket
- * of
- * the window, and nearly all buckets have a free slot. */
+/* Fills a free slot of bucket `to` with a key from further out, then the slot which that key left, and so on. The version
+ * is incremented with release: a search that starts with the new version sees the key in its new slot. With relaxed order
+ * it could see the key in neither slot (tests/models/orders/move_order.pml). The loop stops at a bucket that had another
+ * free slot before: keys beyond it would not move into it, because they would be there already. Scanning on would cost one
+ * cache line for each bucket of the window, and nearly all buckets have a free slot. */
 static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
 {
     uint32_t step;

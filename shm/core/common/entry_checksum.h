@@ -1,13 +1,10 @@
-/* entry_checksum.h - the checksum of an entry, stored beside its lock word. With it a new daemon recognizes entries that are
- * damaged,
- * that are older than their lock words, or that were written over another entry.
+/* entry_checksum.h - the checksum of an entry, stored beside its lock word. With it a new daemon recognizes entries that
+ * are damaged, that are older than their lock words, or that were written over another entry.
  *
  * The checksum covers everything that a page is served by: key, serial, size, namespace, division, parts, and the frames in
- * their
- * order. It is written before the state leaves PT_FREE or PT_ON_DISK. 0 means that the entry was written by a build without
- * checksums; such an entry is accepted. Engines can write to the checksum as they can write to the lock word: that costs them
- * the page at
- * the next adoption. The bytes of a page have no checksum in memory. */
+ * their order. It is written before the state leaves PT_FREE or PT_ON_DISK. 0 means that the entry was written by a build
+ * without checksums; such an entry is accepted. Engines can write to the checksum as they can write to the lock word: that
+ * costs them the page at the next adoption. The bytes of a page have no checksum in memory. */
 #pragma once
 
 #include "view.h"

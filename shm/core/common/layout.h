@@ -8,9 +8,8 @@
  *
  * A reader may see any field of the index while the daemon changes it. A reader may believe
  *   - a field of an entry only while it has a pin on the entry that found the page readable (lock_word.h);
- *   - a hit in the dictionary only after it compared the entry's key under that pin, and a miss only after it read the version
- *     of
- *     the home bucket again (dict.h);
+ *   - a hit in the dictionary only after it compared the entry's key under that pin, and a miss only after it read the
+ *     version of the home bucket again (dict.h);
  *   - the `next` of a frame only while the entry that owns the frame is pinned by the reader or granted to it for writing.
  *
  * The daemon writes in this order, so that its successor can adopt the segments after a crash at any instruction:
@@ -97,8 +96,8 @@ typedef struct {
 } pt_frame;
 
 /* One attachment of a process. `started` tells a process from a later one with the same pid. `token` tells apart two
- * attachments of
- * one process: each counts its own pins, so each needs a bit of its own. A slot with pid 0 is free; pid is written last. */
+ * attachments of one process: each counts its own pins, so each needs a bit of its own. A slot with pid 0 is free; pid is
+ * written last. */
 typedef struct {
     uint64_t started;     /* start time of the process in clock ticks since boot, /proc/PID/stat field 22 */
     uint64_t token; /* chosen by the client; the same when it attaches again */
@@ -134,9 +133,8 @@ typedef struct {
 #define PT_COUNTS 8u
 _Static_assert(sizeof(pt_counts) == 64, "the counters of a process are one cache line, which no other process writes to");
 
-/* More counters of a process: tokens of looked-up prompts by the place where they were found, the time that copies between the
- * arena
- * and the engine's memory took (summed over threads), and matches that ended at the header's pin_frames. */
+/* More counters of a process: tokens of looked-up prompts by the place where they were found, the time that copies between
+ * the arena and the engine's memory took (summed over threads), and matches that ended at the header's pin_frames. */
 typedef struct {
     pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded;
     pt_a64 spare[2];
@@ -148,8 +146,7 @@ _Static_assert(sizeof(pt_uses) == 64, "the counters of a process are one cache l
 typedef struct {
     uint64_t granted, present, pending, refused, evicted, evicted_bytes, flushed, doomed, expired, deaths, adopted, dropped;
     /* Counters of the disk tier. disk_missed: requested pages that were in no tier or were read too late; disk_lost: pages
-     * that left the
-     * arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
+     * that left the arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
     uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
         disk_flushed, disk_lost, disk_spared, disk_damaged;
 } pt_daemon_counts;
@@ -178,9 +175,8 @@ typedef struct {
     uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* disk_frames is 0 while there is no disk tier */
     pt_daemon_counts counters;
     pt_counts retired;
-    /* The status that the disk tier reports, for humans. A reader reads the version before and after the text: if it is odd or
-     * has
-     * changed, the text was written at the same time and is not valid. */
+    /* The status that the disk tier reports, for humans. A reader reads the version before and after the text: if it is odd
+     * or has changed, the text was written at the same time and is not valid. */
     pt_a32 disk_version;
     uint32_t disk_text_bytes;
     char disk_text[PT_TEXT_BYTES];
@@ -197,9 +193,8 @@ typedef struct {
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 
 /* The first page of the locks segment; counters and lock words follow it. `uses` has the counters of each attachment,
- * retired_uses the
- * sum of the former attachments. A build that does not know these counters leaves them at zero, so they did not need a new
- * format. */
+ * retired_uses the sum of the former attachments. A build that does not know these counters leaves them at zero, so they
+ * did not need a new format. */
 typedef struct {
     uint64_t magic;
     uint32_t format;

@@ -94,9 +94,8 @@ static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *
     return NULL;
 }
 
-/* Returns the view of mapped segments. The caller guarantees that the header was filled by pt_plan or accepted by pt_why_not.
- * `arena`
- * may be NULL. */
+/* Returns the view of mapped segments. The caller guarantees that the header was filled by pt_plan or accepted by
+ * pt_why_not. `arena` may be NULL. */
 static inline pt_view pt_view_of(void *index, void *locks, void *arena)
 {
     uint8_t *at = index;

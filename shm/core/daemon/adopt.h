@@ -1,14 +1,10 @@
 /* adopt.h - a new daemon takes over the segments that an earlier daemon left.
  *
  * An adoption keeps every page that is provably complete and frees everything else. It trusts the entries, their lock words
- * and the
- * owners of the frames. Everything else is derived from them: the free lists, the namespace lists, the counts, the eviction
- * policy and the
- * dictionary. The dictionary is built beside the one that is in use and then switched to with one store, so that processes
- * which
- * match at the same time never see an incomplete dictionary. What the index says about the disk is not used: the new worker
- * reports
- * what the files contain. */
+ * and the owners of the frames. Everything else is derived from them: the free lists, the namespace lists, the counts, the
+ * eviction policy and the dictionary. The dictionary is built beside the one that is in use and then switched to with one
+ * store, so that processes which match at the same time never see an incomplete dictionary. What the index says about the
+ * disk is not used: the new worker reports what the files contain. */
 #pragma once
 
 #include "attachments.h"
@@ -59,9 +55,8 @@ static inline void pt_forget_derived(pt_owner *o)
     }
 }
 
-/* Marks the frames of a chain in `seen`, one byte per frame. Returns false, with no frame marked, if the chain is incomplete,
- * has
- * frames of another entry, or does not match the entry's checksum. */
+/* Marks the frames of a chain in `seen`, one byte per frame. Returns false, with no frame marked, if the chain is
+ * incomplete, has frames of another entry, or does not match the entry's checksum. */
 static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *seen)
 {
     const pt_entry *e = &v->entries[entry];
@@ -85,8 +80,8 @@ static inline bool pt_sound(const pt_view *v, const pt_entry *e)
            e->parts >= 1 && e->parts <= PT_PARTS;
 }
 
-/* The state of one adoption. alive: bits of the slots whose process lives. seen: one byte per frame; 1 if the frame belongs to
- * a page. */
+/* The state of one adoption. alive: bits of the slots whose process lives. seen: one byte per frame; 1 if the frame belongs
+ * to a page. */
 typedef struct {
     pt_dict dict;
     uint64_t alive;
@@ -94,8 +89,7 @@ typedef struct {
 } pt_adoption;
 
 /* Releases the parts whose writer is dead, and records the death in the entry before the slot becomes free. A damaged entry
- * can name
- * a writer that never existed: its part is released, too, because no process would ever release it. */
+ * can name a writer that never existed: its part is released, too, because no process would ever release it. */
 static inline void pt_release_dead_parts(const pt_view *v, uint32_t entry, uint64_t alive)
 {
     pt_entry *e = &v->entries[entry];
@@ -153,9 +147,8 @@ static inline void pt_prefetch_home(const pt_view *v, pt_dict d, uint32_t entry)
         pt_prefetch_write(&d.buckets[pt_home(v, v->entries[entry].key)]);
 }
 
-/* Dooms a page that was only on disk. Returns true if the entry was such a page. A reader may be comparing the entry's key at
- * this
- * time, so the entry stays on the open list until it is unpinned. */
+/* Dooms a page that was only on disk. Returns true if the entry was such a page. A reader may be comparing the entry's key
+ * at this time, so the entry stays on the open list until it is unpinned. */
 static inline bool pt_adopt_forgotten(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -191,8 +184,7 @@ static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
 }
 
 /* Frees the slots of dead processes and counts the deaths; `alive` has the bits of the others. Their pins and parts were
- * already
- * released. */
+ * already released. */
 static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
 {
     for (uint32_t slot = 0; slot < PT_SLOTS; slot++) {
@@ -206,21 +198,20 @@ static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
 }
 
 /* Adopts the segments: derives everything from the entries. `alive` has the bits of the slots whose process lives. Returns
- * false if
- * memory is short; then nothing was changed. The caller guarantees that no other daemon uses these segments.
+ * false if memory is short; then nothing was changed. The caller guarantees that no other daemon uses these segments.
  *
  * The steps, each of which may be the last one of this daemon:
  *   1. Reset all derived data, and clear the dictionary that is not in use.
  *   2. Clear the pins of dead processes. Only then a page can be judged by its lock word.
- *   3. Walk the entries. An entry whose record is sound, whose chain is complete and whose checksum matches keeps its page: it
- *      enters the new dictionary and its namespace, its dead writers are replaced by PT_DEAD_WRITER, and it goes to the open
- *      list.
- *      A page that was only on disk is doomed. All others become free entries.
+ *   3. Walk the entries. An entry whose record is sound, whose chain is complete and whose checksum matches keeps its page:
+ *      it enters the new dictionary and its namespace, its dead writers are replaced by PT_DEAD_WRITER, and it goes to the
+ *      open list. A page that was only on disk is doomed. All others become free entries.
  *   4. Put the frames that no page claimed on the free list.
  *   5. Switch to the new dictionary with one store, and increment the incarnation.
- *   6. Free the slots of dead processes. That comes after step 3, so that an entry never names the next process of a slot as
- *   its writer.
- *   7. Settle all open entries: complete pages go to the eviction policy, incomplete pages without a living writer are doomed. */
+ *   6. Free the slots of dead processes. That comes after step 3, so that an entry never names the next process of a slot
+ *      as its writer.
+ *   7. Settle all open entries: complete pages go to the eviction policy, incomplete pages without a living writer are
+ *      doomed. */
 static inline bool pt_adopt(pt_owner *o, uint64_t alive)
 {
     pt_view *v = &o->view;

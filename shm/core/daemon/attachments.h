@@ -96,10 +96,9 @@ static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
     pt_fold((pt_a64 *)&v->uses[slot], (pt_a64 *)v->retired_uses, PT_USES);
 }
 
-/* Releases everything that the process of a slot has, and clears the pins of slots that are not taken: only a process that has
- * ended can
- * have set those, and they would keep their pages forever. The order matters: the process is replaced as a writer in all open
- * entries, and the entries that this dooms are settled, before the slot becomes free. */
+/* Releases everything that the process of a slot has, and clears the pins of slots that are not taken: only a process that
+ * has ended can have set those, and they would keep their pages forever. The order matters: the process is replaced as a
+ * writer in all open entries, and the entries that this dooms are settled, before the slot becomes free. */
 static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint64_t now)
 {
     pt_clear_pins(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));
@@ -118,7 +117,6 @@ static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint
 /* Frees the slot of a dead process. The caller guarantees that the process cannot touch the memory any more. */
 static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DEAD_WRITER, now); }
 
-/* Frees the slot of a living process that detached, and so does not touch the memory any more. The parts that it finished wait
- * for
- * the parts of other ranks until they expire. */
+/* Frees the slot of a living process that detached, and so does not touch the memory any more. The parts that it finished
+ * wait for the parts of other ranks until they expire. */
 static inline void pt_detach(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DETACHED_WRITER, now); }

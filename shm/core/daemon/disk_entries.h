@@ -1,14 +1,13 @@
 /* disk_entries.h - the entries of pages on disk: created, evicted, and kept when only the copy in the arena is lost.
  *
- * Every page on disk has an entry. When such an entry is freed, the page leaves the disk, too: its key is added to the list of
- * drops,
- * which the worker receives with its next command. */
+ * Every page on disk has an entry. When such an entry is freed, the page leaves the disk, too: its key is added to the list
+ * of drops, which the worker receives with its next command. */
 #pragma once
 
 #include "owner.h"
 
-/* Adds a key to the list of drops. A drop that cannot be remembered leaves a copy on disk that no match finds. The cap holds
- * nevertheless, because the worker enforces it, too. */
+/* Adds a key to the list of drops. A drop that cannot be remembered leaves a copy on disk that no match finds. The cap
+ * holds nevertheless, because the worker enforces it, too. */
 static inline void pt_drop_later(pt_disk *d, const uint8_t *key)
 {
     if (d->drop_count == d->drop_room) {
@@ -53,9 +52,8 @@ typedef struct {
     uint64_t tick;
 } pt_stored;
 
-/* Creates the entry of a page that is only on disk. Returns false if the index has no room. The caller guarantees that the key
- * is
- * not in the dictionary. */
+/* Creates the entry of a page that is only on disk. Returns false if the index has no room. The caller guarantees that the
+ * key is not in the dictionary. */
 static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
 {
     const pt_view *v = &o->view;
@@ -85,8 +83,8 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     return true;
 }
 
-/* Frees the entry of a page that is only on disk, and drops the page from the disk. Returns false while a reader has the entry
- * pinned. The caller guarantees that pt_true_state is PT_ON_DISK. */
+/* Frees the entry of a page that is only on disk, and drops the page from the disk. Returns false while a reader has the
+ * entry pinned. The caller guarantees that pt_true_state is PT_ON_DISK. */
 static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
 {
     if (!pt_retire(&o->view.locks[entry].word, PT_ON_DISK, PT_FREE))
@@ -101,8 +99,7 @@ static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
 }
 
 /* Evicts the coldest page from the disk. Returns false if no page can be evicted. A page that is being read from disk, or
- * whose
- * entry a reader has pinned, stays. */
+ * whose entry a reader has pinned, stays. */
 static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
 {
     uint64_t listed, tick;
@@ -142,9 +139,8 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
     return false;
 }
 
-/* Returns whether the disk has room for `frames` more frames. Evicts pages from the disk if necessary: this is the disk's own
- * eviction at
- * its cap. */
+/* Returns whether the disk has room for `frames` more frames. Evicts pages from the disk if necessary: this is the disk's
+ * own eviction at its cap. */
 static inline bool pt_disk_make_room(pt_owner *o, uint32_t frames, uint64_t now)
 {
     const pt_header *h = o->view.header;

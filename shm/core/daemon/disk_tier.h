@@ -1,12 +1,11 @@
-/* disk_tier.h - the disk tier opens, reports what it contains, and closes. While it is closed the index is the same as without
- * a disk. */
+/* disk_tier.h - the disk tier opens, reports what it contains, and closes. While it is closed the index is the same as
+ * without a disk. */
 #pragma once
 
 #include "write_behind.h"
 
 /* Records that the page of one entry is no longer on disk. A page that was only on disk is doomed, which waits for readers
- * that
- * have it pinned. */
+ * that have it pinned. */
 static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -93,9 +92,8 @@ typedef struct {
     uint64_t pages, bytes, spared;
 } pt_sum;
 
-/* Counts the pages in memory that still have to be written, including those that are being written, and in `spared` the pages
- * that are
- * only in memory and will not be written. */
+/* Counts the pages in memory that still have to be written, including those that are being written, and in `spared` the
+ * pages that are only in memory and will not be written. */
 static inline pt_sum pt_unwritten(pt_owner *o)
 {
     pt_sum sum = {0, 0, 0};
@@ -111,9 +109,9 @@ static inline pt_sum pt_unwritten(pt_owner *o)
     return sum;
 }
 
-/* Adds one page that the tier reports. Returns false if the index has no room for it, or if the tier contains too much: then
- * the
- * caller has to drop the page from the disk. Its tick may come from another boot: a tick in the future counts as now. */
+/* Adds one page that the tier reports. Returns false if the index has no room for it, or if the tier contains too much:
+ * then the caller has to drop the page from the disk. Its tick may come from another boot: a tick in the future counts as
+ * now. */
 static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
 {
     pt_view *v = &o->view;
@@ -149,8 +147,8 @@ static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
     return true;
 }
 
-/* Drops a page that turned out to be damaged on disk, or missing. The caller guarantees that its bytes in the arena are never
- * published. */
+/* Drops a page that turned out to be damaged on disk, or missing. The caller guarantees that its bytes in the arena are
+ * never published. */
 static inline void pt_disk_damaged(pt_owner *o, const uint8_t *key, uint64_t now)
 {
     o->view.header->counters.disk_damaged += pt_disk_drop(o, key, now);

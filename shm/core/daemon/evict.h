@@ -9,8 +9,7 @@ enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };
 /* Removes a page from the arena. Returns false while it is pinned. The caller guarantees that the page is listed.
  *
  * The state changes first, from PT_READABLE without pins to PT_ON_DISK or PT_FREE in one compare-and-swap: from then on no
- * reader
- * can pin the page, and only then its frames may be given to another page. */
+ * reader can pin the page, and only then its frames may be given to another page. */
 static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -56,8 +55,7 @@ static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
 }
 
 /* Returns the page that should be evicted next: the coldest one. But a page that still has to be written to disk stays in
- * favour of one
- * that loses nothing by its eviction, if that one is at least half as cold. */
+ * favour of one that loses nothing by its eviction, if that one is at least half as cold. */
 static inline pt_candidate pt_next_to_leave(const pt_owner *o, uint64_t now)
 {
     pt_candidate ready = pt_coldest_of(o, o->ready), unwritten = pt_coldest_of(o, o->unwritten);
@@ -97,8 +95,7 @@ static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
 }
 
 /* Evicts the next page if it was last used before `before`, or finds that it was used after it was listed and lists it with
- * its true
- * tick. A pinned page is in use, so it counts as used at `pinned`. */
+ * its true tick. A pinned page is in use, so it counts as used at `pinned`. */
 static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now, uint64_t pinned)
 {
     pt_candidate c = pt_next_to_leave(o, now);
@@ -115,13 +112,11 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
     return PT_WARMER;
 }
 
-/* Skipping a pinned page costs 200 ns. If one process had a million pages pinned, every store would skip all of them, and the
- * daemon
- * could not respond to other requests. So pages beyond the first PT_PASSES are listed as if they were used PT_LEASE_NS later
- * (a
- * lease): they are skipped once in that time. Before any store is rejected during that time, pt_end_leases walks all entries
- * in
- * memory order, which costs 5 ns each, and lists those that are no longer pinned with their true ticks. */
+/* Skipping a pinned page costs 200 ns. If one process had a million pages pinned, every store would skip all of them, and
+ * the daemon could not respond to other requests. So pages beyond the first PT_PASSES are listed as if they were used
+ * PT_LEASE_NS later (a lease): they are skipped once in that time. Before any store is rejected during that time,
+ * pt_end_leases walks all entries in memory order, which costs 5 ns each, and lists those that are no longer pinned with
+ * their true ticks. */
 #define PT_PASSES 16384u
 #define PT_LEASE_NS 5000000000ull
 
@@ -157,9 +152,8 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
     return got == PT_EVICTED;
 }
 
-/* Frees an entry: evicts the coldest page on disk that was last used before `now` from the disk, and from the arena if it is
- * there
- * too. Returns false if there is none. */
+/* Frees an entry: evicts the coldest page on disk that was last used before `now` from the disk, and from the arena if it
+ * is there too. Returns false if there is none. */
 static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
 {
     for (;;) {

@@ -24,9 +24,8 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uin
     return pt_answer_with(o, PT_ABSENT, PT_NONE);
 }
 
-/* Responds to a chain of keys, head first. r->slot is the slot of the disk worker, which is granted the pages that it has to
- * read.
- * Pages after the first one that is absent or rejected are useless without it, and get the same answer. */
+/* Responds to a chain of keys, head first. r->slot is the slot of the disk worker, which is granted the pages that it has
+ * to read. Pages after the first one that is absent or rejected are useless without it, and get the same answer. */
 static inline void pt_fetch(pt_owner *o, const pt_request *r, const uint8_t *keys, uint32_t count, pt_answer *answers)
 {
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};

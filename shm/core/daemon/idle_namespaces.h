@@ -2,12 +2,10 @@
  * longest time.
  *
  * Matches take no lock and send no message; their only trace is the ticks of pages. So the used_ns of a record is a lower
- * bound of
- * its namespace's last use. It is believed after all pages of the namespace were walked, as the tick in a policy is believed
- * after
- * the page's own tick was read (evict.h). A page that is pinned or open is in use now. Walking and dropping are cut into
- * turns. A
- * store or a match between two turns ends them, so a page that is used again is never dropped. */
+ * bound of its namespace's last use. It is believed after all pages of the namespace were walked, as the tick in a policy
+ * is believed after the page's own tick was read (evict.h). A page that is pinned or open is in use now. Walking and
+ * dropping are cut into turns. A store or a match between two turns ends them, so a page that is used again is never
+ * dropped. */
 #pragma once
 
 #include "flush.h"
@@ -21,8 +19,7 @@ enum pt_idle_found {
 };
 
 /* Returns the last use of a page. While a page is being written to disk its pins do not count: they are the worker's, or do
- * not
- * matter because the page stays anyway. */
+ * not matter because the page stays anyway. */
 static inline uint64_t pt_page_used(pt_owner *o, uint32_t entry, uint64_t now)
 {
     const pt_entry *e = &o->view.entries[entry];
@@ -96,8 +93,7 @@ static inline void pt_idle_walk(pt_owner *o, uint64_t before, uint64_t now, uint
 }
 
 /* Drops pages of the namespace. Returns true if it has no pages any more. A namespace whose pages are being written to disk
- * waits until the
- * other idle ones are done. */
+ * waits until the other idle ones are done. */
 static inline bool pt_idle_drop(pt_owner *o, uint64_t before, uint64_t now, uint32_t *budget)
 {
     pt_idle *i = &o->idle;

@@ -1,6 +1,5 @@
 /* integrity.h - checks all shared and private structures and describes what is wrong. Changes nothing. The daemon calls it
- * between two
- * requests. */
+ * between two requests. */
 #pragma once
 
 #include <stdarg.h>
@@ -173,9 +172,8 @@ static void pt_check_tiers(pt_check *c, uint32_t entry, enum pt_state state)
     c->disk_frames += on_disk ? pt_frames_for(c->v, c->v->entries[entry].size) : 0;
 }
 
-/* Checks whether each writer of an open entry has its slot or is marked as dead or detached. Otherwise the next process of the
- * slot would be
- * taken for the writer. */
+/* Checks whether each writer of an open entry has its slot or is marked as dead or detached. Otherwise the next process of
+ * the slot would be taken for the writer. */
 static void pt_check_writers(pt_check *c, uint32_t entry, uint64_t taken)
 {
     const pt_entry *e = &c->v->entries[entry];

@@ -1,8 +1,8 @@
-/* lazy_memory.h - an arena whose memory is allocated when a frame first needs it: by the daemon, before it grants the frame.
+/* lazy_memory.h - an arena whose memory is allocated when a frame first needs it: by the daemon, before it grants the
+ * frame.
  *
  * A process that writes to a part of a shared memory object for which the kernel has no memory is killed (SIGBUS), be it an
- * engine or
- * the disk worker. */
+ * engine or the disk worker. */
 #pragma once
 
 #include <errno.h>
@@ -34,9 +34,8 @@ static inline void pt_lazy_end(pt_lazy *l)
     *l = (pt_lazy){0};
 }
 
-/* Allocates the memory of one frame; false if there is none. Where the file system cannot tell, the frame counts as allocated.
- * An
- * allocated frame costs only one comparison. */
+/* Allocates the memory of one frame; false if there is none. Where the file system cannot tell, the frame counts as
+ * allocated. An allocated frame costs only one comparison. */
 static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t frame)
 {
     int failed;
@@ -51,8 +50,8 @@ static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t fra
 }
 
 /* Allocates memory for the next frames that will be granted. Returns false if there is none. The caller guarantees that so
- * many are
- * free. The frames that became free last are granted first: when memory is exhausted, an evicted page provides its own. */
+ * many are free. The frames that became free last are granted first: when memory is exhausted, an evicted page provides its
+ * own. */
 static inline bool pt_lazy_take(pt_lazy *l, const pt_view *v, uint32_t frames)
 {
     uint32_t frame = v->header->free_frame;

@@ -1,11 +1,9 @@
 /* lru.h - exact least recently used: a four-way heap by tick.
  *
  * A list would be exact only if every use moved its entry, and uses are not reported. With a heap the evictor takes the
- * smallest
- * listed tick, reads the true one and sinks the entry to its place. As no listed tick is later than the true one, an entry
- * whose two ticks agree is the coldest of all. Four children share one cache line, so sinking through a million entries costs
- * ten
- * cache lines. */
+ * smallest listed tick, reads the true one and sinks the entry to its place. As no listed tick is later than the true one,
+ * an entry whose two ticks agree is the coldest of all. Four children share one cache line, so sinking through a million
+ * entries costs ten cache lines. */
 #pragma once
 
 #include <stdlib.h>

@@ -101,8 +101,7 @@ static inline uint32_t pt_granted_bits(const pt_entry *e)
 /* ---- states ---- */
 
 /* Returns the state of an entry by the fields that engines cannot write to. An entry that is PT_WRITING by these fields may
- * already be
- * PT_READABLE. */
+ * already be PT_READABLE. */
 static inline enum pt_state pt_state_by_index(pt_entry *e)
 {
     if (e->on_list == PT_LIST_OPEN)
@@ -128,9 +127,9 @@ static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
 
 #define PT_TICK_SLACK_NS 1000000000ull
 
-/* Returns the tick of an entry. A tick in the far future would keep its page forever, so it is set to now. (Ticks in the near
- * future
- * are valid: the head of a long prompt has them, because the ticks of its pages increase by one from page to page.) */
+/* Returns the tick of an entry. A tick in the far future would keep its page forever, so it is set to now. (Ticks in the
+ * near future are valid: the head of a long prompt has them, because the ticks of its pages increase by one from page to
+ * page.) */
 static inline uint64_t pt_true_tick(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_a64 *tick = &o->view.locks[entry].tick;

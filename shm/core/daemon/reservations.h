@@ -32,9 +32,8 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     return true;
 }
 
-/* Returns whether the page has no writer left that could want it finished. A writer that detached counts as alive: it stored
- * its part
- * for other ranks, which may still come. The caller guarantees that the page is open. */
+/* Returns whether the page has no writer left that could want it finished. A writer that detached counts as alive: it
+ * stored its part for other ranks, which may still come. The caller guarantees that the page is open. */
 static inline bool pt_writers_are_dead(const pt_entry *e)
 {
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
@@ -59,11 +58,9 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
         o->view.header->counters.expired++;
 }
 
-/* Moves an open entry on when its writers have released it: a readable page goes to a policy, a doomed page is freed. Returns
- * true if
- * the entry left the open list. The "released" bits are read with acquire: everything that a writer did to its frames happens
- * before
- * what their next owner does. */
+/* Moves an open entry on when its writers have released it: a readable page goes to a policy, a doomed page is freed.
+ * Returns true if the entry left the open list. The "released" bits are read with acquire: everything that a writer did to
+ * its frames happens before what their next owner does. */
 static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_lock *lock = &o->view.locks[entry];
@@ -90,9 +87,8 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     return true;
 }
 
-/* Returns the entry of a key after it was settled, or PT_NONE. The dictionary is searched twice because settling may doom the
- * entry,
- * and the page may then be on disk as another entry. */
+/* Returns the entry of a key after it was settled, or PT_NONE. The dictionary is searched twice because settling may doom
+ * the entry, and the page may then be on disk as another entry. */
 static inline uint32_t pt_find_settled(pt_owner *o, const uint8_t *key, uint64_t now)
 {
     uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
@@ -116,8 +112,7 @@ static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
 static inline void pt_settle_all(pt_owner *o, uint64_t now) { pt_settle_some(o, now, PT_NONE); }
 
 /* Settles the first `most` open entries and moves those that are not ready to the end of the list. So every entry gets its
- * turn, and no
- * turn is long. */
+ * turn, and no turn is long. */
 static inline void pt_settle_turn(pt_owner *o, uint64_t now, uint32_t most)
 {
     pt_header *h = o->view.header;

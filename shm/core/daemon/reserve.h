@@ -1,15 +1,14 @@
 /* reserve.h - responds to a batch of stores, page by page: granted, present, pending or refused.
  *
  * A store has four stages:
- *   1. Grant: the daemon fills an entry and its chain of frames while the state is PT_FREE, sets the state to PT_WRITING, and
- *      only then adds the key to the dictionary. So a reader never finds a key before its entry is complete, and an adoption
- *      after a
- *      crash at any step finds either a free entry or a complete one (layout.h lists the order).
+ *   1. Grant: the daemon fills an entry and its chain of frames while the state is PT_FREE, sets the state to PT_WRITING,
+ *      and only then adds the key to the dictionary. So a reader never finds a key before its entry is complete, and an
+ *      adoption after a crash at any step finds either a free entry or a complete one (layout.h lists the order).
  *   2. Write: the writers copy their parts into the frames. The daemon takes no part in it.
  *   3. Publish: each writer sets its "done" bit; the last one sets the state to PT_READABLE (client/publish.h).
- *   4. Settle: when all writers have set their "released" bits, the daemon moves the entry from the open list to an eviction
- *       policy
- *      (reservations.h). If a writer gave up, died or was too slow, the page is doomed instead and freed at the same point. */
+ *   4. Settle: when all writers have set their "released" bits, the daemon moves the entry from the open list to an
+ *      eviction policy (reservations.h). If a writer gave up, died or was too slow, the page is doomed instead and freed at
+ *      the same point. */
 #pragma once
 
 #include "evict.h"
@@ -36,9 +35,8 @@ static inline pt_answer pt_answer_with(pt_owner *o, enum pt_outcome outcome, uin
     return (pt_answer){outcome, entry, entry == PT_NONE ? 0 : o->view.entries[entry].serial};
 }
 
-/* Responds to another rank of a page that is being written: granted if its part is not taken yet and its engine cuts the page
- * in the
- * same way. */
+/* Responds to another rank of a page that is being written: granted if its part is not taken yet and its engine cuts the
+ * page in the same way. */
 static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry, uint64_t size)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -60,8 +58,8 @@ static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t 
 }
 
 /* Returns whether `frames` frames with their memory, and `entries` entries, are free. If necessary it evicts pages that are
- * older than this
- * batch, on demand; the evictor and the disk's cap are the other two places that evict (docs/design/disk.md). */
+ * older than this batch, on demand; the evictor and the disk's cap are the other two places that evict
+ * (docs/design/disk.md). */
 static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     pt_header *h = o->view.header;
@@ -175,9 +173,8 @@ static inline void pt_tally(pt_daemon_counts *counters, enum pt_outcome outcome)
     counters->refused += outcome == PT_REFUSED_FULL || outcome == PT_REFUSED_SIZE;
 }
 
-/* Stamps the pages that exist, with a recency that falls from head to tail. This happens before any eviction, so that a batch
- * never
- * evicts its own prefix. */
+/* Stamps the pages that exist, with a recency that falls from head to tail. This happens before any eviction, so that a
+ * batch never evicts its own prefix. */
 static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now)
 {
     pt_dict d = pt_dict_in_force(&o->view);

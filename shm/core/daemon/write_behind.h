@@ -1,8 +1,7 @@
 /* write_behind.h - write-behind: pages are written to the disk tier, the coldest first, before they are evicted.
  *
- * A page whose write was commanded is listed by no policy, so it cannot be evicted before the worker responds: it is written
- * from
- * where it lies. */
+ * A page whose write was commanded is listed by no policy, so it cannot be evicted before the worker responds: it is
+ * written from where it lies. */
 #pragma once
 
 #include "evict.h"

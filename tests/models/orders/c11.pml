@@ -2,12 +2,12 @@
  * knows.
  *
  * Each location has a list of writes in the order in which they came. A thread knows one write of each location, and reads
- * that one or a later one. A release write carries everything that its thread knows; an acquire load learns what the
- * write that it reads carries. A read-modify-write reads the last write, and its own write also carries what that one carried,
+ * that one or a later one. A release write carries everything that its thread knows; an acquire load learns what the write
+ * that it reads carries. A read-modify-write reads the last write, and its own write also carries what that one carried,
  * whatever its own order is (a release sequence).
  *
- * Left out of C11: writes that come into the list before older ones (here each location has one writer, or is only
- * written by read-modify-writes), and loads that see later stores of their own thread's future.
+ * Left out of C11: writes that come into the list before older ones (here each location has one writer, or is only written
+ * by read-modify-writes), and loads that see later stores of their own thread's future.
  *
  * The including file defines LOCATIONS, THREADS, and WRITES, the length of the longest list. */
 #define RELAXED 0

@@ -1,7 +1,7 @@
 /* move_order.pml - the memory orders that a move in the dictionary needs: a key moves home while two readers search it.
  *
- * Code: pt_dict_pull_home (dict.h) against pt_find, pt_scan and pt_reach (match.h, dict.h). The key is in the
- * second bucket of its window and moves to the first; no other key is displaced.
+ * Code: pt_dict_pull_home (dict.h) against pt_find, pt_scan and pt_reach (match.h, dict.h). The key is in the second bucket
+ * of its window and moves to the first; no other key is displaced.
  *
  * Property: no miss is believed, as the key is in the dictionary all the time. */
 #define THREADS 3

@@ -1,12 +1,11 @@
-/* parts_order.pml - the memory orders that the part bits need: two writers of one page, a reader, and a daemon that dooms it.
+/* parts_order.pml - the memory orders that the part bits need: two writers of one page, a reader, and a daemon that dooms
+ * it.
  *
  * Code: pt_part_finish (publish.h), pt_change and pt_pin (lock_word.h), pt_settle (reservations.h): the daemon frees the
- * frames of a
- * doomed page when all writers have released it.
+ * frames of a doomed page when all writers have released it.
  *
- * Property: a reader that finds the page readable knows both parts, and the next owner of the frames knows everything that was
- * written to
- * them. */
+ * Property: a reader that finds the page readable knows both parts, and the next owner of the frames knows everything that
+ * was written to them. */
 #define THREADS 4
 #define LOCATIONS 5
 #define WRITES 7

@@ -1,8 +1,8 @@
 /* pin_order.pml - the memory orders that the lock word needs: pins of two readers, a writer that publishes, a daemon that
  * evicts.
  *
- * Code: pt_pin, pt_unpin, pt_change and pt_retire (lock_word.h). BYTES stands for everything that is read under a pin:
- * the page's bytes, and its key, which are written before the state leaves PT_WRITING, and after the page was evicted.
+ * Code: pt_pin, pt_unpin, pt_change and pt_retire (lock_word.h). BYTES stands for everything that is read under a pin: the
+ * page's bytes, and its key, which are written before the state leaves PT_WRITING, and after the page was evicted.
  *
  * Property: a thread that accesses the bytes knows all earlier accesses to them. */
 #define THREADS 4

@@ -2,10 +2,8 @@
  * one.
  *
  * Code: pt_adopt and pt_dict_clear (adopt.h, dict.h) of two daemons, one after the other, against pt_find (match.h). Each
- * dictionary has
- * one slot; a key is in the first one and stays in the one that is in use. A daemon knows everything that its predecessor did:
- * the kernel
- * reported the death.
+ * dictionary has one slot; a key is in the first one and stays in the one that is in use. A daemon knows everything that
+ * its predecessor did: the kernel reported the death.
  *
  * Property: no miss is believed, as the key is in the dictionary all the time. */
 #define THREADS 3

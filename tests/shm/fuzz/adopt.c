@@ -22,8 +22,8 @@ static void forget_all(place *p)
         place_forget(&p->engines[i]);
 }
 
-/* Changes the serial of an entry, a single field that random damage rarely meets, and removes the checksum that would reveal
- * it. */
+/* Changes the serial of an entry, a single field that random damage rarely meets, and removes the checksum that would
+ * reveal it. */
 static void misnumber(place *p)
 {
     uint32_t entry = choose(&p->choices, PLACE_ENTRIES);

@@ -1,6 +1,5 @@
-/* attach.c - the sizes and offsets in the headers of index and lock words, against the sizes of their files. Headers that are
- * accepted
- * must describe tables inside the files, computed in numbers that cannot overflow. */
+/* attach.c - the sizes and offsets in the headers of index and lock words, against the sizes of their files. Headers that
+ * are accepted must describe tables inside the files, computed in numbers that cannot overflow. */
 #include "place.h"
 
 typedef unsigned __int128 wide;

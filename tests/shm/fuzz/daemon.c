@@ -1,8 +1,7 @@
-/* daemon.c - a daemon among misbehaving engines, which change the words that they may write, also while the daemon reads them.
- * They publish incomplete pages, release what they were never granted, pin for other processes, stamp any time: everything
- * stays sound,
- * and is free when they have ended. In every other input they write anything at all, states too: then the daemon continues,
- * accesses nothing outside the segments, and the next daemon finds everything in order. */
+/* daemon.c - a daemon among misbehaving engines, which change the words that they may write, also while the daemon reads
+ * them. They publish incomplete pages, release what they were never granted, pin for other processes, stamp any time:
+ * everything stays sound, and is free when they have ended. In every other input they write anything at all, states too:
+ * then the daemon continues, accesses nothing outside the segments, and the next daemon finds everything in order. */
 #include "interference.h"
 
 #include "daemon_acts.h"

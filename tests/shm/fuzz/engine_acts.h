@@ -1,6 +1,5 @@
 /* engine_acts.h - the actions of attached engines: match, repin, release, finish parts or abandon them. Everything that is
- * found is
- * compared with what was looked up. */
+ * found is compared with what was looked up. */
 #pragma once
 
 #include "place.h"

@@ -1,6 +1,5 @@
-/* interference.h - lets another process write while a function runs: before its n-th read of a shared word. Include it before
- * all
- * headers of the core. */
+/* interference.h - lets another process write while a function runs: before its n-th read of a shared word. Include it
+ * before all headers of the core. */
 #pragma once
 
 #include <stdatomic.h>

@@ -1,6 +1,5 @@
 /* place.h - shared by all fuzzers: tiny segments that are formatted for each input, a clock that depends only on the input,
- * and
- * three attached engines. */
+ * and three attached engines. */
 #pragma once
 
 #define FINDING_END() abort()

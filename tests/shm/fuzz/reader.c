@@ -1,6 +1,6 @@
-/* reader.c - engines on an index in which any byte may have changed, and changes while they read. They access
- * nothing outside their mappings and terminate; a page that they find has the requested key; and each pin that they set
- * is cleared. */
+/* reader.c - engines on an index in which any byte may have changed, and changes while they read. They access nothing
+ * outside their mappings and terminate; a page that they find has the requested key; and each pin that they set is
+ * cleared. */
 #include "interference.h"
 
 #include "daemon_acts.h"
@@ -50,8 +50,7 @@ static void damage_some(place *p)
 }
 
 /* Matches while bytes change. The counts of pins are private to the engine, so damage cannot change them; it can change the
- * bits in the
- * words. */
+ * bits in the words. */
 static void match_while_it_changes(place *p)
 {
     uint32_t seen[PROMPT], count, engine;

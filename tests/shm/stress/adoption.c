@@ -1,8 +1,6 @@
 /* adoption.c - adoptions of segments that no crash leaves: segments with damaged bytes, and keys that fit the dictionary in
- * one order
- * but not in another. Nothing outside the segments is accessed (ASan, and guard pages), everything is sound afterwards, and
- * every
- * page whose own bytes were not damaged is still there. */
+ * one order but not in another. Nothing outside the segments is accessed (ASan, and guard pages), everything is sound
+ * afterwards, and every page whose own bytes were not damaged is still there. */
 #include "client.h"
 
 #define MANY 64u /* entries, frames */
@@ -108,8 +106,7 @@ static bool is_whole(const pt_view *v, const record *r, uint32_t entry)
 }
 
 /* Expects that a page which is still served is the same page: the same key, and the same frames in the same order. An entry
- * that
- * lost its checksum is accepted. */
+ * that lost its checksum is accepted. */
 static void expect_same(const pt_view *v, const record *r, uint32_t entry)
 {
     const pt_entry *is = &v->entries[entry], *was = &r->entries[entry];
@@ -148,9 +145,8 @@ static void damage_and_adopt(trial *t)
 
 /* ---- adoption in another order ---- */
 
-/* 56 keys of one home fill its window. After them come as many keys of a second home, in the window's last bucket, as fit. An
- * adoption
- * adds these first, and then some of the 56 find no room. */
+/* 56 keys of one home fill its window. After them come as many keys of a second home, in the window's last bucket, as fit.
+ * An adoption adds these first, and then some of the 56 find no room. */
 #define FIRST (PT_WINDOW * PT_BUCKET_SLOTS)
 #define ALL (2 * FIRST - PT_BUCKET_SLOTS)
 

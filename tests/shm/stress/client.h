@@ -176,8 +176,8 @@ static inline void client_take_over(client *c, prompt *p)
 
 /* ---- writing ---- */
 
-/* Writes a part and finishes it. Returns false if the page was doomed: by another writer of it, or because it took longer than
- * `expires_ns`. */
+/* Writes a part and finishes it. Returns false if the page was doomed: by another writer of it, or because it took longer
+ * than `expires_ns`. */
 static inline bool client_publish(client *c, uint32_t entry, uint32_t id, uint32_t part, uint64_t expires_ns)
 {
     page_write(&c->session->view, entry, id, part, c->memory);

@@ -1,7 +1,7 @@
-/* crash.c - real processes on the same shared memory, killed at any instruction: daemons all the time, engines now and then.
- * After each death of a daemon another one adopts the segments while the engines continue. After that everything must be
- * sound, and
- * every page that was readable must be found, with exactly its bytes. Promises must hold for all engines all the time. */
+/* crash.c - real processes on the same shared memory, killed at any instruction: daemons all the time, engines now and
+ * then. After each death of a daemon another one adopts the segments while the engines continue. After that everything must
+ * be sound, and every page that was readable must be found, with exactly its bytes. Promises must hold for all engines all
+ * the time. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -81,8 +81,7 @@ static void engine_start(supervisor *s, uint32_t i)
 }
 
 /* The life of a daemon from its start, which is an adoption too, to its death. It stores pages itself, so these are half
- * written when
- * it dies. */
+ * written when it dies. */
 _Noreturn static void daemon_life(supervisor *s, uint64_t alive)
 {
     pt_session ghost;
@@ -145,9 +144,8 @@ static bool holds_nothing(const void *context, uint64_t serial)
     return false;
 }
 
-/* Ends the requests that the dead daemon did not respond to. Their clients have no grants: what was granted to them belongs to
- * the lost
- * response. */
+/* Ends the requests that the dead daemon did not respond to. Their clients have no grants: what was granted to them belongs
+ * to the lost response. */
 static void end_lost_requests(supervisor *s, pt_owner *o)
 {
     for (uint32_t i = 0; i < ENGINES; i++) {

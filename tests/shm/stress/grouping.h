@@ -14,8 +14,8 @@ static inline prompt group_prompt(const prompt *asked, const pt_group *g)
     return p;
 }
 
-/* Matches full attention and a window of the same pages: what the first has found and pinned the second must find again, with
- * the same entry. So no promised page may be missed because of the window. */
+/* Matches full attention and a window of the same pages: what the first has found and pinned the second must find again,
+ * with the same entry. So no promised page may be missed because of the window. */
 static inline void client_match_windowed(client *c, prompt *p)
 {
     uint32_t seen[PROMPT];
@@ -36,8 +36,8 @@ static inline void client_match_windowed(client *c, prompt *p)
     client_release(c, &window);
 }
 
-/* Matches full attention and snapshots that have keys of their own, one for every other boundary: mostly they do not agree on
- * everything. */
+/* Matches full attention and snapshots that have keys of their own, one for every other boundary: mostly they do not agree
+ * on everything. */
 static inline void client_match_snapshots(client *c, prompt *p)
 {
     uint32_t seen[PROMPT];

@@ -1,9 +1,8 @@
 /* page.h - the properties of a page as functions of its id: key, size, parts, namespace and all bytes.
  *
  * The keys are difficult ones. The pages of a cluster have one home, so that most are displaced and move all the time (the
- * first
- * cluster lies around the end of the table). They have only five tags, so that readers often pin and compare the wrong page.
- * Yet no window overflows, in whatever order keys come. (dictionary.c tests dictionaries that overflow.) */
+ * first cluster lies around the end of the table). They have only five tags, so that readers often pin and compare the
+ * wrong page. Yet no window overflows, in whatever order keys come. (dictionary.c tests dictionaries that overflow.) */
 #pragma once
 
 #include "report.h"

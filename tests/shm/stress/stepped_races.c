@@ -1,6 +1,6 @@
-/* stepped_races.c - narrow races, step by step: a process stops after each of its instructions, once on purpose, while another
- * one does
- * everything that could mislead it. The stress test meets these cases by chance, which may take it a minute. */
+/* stepped_races.c - narrow races, step by step: a process stops after each of its instructions, once on purpose, while
+ * another one does everything that could mislead it. The stress test meets these cases by chance, which may take it a
+ * minute. */
 #include "scene.h"
 #include "stepping.h"
 

@@ -1,6 +1,6 @@
-/* stepping.h - stops a function after a number of its instructions and runs another one during the pause, by the trap flag of
- * x86-64, which
- * raises a signal after each instruction. Instructions are counted, not timed: the same number is the same place. */
+/* stepping.h - stops a function after a number of its instructions and runs another one during the pause, by the trap flag
+ * of x86-64, which raises a signal after each instruction. Instructions are counted, not timed: the same number is the same
+ * place. */
 #pragma once
 
 #include <signal.h>

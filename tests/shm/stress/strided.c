@@ -1,6 +1,5 @@
 /* strided.c - gather and scatter over random tables, against a loop over bytes. Arena and cache are exactly as large as
- * necessary, so
- * ASan sees every access beside them, and they are compared as a whole. */
+ * necessary, so ASan sees every access beside them, and they are compared as a whole. */
 #define PT_COPY_SHARE 512u /* few bytes are enough for several threads */
 #include "report.h"
 
@@ -229,8 +228,8 @@ static void overwrite_cache(trial *x)
     memcpy(x->cache_then, x->cache, x->cache_bytes);
 }
 
-/* Makes one number wrong, of those that lead to bytes that the validation knows. Tables that it accepts must stay within those
- * bytes. */
+/* Makes one number wrong, of those that lead to bytes that the validation knows. Tables that it accepts must stay within
+ * those bytes. */
 static void spoil(trial *x)
 {
     static const int64_t numbers[] = {-1, 0, 1, 2, 4, 15, 17, 100, 5000, INT32_MAX, INT64_MAX, INT64_MIN, INT64_MAX / 2, -100};

@@ -1,9 +1,9 @@
-/* tier.h - a simulated disk tier: it stores for each page whether it has it. A page's bytes follow from its id, so the client
- * that
- * reads the page makes them. It writes late, or not at all; it closes with all writes that were commanded, and opens with
- * other pages.
+/* tier.h - a simulated disk tier: it stores for each page whether it has it. A page's bytes follow from its id, so the
+ * client that reads the page makes them. It writes late, or not at all; it closes with all writes that were commanded, and
+ * opens with other pages.
  *
- * The pages that are on disk according to the index and the pages of the tier must be the same after the drops were taken. */
+ * The pages that are on disk according to the index and the pages of the tier must be the same after the drops were
+ * taken. */
 #pragma once
 
 #include "world.h"

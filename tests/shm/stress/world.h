@@ -1,5 +1,5 @@
-/* world.h - the segments, and what the processes of a test share: mailboxes and promises. Nothing here depends on whether the
- * "processes" are threads or real ones: everything is shared memory at the same address. */
+/* world.h - the segments, and what the processes of a test share: mailboxes and promises. Nothing here depends on whether
+ * the "processes" are threads or real ones: everything is shared memory at the same address. */
 #pragma once
 
 #include <sys/mman.h>
