@@ -1,5 +1,5 @@
-"""The disk tier as the daemon runs it: a worker process that is kept running, told what to write, asked to read in.
+"""The disk tier as the daemon runs it: supervises the worker process and decides what it writes, reads and drops.
 
-The worker moves bytes; what is written, read in and dropped is decided here, against the index. Without a worker there
-is no disk tier, and nothing else changes.
+The worker only moves bytes; the decisions are made here, against the index. Without a worker there is no disk tier, and
+the memory tier continues unchanged.
 """

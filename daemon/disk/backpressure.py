@@ -1,4 +1,4 @@
-"""Stores wait a moment for a disk that is behind, rather than have pages leave memory unwritten."""
+"""Delays stores briefly while the disk catches up, so that fewer pages leave memory unwritten."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagetier.shm._core import Owner
 
 
 class _WaitingStore(msgspec.Struct, frozen=True, eq=False):
-    """A store that waits, at most until its timer."""
+    """A store that waits for the disk, at most until its timer fires."""
 
     frames: int
     go: Callable[[], None]
@@ -21,7 +21,11 @@ class _WaitingStore(msgspec.Struct, frozen=True, eq=False):
 
 
 class BackPressure:
-    """Stores in the order in which they came. On the loop's thread only. patience: seconds; 0: nobody waits."""
+    """Queue of stores that wait for the disk, in order of arrival. On the loop's thread only.
+
+    Attributes:
+        writing: Whether the disk is writing now. Stores do not wait for a disk that is not.
+    """
 
     def __init__(self, owner: Owner, patience: float, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
@@ -32,9 +36,11 @@ class BackPressure:
         self.writing = False
 
     def admit(self, sizes: bytes, go: Callable[[], None]) -> None:
-        """Calls go once: at once if no unwritten page has to leave for pages of these sizes (u64), else a little later.
+        """Calls `go` once: at once if no unwritten page has to leave for these pages, else a little later.
 
-        writing: whether the disk is at work; nobody waits for one that is not.
+        Args:
+            sizes: The sizes of the pages to store, u64 each.
+            go: Continues the store. It is called after at most `disk.patience` seconds, and at once if that is 0.
         """
         if not self._patience or not self.writing:
             go()
@@ -43,19 +49,19 @@ class BackPressure:
         if not self._waiting and self._room(frames):
             go()
             return
-        timer = self._loop.call_later(self._patience, self._let_first_go)
+        timer = self._loop.call_later(self._patience, self._release_first)
         self._waiting.append(_WaitingStore(frames, go, timer))
 
     def look(self) -> None:
-        """After pages were written: whoever has room now goes on."""
+        """Releases the stores that have room now. Call it after pages were written."""
         while self._waiting and (not self.writing or self._room(self._waiting[0].frames)):
-            self._let_first_go()
+            self._release_first()
 
     def _room(self, frames: int) -> bool:
         return self._owner.frames_ahead(frames) >= frames
 
-    def _let_first_go(self) -> None:
-        """The first has waited longest, so the timer that fires is his."""
+    def _release_first(self) -> None:
+        """Releases the store that has waited longest, which is the one whose timer fires first."""
         if self._waiting:
             first = self._waiting.popleft()
             first.timer.cancel()

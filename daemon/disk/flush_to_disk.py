@@ -1,4 +1,4 @@
-"""Writing all that is in memory: as long as somebody goes on to ask how far it is."""
+"""Writes all pages in memory to disk while a client polls for the progress, and counts the pages that a stop loses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASKED_AGAIN_S: Final = 2.0
 
 
 class Saving:
-    """Of an open tier. On the loop's thread only."""
+    """A flush of all pages to an open tier. On the loop's thread only."""
 
     def __init__(
         self, owner: Owner, options: DiskOptions, behind: WriteBehind, loop: asyncio.AbstractEventLoop
@@ -29,7 +29,10 @@ class Saving:
         self._until = 0.0
 
     def ask(self, number: int) -> Saved:
-        """How far it is. Each asker counts from 0: what could not be written is tried again for it."""
+        """Returns the progress.
+
+        Each client counts its requests from 0: its first request retries the pages that could not be written before.
+        """
         self.go_on()
         if not self._behind.all_wanted or number == 0:
             self._behind.all_wanted = True
@@ -44,57 +47,61 @@ class Saving:
         return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
 
     def go_on(self) -> None:
-        """Somebody asks, or waits for his turn to."""
+        """Continues the flush for two more seconds: a client polls, or its request is in the queue."""
         self._until = self._loop.time() + _ASKED_AGAIN_S
 
     def end_when_due(self) -> None:
-        """A few times a second: nobody asks any more."""
+        """Ends the flush when no client has polled for two seconds. Called a few times a second."""
         if self._behind.all_wanted and self._loop.time() > self._until:
             self._behind.all_wanted = False
             self._owner.disk_rule(self._rule)
 
     @property
     def why_not_all(self) -> str:
-        """Why pages stay in memory alone though all are written."""
+        """The reason why some pages are in memory only although the flush has ended."""
         return self._behind.refusal or "disk.size is too small for all"
 
     def _why_spared(self, pages: int) -> str:
-        return f"{pages:,} pages stay in memory alone: {self.why_not_all}" if pages else ""
+        return f"{pages:,} pages stay in memory only: {self.why_not_all}" if pages else ""
 
 
 log = logging.getLogger("pagetierd.disk")
 
 
-class Alone(msgspec.Struct, frozen=True):
-    """Pages in memory alone. spared: how many of them the tier was not to have, or let go."""
+class UnwrittenPages(msgspec.Struct, frozen=True):
+    """Pages in memory only.
+
+    Attributes:
+        spared: The number of them that the tier did not have to write, or has dropped.
+    """
 
     pages: int
     nbytes: int
     spared: int = 0
 
 
-def alone(owner: Owner) -> Alone:
-    """Those that an open tier lacks, as far as its worker has told. Of those that it can not hold no bytes are counted.
+def missing_on_disk(owner: Owner) -> UnwrittenPages:
+    """Returns the pages that an open tier lacks, according to its worker's reports so far.
 
-    All are wanted by the tier from now on.
+    From now on the write rule covers all pages. The bytes of pages that are too large for the tier are not counted.
     """
     _, _, spared = owner.unwritten()
-    owner.disk_rule(RULES["through"])  # of what is wanted the bytes are told, too
+    owner.disk_rule(RULES["through"])  # with this rule the bytes of all pages that can be written are reported
     pages, nbytes, larger = owner.unwritten()
-    return Alone(pages + larger, nbytes, spared)
+    return UnwrittenPages(pages + larger, nbytes, spared)
 
 
-def in_memory(owner: Owner) -> Alone:
-    """All of them: what a tier has that is not open nobody knows."""
+def in_memory(owner: Owner) -> UnwrittenPages:
+    """Returns all pages: the content of a tier that is not open is unknown."""
     header = owner.header()
-    return Alone(header["pages"], header["bytes"])
+    return UnwrittenPages(header["pages"], header["bytes"])
 
 
-def tell_lost(lost: Alone, why: str) -> None:
-    """Says so in the log, unless there is nothing to say."""
+def log_lost(lost: UnwrittenPages, why: str) -> None:
+    """Logs a warning if pages are lost."""
     if lost.pages:
         log.warning(
-            "%d pages (%s) are gone from memory and not known to be on disk: %s",
+            "%d pages (%s) are released from memory and not known to be on disk: %s",
             lost.pages,
             format_size(lost.nbytes),
             why,

@@ -1,4 +1,4 @@
-"""What a tier holds goes into the index: the oldest as the coldest, a little at a time between requests."""
+"""Loads the inventory of the disk into the index: the oldest pages as the coldest, in batches between requests."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NO_SPACE: Final = 0xFFFFFFFF
 
 
 class Contents:
-    """Collects what a worker reports, then tells the index.
+    """Collects the pages that a worker reports, then loads them into the index.
 
-    The order in which pages were last used before is kept; all are colder than what was used since the host started.
+    The pages keep the order of their last use. All of them are colder than pages used since the host started.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -39,7 +39,7 @@ class Contents:
         self._table: dict[Space, int] = {}
 
     def add(self, held: Holds) -> None:
-        """One batch."""
+        """Adds one report of the worker."""
         table = np.array([self._table.setdefault(space, len(self._table)) for space in held.table], dtype="<u4")
         self._keys.append(held.keys)
         self._sizes.append(held.sizes)
@@ -51,14 +51,18 @@ class Contents:
 
     @property
     def newest(self) -> int:
-        """The latest stamp that a clock can have shown, 0 if there is none; damaged pages may have any."""
+        """The latest plausible stamp, 0 if there is none. Damaged pages may have any stamp."""
         stamps = np.frombuffer(b"".join(self._stamps), dtype="<u8")
         return int(stamps.max(initial=0, where=stamps < _LATEST))
 
-    async def tell(self, flushed: Callable[[bytes], bool]) -> bytes:
-        """Tells the index all of it but namespaces that were flushed, also meanwhile; the keys of all their pages.
+    async def load_into_index(self, flushed: Callable[[bytes], bool]) -> bytes:
+        """Loads all pages into the index, except those of namespaces that were flushed before or while this runs.
 
-        flushed: whether the namespace with this digest was.
+        Args:
+            flushed: Returns whether the namespace with this digest was flushed.
+
+        Returns:
+            The keys of all pages of flushed namespaces, one after the other.
         """
         keys = np.frombuffer(b"".join(self._keys), dtype="V32")
         sizes = np.frombuffer(b"".join(self._sizes), dtype="<u8")
@@ -69,19 +73,23 @@ class Contents:
             at = np.arange(first, min(first + _AT_ONCE, len(order)))
             at = at[~self._among(flushed)[spaces[order[at]]]]
             which, ticks = order[at], (at + 1).astype("<u8").tobytes()
-            told = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
-            self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), told, ticks)
-            point("contents.told")
+            numbers = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
+            self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks)
+            point("contents.loaded")
             await asyncio.sleep(0)
         drops: bytes = keys[self._among(flushed)[spaces]].tobytes()
         return drops
 
     def _among(self, flushed: Callable[[bytes], bool]) -> npt.NDArray[np.bool_]:
-        """Of each namespace in the table."""
+        """Returns for each namespace in the table whether it was flushed."""
         return np.array([flushed(space.digest) for space in self._table], dtype=bool)
 
     def _fitting(self, spaces: npt.NDArray[np.uint32]) -> frozenset[int]:
-        """The namespaces for which the index has room, newest pages first. spaces: of the pages, oldest first."""
+        """Returns the namespaces for which the index has room, those with the newest pages first.
+
+        Args:
+            spaces: The namespace of each page, the oldest page first.
+        """
         known = {space["digest"] for space in self._owner.spaces() if space["listed"]}
         table, room, fitting = list(self._table), self._owner.spare_spaces(), set()
         newest = _by_last(spaces)[::-1]
@@ -93,16 +101,16 @@ class Contents:
             fitting.add(at)
         if left := len(newest) - len(fitting):
             log.warning(
-                "%d namespaces leave the disk, the oldest: the table of namespaces is full; raise index.namespaces",
+                "%d namespaces dropped from disk, the oldest: the table of namespaces is full; raise index.namespaces",
                 left,
                 extra=event("namespaces_dropped", namespaces=left),
             )
         return frozenset(fitting)
 
     def _numbers(self, spaces: npt.NDArray[np.uint32], fitting: frozenset[int]) -> npt.NDArray[np.uint32]:
-        """The number of each namespace in the table, for these pages and this turn of the loop.
+        """Returns the number of each namespace in the table, valid for these pages and this turn of the loop.
 
-        A record without pages may become another namespace's with the next one: then the first of the two has none.
+        The index may reuse a record without pages for the next namespace; the first of the two then has no number.
         """
         numbers = np.full(len(self._table), _NO_SPACE, dtype="<u4")
         table, takers = list(self._table), dict[int, int]()
@@ -118,7 +126,7 @@ class Contents:
 
 
 def _by_last(spaces: npt.NDArray[np.uint32]) -> list[int]:
-    """The namespaces among these pages, by where their last page is."""
+    """Returns the namespaces of these pages, ordered by the position of their last page."""
     last = np.full(int(spaces.max(initial=0)) + 1, -1)
     last[spaces] = np.arange(len(spaces))
     return [int(space) for space in np.argsort(last) if last[space] >= 0]

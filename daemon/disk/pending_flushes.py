@@ -1,4 +1,4 @@
-"""What was flushed and has not left the disk: a worker that is away, or dies of it, must not bring it back."""
+"""Remembers flushed namespaces until their pages have left the disk, so that no later worker brings them back."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Final
 
 LETTING_GO_S: Final = 10.0
 _MOST: Final = 4096
-_ALL: Final = b""  # among digests, which are longer
-_NO_ORDER: Final = 0  # theirs begin at 1
-_LATER: Final = "what was flushed leaves the disk when it is back, if this daemon lives until then"
+_ALL: Final = b""  # stands for all namespaces; digests are longer
+_NO_ORDER: Final = 0  # orders are numbered from 1
+_LATER: Final = "flushed pages leave the disk when it is back, if this daemon still runs then"
 _AWAY: Final = f"the disk tier is not open: {_LATER}"
 _HANGS: Final = f"the disk has not answered for {LETTING_GO_S:.0f} s: {_LATER}"
 
 
 class Flushes:
-    """Namespaces by their digests, or all of them, until the disk has dropped them; and who waits for that.
+    """Flushed namespaces whose pages the disk has not dropped yet, and the requests that wait for that.
 
-    On the loop's thread only. Each `then` is called once: with "", or with why what was flushed may be on disk still.
-    More namespaces than are worth remembering count as all.
+    Namespaces are known by their digests. Above 4,096 of them, all namespaces count as flushed. Each `then` is called
+    once:
+    with "", or with the reason why flushed pages may still be on disk. On the loop's thread only.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -28,33 +29,41 @@ class Flushes:
         self._waiting: dict[int, list[Callable[[str], None]]] = {}
 
     def keep(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
-        """Of these namespaces, None for all: there is no worker that could drop them."""
+        """Remembers a flush that no worker can carry out now. `digests` is None for all namespaces."""
         self._note(digests, _NO_ORDER)
         then(_AWAY)
 
     def wait(self, digests: Collection[bytes] | None, order: int, then: Callable[[str], None]) -> None:
-        """The worker has been told to drop them, by this order or those before it."""
+        """Remembers a flush that the worker carries out by `order` or an earlier order.
+
+        `digests` is None for all namespaces.
+        """
         self._note(digests, order)
         self._waiting.setdefault(order, []).append(then)
         self._loop.call_later(LETTING_GO_S, self._answer, order, _HANGS)
 
     def done(self, order: int, reason: str) -> None:
-        """The worker has carried out an order; reason: why not all of it, or "": what is left the next one drops."""
-        left = {digest: _NO_ORDER for digest, its in self._orders.items() if its == order} if reason else {}
-        self._orders = {digest: its for digest, its in self._orders.items() if its != order} | left
-        self._answer(order, f"not all could be dropped from disk: {reason}" if reason else "")
+        """Handles a completed order.
+
+        Args:
+            order: The number of the order.
+            reason: Why pages of it are still on disk, or "". The next worker drops these.
+        """
+        left = {digest: _NO_ORDER for digest, number in self._orders.items() if number == order} if reason else {}
+        self._orders = {digest: number for digest, number in self._orders.items() if number != order} | left
+        self._answer(order, f"some flushed pages are still on disk: {reason}" if reason else "")
 
     def lost(self) -> None:
-        """The worker is gone, and its orders with it."""
+        """Answers all waiting requests: the worker is gone, and its orders with it."""
         for order in list(self._waiting):
             self._answer(order, _AWAY)
 
     def again(self, order: int) -> None:
-        """The next worker drops all that is left, by this order; 0: it has nothing of it."""
+        """Assigns all remaining flushes to `order` of the new worker; 0 if its disk has none of their pages."""
         self._orders = dict.fromkeys(self._orders, order) if order else {}
 
     def among(self, digest: bytes) -> bool:
-        """Whether what a worker finds of this namespace was flushed."""
+        """Returns whether the pages of the namespace with this digest are flushed."""
         return digest in self._orders or _ALL in self._orders
 
     def _note(self, digests: Collection[bytes] | None, order: int) -> None:

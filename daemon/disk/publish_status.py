@@ -1,4 +1,4 @@
-"""The disk tier's report, kept current in the index's header, and its trouble in the log."""
+"""Publishes the disk tier's status in the header of the index, and logs faults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from pagetier.tiers.base import TierState
 
 
 class Bulletin:
-    """On the loop's thread only.
-
-    stalled: that the disk does not do what it was told, or "". restarts: of the worker, so far.
-    """
+    """The status of the disk tier that `pagetier stats` shows. On the loop's thread only."""
 
     def __init__(
         self,
@@ -30,32 +27,32 @@ class Bulletin:
     ) -> None:
         self._owner, self._behind, self._budget = owner, behind, budget
         self._stalled, self._restarts = stalled, restarts
-        self._grumble = FaultLog("%s", "the disk answers again")
+        self._faults = FaultLog("%s", "the disk answers again")
         self.report = DiskReport()
 
     @property
     def standing(self) -> Standing:
-        """As it was told last."""
+        """The standing that was published last."""
         return self.report.standing
 
     @property
     def is_open(self) -> bool:
-        """Whether pages are found on disk."""
+        """Whether pages can be found on disk."""
         return self.report.standing is Standing.OPEN
 
     @property
     def trouble(self) -> str:
-        """Why a tier that is wanted is not open."""
+        """The reason why a configured tier is not open."""
         return self.report.trouble or "the disk tier is being opened"
 
     def hear(self, state: TierState) -> None:
-        """What the worker said of the tier; note() shows it."""
+        """Takes over the state that the worker reported; note() publishes it."""
         self.report = with_state(self.report, state)
 
     def note(self, **news: object) -> None:
-        """Fields of the report that are others now, and those that this object knows of."""
+        """Publishes the report with the fields in `news` and the current values of the others."""
         stalled = self._stalled()
-        self._grumble.tell(stalled)
+        self._faults.tell(stalled)
         known = self.report.trouble if not self.is_open and "standing" not in news else ""
         news |= {
             "trouble": news.get("trouble") or stalled or self._behind.trouble or known,

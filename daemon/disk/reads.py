@@ -1,4 +1,4 @@
-"""Pages that engines ask for from disk: read in, and answered when they are there or the timeout has come."""
+"""Reads pages from disk for engines: each request is answered when its pages are there or its timeout has passed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, ProtocolError
 from pagetier.tiers.worker_protocol import HasRead, Order, Read
 
-# enum pt_outcome in core/daemon/reserve.h
+# Values of enum pt_outcome in shm/core/daemon/reserve.h.
 _GRANTED, _PENDING = 0, 2
 _ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([1, 0, 1, 3, 2]))
 _HERE, _NOT_YET, _ABSENT = 0, 1, 2
-# of the arena, for pages that are being read
+# The largest part of the arena that pages being read may take.
 _MOST_READING = 0.9
-# a disk that has read nothing for so long gets no more frames that would wait for it, and nobody waits for it either
+# A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
 _STALLED_S = 2.0
 
 
 class _WaitingFetch:
-    """One request that waits for pages. open: by their serials, where in the answer each of them is."""
+    """One request that waits for pages.
+
+    Attributes:
+        outcomes: The answer so far, one byte for each page of the request.
+        open: The positions in the answer of each page that is being read, by the page's serial.
+    """
 
     def __init__(self, request: Fetch, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
         self.number = request.number
@@ -39,7 +44,7 @@ class _WaitingFetch:
         self.timer: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Answers with what is so now, once."""
+        """Sends the response with the current outcomes, once."""
         if self.timer is not None:
             self.timer.cancel()
         reply, self.reply = self.reply, None
@@ -48,14 +53,18 @@ class _WaitingFetch:
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """What the worker was told to read."""
+    """The pages of one read order to the worker."""
 
     serials: array[int]
     sizes: array[int]
 
 
 class Fetches:
-    """On the loop's thread only. slot: the worker's, None while there is none."""
+    """The requests that read from disk. On the loop's thread only.
+
+    Attributes:
+        slot: The worker's slot; None while there is no worker.
+    """
 
     def __init__(
         self, owner: Owner, ttl_ns: int, send: Callable[[Order], None], loop: asyncio.AbstractEventLoop
@@ -72,12 +81,12 @@ class Fetches:
         self._most_frames = max(1, int(header["frames"] * _MOST_READING))
         self._frames_reading = 0
         self._read_at = 0.0
-        self._grumble = FaultLog("the disk tier could not read a page: %s")
+        self._faults = FaultLog("the disk tier cannot read a page: %s; it counts as a miss")
         self.slot: int | None = None
         self.at_work = Busy()
 
     def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
-        """Calls reply once, maybe at once."""
+        """Reads the requested pages; calls `reply` once, maybe before it returns."""
         slot = 0 if self.slot is None else self.slot
         stalled = self._stalled()
         room = 1 if stalled else max(1, self._most_frames - self._frames_reading)
@@ -95,10 +104,10 @@ class Fetches:
             self._late(waiting)
 
     def has_read(self, report: HasRead) -> None:
-        """Some pages have come, or not. Raises ProtocolError if nobody asked for them."""
+        """Handles the worker's report on pages of a read order. Raises ProtocolError if there is no such order."""
         job = self._jobs.get(report.number)
         if job is None or report.first + len(report.read) > len(job.serials):
-            raise ProtocolError("pages that were not to be read")
+            raise ProtocolError("a report on pages without a read order")
         self._read_at = self._loop.time()
         if report.damaged:
             self._owner.disk_damaged(report.damaged)
@@ -107,26 +116,26 @@ class Fetches:
         for page, flag in enumerate(report.read, report.first):
             came += job.sizes[page] if flag else 0
             self._frames_reading -= self._frames_of(job.sizes[page])
-            self._told(job.serials[page], _HERE if flag else _ABSENT, report.reason)
-        point("fetches.told")
+            self._complete(job.serials[page], _HERE if flag else _ABSENT, report.reason)
+        point("fetches.completed")
         read = report.read.count(1)
         self._owner.count_fetched(read, came, len(report.read) - read)
-        self._grumble.tell(report.reason)
+        self._faults.tell(report.reason)
         if not any(serial in self._reading for serial in job.serials):
             del self._jobs[report.number]
         self.at_work.note(len(self._reading))
 
     def lost(self) -> None:
-        """The worker is gone: what it was reading does not come."""
+        """Completes all reads as failed: the worker is gone."""
         self.slot = None
         self._jobs.clear()
         self._frames_reading = 0
         for serial in list(self._reading):
-            self._told(serial, _ABSENT, "the disk tier is gone")
+            self._complete(serial, _ABSENT, "the disk worker ended while it read the page")
         self.at_work.note(0)
 
     def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> None:
-        """Tells the worker to read what it was granted."""
+        """Orders the worker to read the pages for which frames were granted."""
         granted = [page for page, outcome in enumerate(outcomes) if outcome == _GRANTED]
         if not granted:
             return
@@ -149,7 +158,7 @@ class Fetches:
     def _frames_of(self, size: int) -> int:
         return -(-size // self._frame_bytes)
 
-    def _told(self, serial: int, outcome: int, reason: str) -> None:
+    def _complete(self, serial: int, outcome: int, reason: str) -> None:
         for waiting in self._reading.pop(serial, ()):
             for page in waiting.open.pop(serial):
                 waiting.outcomes[page] = outcome
@@ -163,7 +172,7 @@ class Fetches:
         waiting.timer = self._loop.call_later(timeout, self._late, waiting)
 
     def _late(self, waiting: _WaitingFetch) -> None:
-        """Answers one that does not wait any longer, and forgets it: a disk may hang for ever."""
+        """Answers a request whose timeout has passed and forgets it, because a disk may hang forever."""
         if waiting.reply is None:
             return
         for serial in waiting.open:
@@ -176,5 +185,5 @@ class Fetches:
 
     def _why(self, outcomes: bytearray) -> str:
         if self.slot is None:
-            return "there is no disk tier now"
-        return "not all pages came in time" if _NOT_YET in outcomes else ""
+            return "the disk tier is not open"
+        return "the timeout passed before all pages were read" if _NOT_YET in outcomes else ""

@@ -1,4 +1,4 @@
-"""What the disk tier says of itself, for who looks: a text in the index's header, in JSON."""
+"""The status of the disk tier: JSON in the header of the index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_TEXT = 400
 
 
 class Standing(Enum):
-    """How the disk tier is."""
+    """The state of the disk tier."""
 
     NONE = "none"
     STARTING = "starting"
@@ -24,7 +24,13 @@ class Standing(Enum):
 
 
 class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that may be written a day, and those that are left now. spared_bytes: not written for want of them."""
+    """The write budget.
+
+    Attributes:
+        per_day: Bytes that may be written a day.
+        left: Bytes that may be written now.
+        spared_bytes: Bytes that were not written because the budget was spent.
+    """
 
     per_day: int
     left: int
@@ -32,12 +38,27 @@ class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk tier. The fields are keys of `pagetier stats --json`: they are added to, never renamed.
+    """The status of the disk tier.
 
-    standing: none, starting, open or down; trouble: why it is down, or what went wrong last, "" if nothing did.
-    write: the rule for writing. opened: how it was found. file_bytes: what its files take; cap: what they may take.
-    disk_free, disk_total: of the file system. last_sync: seconds since 1970, 0 if never; clean: nothing was written
-    since. device_bytes: handed to the file system by this daemon's workers, trees included. restarts: of the worker.
+    The fields are keys of `pagetier stats --json`: new ones may be added, none is renamed.
+
+    Attributes:
+        standing: none, starting, open or down.
+        trouble: Why the tier is down, or its last fault; "" if there is none.
+        folder: The folder of the tier.
+        write: The rule for writing, `disk.write`.
+        opened: How the tier was opened.
+        note: What the worker reported about the files.
+        cap: The largest size of the tier's files.
+        file_bytes: The size of the tier's files.
+        disk_free: Free bytes of the file system.
+        disk_total: The size of the file system.
+        last_sync: The time of the last sync in seconds since 1970; 0 if there was none.
+        clean: Nothing was written since the last sync.
+        damaged: Pages that failed their checksum.
+        device_bytes: Bytes that this daemon's workers handed to the file system, trees included.
+        restarts: Restarts of the worker.
+        budget: The write budget, None if there is no limit.
     """
 
     standing: Standing = Standing.NONE
@@ -58,7 +79,7 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
     budget: BudgetReport | None = None
 
     def pack(self) -> bytes:
-        """As bytes, short enough for the header."""
+        """Returns the report as JSON, shortened to fit into the header."""
         packed = msgspec.json.encode(self)
         if len(packed) <= _MOST_BYTES:
             return packed
@@ -68,7 +89,7 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_state(report: DiskReport, state: TierState) -> DiskReport:
-    """The report with what the worker told."""
+    """Returns the report with the state that the worker sent."""
     return msgspec.structs.replace(
         report,
         opened=state.opened,
@@ -84,12 +105,19 @@ def with_state(report: DiskReport, state: TierState) -> DiskReport:
 
 
 def unpack(text: bytes | None) -> DiskReport:
-    """What is in the header; nothing where nobody wrote anything yet."""
+    """Returns the report in the header; an empty one if none was published yet."""
     return msgspec.json.decode(text, type=DiskReport) if text else DiskReport()
 
 
 class DiskCounters(msgspec.Struct, frozen=True):
-    """writing: pages that are being written now. write_seconds, read_seconds: how long this daemon's disk was at it."""
+    """Counters of the disk tier's work.
+
+    Attributes:
+        report: The published status.
+        writing: Pages that are being written.
+        write_seconds: How long writes were in progress since the daemon started.
+        read_seconds: How long reads were in progress since the daemon started.
+    """
 
     report: DiskReport
     writing: int
@@ -98,7 +126,7 @@ class DiskCounters(msgspec.Struct, frozen=True):
 
 
 class Busy:
-    """A clock that runs while there are orders that were not answered."""
+    """A clock that runs while orders are in progress."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -106,7 +134,7 @@ class Busy:
         self._before = 0.0
 
     def note(self, orders: int) -> None:
-        """So many are open now."""
+        """Sets the number of orders in progress."""
         if orders and self._since is None:
             self._since = self._clock()
         elif not orders:
@@ -114,5 +142,5 @@ class Busy:
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """The seconds so far."""
         return self._before + (self._clock() - self._since if self._since is not None else 0.0)

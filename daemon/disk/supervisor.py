@@ -1,4 +1,4 @@
-"""A worker is kept running: started, and started again when it has ended, later each time that it does not last."""
+"""Keeps a disk worker running: restarts it when it ends, each time after a longer pause if it did not last."""
 
 from __future__ import annotations
 
@@ -20,30 +20,34 @@ LEAVING_S: Final = 10.0
 WORKER_NAME: Final = "disk tier"
 _DYING_S: Final = 1.0
 STEADY_S: Final = 60.0
-# What is believed after so many workers in a row that crashed, each within STEADY_S.
+# How far the next worker trusts the files, by the number of consecutive crashes within STEADY_S of a start.
 _TRUST: Final = (Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.NOTHING)
 
 
 class Watcher(Protocol):
-    """Who is told by the supervisor, on the loop's thread."""
+    """The receiver of the supervisor's events, on the loop's thread."""
 
     def started(self, slot: int) -> None:
-        """A worker was given this slot; reports follow."""
+        """A worker has started in this slot; its reports follow."""
 
     def hear(self, report: Report) -> None:
-        """The worker says something."""
+        """The worker sent a report."""
 
     def ended(self, slot: int, why: str) -> None:
-        """It is gone, and touches nothing any more."""
+        """The worker has ended and accesses nothing any more."""
 
     def failed(self, why: str) -> None:
-        """None could be started."""
+        """No worker could be started; the supervisor tries again later."""
 
 
 class Supervisor:
-    """Runs from start() to stop(). On the loop's thread only.
+    """Runs the worker from start() to stop(). On the loop's thread only.
 
-    populated: whether the worker may map all of the arena ahead. renewing: whether it ends to make way for another.
+    Attributes:
+        leaving: The worker is not restarted when it ends, because the daemon stops.
+        renewing: The worker ends to make way for one with another size.
+        restarts: How often the worker was restarted.
+        populated: The worker may map all of the arena ahead of use.
     """
 
     def __init__(
@@ -59,31 +63,31 @@ class Supervisor:
         self.renewing = False
         self._why = ""
         self._crashes = 0
-        self._doubt = Trust.AS_LEFT  # what a worker said as it failed, until another has opened the tier
+        self._doubt = Trust.AS_LEFT  # what the last failing worker reported, until another one has opened the tier
         self.restarts = 0
         self.populated = False
 
     def start(self) -> None:
-        """Begins to keep a worker running."""
+        """Starts a worker and keeps one running from now on."""
         self._task = self._loop.create_task(self._keep_running())
 
     @property
     def has_worker(self) -> bool:
-        """Whether there is one, whatever it does."""
+        """Whether there is a worker process, in whatever state."""
         return self._worker is not None
 
     @property
     def goes_on(self) -> bool:
-        """Whether there will be another worker when this one has ended."""
+        """Whether another worker will follow when this one has ended."""
         return self._task is not None and not self._task.done()
 
     def send(self, order: Order) -> None:
-        """To the worker, if there is one."""
+        """Sends an order to the worker, if there is one."""
         if self._worker is not None:
             self._worker.send(order)
 
     async def stop(self, timeout: float) -> None:
-        """Tells the worker to leave, and ends it if it has not within `timeout` seconds."""
+        """Orders the worker to leave, and kills it if it has not ended within `timeout` seconds."""
         self.leaving = True
         self.send(Leave())
         worker, task = self._worker, self._task
@@ -96,7 +100,7 @@ class Supervisor:
             await asyncio.gather(task, return_exceptions=True)
 
     def renew(self, options: DiskOptions) -> None:
-        """Another worker in the place of this one, which ends when it has done what it was told."""
+        """Replaces the worker by one with these options, after it has completed its orders."""
         self._options = options
         worker = self._worker
         if worker is not None:
@@ -105,12 +109,12 @@ class Supervisor:
             self._loop.call_later(LEAVING_S, self._hurry, worker)
 
     def _hurry(self, worker: WorkerProcess) -> None:
-        """A hung disk may keep a worker from leaving."""
+        """Kills the worker if a hung disk has kept it from leaving."""
         if worker is self._worker:
             worker.kill()
 
     def abandon(self) -> None:
-        """Ends it at once, without a word: the next daemon's worker finds everything."""
+        """Kills the worker without waiting for its orders: the next daemon's worker finds the files as they are."""
         self.leaving = True
         if self._task is not None:
             self._task.cancel()
@@ -124,7 +128,7 @@ class Supervisor:
             try:
                 await self._run_once()
             except OSError as error:
-                self._watcher.failed(f"its worker can not be started: {error}")
+                self._watcher.failed(f"its worker cannot be started: {error}")
             if self.leaving:
                 return
             if self.renewing:
@@ -143,7 +147,7 @@ class Supervisor:
         if slot < 0:
             worker.kill()
             await worker.ended
-            raise OSError("all slots are taken")
+            raise OSError("all slots are in use")
         self._worker, self._why = worker, ""
         self._watcher.started(slot)
         try:
@@ -168,7 +172,7 @@ class Supervisor:
         try:
             descriptors = self._segments.descriptors()
         except (OSError, ShmError) as error:
-            worker.give_up(f"can not be given the segments: {error}")
+            worker.give_up(f"cannot receive the segments: {error}")
             return
         order = Serve(
             slot,
@@ -181,7 +185,7 @@ class Supervisor:
         try:
             await worker.serve(order, descriptors)
         except OSError as error:
-            worker.give_up(f"can not be told what to serve: {error}")
+            worker.give_up(f"cannot receive its orders: {error}")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

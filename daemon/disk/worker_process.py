@@ -1,4 +1,4 @@
-"""A worker as a child process, and the socket pair to it."""
+"""The disk worker as a child process, connected by a socket pair."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _U32, _U64 = 4, 8
 
 
 def check(report: Report) -> None:
-    """Raises ProtocolError where the parts of a report do not fit together."""
+    """Raises ProtocolError if the parts of a report are inconsistent."""
     wrong = _wrong(report)
     if wrong:
         raise ProtocolError(f"{type(report).__name__}: {wrong}")
@@ -37,13 +37,13 @@ def check(report: Report) -> None:
 def _wrong(report: Report) -> str:
     match report:
         case Opened() if not 0 <= report.room <= _MOST_FRAMES:
-            return f"a room of {report.room} frames"
+            return f"room for {report.room} frames"
         case Holds():
             return _wrong_pages(report) or next(filter(None, map(wrong_space, report.table)), "")
         case Wrote() if not set(report.stored) <= _RESULTS:
-            return "what became of a page is not known"
+            return "an unknown result of a page"
         case HasRead() if report.first < 0 or not set(report.read) <= {0, 1} or len(report.damaged) % KEY_BYTES:
-            return "pages that do not fit together"
+            return "inconsistent pages"
         case _:
             return ""
 
@@ -52,30 +52,35 @@ def _wrong_pages(held: Holds) -> str:
     pages = len(held.keys) // KEY_BYTES
     lengths = tuple(map(len, (held.keys, held.sizes, held.stamps, held.spaces)))
     if lengths != (KEY_BYTES * pages, _U64 * pages, _U64 * pages, _U32 * pages):
-        return f"arrays of {lengths} bytes"
+        return f"arrays of {lengths} bytes for {pages} pages"
     if pages and max(np.frombuffer(held.spaces, "<u4")) >= len(held.table):
-        return "a namespace that it did not name"
+        return "a namespace that is not in its table"
     sizes = np.frombuffer(held.sizes, "<u8")
     if pages and not 0 < sizes.min() <= sizes.max() < _MOST_BYTES:
         return f"pages of {sizes.min()} to {sizes.max()} bytes"
     return ""
 
 
-# What LMDB allocates for each transaction is kept by the process: giving it back and getting it anew costs more than
-# the copying. It is kept once, and not by each thread. All are read by glibc when the process starts.
+# The process keeps the memory that LMDB allocates for a transaction: releasing and allocating it again costs more than
+# the copying. One malloc arena keeps it once instead of once for each thread. glibc reads these variables when the
+# process starts.
 _KEPT: Final = str(4 << 30)
 _ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT, "MALLOC_ARENA_MAX": "1"}
 _OWN_PREFIX: Final = "PAGETIER_"
 _CHUNK: Final = 1 << 18
 _DYING_S: Final = 1.0
-# Of a process that stumbles over what it reads, or over itself.
+# Signals of a crash that the files or a bug may have caused.
 _CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 
 
 class WorkerProcess:
-    """Started by the constructor; ended when `ended` is done. On the loop's thread only.
+    """The worker process, started by the constructor. On the loop's thread only.
 
-    Raises OSError if it can not be started.
+    Attributes:
+        ended: Done when the process has ended.
+
+    Raises:
+        OSError: The process cannot be started.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Report], None]) -> None:
@@ -100,48 +105,51 @@ class WorkerProcess:
         loop.add_reader(self._pidfd, self._gone)
 
     async def serve(self, order: Serve, descriptors: list[int]) -> None:
-        """Tells it what to serve, with the segments' descriptors, and listens. Raises OSError if it is gone."""
+        """Sends the worker its configuration and the descriptors of the segments, and starts to receive reports.
+
+        Raises OSError if the worker is gone.
+        """
         socket.send_fds(self._socket, [pack(order)], descriptors)
         point("disk.served")
-        self._connecting = True  # from now on the socket is the transport's to close, also before it is here
+        self._connecting = True  # from now on the transport closes the socket, even if it is not created yet
         self._transport, _ = await self._loop.create_unix_connection(lambda: self._ears, sock=self._socket)
         if self.ended.done():
             self._transport.abort()
 
     def send(self, order: Order) -> None:
-        """Sends soon; what goes to a dead worker is lost."""
+        """Sends an order without waiting. Orders to a dead worker are lost."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(order))
 
     def give_up(self, why: str) -> None:
-        """Ends it at once, as it is of no use; `ended` follows."""
+        """Kills the worker for this reason; `ended` follows."""
         self._why = self._why or why
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once; `ended` follows."""
+        """Kills the worker; `ended` follows."""
         self._child.kill()
 
     def expect_end(self) -> None:
-        """It is about to end by itself; `ended` follows soon."""
+        """Kills the worker if it does not end by itself within a second; `ended` follows."""
         if self._dying is None and not self.ended.done():
             self._dying = self._loop.call_later(_DYING_S, self.kill)
 
     @property
     def death(self) -> str:
-        """How it ended, when it has."""
+        """How the worker ended."""
         code = self._child.returncode
         if self._why:
             return self._why
         if code == -signal.SIGKILL:
-            return "was killed by signal 9, perhaps for want of memory: see dmesg"
+            return "was killed by signal 9, maybe because memory ran out: see dmesg"
         if code == -signal.SIGBUS:
-            return "was killed by SIGBUS: its file system is full, or a file of its was cut short or could not be read"
+            return "was killed by SIGBUS: its file system is full, or a file was truncated or could not be read"
         return f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
 
     @property
     def crashed(self) -> bool:
-        """Whether it ended by a signal that says that it stumbled, perhaps over what lies on the disk."""
+        """Whether the worker ended by a signal that damaged files may have caused."""
         return -(self._child.returncode or 0) in _CRASHES
 
     def _gone(self) -> None:
@@ -151,15 +159,15 @@ class WorkerProcess:
         if self._dying is not None:
             self._dying.cancel()
         if self._transport is not None:
-            self._hear_the_last()
+            self._receive_rest()
             self._transport.abort()
         elif not self._connecting:
             self._socket.close()
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def _hear_the_last(self) -> None:
-        """What it said before it went, such as why."""
+    def _receive_rest(self) -> None:
+        """Receives the last reports of the worker, such as the reason of its end."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_CHUNK):
                 self._ears.data_received(data)
@@ -172,7 +180,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 class _Ears(asyncio.Protocol):
-    """Hears a worker until it makes no sense, or has hung up: then it is of no use any more."""
+    """Receives the reports of a worker until it sends an invalid one or closes the connection."""
 
     def __init__(
         self, hear: Callable[[Report], None], give_up: Callable[[str], None], expect_end: Callable[[], None]
@@ -184,7 +192,7 @@ class _Ears(asyncio.Protocol):
         self._listens = True
 
     def data_received(self, data: bytes) -> None:
-        """Each report that is complete."""
+        """Passes on each complete report."""
         try:
             for body in self._unpacker.feed(data) if self._listens else ():
                 report = read_report(body)
@@ -192,8 +200,8 @@ class _Ears(asyncio.Protocol):
                 self._hear(report)
         except ProtocolError as error:
             self._listens = False
-            self._give_up(f"talked nonsense: {error}")
+            self._give_up(f"sent an invalid report: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A worker hangs up when it ends, and not before."""
+        """Expects the end of the worker: it closes the connection only when it ends."""
         self._expect_end()

@@ -1,12 +1,18 @@
-"""Pages that are written to the disk together."""
+"""A batch of pages that are written to the disk together."""
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import msgspec
+
+from pagetier.shm.protocol import Space
+from pagetier.tiers.worker_protocol import Write
 
 
 class WriteBatch(msgspec.Struct, frozen=True):
-    """Pages that were chosen, a packed array each."""
+    """Pages chosen for writing, as one packed array for each of their properties."""
 
     entries: bytes
     serials: bytes
@@ -20,9 +26,40 @@ class WriteBatch(msgspec.Struct, frozen=True):
         return len(self.entries) // 4
 
     def only(self, which: list[int]) -> WriteBatch:
-        """Those pages alone, in order."""
+        """Returns a batch of the pages at these positions, in this order."""
         widths = (4, 8, 32, 8, 4, 8, 4)
         fields = (getattr(self, name) for name in self.__struct_fields__)
         return WriteBatch(
             *(b"".join(field[i * n : i * n + n] for i in which) for field, n in zip(fields, widths, strict=True))
         )
+
+
+def write_order(number: int, pages: WriteBatch, drops: bytes, offset: int, spaces: list[dict[str, Any]]) -> Write:
+    """Returns the order to drop and to write these pages.
+
+    Args:
+        number: The number of the order.
+        pages: The pages to write.
+        drops: The keys of the pages to drop first.
+        offset: The stamp of a page on disk minus its tick in memory.
+        spaces: The namespaces of the index.
+    """
+    numbers = array("I", pages.spaces)
+    used = sorted(set(numbers))
+    position = {space: i for i, space in enumerate(used)}
+    known = {space["number"]: space for space in spaces}
+    return Write(
+        number,
+        drops,
+        pages.entries,
+        pages.serials,
+        pages.keys,
+        pages.sizes,
+        array("Q", [max(0, tick + offset) for tick in array("Q", pages.ticks)]).tobytes(),
+        array("I", [position[space] for space in numbers]).tobytes(),
+        tuple(_space(known[space]) for space in used),
+    )
+
+
+def _space(record: dict[str, object]) -> Space:
+    return Space(*(record[name] for name in ("digest", "name", "page_tokens", "group", "window")))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Writing behind: the coldest pages go to disk before they have to leave memory."""
+"""Write-behind: writes the coldest pages to disk before they have to leave memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Final
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART, DiskOptions
 from pagetier.daemon.disk.status import Busy
-from pagetier.daemon.disk.write_batch import WriteBatch
+from pagetier.daemon.disk.write_batch import WriteBatch, write_order
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import ProtocolError, Space
+from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import Order, Stored, Sync, Synced, Write, Wrote
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
-_MOST_DROPS: Final = 1 << 20  # in one order: a message has its bounds
+_MOST_DROPS: Final = 1 << 20  # in one order, because the size of a message is limited
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
-_LOOK_S: Final = 10.0  # it is a walk over the whole index
-# enum pt_write_result in core/daemon/write_behind.h
+_LOOK_S: Final = 10.0  # the check walks over the whole index
+# Values of enum pt_write_result in shm/core/daemon/write_behind.h.
 _FAILED, _DONE, _SPARED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
     bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]), bytes([_FAILED, _DONE, _AGAIN, _AGAIN])
@@ -33,7 +33,13 @@ _RESULT_OF_STORED: Final = bytes.maketrans(
 
 
 class WriteBehind:
-    """Decides what is written and when. On the loop's thread only."""
+    """Decides which pages are written, and when. On the loop's thread only.
+
+    Attributes:
+        all_wanted: All pages are to be written, by a flush to disk.
+        refusal: The reason of the last page or sync that failed, until the next flush or worker; "" if there was none.
+        device_bytes: Bytes that the workers of this daemon handed to the file system.
+    """
 
     def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, send: Callable[[Order], None]) -> None:
         header = owner.header()
@@ -48,41 +54,45 @@ class WriteBehind:
         self._frame_bytes = header["frame_bytes"]
         self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header["frames"] // SMALLEST_PART))
         self._ahead = max(1, int(header["frames"] * options.ahead))
-        self._offset = 0  # from ticks to stamps
+        self._offset = 0  # stamp of a page on disk minus its tick in memory
         self._ready = False
         self._syncing = False
         self._unsynced = False
         self._wrote_at = self._synced_at = self._moved_at = time.monotonic()
         self._paid: dict[int, int] = {}
         self.all_wanted = False
-        self._writes = FaultLog("the disk tier can not write: %s", "the disk tier writes again")
-        self._syncs = FaultLog("the disk tier can not sync: %s", "the disk tier syncs again")
+        self._writes = FaultLog("the disk tier cannot write: %s", "the disk tier writes again")
+        self._syncs = FaultLog("the disk tier cannot sync: %s", "the disk tier syncs again")
         self._pages_failed = False
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self.refusal = ""
         self.device_bytes = 0
         self.at_work = Busy()
 
     @property
     def in_flight(self) -> int:
-        """Pages that are being written now."""
+        """The number of pages that are being written."""
         return sum(map(len, self._in_flight.values())) // 4
 
     @property
     def trouble(self) -> str:
-        """Why the last write that tried to change the disk, or the last sync, failed; "" if neither did."""
+        """The reason why the last attempt to change the disk, or the last sync, failed; "" if both succeeded."""
         return self._writes.reason or self._syncs.reason
 
     @property
     def ready(self) -> bool:
-        """Whether there is a worker that takes orders."""
+        """Whether there is a worker that accepts orders."""
         return self._ready
 
     def begin(self, drops: bytes, newest: int = 0) -> int:
-        """The worker is ready for orders. What was to leave the disk when the last one died still has to.
+        """Starts to send orders to a new worker. Pages that the previous worker did not drop are dropped again.
 
-        drops: keys that leave it first of all; the order by which the last of them goes, 0 where there are none.
-        newest: the latest stamp on the disk.
+        Args:
+            drops: The keys of pages to drop before anything else.
+            newest: The latest stamp on the disk.
+
+        Returns:
+            The number of the order that drops the last of these keys; 0 if there are none.
         """
         self._offset = self._offset or _offset(newest)
         self._owner.disk_drop(self._lost_drops)
@@ -92,7 +102,7 @@ class WriteBehind:
         return self._drop(drops) if drops else 0
 
     def try_again(self) -> None:
-        """What went wrong before is forgotten."""
+        """Forgets earlier errors, so that all pages are tried again."""
         self._forget_trouble()
         self.refusal = ""
 
@@ -101,37 +111,37 @@ class WriteBehind:
         self._syncs.forget()
 
     def lost(self) -> None:
-        """The worker is gone, with all its orders; the index has put them back already."""
+        """Forgets all orders: the worker is gone, and the index has put their pages back already."""
         self._ready = self._syncing = self._unsynced = False
         self._in_flight.clear()
         self.at_work.note(0)
         self._paid.clear()
         self._lost_drops += b"".join(self._dropping.values())
         self._dropping.clear()
-        self._forget_trouble()  # why there is no worker is more than what it could not write
+        self._forget_trouble()  # the reason why there is no worker matters more than failed writes
 
     def drop_now(self) -> int:
-        """What is to leave the disk is ordered to: the order after which all of it has left; 0: it has already."""
+        """Orders the worker to drop all due pages; returns the order that completes this, 0 if none are left."""
         drops = self._owner.disk_drops()
         return self._drop(drops) if drops else max(self._dropping, default=0)
 
     @property
     def writing(self) -> bool:
-        """Whether pages are being written, and nothing is wrong with that."""
+        """Whether pages are being written without trouble."""
         return bool(self._in_flight) and not self.trouble and not self.stalled()
 
     @property
     def busy(self) -> bool:
-        """Whether something is being written or synced, or was not synced."""
+        """Whether pages are being written or synced, or wait for a sync."""
         return bool(self._in_flight) or self._syncing or self._unsynced
 
     def look(self) -> None:
-        """Orders what it is time to write. Cheap: for after every reservation."""
+        """Orders the writes that are due. Cheap, for a call after every reservation."""
         while self._ready and len(self._in_flight) < _IN_FLIGHT and self._due() and self._order():
             pass
 
     def tidy(self) -> None:
-        """What is to leave the disk, and what is to be synced; a few times a second."""
+        """Orders due drops and syncs. Called a few times a second."""
         if not self._ready:
             return
         self.look()
@@ -142,15 +152,15 @@ class WriteBehind:
         self._forget_if_done()
 
     def sync_soon(self) -> None:
-        """Syncs as soon as nothing is being written."""
+        """Syncs as soon as no page is being written."""
         if self._ready and self._unsynced and not self._in_flight and not self._syncing:
             self._sync()
 
     def wrote(self, report: Wrote) -> None:
-        """The worker has carried out an order. Raises ProtocolError if there was no such order."""
+        """Handles a completed write order. Raises ProtocolError if there is no such order."""
         entries = self._in_flight.pop(report.number, None)
         if entries is None or len(entries) != 4 * len(report.stored):
-            raise ProtocolError("pages that were not to be written")
+            raise ProtocolError("a report on pages without a write order")
         self.at_work.note(len(self._in_flight))
         dropped = self._dropping.pop(report.number, None)
         point("behind.heard")
@@ -161,21 +171,21 @@ class WriteBehind:
         self.device_bytes += report.disk_bytes
         self._budget.spend(report.disk_bytes - self._paid.pop(report.number, 0))
         self._wrote_at = self._moved_at = time.monotonic()
-        if report.reason or dropped or Stored.DONE in report.stored:  # others tried nothing
+        if report.reason or dropped or Stored.DONE in report.stored:  # other orders did not change the disk
             self._writes.tell(report.reason)
             self._pages_failed = Stored.FAILED in report.stored
         self.refusal = report.reason or self.refusal
         self.look()
 
     def synced(self, report: Synced) -> None:
-        """The worker has synced; what was ordered meanwhile may not be among it."""
+        """Handles a completed sync, which need not cover the pages ordered while it ran."""
         self._syncing = False
         self._synced_at = self._moved_at = time.monotonic()
-        self._syncs.tell(report.reason)  # says nothing about writes: those before it may all have failed
+        self._syncs.tell(report.reason)  # a successful sync does not clear the fault of failed writes
         self.refusal = report.reason or self.refusal
 
     def _shrink(self, entries: bytes, page: int) -> None:
-        """Room lies in pieces, none of which holds such a page: as much again has to come free."""
+        """Shrinks the tier by the page's size: its free space is fragmented, and no fragment can take the page."""
         (size,) = array("Q", self._owner.sizes(entries[4 * page : 4 * page + 4]))
         self._owner.disk_shrink(-(-size // self._frame_bytes))
         point("behind.shrunk")
@@ -186,7 +196,7 @@ class WriteBehind:
         return self._owner.frames_ahead(self._ahead) < self._ahead
 
     def _order(self) -> bool:
-        """Orders a batch; False if there was nothing to write."""
+        """Orders a batch. Returns False if there was nothing to write."""
         ordered = WriteBatch(*self._owner.order_writes(self._batch, _BATCH_PAGES))
         point("behind.chosen")
         admitted = self._admitted(ordered)
@@ -194,14 +204,15 @@ class WriteBehind:
         if not len(admitted) and not drops:
             return len(ordered) > 0
         self._unsynced = True
-        order = self._write(admitted, drops)
+        spaces = self._owner.spaces() if len(admitted) else []
+        order = write_order(next(self._numbers), admitted, drops, self._offset, spaces)
         self._paid[order.number] = 0 if self.all_wanted else sum(array("Q", admitted.sizes))
         self._put(order, admitted.entries)
         point("behind.ordered")
         return len(ordered) > 0
 
     def _admitted(self, ordered: WriteBatch) -> WriteBatch:
-        """What the budget allows; the rest is told to leave memory unwritten."""
+        """Returns the pages that the budget allows. The others may leave memory unwritten."""
         if not self._budget.per_day or self.all_wanted:
             return ordered
         chains, sizes = array("I", ordered.chains), array("Q", ordered.sizes)
@@ -211,26 +222,8 @@ class WriteBehind:
             self._owner.end_orders(spared.entries, bytes([_SPARED]) * len(spared))
         return ordered.only([i for i, admitted in enumerate(verdicts) if admitted])
 
-    def _write(self, pages: WriteBatch, drops: bytes) -> Write:
-        numbers = array("I", pages.spaces)
-        used = sorted(set(numbers))
-        place = {number: i for i, number in enumerate(used)}
-        known = {space["number"]: space for space in self._owner.spaces()} if used else {}
-        table = tuple(_space(known[number]) for number in used)
-        return Write(
-            next(self._numbers),
-            drops,
-            pages.entries,
-            pages.serials,
-            pages.keys,
-            pages.sizes,
-            array("Q", [max(0, tick + self._offset) for tick in array("Q", pages.ticks)]).tobytes(),
-            array("I", [place[number] for number in numbers]).tobytes(),
-            table,
-        )
-
     def _drop(self, drops: bytes) -> int:
-        """The last of the orders by which these keys go."""
+        """Orders the worker to drop these keys and returns the number of the last order."""
         self._unsynced = True
         number = 0
         for first in range(0, len(drops), 32 * _MOST_DROPS):
@@ -240,7 +233,7 @@ class WriteBehind:
         return number
 
     def stalled(self) -> str:
-        """That the disk has not done for long what it was told, "" if it has."""
+        """Returns that the disk has not completed an order for long, "" if it has."""
         waited = time.monotonic() - self._moved_at
         if waited < STALLED_S or not (self._in_flight or self._syncing):
             return ""
@@ -270,25 +263,21 @@ class WriteBehind:
         self._send(Sync(next(self._numbers)))
 
     def _forget_if_done(self) -> None:
-        """That pages were not written is no trouble once none is in memory alone: no write would come that ends it."""
+        """Clears the fault of failed writes once all pages are on disk, because no later write would clear it."""
         now = time.monotonic()
         waits = self._writes.reason and self._pages_failed and not self._in_flight
-        if not waits or now - self._looked_at < _LOOK_S:
+        if not waits or now - self._checked_at < _LOOK_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         pages, _, spared = self._owner.unwritten()
         if not pages and not spared:
             self._writes.forget()
 
 
 def _offset(newest: int) -> int:
-    """Returns what turns ticks into stamps, which order pages on disk beyond a restart of the host.
+    """Returns the difference between ticks and stamps, which order the pages on disk across restarts of the host.
 
-    What is written later is stamped later, also where the host's clock was set back or is wrong until it has a network:
-    else the newest pages would be the first to leave the disk.
+    A later write gets a later stamp even if the host's clock was set back, or is wrong until the network is up.
+    Otherwise the newest pages would be the first to leave the disk.
     """
     return max(time.time_ns(), newest) - time.monotonic_ns()
-
-
-def _space(told: dict[str, object]) -> Space:
-    return Space(*(told[name] for name in ("digest", "name", "page_tokens", "group", "window")))  # type: ignore[arg-type]

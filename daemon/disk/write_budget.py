@@ -1,4 +1,7 @@
-"""How many bytes may be written to disk a day: given to whole prefixes, as a page needs those before it."""
+"""Limits the bytes written to disk a day.
+
+Whole prefixes are admitted, because a page is useless without those before it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class _Verdict(Enum):
 
 
 class _Chain(msgspec.Struct):
-    """A run of pages that were granted together, behind those of `parent` (0: at the head of a prompt)."""
+    """A run of pages granted together, after the run `parent` (0: at the start of a prompt)."""
 
     parent: int
     size: int
@@ -33,11 +36,13 @@ class _Chain(msgspec.Struct):
 
 
 class Budget:
-    """A bucket that fills evenly over the day and holds a day's bytes; full at first. 0 bytes a day: no limit.
+    """A token bucket that fills evenly over the day and holds the bytes of one day.
 
-    The first page of a run that is to be written pays for the whole run, and for the runs before it that were not paid
-    for. If the bucket has not enough the run is rejected, and all that follow it. Runs that are not known any more, as
-    they are older than this daemon, are not written.
+    It starts full; 0 a day is no limit.
+
+    The first page of a run that is to be written pays for the whole run, and for the unpaid runs before it. If the
+    bucket has too few bytes, the run and all runs after it are rejected. Runs that are no longer known, because they
+    are older than this daemon, are not written.
     """
 
     def __init__(self, per_day: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,14 +54,20 @@ class Budget:
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
 
     def note(self, outcomes: bytes, chains: bytes, sizes: bytes) -> None:
-        """What was granted, after a reservation: an array each, a page each, head first."""
+        """Records the outcome of a reservation.
+
+        Args:
+            outcomes: The outcome of each page, the first page of the prompt first.
+            chains: The number of each page's run, u32.
+            sizes: The size of each page, u64.
+        """
         granted = [i for i, outcome in enumerate(outcomes) if outcome == _GRANTED]
         if not granted:
             return
         numbers, nbytes = array("I", chains), array("Q", sizes)
         first = granted[0]
         parent = numbers[first - 1] if first else 0
-        # a parent that nobody knows is a prefix that is not there: a chain of its own that is never admitted
+        # An unknown parent means that the prefix is not on disk: the run gets a chain that is never admitted.
         self._chains[numbers[first]] = _Chain(parent, sum(nbytes[i] for i in granted))
         if first and parent not in self._chains:
             self._chains[numbers[first]].verdict = _Verdict.REJECTED
@@ -64,7 +75,7 @@ class Budget:
             self._chains.popitem(last=False)
 
     def admits(self, chain: int, size: int) -> bool:
-        """Whether a page of this run may be written."""
+        """Returns whether a page of this run may be written."""
         if not self.per_day:
             return True
         if self._admitted(chain):
@@ -73,14 +84,14 @@ class Budget:
         return False
 
     def spend(self, size: int) -> None:
-        """More was written than was admitted: trees and padding, or what an administrator told to be written.
+        """Charges bytes written beyond the admitted ones: trees, padding, and writes that an administrator requested.
 
-        What is owed is paid back by the coming hours.
+        The bucket may become negative; the following hours fill it again.
         """
         self._left -= size
 
     def report(self) -> BudgetReport | None:
-        """For people."""
+        """Returns the state of the budget, None if there is no limit."""
         if not self.per_day:
             return None
         self._fill()

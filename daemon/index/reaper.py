@@ -80,7 +80,7 @@ class Reaper:
 
     def _died(self, slot: int) -> None:
         self._forget(slot)
-        point("reaper.told")
+        point("reaper.noticed")
         self._reap_later(slot)
 
     def _reap_later(self, slot: int) -> None:

@@ -52,7 +52,7 @@ def tell(owner: Owner, *batches: Holds) -> None:
         check(batch)
         collected.add(batch)
     assert len(collected) == sum(map(len, (batch.keys for batch in batches))) // 32
-    assert asyncio.run(collected.tell(lambda _: False)) == b""
+    assert asyncio.run(collected.load_into_index(lambda _: False)) == b""
 
 
 def dropped(owner: Owner) -> set[bytes]:
@@ -125,7 +125,7 @@ def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monke
 
     async def run() -> None:
         nonlocal turns
-        telling = asyncio.ensure_future(collected.tell(lambda _: False))
+        telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
         while not telling.done():
             turns += 1
             await asyncio.sleep(0)
@@ -143,7 +143,7 @@ def test_what_is_flushed_while_it_is_told_is_not_told_any_more(owner: Owner, mon
     flushed: set[bytes] = set()
 
     async def run() -> bytes:
-        telling = asyncio.ensure_future(collected.tell(flushed.__contains__))
+        telling = asyncio.ensure_future(collected.load_into_index(flushed.__contains__))
         while not owner.header()["disk_pages"]:
             await asyncio.sleep(0)
         flushed.add(OTHER.digest)
@@ -195,7 +195,7 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     collected.add(Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
 
     async def run() -> None:
-        telling = asyncio.ensure_future(collected.tell(lambda _: False))
+        telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
         await asyncio.sleep(0)
         slot = attach(owner, 1)
         store(owner, memory.session(slot), [9])
