@@ -1,4 +1,4 @@
-"""The daemon's life between start and stop: populate, serve, wait for a signal, leave."""
+"""Runs the daemon from start to stop: populates the arena, serves, waits for a signal, leaves."""
 
 from __future__ import annotations
 
@@ -33,24 +33,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagetierd")
 
-_CHUNK_S: Final = 60.0  # longest time without progress in populating before systemd gives up
-_STATUS_S: Final = 10.0  # between two looks at what there is to serve
-_LEAVING_S: Final = 30.0  # what an end takes beside writing, on a busy host
+_CHUNK_S: Final = 60.0  # the longest time without progress in populating before systemd gives up
+_STATUS_S: Final = 10.0  # between two updates of the status that systemd shows
+_LEAVING_S: Final = 30.0  # what the end of the daemon takes beside writing, on a busy host
 
 
 class RunContext(msgspec.Struct, frozen=True):
-    """Who runs the daemon: whom it tells how it is, where a changed configuration is read, how a restart is told."""
+    """The environment of the daemon.
+
+    Attributes:
+        notifier: Reports the state of the daemon to the service manager.
+        read: Reads the configuration again, for a reload.
+        keep_while: A stop is a hand-over while this file or folder exists.
+    """
 
     notifier: Notifier
     read: Callable[[Beside], Config]
     keep_while: Path | None = None
 
 
-async def run(config: Config, segments: Segments, server: Server, told: Told, keeper: RunContext | None = None) -> None:
-    """Serves until a signal, also one that has come already. Raises PrefaultError if the arena can not be populated."""
+async def run(
+    config: Config, segments: Segments, server: Server, signals: Told, keeper: RunContext | None = None
+) -> None:
+    """Serves until a signal arrives, or one that arrived earlier.
+
+    Raises PrefaultError if the arena cannot be populated.
+    """
     life = _Life(config, segments, server, keeper or RunContext(Notifier({}), lambda _: config))
     loop = asyncio.get_running_loop()
-    told.pass_to(life.leave, loop)
+    signals.pass_to(life.leave, loop)
     loop.add_signal_handler(signal.SIGHUP, life.reload)
     try:
         await life.live()
@@ -62,7 +73,7 @@ async def run(config: Config, segments: Segments, server: Server, told: Told, ke
 class _Life:
     def __init__(self, config: Config, segments: Segments, server: Server, keeper: RunContext) -> None:
         self._config = config
-        self._asked = config  # what was read last; some of it may wait for a restart
+        self._asked = config  # the configuration that was read last; parts of it may wait for a restart
         self._keeper = keeper
         self._notifier = keeper.notifier
         self._segments = segments
@@ -73,18 +84,18 @@ class _Life:
         self._service: Service | None = None
         self._metrics: MetricsEndpoint | None = None
         self._admits = False
-        self._changed = False  # somebody wants a reload, and not all is there yet
+        self._changed = False  # a reload was requested before the daemon was ready
         self._refused = ""
         self._status_due = float("inf")
 
     def leave(self, way: StopRequest) -> None:
-        """A signal came."""
+        """Handles a stop signal."""
         self._way = meant_by(way, self._keeper.keep_while)
         self._halt.set()
         self._leaving.set()
 
     def reload(self) -> None:
-        """The configuration is read again, at the earliest when engines may attach: READY is said of a reload, too."""
+        """Reads the configuration again, at the earliest when engines may attach: a reload reports READY too."""
         if self._leaving.is_set():
             return
         if self._service is None or not self._admits:
@@ -97,13 +108,13 @@ class _Life:
             self._notifier.ready(self._status())
 
     def _read_again(self, service: Service) -> str:
-        """What is wrong with it, which changes nothing; "" if it is in force."""
+        """Returns why the new configuration was rejected, in which case nothing changes; "" if it is in force."""
         try:
             self._asked = self._keeper.read(service.in_force.beside)
             changes = service.in_force.take(self._asked)
         except ConfigError as error:
-            log.error("not reloaded, all stays as it was: %s", error, extra=event("reload_refused"))
-            return f"; not reloaded, all stays as it was: {error}"
+            log.error("not reloaded, the previous settings stay in force: %s", error, extra=event("reload_refused"))
+            return f"; not reloaded, the previous settings stay in force: {error}"
         short = service.short_index()
         level = logging.WARNING if changes.later or short else logging.INFO
         log.log(level, "reloaded: %s", "; ".join(filter(None, (str(changes), short))), extra=event("reloaded"))
@@ -114,9 +125,10 @@ class _Life:
         self._server.follow(config.access, self._asked.access)
 
     async def live(self) -> None:
-        """Who looks is served at once; engines when the arena is populated, an adopted one being warm already.
+        """Serves observers at once, and engines when the arena is populated; an adopted arena usually is already.
 
-        One that is not, as its daemon was killed early or did not populate it, is granted as a lazy one is.
+        An adopted arena that is not populated, because its daemon was killed early or did not populate it, is granted
+        lazily.
         """
         service = await self._serve()
         if self._segments.origin is Origin.MADE:
@@ -129,16 +141,17 @@ class _Life:
         await self._leaving.wait()
 
     async def write_out(self) -> None:
-        """What is in memory alone goes to disk, before a stop gives the memory back."""
+        """Writes unwritten pages to disk before a stop releases the memory."""
         if self._service is not None and self._way is StopRequest.STOP:
-            self._notifier.stopping("writing to disk what is in memory alone", self._config.disk.stop + _LEAVING_S)
+            self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop + _LEAVING_S)
             await self._service.disk.stop(self._config.disk.stop)
             point("run.written")
 
     def end(self) -> None:
-        """Leaves in the way that was asked for; what went wrong at start leaves adopted pages where they are."""
+        """Leaves as the signal requested. After an error at the start, adopted pages stay."""
         self._notifier.stopping(self._way.value, _LEAVING_S)
-        # the socket first: once the segments are let go of, the next daemon may want its name
+        # The socket is removed first: as soon as the segments are released, the next daemon may create a socket of this
+        # name.
         self._server.stop()
         if self._metrics is not None:
             self._metrics.stop()
@@ -163,11 +176,11 @@ class _Life:
         await self._server.start(self._service)
         point("run.answers")
         if self._config.metrics.listen is not None:
-            await self._tell_metrics(self._service)
+            await self._start_metrics(self._service)
         return self._service
 
-    async def _tell_metrics(self, service: Service) -> None:
-        # whom nobody scrapes spends neither time nor memory on this
+    async def _start_metrics(self, service: Service) -> None:
+        # Imported here, because it costs time and memory that a daemon without metrics does not need.
         from pagetier.daemon.metrics.endpoint import MetricsEndpoint
 
         self._metrics = MetricsEndpoint(self._config, service)
@@ -211,8 +224,8 @@ class _Life:
     async def _populate(self) -> None:
         owner, arena = self._segments.owner, self._config.arena
         region = Region(owner.arena_address(), arena.whole_size)
-        for told in advise(region, huge_pages=arena.huge_pages, numa=arena.numa, host=Host()):
-            log.log(logging.INFO if told.taken else logging.WARNING, "%s", told.note, extra=event("memory"))
+        for advice in advise(region, huge_pages=arena.huge_pages, numa=arena.numa, host=Host()):
+            log.log(logging.INFO if advice.taken else logging.WARNING, "%s", advice.note, extra=event("memory"))
         if arena.prefault == "populate":
             done = await asyncio.to_thread(self._prefault, owner.populate)
             log.info("%s", done, extra=event("populated", bytes=done.nbytes, seconds=done.seconds))
@@ -220,11 +233,11 @@ class _Life:
 
     def _prefault(self, populate: Callable[[int, int], None]) -> Prefaulted:
         arena = self._config.arena
-        with progress_for_people("arena", log) as for_people:
+        with progress_for_people("arena", log) as report:
 
             def progress(done: int, total: int) -> None:
-                for_people(done, total)
-                told = f"populating the arena: {format_size(done)} of {format_size(total)}"
-                self._notifier.progress(told, _CHUNK_S)
+                report(done, total)
+                status = f"populating the arena: {format_size(done)} of {format_size(total)}"
+                self._notifier.progress(status, _CHUNK_S)
 
             return prefault(populate, arena.whole_size, threads=arena.threads, progress=progress, stop=self._halt)

@@ -135,9 +135,9 @@ class WorkerEvents:
     def _report_down(self, why: str) -> None:
         self.bulletin.note(standing=Standing.DOWN, trouble=why)
         if self.supervisor.renewing:
-            log.info("disk tier closed, it reopens at once: %s", why, extra=event("disk_resized"))
+            log.info("disk tier closed: %s", why, extra=event("disk_resized"))
         elif not self.supervisor.leaving:
-            log.warning("disk tier down, serving from memory only: %s", why, extra=event("disk_down"))
+            log.warning("no disk tier: %s; serving from memory only", why, extra=event("disk_down"))
 
     def _release_stores(self) -> None:
         self.backpressure.writing = self.write_behind.writing
@@ -147,7 +147,7 @@ class WorkerEvents:
         """Implements Watcher.failed()."""
         self.refused = True
         self.bulletin.note(standing=Standing.DOWN, trouble=why)
-        log.warning("disk tier down, serving from memory only: %s", why, extra=event("disk_down"))
+        log.warning("no disk tier: %s; serving from memory only", why, extra=event("disk_down"))
 
     async def _load(self) -> None:
         """Loads the inventory of the disk into the index, then starts to write and to drop pages."""

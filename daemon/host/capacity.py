@@ -1,4 +1,4 @@
-"""Whether an arena fits this host: asked before it is made, because later the kernel answers with SIGBUS or a kill."""
+"""Checks whether an arena fits this host before it is made, because later the kernel answers with SIGBUS or a kill."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from pagetier.shm.geometry import Geometry
 from pagetier.shm.units import format_size, spell_size
 from pagetier.tiers.capacity import TRANSACTION_BYTES
 
-# the daemon alone: its RssAnon is 23 MiB after its start and 33 after 90 minutes; sockets, stacks and buffers beside it
+# The daemon without the parts below: its RssAnon is 23 MiB after its start and 33 MiB after 90 minutes. The rest is for
+# sockets, stacks and buffers.
 _DAEMON_BYTES = 48 << 20
-# 8 bytes for each 4 KiB: in the page tables of who maps it, and about as much in the kernel's own list of what is there
+# 8 bytes for each 4 KiB in the page tables of each process that maps the memory, and about as much in the kernel's own
+# list of the pages.
 MAPPING_SHARE = 512
 
 
 class Processes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the processes take beside the segments, of which `mapping` of them map the arena.
+    """Memory of the daemon's processes beside the segments.
 
-    They take `fixed` bytes, and a `batch_part`th of the arena, up to `most_batch` bytes: what is written at once.
+    Attributes:
+        fixed: Bytes that do not depend on the arena.
+        mapping: The number of processes that map the arena.
+        batch_part: A batch of writes to disk takes this part of the arena (1 / batch_part), ...
+        most_batch: ... but at most this many bytes.
     """
 
     fixed: int = _DAEMON_BYTES
@@ -32,16 +38,21 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
     most_batch: int = 0
 
     def beside(self, arena: int) -> int:
-        """Bytes beside an arena of so many."""
+        """Returns the bytes that the processes take beside an arena of `arena` bytes."""
         mapped = arena * (self.mapping + 1) // MAPPING_SHARE
         return self.fixed + mapped + min(arena // self.batch_part, self.most_batch)
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What an arena of `arena` bytes takes: whole frames of `frame` bytes, and index and processes beside it.
+    """The memory that an arena needs.
 
-    The index takes `index_fixed` bytes and `index_per_frame` for each frame. `held` bytes of all this are in memory
-    already: segments of an earlier daemon that are taken over.
+    Attributes:
+        arena: Bytes of the arena.
+        frame: Bytes of a frame. Only whole frames are made.
+        index_fixed: Bytes of the index that do not depend on the arena.
+        index_per_frame: Bytes of the index for each frame.
+        held: Bytes of all this that are in memory already, in segments of an earlier daemon that are adopted.
+        processes: What the processes need beside the segments.
     """
 
     arena: int
@@ -53,14 +64,19 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def frames(self) -> int:
-        """Whole frames asked for."""
+        """The number of whole frames."""
         return self.arena // self.frame
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit of the host: `room` bytes are left under it, and an arena of `largest` bytes would fit.
+    """One memory limit of the host.
 
-    Beside that the processes take `beside` bytes of the room.
+    Attributes:
+        name: The limit in words, for messages.
+        room: Bytes left under the limit.
+        largest: Bytes of the largest arena that would fit.
+        beside: Bytes of the room that the processes would take beside that arena.
+        remedy: How an administrator can raise the limit.
     """
 
     name: str
@@ -71,23 +87,23 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: the limits, the tightest first. No limits: the host told none."""
+    """The result of a check: the limits, the tightest first. There are none if the host reports none."""
 
     need: Need
     limits: tuple[Limit, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether every limit leaves room for the frames asked for."""
+        """Whether each limit leaves room for all frames."""
         return all(limit.largest >= self.need.frames * self.need.frame for limit in self.limits)
 
     @property
     def largest(self) -> int | None:
-        """Bytes of the largest arena, in whole frames, that would fit; None where the host told no limit."""
+        """Bytes of the largest arena, in whole frames, that would fit; None if the host reports no limit."""
         return self.limits[0].largest if self.limits else None
 
     def explain(self) -> str:
-        """One sentence or two for people: that it fits, or which limit is in the way, what would fit, what to do."""
+        """Returns for administrators that the arena fits, or which limit it exceeds, what would fit, what to do."""
         wanted = format_size(self.need.arena)
         if self.fits:
             return f"an arena of {wanted} fits"
@@ -100,12 +116,15 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def _offer(largest: int) -> str:
     if not largest:
-        return "Not even one frame would fit beside the index: ask for a smaller index or smaller frames"
+        return "No frame fits beside the index: configure a smaller index or smaller frames"
     return f'{format_size(largest)} would fit: arena.size = "{spell_size(largest)}"'
 
 
 def fit(host: Host, need: Need) -> Fit:
-    """Whether `host` has room for `need` now. Other processes may take the room later; populating finds that out."""
+    """Returns whether `host` has room for `need` now.
+
+    Other processes may take the room before the arena is populated.
+    """
     return Fit(need=need, limits=tuple(sorted(_limits(host, need), key=lambda limit: limit.largest)))
 
 
@@ -125,7 +144,7 @@ def _limits(host: Host, need: Need) -> Iterator[Limit]:
 def _memory_limit(name: str, room: int, need: Need, remedy: str) -> Limit:
     taken = need.processes
     each = need.frame + need.frame * (taken.mapping + 1) // MAPPING_SHARE
-    # the batch is a part of the arena, or the most that it can be: the smaller one of the two is taken
+    # The batch is a part of the arena but has a largest size. The smaller one of the two applies.
     with_part = _largest(room, need, fixed=taken.fixed, each=each + need.frame // taken.batch_part)
     with_most = _largest(room, need, fixed=taken.fixed + taken.most_batch, each=each)
     largest = max(with_part, with_most)
@@ -133,43 +152,46 @@ def _memory_limit(name: str, room: int, need: Need, remedy: str) -> Limit:
 
 
 def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
-    """Bytes of the most frames for which frames, index and the given cost fit into `room`."""
+    """Returns the bytes of the most frames that fit into `room` together with the index and the given costs."""
     return max(0, room + need.held - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame
 
 
-# RssAnon of a daemon that was asked for its metrics, over that of one that has none
+# RssAnon of a daemon that serves metrics minus that of one that does not.
 _METRICS_BYTES = 16 << 20
-# RssAnon of the disk's worker is 18 MiB, and what LMDB keeps of the transactions of the largest batch that it had
+# RssAnon of the disk worker is 18 MiB. The rest is what LMDB keeps of the transactions of its largest batch.
 _WORKER_BYTES = 24 << 20
 
 
 def geometry_of(config: Config) -> Geometry:
-    """What the segments are made with. Raises ShmError where the arena holds no frame."""
+    """Returns the geometry of the segments to make. Raises ShmError if the arena has no room for a frame."""
     arena, index = config.arena, config.index
     if not arena.frames:
-        raise ShmError(f"an arena of {arena.size} bytes holds no frame of {arena.frame_size}")
+        raise ShmError(f"an arena of {arena.size} bytes has no room for a frame of {arena.frame_size}")
     return Geometry(arena.frame_size, arena.frames, config.entries, index.namespaces)
 
 
 def serves(have: Geometry, config: Config) -> bool:
-    """Whether warm segments do for it: they are as it asks for, or their index is for another size of the disk."""
+    """Returns whether existing segments fit the configuration.
+
+    They do if they have its geometry, or differ only because their index was made for another size of the disk.
+    """
     wanted = geometry_of(config)
     return have == wanted or (not config.index.entries and structs.replace(have, entries=wanted.entries) == wanted)
 
 
 def short_index(have: Geometry, config: Config) -> str:
-    """That the index was made for a smaller disk, which keeps pages off this one, and what to do; or ""."""
+    """Returns a warning if the index was made for a smaller disk, which limits the pages on this one; else ""."""
     if have.entries >= config.entries:
         return ""
     size = spell_size(config.disk.size)
     return (
-        f"the index holds {have.entries:,} pages, and {config.entries:,} would go with disk.size = {size}: "
-        "small pages do not fill it until a stop and a start make a larger index"
+        f"the index has room for {have.entries:,} pages, but disk.size = {size} needs {config.entries:,}: "
+        "small pages cannot fill the disk until a stop and a start make a larger index"
     )
 
 
 def need_of(config: Config, held: int = 0) -> Need:
-    """The memory for them; `held` bytes of it are taken already. Raises ShmError as geometry_of does."""
+    """Returns the memory for the segments, of which `held` bytes exist already. Raises ShmError as geometry_of does."""
     geometry = geometry_of(config)
     index, locks, arena = geometry.sizes
     fixed = index + locks if config.index.entries else _index_of_disk(geometry)
@@ -184,20 +206,20 @@ def need_of(config: Config, held: int = 0) -> Need:
 
 
 def _index_of_disk(geometry: Geometry) -> int:
-    """Bytes of the index that an arena of one frame would have: what the disk's pages take does not fall with it."""
+    """Returns the bytes of the index with an arena of one frame: its part for pages on disk does not shrink."""
     least = structs.replace(geometry, frames=1, entries=geometry.entries - geometry.frames + 1)
     index, locks, _ = least.sizes
     return index + locks
 
 
 def processes_of(config: Config) -> Processes:
-    """What the daemon takes beside its segments, with its metrics and its disk's worker where it has them."""
+    """Returns what the daemon takes beside its segments, with metrics and the disk worker if configured."""
     daemon = Processes().fixed + (_METRICS_BYTES if config.metrics.listen is not None else 0)
     disk = config.disk
     if not disk.size:
         return Processes(fixed=daemon)
-    # beside its heap: what each environment wrote last is in the page cache until its device has it, and the files are
-    # mapped, whose page tables stay once they were read or dropped from
+    # Beside its heap: what each environment wrote last is in the page cache until its device has it. The files are
+    # mapped, and the page tables of what was read or dropped stay.
     underway = min(BATCH_BYTES, disk.environments * TRANSACTION_BYTES)
     worker = _WORKER_BYTES + underway + disk.size // MAPPING_SHARE
     return Processes(fixed=daemon + worker, mapping=2, batch_part=SMALLEST_PART, most_batch=BATCH_BYTES)

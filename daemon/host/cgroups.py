@@ -1,4 +1,4 @@
-"""What the memory control groups leave this process: its own group and all above it, version 2 and version 1."""
+"""Reads the memory limits of control groups: this process's group and all groups above it, versions 2 and 1."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import msgspec
 
 from pagetier.daemon.host.mounts import Mount, read_mounts
 
-# version 1 says "no limit" with the largest multiple of a page that fits 63 bits
+# Version 1 reports "no limit" as the largest multiple of a page that fits 63 bits.
 _NO_LIMIT = 1 << 62
 
 
 class MemoryGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group with a limit, in bytes. `usage` counts page cache that the kernel drops on need: `reclaimable`."""
+    """A control group with a memory limit.
+
+    Attributes:
+        file: The file with the limit.
+        limit: The limit in bytes.
+        usage: Bytes in use, page cache included.
+        reclaimable: Bytes of the page cache, which the kernel drops on demand.
+    """
 
     file: Path
     limit: int
@@ -23,7 +30,7 @@ class MemoryGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> int:
-        """Bytes that the group's processes may still take."""
+        """Bytes that the group's processes may still allocate."""
         return max(0, self.limit - max(0, self.usage - self.reclaimable))
 
 
@@ -34,7 +41,7 @@ class _Version(msgspec.Struct, frozen=True, kw_only=True):
     reclaimable: tuple[str, ...]
 
 
-# over memory.high nothing is killed, but shared memory can not be reclaimed, so that the group would all but stop
+# Above memory.high no process is killed, but shared memory cannot be reclaimed, so that the group would nearly stop.
 _V2 = _Version(
     kind="cgroup2",
     limits=("memory.max", "memory.high"),
@@ -50,7 +57,11 @@ _V1 = _Version(
 
 
 def memory_groups(root: Path) -> tuple[MemoryGroup, ...]:
-    """The groups of this process that have a memory limit, its own first. `root` has proc and sys."""
+    """Returns the groups of this process that have a memory limit, its own first.
+
+    Args:
+        root: A folder with proc and sys.
+    """
     found: list[MemoryGroup] = []
     for version, group in _memberships(root):
         for mount in _mounts(root, version):
@@ -60,7 +71,10 @@ def memory_groups(root: Path) -> tuple[MemoryGroup, ...]:
 
 
 def _memberships(root: Path) -> Iterator[tuple[_Version, str]]:
-    """Lines of /proc/self/cgroup are `0::PATH` for version 2 and `N:CONTROLLERS:PATH` for version 1."""
+    """Yields the versions and paths of this process's groups.
+
+    Lines of /proc/self/cgroup are `0::PATH` for version 2 and `N:CONTROLLERS:PATH` for version 1.
+    """
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -77,7 +91,7 @@ def _mounts(root: Path, version: _Version) -> list[Mount]:
 
 
 def _folders(root: Path, mount: Mount, group: str) -> Iterator[Path]:
-    """From the group's folder up to the mount point; that alone if the group lies outside of what is mounted."""
+    """Yields the folders from the group's up to the mount point; only the latter if the group is outside of it."""
     top = root / mount.point.lstrip("/")
     inside = _inside(group, mount.root)
     own = top / inside
@@ -109,13 +123,13 @@ def _reclaimable(stat: Path, names: tuple[str, ...]) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """The number in `file`; None for "max" and where there is no such file."""
+    """Returns the number in `file`; None for "max" and if the file is missing."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() else None
 
 
 def _text(file: Path) -> str:
-    # groups come and go, and in a container parts of the hierarchy may be hidden
+    # Groups come and go, and a container may hide parts of the hierarchy.
     try:
         return file.read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""What this host allows: shared memory, memory, locked memory, huge pages, NUMA nodes, permissions.
+"""Reads what this host provides: shared memory, memory, locked memory, huge pages, NUMA nodes, permissions.
 
-Everything is read when asked for and nothing is changed. What the host does not tell is None.
+Each method reads the current value and changes nothing. A value that the host does not report is None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ _THP = "sys/kernel/mm/transparent_hugepage"
 
 
 class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """/dev/shm. `size` and `free` in bytes, None where it has no limit of its own; `kind` "" where it is missing."""
+    """/dev/shm.
+
+    Attributes:
+        path: Its path.
+        kind: The type of its file system; "" if it is missing.
+        size: Its bytes; None if it has no limit of its own.
+        free: Its free bytes; None if it has no limit of its own.
+        writable: Whether this process may create files in it.
+    """
 
     path: Path
     kind: str
@@ -29,21 +37,30 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's memory in bytes; `available` is what can be had without swapping."""
+    """The host's memory in bytes; `available` is the memory that processes can allocate without swapping."""
 
     total: int | None
     available: int | None
 
 
 class Locked(msgspec.Struct, frozen=True, kw_only=True):
-    """How many bytes this process may lock (RLIMIT_MEMLOCK); None: any number."""
+    """How many bytes this process may lock (RLIMIT_MEMLOCK); None: no limit."""
 
     soft: int | None
     hard: int | None
 
 
 class HugePages(msgspec.Struct, frozen=True, kw_only=True):
-    """Huge pages. `shmem` is the kernel's setting, `mount` the option of /dev/shm; `explicit` are hugetlbfs pages."""
+    """Huge pages.
+
+    Attributes:
+        size: Bytes of a transparent huge page; None if the kernel has none.
+        shmem: The kernel's setting for shared memory.
+        mount: The option `huge` of /dev/shm.
+        explicit_total: Pages of hugetlbfs.
+        explicit_free: Free pages of hugetlbfs.
+        explicit_size: Bytes of a page of hugetlbfs.
+    """
 
     size: int | None
     shmem: str
@@ -54,7 +71,7 @@ class HugePages(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def obstacle(self) -> str:
-        """Why advice (`huge_pages = "advise"`) can not work for /dev/shm, and what to do; "" if it can."""
+        """Why /dev/shm cannot follow the advice of `huge_pages = "advise"`, and what to do; "" if it can."""
         if self.size is None:
             return "this kernel has no transparent huge pages"
         if self.shmem == "deny":
@@ -65,7 +82,7 @@ class HugePages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder as this process may use it. `owner` is a user id, None where the folder is missing."""
+    """A folder and what this process may do with it. `owner` is a user ID, None if the folder is missing."""
 
     path: Path
     owner: int | None
@@ -73,41 +90,41 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True):
-    """This host, as seen under `root` (tests give a folder with proc, sys and dev/shm in it)."""
+    """This host, as seen under `root`: tests use a folder with proc, sys and dev/shm in it."""
 
     root: Path = Path("/")
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
 
     def shared_memory(self) -> SharedMemory:
-        """/dev/shm, where the segments live."""
+        """Returns the state of /dev/shm, where the segments are."""
         path = self.root / "dev/shm"
         try:
-            told = self.statvfs(path)
+            stat = self.statvfs(path)
         except OSError:
             return SharedMemory(path=path, kind="", size=0, free=0, writable=False)
         mount = self._shm_mount()
-        # tmpfs mounted with size=0 has no limit and says so with zeros
-        size = told.f_blocks * told.f_frsize or None
-        free = told.f_bavail * told.f_frsize if size else None
+        # A tmpfs mounted with size=0 has no limit and reports zeros.
+        size = stat.f_blocks * stat.f_frsize or None
+        free = stat.f_bavail * stat.f_frsize if size else None
         writable = os.access(path, os.W_OK | os.X_OK)
         return SharedMemory(path=path, kind=mount.kind if mount else "?", size=size, free=free, writable=writable)
 
     def memory(self) -> HostMemory:
-        """Memory of the whole host, whatever the control groups allow."""
+        """Returns the memory of the whole host, regardless of control groups."""
         return HostMemory(total=self._meminfo("MemTotal"), available=self._meminfo("MemAvailable"))
 
     def memory_groups(self) -> tuple[MemoryGroup, ...]:
-        """The control groups of this process that have a memory limit, its own first."""
+        """Returns the control groups of this process that have a memory limit, its own first."""
         return memory_groups(self.root)
 
     def locked(self) -> Locked:
-        """RLIMIT_MEMLOCK."""
+        """Returns RLIMIT_MEMLOCK."""
         found = re.search(r"^Max locked memory +(\S+) +(\S+)", self._text("proc/self/limits"), re.MULTILINE)
         soft, hard = found.groups() if found else ("unlimited", "unlimited")
         return Locked(soft=_number(soft), hard=_number(hard))
 
     def huge_pages(self) -> HugePages:
-        """Transparent huge pages in /dev/shm, and explicit ones."""
+        """Returns the state of transparent huge pages in /dev/shm, and of explicit ones."""
         mount = self._shm_mount()
         return HugePages(
             size=_number(self._text(f"{_THP}/hpage_pmd_size").strip()),
@@ -119,14 +136,14 @@ class Host(msgspec.Struct, frozen=True):
         )
 
     def nodes(self) -> tuple[int, ...]:
-        """NUMA nodes with memory that this process may use, in order; (0,) where the kernel knows none."""
+        """Returns the NUMA nodes whose memory this process may use, in order; (0,) if the kernel reports none."""
         with_memory = _listed(self._text("sys/devices/system/node/has_memory").strip())
         allowed = re.search(r"^Mems_allowed_list:\s*(\S+)", self._text("proc/self/status"), re.MULTILINE)
         nodes = with_memory & _listed(allowed[1]) if allowed else with_memory
         return tuple(sorted(nodes)) or (0,)
 
     def folder(self, path: Path) -> Folder:
-        """`path` (absolute) as this process may use it."""
+        """Returns the state of the folder at the absolute `path`."""
         real = self.root / str(path).lstrip("/")
         if not real.is_dir():
             return Folder(path=path, owner=None, writable=False)
@@ -152,13 +169,13 @@ def _number(text: str) -> int | None:
 
 
 def _selected(text: str) -> str:
-    """The word in brackets of "always [madvise] never"."""
+    """Returns the word in brackets of "always [madvise] never"."""
     found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else ""
 
 
 def _listed(text: str) -> set[int]:
-    """The numbers of "0-1,3"."""
+    """Returns the numbers of "0-1,3"."""
     numbers: set[int] = set()
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         numbers |= set(range(int(first), int(last or first) + 1))

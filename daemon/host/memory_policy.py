@@ -1,4 +1,4 @@
-"""What the kernel is told about the arena before it is populated: no core dumps, huge pages, NUMA nodes."""
+"""Advises the kernel about the arena before it is populated: no core dumps, huge pages, NUMA nodes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,30 @@ _MADV_HUGEPAGE = 14
 _MADV_DONTDUMP = 16
 _MPOL_INTERLEAVE = 3
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
-# glibc has no mbind, and libnuma is often not there
+# glibc has no mbind(), and libnuma is often not installed.
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235, "riscv64": 235, "loongarch64": 235, "ppc64le": 259, "s390x": 268}
 
 
 class Region(msgspec.Struct, frozen=True):
-    """A mapping of this process: its address (a multiple of the page size) and its bytes."""
+    """A mapping of this process.
+
+    Attributes:
+        address: Its address, a multiple of the page size.
+        length: Its bytes.
+    """
 
     address: int
     length: int
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing the kernel was told, or was not. `note` is for the log: what holds now, or what is in the way."""
+    """The result of one advice to the kernel.
+
+    Attributes:
+        what: The subject of the advice.
+        taken: Whether the kernel accepted it.
+        note: For the log: what is in force now, or why the advice was not accepted.
+    """
 
     what: str
     taken: bool
@@ -35,27 +46,33 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exclude_from_dumps(region: Region) -> None:
-    """Leave `region` out of this process's core dumps. Raises OSError."""
+    """Excludes `region` from this process's core dumps. Raises OSError."""
     _madvise(region, _MADV_DONTDUMP)
 
 
 def ask_huge_pages(region: Region) -> None:
-    """Ask for huge pages when `region` is touched by this process. Raises OSError, as where the kernel has none."""
+    """Requests huge pages for when this process touches `region`.
+
+    Raises OSError, for example if the kernel has none.
+    """
     _madvise(region, _MADV_HUGEPAGE)
 
 
 def interleave(region: Region, nodes: tuple[int, ...]) -> None:
-    """Place pages of the shared memory at `region` on `nodes` in turn, whoever touches them first.
+    """Interleaves the pages of the shared memory at `region` over `nodes`, no matter which process touches them first.
 
-    Pages that are there already stay where they are. Raises OSError, as where a container may not set policies.
+    Pages that exist already stay where they are.
+
+    Raises:
+        OSError: The system call is unknown for this machine or failed, for example because a container forbids it.
     """
     number = _SYS_MBIND.get(platform.machine())
     if number is None:
-        raise OSError(0, f"no way to set memory policies on {platform.machine()} is known")
+        raise OSError(0, f"the system call for memory policies on {platform.machine()} is unknown")
     words = (ctypes.c_ulong * (max(nodes) // _WORD_BITS + 1))()
     for node in nodes:
         words[node // _WORD_BITS] |= 1 << (node % _WORD_BITS)
-    # the kernel takes the number of bits plus one
+    # The kernel expects the number of bits plus one.
     bits = len(words) * _WORD_BITS + 1
     _check(
         _libc().syscall(
@@ -71,23 +88,26 @@ def interleave(region: Region, nodes: tuple[int, ...]) -> None:
 
 
 def advise(region: Region, *, huge_pages: str, numa: str, host: Host) -> tuple[Advice, ...]:
-    """Tell the kernel what `arena.huge_pages` and `arena.numa` say, and to leave the arena out of dumps.
+    """Applies `arena.huge_pages` and `arena.numa`, and excludes the arena from core dumps.
 
-    Never raises: the arena works without, and each refusal is told in its Advice.
+    Never raises an error, because the arena works without any of this.
+
+    Returns:
+        The result of each advice.
     """
-    told = [_try("core dumps", "the arena is left out of core dumps", lambda: exclude_from_dumps(region))]
+    results = [_try("core dumps", "the arena is excluded from core dumps", lambda: exclude_from_dumps(region))]
     if huge_pages == "advise":
-        told.append(_advise_huge_pages(region, host))
+        results.append(_advise_huge_pages(region, host))
     if numa == "interleave":
-        told.append(_advise_interleave(region, host.nodes()))
-    return tuple(told)
+        results.append(_advise_interleave(region, host.nodes()))
+    return tuple(results)
 
 
 def _advise_huge_pages(region: Region, host: Host) -> Advice:
     obstacle = host.huge_pages().obstacle
     if obstacle:
         return Advice(what="huge pages", taken=False, note=f"no huge pages: {obstacle}")
-    return _try("huge pages", "huge pages are asked for", lambda: ask_huge_pages(region))
+    return _try("huge pages", "the kernel uses huge pages for the arena where it can", lambda: ask_huge_pages(region))
 
 
 def _advise_interleave(region: Region, nodes: tuple[int, ...]) -> Advice:

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of mountinfo: the part `root` of a file system shows at `point`."""
+    """One line of mountinfo: the part `root` of a file system is mounted at `point`."""
 
     root: str
     point: str
@@ -17,13 +17,13 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...]
 
     def option(self, name: str) -> str:
-        """The value of `name=...` among the file system's options, "" where it is not there."""
+        """Returns the value of `name=...` among the file system's options, "" if the option is absent."""
         values = (option.partition("=") for option in self.options)
         return next((value for key, _, value in values if key == name), "")
 
 
 def read_mounts(mountinfo: Path) -> tuple[Mount, ...]:
-    """All mounts in the file's order (of several at one point the last is seen); none where there is no such file."""
+    """Returns all mounts in the file's order, none if it is missing. Of several at one point the last is visible."""
     try:
         lines = mountinfo.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -41,5 +41,5 @@ def _mount(line: str) -> Mount | None:
 
 
 def _plain(escaped: str) -> str:
-    """Mountinfo writes blanks, tabs, newlines and backslashes in octal."""
+    """Decodes the octal escapes of mountinfo for blanks, tabs, newlines and backslashes."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)

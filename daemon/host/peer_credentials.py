@@ -1,4 +1,4 @@
-"""Who is at the other end of the control socket, as the kernel says."""
+"""Identifies the process at the other end of the control socket, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from pagetier.daemon.config.schema import AccessOptions
 from pagetier.shm.process import Process
 from pagetier.shm.socket_trust import peer_credentials
 
-# not in Python's socket module
+# Python's socket module has neither of these.
 _SO_PEERGROUPS = 59
 SO_PEERPIDFD = 77  # Linux 6.5
-_GROUPS_BYTES = 1024  # the most that Python lets getsockopt return
+_GROUPS_BYTES = 1024  # the most that Python's getsockopt() returns
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A process that connected, as it was then. pidfd: readable when it is gone; whoever has the Peer closes it."""
+    """A process that connected, with its credentials at that time.
+
+    Attributes:
+        process: Its pid and start time.
+        uid: Its user ID.
+        groups: Its group IDs.
+        pidfd: Readable when the process has ended. The owner of the Peer closes it.
+    """
 
     process: Process
     uid: int
@@ -30,7 +37,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who connected, before it is looked at closely. pid: 0 for one that can not be seen from here."""
+    """The credentials of a connection before its greeting. `pid` is 0 if this PID namespace cannot see the process."""
 
     pid: int
     uid: int
@@ -41,22 +48,26 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def caller_of(connection: socket.socket) -> Caller:
-    """The process that connected, and may be gone."""
+    """Returns the process that connected, which may have ended."""
     pid, uid, gid = peer_credentials(connection)
     return Caller(pid, uid, _groups(connection) | {gid})
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """The process that connected. Raises ProcessLookupError if it is gone or can not be seen from here."""
+    """Returns the process that connected. The caller closes its pidfd.
+
+    Raises:
+        ProcessLookupError: The process has ended, or this PID namespace cannot see it.
+    """
     pid, uid, gid = peer_credentials(connection)
     if pid <= 0:
-        raise ProcessLookupError("its process lives in a PID namespace that can not be seen from here")
+        raise ProcessLookupError("its process lives in a PID namespace that cannot be seen from here")
     process = Process.of(pid)
     return Peer(process, uid, _groups(connection) | {gid}, _pidfd(connection, process))
 
 
 def _pidfd(connection: socket.socket, process: Process) -> int:
-    """The kernel's own word for the peer, where it gives it: no pid can be reused in between."""
+    """Returns the kernel's pidfd of the peer if Linux provides it, because a pid may be reused before it is opened."""
     try:
         descriptor = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
@@ -66,7 +77,7 @@ def _pidfd(connection: socket.socket, process: Process) -> int:
 
 
 def _groups(connection: socket.socket) -> frozenset[int]:
-    """Supplementary groups; none of a process that has more than 256."""
+    """Returns the supplementary groups; none for a process that has more than 256."""
     try:
         packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
     except OSError:
@@ -75,16 +86,16 @@ def _groups(connection: socket.socket) -> frozenset[int]:
 
 
 class Rights(IntEnum):
-    """What a peer may do; each may do what those before it may."""
+    """What a peer may do. Each right includes those before it."""
 
     NOTHING = 0
-    WATCH = 1  # look at index and lock words, through read-only descriptors
-    USE = 2  # attach, drop pages, have them written
-    RULE = 3  # change what the configuration says
+    WATCH = 1  # read the index and the lock words, through read-only descriptors
+    USE = 2  # attach, drop pages, have pages written to disk
+    RULE = 3  # change settings
 
 
 def rights_of(peer: Peer | Caller, access: AccessOptions) -> Rights:
-    """Root and the daemon's own user rule; who else may do what is in the configuration."""
+    """Returns a peer's rights: all for root and the daemon's own user, for others what the configuration grants."""
     if peer.uid in (os.geteuid(), 0):
         return Rights.RULE
     if peer.uid in access.users or not peer.groups.isdisjoint(access.groups):

@@ -1,4 +1,4 @@
-"""Populating the arena: all its memory taken at start, in parallel, so that none is missing later."""
+"""Populates the arena: allocates all of its memory at the start, in parallel, so that none is missing later."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ import msgspec
 from pagetier.daemon.common.progress import Progress, no_progress
 from pagetier.shm.units import format_size
 
-# small enough to stop soon and to show progress, large enough that starting one costs nothing
+# Small enough to stop soon and to show progress, large enough that the cost of starting one is negligible.
 CHUNK_BYTES = 32 << 20
-# zeroing memory saturates a host's memory bus with fewer threads than it has cores
+# Fewer threads than a host has cores saturate its memory bus with zeroing.
 _MOST_THREADS = 16
 
 Populate = Callable[[int, int], None]
-"""`populate(offset, length)` takes memory for that part of the arena, without the GIL; raises OSError if it can not."""
+"""Allocates memory for `length` bytes of the arena from `offset` on, without the GIL. Raises OSError if it cannot."""
 
 
 class Prefaulted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was populated, in bytes, and in which time; less than wanted only if somebody stopped it."""
+    """The result of populating the arena.
+
+    Attributes:
+        nbytes: Bytes that were populated.
+        wanted: Bytes of the arena.
+        seconds: The time that it took.
+        threads: The number of threads.
+    """
 
     nbytes: int
     wanted: int
@@ -33,7 +40,7 @@ class Prefaulted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Whether all was populated."""
+        """Whether the whole arena was populated; it is not if `stop` was set."""
         return self.nbytes == self.wanted
 
     def __str__(self) -> str:
@@ -43,7 +50,12 @@ class Prefaulted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefaultError(Exception):
-    """The arena could not be populated; the message is for people. `errno` is the kernel's, `nbytes` were done."""
+    """The arena cannot be populated; the message says why.
+
+    Attributes:
+        errno: The error number of the kernel.
+        nbytes: Bytes that were populated before.
+    """
 
     def __init__(self, reason: int, nbytes: int, wanted: int) -> None:
         super().__init__(f"{_why(reason)}, after {format_size(nbytes)} of {format_size(wanted)} were populated")
@@ -60,10 +72,21 @@ def prefault(
     stop: threading.Event | None = None,
     chunk: int = CHUNK_BYTES,
 ) -> Prefaulted:
-    """Populate bytes 0 to `total` by calls of `populate` for chunks, each byte once, on `threads` threads (0: auto).
+    """Populates the bytes 0 to `total` in chunks, each byte once.
 
-    `progress` is called by the calling thread only. Setting `stop` ends it soon, with less than `total` done. Raises
-    PrefaultError if memory runs out, after all threads have ended; what was populated by then stays so.
+    Args:
+        populate: Called for each chunk, on several threads.
+        total: Bytes to populate.
+        threads: The number of threads; 0: one for each core and chunk, at most 16.
+        progress: Called with the bytes done and the total, by the calling thread only.
+        stop: Setting it ends the work soon, with less than `total` done.
+        chunk: Bytes of a chunk.
+
+    Returns:
+        What was populated.
+
+    Raises:
+        PrefaultError: Memory ran out. All threads have ended, and what was populated stays.
     """
     work = _Work(populate, total, stop or threading.Event())
     count = threads or _auto_threads(total, chunk)
@@ -79,7 +102,10 @@ def prefault(
 
 
 class _Work:
-    """What the threads of one `prefault` share. Only the calling thread writes `done` and `error`, in `watch`."""
+    """The state that the threads of one prefault() share.
+
+    Only the calling thread writes `done` and `error`, in watch().
+    """
 
     def __init__(self, populate: Populate, total: int, stop: threading.Event) -> None:
         self.populate = populate
@@ -90,7 +116,7 @@ class _Work:
         self.error: OSError | None = None
 
     def fill(self, offset: int, length: int) -> int:
-        """Bytes populated: none once somebody wants an end."""
+        """Populates a chunk and returns its bytes; 0 once the work is to end."""
         if self.halt.is_set() or self.stop.is_set():
             return 0
         try:
@@ -101,6 +127,7 @@ class _Work:
         return length
 
     def watch(self, chunks: list[Future[int]], progress: Progress) -> None:
+        """Counts the finished chunks and keeps the first error."""
         progress(0, self.total)
         for chunk in as_completed(chunks):
             try:
@@ -121,7 +148,9 @@ def _auto_threads(total: int, chunk: int) -> int:
 def _why(reason: int) -> str:
     name = errno.errorcode.get(reason, str(reason))
     if reason in (errno.ENOMEM, errno.EFAULT, errno.ENOSPC):
-        return f"memory ran out ({name}: /dev/shm or a control group is full by now, or the host is)"
+        return f"memory ran out ({name}: /dev/shm, a control group or the host is full)"
     if reason == errno.EINVAL:
-        return f'this kernel can not populate memory ahead ({name}: Linux 5.14 can; set arena.prefault = "lazy")'
+        return (
+            f'this kernel cannot populate memory ahead of use ({name}): use Linux 5.14 or set arena.prefault = "lazy"'
+        )
     return f"the kernel refused ({name}: {os.strerror(reason)})"

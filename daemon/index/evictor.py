@@ -1,4 +1,4 @@
-"""Room ahead of need: pages leave before a store has to wait for them to."""
+"""Evicts pages ahead of need, so that stores do not have to wait for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pagetier.daemon.config.schema import EvictOptions
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 
-_BATCH = 256  # pages evicted before requests get their turn again: a fraction of a millisecond
+_BATCH = 256  # pages evicted before other requests get their turn: a fraction of a millisecond
 
 
 class Evictor:
@@ -26,12 +26,12 @@ class Evictor:
         self._high = int(frames * marks.high)
 
     def follow(self, marks: EvictOptions) -> None:
-        """Other shares from now on."""
+        """Applies other shares from now on."""
         self._mark(marks)
         self.look()
 
     def look(self) -> None:
-        """Starts to evict if it is time. Cheap: for after every reservation."""
+        """Starts to evict if it is due. Cheap, for a call after every reservation."""
         if self._low and not self._running and self._owner.free_frames < self._low:
             self._running = True
             self._loop.call_soon(self._step)

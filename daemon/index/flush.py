@@ -1,4 +1,4 @@
-"""Pages dropped because somebody says so: from the index, and from the disk."""
+"""Flushes: drops pages from the index and from the disk on request."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Flush, Flushed
 
-_TIERS: Final = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in core/common/layout.h
+_TIERS: Final = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in shm/core/common/layout.h
 _DISK: Final = _TIERS["disk"]
 
 
 class _Dropped(msgspec.Struct, frozen=True):
-    """What a flush found. kept: pages in use."""
+    """The result of a flush.
+
+    Attributes:
+        pages: The number of dropped pages.
+        kept: The number of pages that stay because they are in use.
+        names: The names of the flushed namespaces.
+        digests: Their digests.
+    """
 
     pages: int
     kept: int
@@ -28,7 +35,7 @@ class _Dropped(msgspec.Struct, frozen=True):
 
 
 class Flushing:
-    """On the loop's thread only."""
+    """The flush requests of all clients. On the loop's thread only."""
 
     def __init__(self, owner: Owner, disk: DiskTier, walks: Walks) -> None:
         self._owner = owner
@@ -36,11 +43,14 @@ class Flushing:
         self._walks = walks
 
     def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
-        """Drops the pages of the namespaces that are meant; those in use are kept and counted. See Walks.
+        """Drops the pages of the requested namespaces. Pages in use are kept and counted. Walks says when this happens.
 
-        reply is called once: when what was dropped has left the disk, too, so that the next daemon does not find it
-        again; or with `trouble`, where the disk is away or hangs. Then this daemon drops it, and what it has not seen
-        there of these namespaces, when the disk is back; one that ends before leaves it to be found.
+        Args:
+            request: The namespaces and the tier.
+            reply: Called once. `trouble` is "" when the pages have left the disk too, so that the next daemon does not
+                find them. Otherwise the disk is down or hangs, and this daemon drops the pages, including those of
+                these namespaces that it has not seen on disk yet, when the disk is back. If it ends earlier, they can
+                be found.
         """
         self._walks.ask(
             (Flush, request.namespace, request.tier),

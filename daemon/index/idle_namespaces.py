@@ -1,4 +1,4 @@
-"""A full table of namespaces makes room: those that were not used for `index.namespace_idle` are dropped."""
+"""Makes room in a full table of namespaces: drops those that were not used for `index.namespace_idle`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ log = logging.getLogger(__name__)
 _NS: Final = 1e9
 _CHECK_EVERY_S: Final = 1.0
 _WARN_EVERY_S: Final = 60.0
-_PAGES_AT_ONCE: Final = 1024  # looked at, or dropped, before requests get their turn again: below a millisecond
-_AT_ONCE: Final = 8  # namespaces that a full table makes room for
+_PAGES_AT_ONCE: Final = 1024  # checked or dropped before other requests get their turn: less than a millisecond
+_AT_ONCE: Final = 8  # namespaces for which a full table makes room
 
 
 class FlushableTier(Protocol):
-    """What the pages that are dropped leave, too. See Disk.flushed."""
+    """The disk tier, from which dropped pages are removed too. See DiskTier.flushed()."""
 
     def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
-        """Drops pages of these namespaces, which have left the index, from disk."""
+        """Drops the pages of these namespaces, which have left the index, from disk."""
 
 
 class IdleCounts(msgspec.Struct):
-    """Namespaces that were dropped, and requests for room that were rejected for want of a record, since the start."""
+    """Counters since the start of the daemon.
+
+    Attributes:
+        dropped: Namespaces that were dropped.
+        rejected: Requests for room that were rejected because the table was full.
+    """
 
     dropped: int = 0
     rejected: int = 0
@@ -43,8 +48,8 @@ class IdleCounts(msgspec.Struct):
 class IdleNamespaces:
     """Drops idle namespaces from a full table, the oldest first, a few at a time. On the loop's thread only.
 
-    Records without pages are reused first, by the index itself. What counts as a use says the setting; how the daemon
-    learns of it, core/daemon/idle_namespaces.h.
+    The index reuses records without pages first. The setting defines what counts as a use;
+    shm/core/daemon/idle_namespaces.h describes how the daemon detects it.
     """
 
     def __init__(
@@ -54,29 +59,29 @@ class IdleNamespaces:
         self._owner = owner
         self._disk = disk
         self._clock = clock
-        self._ration = LogThrottle(log, clock)
+        self._throttle = LogThrottle(log, clock)
         self._limit = owner.header()["spaces"]
-        self._left = 0  # to be dropped before the table is checked again
+        self._left = 0  # namespaces to drop before the table is checked again
         self._due = self._quiet_until = 0.0
-        self._rejected = False  # since an idle one was dropped
+        self._rejected = False  # since an idle namespace was dropped
         self.follow(index)
 
     def follow(self, index: IndexOptions) -> None:
-        """Another idle time from now on."""
+        """Applies another idle time from now on."""
         self._idle = index.namespace_idle
 
     def reject(self) -> str:
-        """Counts a request that finds no record; returns the reason for its client."""
+        """Counts a request for which there is no record, and returns the reason for its client."""
         self.counts.rejected += 1
         self._rejected = True
         self._due = 0.0
         return (
-            f"the table of namespaces is full: all {self._limit:,} have pages, and only those that were not used for"
-            f" {spell_duration(self._idle)} are dropped (index.namespaces, index.namespace_idle)"
+            f"the table of namespaces is full: all {self._limit:,} have pages and only those unused for"
+            f" {spell_duration(self._idle)} are dropped; see index.namespaces and index.namespace_idle"
         )
 
     def poll(self) -> None:
-        """Does a little of the work, if there is some: for a few times a second."""
+        """Does a small part of the work if there is any. Called a few times a second."""
         if not self._left and self._clock() >= self._due:
             self._due = self._clock() + _CHECK_EVERY_S
             self._left = 0 if self._owner.spare_spaces() else max(1, min(_AT_ONCE, self._limit // _AT_ONCE))
@@ -96,13 +101,13 @@ class IdleNamespaces:
     def _dropped(self, space: dict[str, Any], pages: int) -> None:
         self._rejected = False
         self.counts.dropped += 1
-        self._disk.flushed([space["digest"]], _nobody_waits)
+        self._disk.flushed([space["digest"]], _ignore)
         idle = (time.monotonic_ns() - space["used_ns"]) / _NS
         facts = event("namespace_dropped", namespace=printable(space["name"]), pages=pages, idle=round(idle))
-        self._ration.tell(
+        self._throttle.tell(
             logging.INFO,
             NOBODY,
-            "namespace %r dropped, it was not used for %.0f s: the table of namespaces is full (%d); %d pages left",
+            "namespace %r dropped after %.0f s without use: the table of namespaces is full (%d); %d pages left",
             printable(space["name"]),
             idle,
             self._limit,
@@ -111,7 +116,7 @@ class IdleNamespaces:
         )
 
     def _warn(self) -> None:
-        """Stores were rejected, and no namespace is idle."""
+        """Logs a warning if stores were rejected and no namespace is idle."""
         rejected, self._rejected = self._rejected, False
         if not rejected or self._clock() < self._quiet_until:
             return
@@ -124,5 +129,5 @@ class IdleNamespaces:
         )
 
 
-def _nobody_waits(trouble: str) -> None:
-    """Where the disk is away, its pages are dropped when it is back."""
+def _ignore(trouble: str) -> None:
+    """Ignores why pages may still be on disk: the tier drops them when it is back."""

@@ -1,4 +1,4 @@
-"""How much of the arena one attachment may have pinned, and who has it where that is in the way of others."""
+"""Limits how much of the arena one attachment may pin, and reports which attachments leave no room for others."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY_S: Final = 60.0
+LOG_EVERY_S: Final = 60.0
 _NAMED: Final = 3
 
 
 class PinQuota:
-    """The bound that engines keep to by themselves, and a look at who pins when nothing can be evicted.
+    """The pin quota, which engines apply themselves, and a report of the pins when no page can be evicted.
 
-    A pin is taken without a message: an engine counts its own and ends its matches at the bound. Who writes lock words
-    himself is not held to it; he is named when a store is refused for want of room. On the loop's thread only.
+    An engine pins pages without a message to the daemon: it counts its own pins and ends its matches at the quota. A
+    process that writes the lock words itself can exceed it; the log names it when a store is rejected for lack of room.
+    On the loop's thread only.
     """
 
     def __init__(self, owner: Owner, share: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,48 +30,51 @@ class PinQuota:
         self._clock = clock
         self._arena_bytes = owner.header()["arena_bytes"]
         self._bounded = 0
-        self._told: set[tuple[int, int]] = set()
-        self._quiet_until = -TELL_EVERY_S
+        self._logged: set[tuple[int, int]] = set()
+        self._quiet_until = -LOG_EVERY_S
         self.follow(share)
 
     def follow(self, share: float) -> None:
-        """Another share from now on; what is pinned stays so."""
+        """Applies another share from now on. Pages that are pinned stay pinned."""
         self._owner.bound_pins(share_of(self._owner.header(), share))
 
     def look(self) -> None:
-        """Tells once of each attachment whose matches end at the bound. Cheap: for a few times a second."""
+        """Logs once for each attachment whose matches end at the quota. Cheap, for a call a few times a second."""
         before, self._bounded = self._bounded, self._owner.bounded()
         if self._bounded > before:
             takers = [taker for taker in self._owner.takers() if taker["counts"]["bounded"]]
             for taker in takers:
-                self._tell_of(taker)
-            self._told &= {_name_of(taker) for taker in takers}
+                self._log_limited(taker)
+            self._logged &= {_name_of(taker) for taker in takers}
 
     def full(self) -> None:
-        """A store was refused for want of room: tells who has the arena pinned, if anybody has, now and then."""
+        """Logs at most once a minute which attachments have the arena pinned.
+
+        Called when a store was rejected as full.
+        """
         if self._clock() < self._quiet_until:
             return
-        self._quiet_until = self._clock() + TELL_EVERY_S
+        self._quiet_until = self._clock() + LOG_EVERY_S
         holders = sorted(self._owner.holders(), key=_pinned, reverse=True)
         if sum(map(_pinned, holders)) * 2 >= self._arena_bytes:
-            self._tell_of_all(holders)
+            self._log_pins(holders)
 
-    def _tell_of(self, taker: dict[str, Any]) -> None:
-        if _name_of(taker) in self._told:
+    def _log_limited(self, taker: dict[str, Any]) -> None:
+        if _name_of(taker) in self._logged:
             return
-        self._told.add(_name_of(taker))
+        self._logged.add(_name_of(taker))
         log.warning(
-            "process %d (%s) has as much of the arena pinned as one may: its matches end there: see match.share",
+            "process %d (%s) has reached its quota of pinned pages (match.share): its matches end there",
             taker["pid"],
             taker["name"],
             extra=event("pins_bounded", pid=taker["pid"], engine=taker["name"], slot=taker["slot"]),
         )
 
-    def _tell_of_all(self, holders: list[dict[str, Any]]) -> None:
+    def _log_pins(self, holders: list[dict[str, Any]]) -> None:
         first = holders[0]
         named = ", ".join(f"process {h['pid']} ({h['name']}) {_pinned(h) >> 20} MiB" for h in holders[:_NAMED])
         log.warning(
-            "stores are refused: of the arena's %d MiB are pinned by %s: end one of them, or give them a larger arena",
+            "stores are rejected: of %d MiB of arena are pinned by %s; end one of them or enlarge the arena",
             self._arena_bytes >> 20,
             named,
             extra=event("arena_pinned", pid=first["pid"], engine=first["name"], pinned_bytes=_pinned(first)),
@@ -83,29 +87,29 @@ def _pinned(holder: dict[str, Any]) -> int:
 
 
 def _name_of(taker: dict[str, Any]) -> tuple[int, int]:
-    """Another one for each attachment."""
+    """Returns a key that identifies the attachment."""
     return taker["slot"], taker["attached_ns"]
 
 
 class Shortage:
-    """Looks whether the arena can have no more memory, and tells so when it begins. On the loop's thread only.
+    """Logs when the arena cannot get more memory from the host. On the loop's thread only.
 
-    Engines go on: nobody is granted what there is not. An arena that was populated never lacks any.
+    Frames without memory are not granted, so engines continue. A populated arena never lacks memory.
     """
 
     def __init__(self, owner: Owner, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
         self._clock = clock
         self._lacked = False
-        self._quiet_until = -TELL_EVERY_S
+        self._quiet_until = -LOG_EVERY_S
 
     def look(self) -> None:
-        """Cheap: for a few times a second."""
+        """Logs a new shortage, at most once a minute. Cheap, for a call a few times a second."""
         before, self._lacked = self._lacked, self._owner.lacks_memory
         if self._lacked and not before and self._clock() >= self._quiet_until:
-            self._quiet_until = self._clock() + TELL_EVERY_S
+            self._quiet_until = self._clock() + LOG_EVERY_S
             log.warning(
-                "there is no memory for more of the arena: pages leave early and stores are refused until /dev/shm"
-                ' has room again; arena.prefault = "populate" takes all of it at the start',
+                "there is no memory for more of the arena: pages are evicted early and stores are rejected"
+                ' until /dev/shm has room again; arena.prefault = "populate" allocates all of it at the start',
                 extra=event("arena_short"),
             )

@@ -1,4 +1,4 @@
-"""What one process may take of the arena at once, so that one that stands still leaves room for the others."""
+"""Quotas of one process, in reserved frames and in slots, so that a hanging process leaves room for others."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pagetier.shm.process import Process
 
 _Process: TypeAlias = tuple[int, int]  # pid and start time
 _SIZE: Final = struct.Struct("<Q")
-_RESERVED: Final = "this process has reserved as much of the arena as one may without having written it: store.share"
-_LEAST_FRAMES: Final = 1024  # a smaller arena is one engine's, or a test's
+_RESERVED: Final = "this process has reached its quota of reserved and unwritten pages: store.share"
+_LEAST_FRAMES: Final = 1024  # a smaller arena serves one engine or a test
 
 
 def share_of(header: dict[str, int], share: float) -> int:
-    """Frames of a share of the arena, as a bound on what one may have; 0: there is none."""
+    """Returns the frames of a share of the arena, as the quota of one process; 0: there is no quota."""
     return int(header["frames"] * share) if header["frames"] >= _LEAST_FRAMES else 0
 
 
 class Bounds:
-    """Frames that a process may have reserved and not let go of: a share of the arena; 0: any. On the loop's thread.
+    """The quota of frames that a process has reserved and not written yet. On the loop's thread only.
 
-    What all attachments of a process have counts together. To know it takes a walk over all that is open: 20 ms where
-    that is a million pages. So what it had at the last walk, and was let have since, is remembered; what would be too
-    much together is looked at again.
+    All attachments of a process count together. To count them takes a walk over all open entries: 20 ms for a million.
+    The result of the last walk is therefore remembered, and what was granted since is added to it. Only a request that
+    would exceed the quota by this estimate causes another walk.
     """
 
     def __init__(self, owner: Owner, share: float) -> None:
@@ -38,19 +38,24 @@ class Bounds:
         self._at_its_bound: set[_Process] = set()
 
     def pages(self, slot: int, sizes: bytes) -> int:
-        """How many pages of a chain, head first, the process may reserve now. sizes: u64 each."""
+        """Returns how many pages of a chain, head first, the process may reserve now.
+
+        Args:
+            slot: A slot of the process.
+            sizes: The size of each page, u64.
+        """
         each = array("Q", sizes)
         if not self._most:
             return len(each)
         if not self._owner.open_entries or len(self._had) > SLOTS:
-            self._had.clear()  # of processes that are gone, too
+            self._had.clear()  # also removes processes that have ended
         process = self._owner.process_of(slot)
         pages = self._pages(slot, process, each)
         self._had[process] = self._had.get(process, 0) + self._glance(each[:pages])
         return pages
 
     def why_refused(self, sizes: bytes, page: int) -> str:
-        """Returns why there is no room for a page of a chain: for now, or for good where it alone is too large."""
+        """Returns why a page of a chain gets no room: for now, or for good because the page alone is too large."""
         (size,) = _SIZE.unpack_from(sizes, page * _SIZE.size)
         if not size:
             return "a page of 0 bytes cannot be stored"
@@ -67,7 +72,10 @@ class Bounds:
         return f"a page of {size} bytes never fits, and waiting does not help: {limit}"
 
     def renew(self) -> None:
-        """Who was at its bound may have finished something since: a few times a second."""
+        """Lets processes at their quota be counted again, because they may have written pages.
+
+        Called a few times a second.
+        """
         self._at_its_bound.clear()
 
     def _pages(self, slot: int, process: _Process, each: array[int]) -> int:
@@ -77,7 +85,7 @@ class Bounds:
             return 0
         pages = self._count(each, self._room(slot, process))
         if pages < len(each):
-            self._owner.settle()  # what was finished meanwhile is not being written any more
+            self._owner.settle()  # pages that were written in the meantime no longer count
             pages = self._count(each, self._room(slot, process))
         if not pages:
             self._at_its_bound.add(process)
@@ -88,7 +96,7 @@ class Bounds:
         return self._most - self._had[process]
 
     def _glance(self, each: array[int]) -> int:
-        """The most frames that they can be: at most one frame of each page is half empty."""
+        """Returns an upper bound of the frames: at most one frame of each page is only partly used."""
         return sum(each) // self._frame_bytes + len(each)
 
     def _count(self, each: array[int], room: int) -> int:
@@ -103,22 +111,26 @@ MOST_OF_PROCESS: Final = SLOTS // 4
 
 
 def has_slot(takers: list[dict[str, Any]], process: Process, token: int) -> bool:
-    """Whether a session of this process is among the takers."""
+    """Returns whether a session of this process has a slot."""
     return token in _tokens(takers, process)
 
 
 def why_no_slot(takers: list[dict[str, Any]], process: Process, token: int, kept: int) -> str:
-    """Why a session of this process may not have a slot, or "": it may, or has one already.
+    """Returns why a session of this process gets no slot; "" if it may have one or has one already.
 
-    takers: who has one. kept: slots that no engine may have.
+    Args:
+        takers: The attachments.
+        process: The process of the session.
+        token: The session.
+        kept: The number of slots that no engine may have.
     """
     if has_slot(takers, process, token):
         return ""
     if len(_tokens(takers, process)) >= MOST_OF_PROCESS:
-        return f"this process has {MOST_OF_PROCESS} slots: one of its sessions has to go first"
+        return f"this process has {MOST_OF_PROCESS} slots: close one of its sessions first"
     if len(takers) + kept >= SLOTS:
-        for_disk = " or kept for the disk tier" if kept else ""
-        return f"all {SLOTS} slots are taken{for_disk}: an engine has to go first"
+        for_disk = " or reserved for the disk tier" if kept else ""
+        return f"all {SLOTS} slots are taken{for_disk}: end an engine first"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Deaths, told by the kernel: a pidfd for each attached process, and its slot given back when it fires."""
+"""Frees the slots of dead processes, which a pidfd for each attached process detects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class Reaper:
-    """Watches the process of each slot and takes back what it held once it is gone. On the loop's thread only.
+    """Watches the process of each slot and reclaims the slot and its pages after its death. On the loop's thread only.
 
-    A process's socket may close long before its GPU work ends, so the socket says nothing here. Nobody promises that
-    the GPU has ended when the process has, either: so there are `quarantine` seconds between the two.
+    A process's socket may close long before its GPU work ends, so a closed connection is ignored. Nothing guarantees
+    that the GPU work has ended when the process has, so the slot is reclaimed `quarantine` seconds after the death.
 
-    deaths: attached processes that ended without saying goodbye, since this daemon began.
+    Attributes:
+        deaths: Attached processes that ended without detaching, since this daemon started.
     """
 
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop, quarantine: float) -> None:
@@ -33,13 +34,14 @@ class Reaper:
         self._loop = loop
         self._watched: dict[int, int] = {}
         self._ends: Counter[int] = Counter()
-        self._told = LogThrottle(log)
+        self._throttle = LogThrottle(log)
         self.deaths = 0
 
     def watch(self, slot: int, pidfd: int) -> None:
-        """Takes over the pidfd. A slot that is watched already keeps its own, one of the dead its end.
+        """Watches the slot through `pidfd`, which the reaper closes. The first pidfd of a slot stays in use.
 
-        A process may ask for its slot, and die, while no daemon reads: the next one hears of its death first.
+        A process may request its slot, and die, while no daemon reads. The next daemon detects its death first; the
+        slot is then freed by that death.
         """
         if slot in self._watched or slot in self._dead:
             os.close(pidfd)
@@ -48,9 +50,10 @@ class Reaper:
         self._loop.add_reader(pidfd, self._died, slot)
 
     def watch_adopted(self) -> None:
-        """Watches the processes that an earlier daemon's segments name.
+        """Watches the processes that the segments of an earlier daemon list.
 
-        Raises ShmError if it cannot look whether one lives: nothing of a living process may be reclaimed.
+        Raises:
+            ShmError: It is unknown whether a process lives. Pages of a living process must not be reclaimed.
         """
         for taker in self._owner.takers():
             try:
@@ -61,18 +64,21 @@ class Reaper:
                 raise ShmError(f"cannot watch process {taker['pid']}{reason_with_limit(error)}") from error
 
     def release(self, slot: int) -> None:
-        """Frees the slot of a process that has let go of everything, at once, if it is not dead already."""
+        """Frees a slot whose process no longer uses any page, at once, unless the process is dead already."""
         if slot not in self._dead:
             self._forget(slot)
             self._owner.detach(slot)
             self._ends[slot] += 1
 
     def ends(self, slot: int) -> int:
-        """How many who had this slot are gone: what is done later for one of them is done only if none went since."""
+        """Returns how often this slot was freed.
+
+        A reply that is sent later is still valid if the number has not changed.
+        """
         return self._ends[slot]
 
     def close(self) -> None:
-        """Stops watching; the slots stay as they are."""
+        """Stops watching. The slots stay as they are."""
         for slot in list(self._watched):
             self._forget(slot)
         for timer in self._dead.values():
@@ -94,8 +100,8 @@ class Reaper:
         self.deaths += 1
         point("reaper.freed")
         facts = event("process_died", pid=taker["pid"], engine=taker["name"], slot=slot)
-        line = "process %d (%s) is gone: slot %d is free"
-        self._told.tell(logging.INFO, taker["uid"], line, taker["pid"], taker["name"], slot, extra=facts)
+        line = "process %d (%s) ended without detaching: slot %d is free"
+        self._throttle.tell(logging.INFO, taker["uid"], line, taker["pid"], taker["name"], slot, extra=facts)
 
     def _forget(self, slot: int) -> None:
         pidfd = self._watched.pop(slot, None)

@@ -1,4 +1,4 @@
-"""Requests that walk the whole index: who wants the same meanwhile is answered by one walk, and it has to wait."""
+"""Queues requests that walk the whole index: equal requests share one walk, and walks leave time for other requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class _Walk(msgspec.Struct):
 
 
 class Walks:
-    """Behind a long one the loop is everybody else's for ten times as long. On the loop's thread only."""
+    """The queue of walks. After a long walk, the next one waits ten times as long as it took.
+
+    On the loop's thread only.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -29,20 +32,20 @@ class Walks:
         self._timer: asyncio.TimerHandle | None = None
 
     def ask(self, what: Hashable, walk: Callable[[], T], reply: Callable[[T], None]) -> None:
-        """Calls reply once with what walk says, at once or a little later; all that begins after it was asked for.
+        """Calls `reply` once with the result of a walk that begins after this call, at once or later.
 
-        Of those who ask for the same `what` while it waits, the first one's walk is done for all.
+        Of the requests for the same `what` that wait at the same time, only the first one's walk is done.
         """
         self._waiting.setdefault(what, _Walk(walk)).replies.append(reply)
         if self._timer is None:
             self._go_on()
 
     def waits(self, what: Hashable) -> bool:
-        """Whether somebody waits for it."""
+        """Returns whether a request for `what` is in the queue."""
         return what in self._waiting
 
     def close(self) -> None:
-        """Nobody who waits is answered."""
+        """Stops the queue. The requests in it get no reply."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -52,7 +55,7 @@ class Walks:
             if self._waiting and self._loop.time() >= self._free_at:
                 self._do(self._waiting.pop(next(iter(self._waiting))))
         finally:
-            if self._waiting and self._timer is None:  # one a turn of the loop, however many wait
+            if self._waiting and self._timer is None:  # one walk for each turn of the loop
                 self._timer = self._loop.call_at(max(self._free_at, self._loop.time()), self._go_on)
 
     def _do(self, asked: _Walk) -> None:

@@ -1,4 +1,4 @@
-"""What the daemon does when it is asked: the requests of attached processes, against the index."""
+"""Handles the requests of attached processes against the index."""
 
 from __future__ import annotations
 
@@ -53,17 +53,19 @@ _KEY_BYTES, _SERIAL_BYTES, _SIZE_BYTES = 32, 8, 8
 _NO_ENTRY = b"\xff\xff\xff\xff"
 _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
-_TIDY_MOST = 16384  # a process may have a million open, and others are waiting
+_TIDY_MOST = 16384  # of possibly a million open entries of a process, because other requests wait
 _REFUSED_FULL, _REFUSED_SIZE = 3, 4
-_FIRST_SAVE = (Save, True)  # what walks are for: those who ask anew, and those who go on asking
+_FIRST_SAVE = (Save, True)  # keys of the scan queue: the first request of a client, and its further ones
 _NEXT_SAVE = (Save, False)
 
 
 class Service:
-    """The index's one writer. All calls on the loop's thread; none waits for anybody.
+    """The index's only writer. All calls are on the loop's thread, and none of them blocks.
 
-    Engines may attach from admit() on; who only looks may do so at once. `alive` is called a few times a second, by the
-    loop that does all of the work.
+    Clients may observe at once; engines may attach after admit().
+
+    Attributes:
+        alive: Called a few times a second by the loop that does all work.
     """
 
     def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
@@ -83,40 +85,40 @@ class Service:
         self.reserve_seconds = Histogram()
         self.in_force = InForce(config)
         self.in_force.follow(self._follow)
-        self.alive: Callable[[], None] = _nobody_asks
+        self.alive: Callable[[], None] = _ignore_tick
         self._walks = Walks(loop)
         self._flushing = Flushing(self._owner, self.disk, self._walks)
         self._reaper.watch_adopted()
         self._tidying = loop.call_soon(self._tidy)
 
     def admit(self) -> None:
-        """The arena is ready for engines."""
+        """Lets engines attach: the arena is ready."""
         self._admits = True
         self.disk.start()
 
     @property
     def deaths(self) -> int:
-        """Engines that ended without saying goodbye, since this daemon began."""
+        """The number of attached processes that ended without detaching, since this daemon started."""
         return self._reaper.deaths
 
     def ends(self, slot: int) -> int:
-        """How many who had this slot have let go of it, or are gone: whose it is now is told by no number but this."""
+        """Returns how often this slot was freed: while the number stays, the slot belongs to the same session."""
         return self._reaper.ends(slot)
 
     def has_slot(self, peer: Peer, request: Attach) -> bool:
-        """Whether the peer's session has one already."""
+        """Returns whether the peer's session has a slot already."""
         return has_slot(self._owner.takers(), peer.process, request.token % _U64)
 
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
-        """A slot for the peer's session, its old one where it has one."""
+        """Attaches the peer's session in its previous slot or a new one, or returns why it is refused."""
         if not self._admits:
-            return Refusal("its arena is being populated: come again in a moment")
+            return Refusal("its arena is being populated: try again in a moment")
         if len(request.holds) % _SERIAL_BYTES:
-            return Refusal(f"{len(request.holds)} bytes are no whole number of serials")
+            return Refusal(f"{len(request.holds)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)
         if why := why_no_slot(self._owner.takers(), process, token, self.disk.slots_kept):
             return Refusal(why)
-        pidfd = os.dup(peer.pidfd)  # before the slot is taken: without a pidfd the slot would never be freed
+        pidfd = os.dup(peer.pidfd)  # before the slot is taken: a slot without a pidfd would never be freed
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
         point("service.attached")
         self._owner.keep_only(slot, request.holds)
@@ -126,16 +128,19 @@ class Service:
         return self._welcome(slot)
 
     def observe(self) -> Welcome:
-        """What somebody who only looks needs to know."""
+        """Returns what a client needs to read the index without attaching."""
         return self._welcome(-1)
 
     def detach(self, slot: int) -> None:
-        """Frees a slot whose process says that it touches nothing any more."""
+        """Frees a slot whose process no longer accesses any page."""
         self._reaper.release(slot)
         point("service.detached")
 
     def reserve_async(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
-        """Answers now, or in a moment where that keeps pages from being lost; not if the asker dies meanwhile."""
+        """Handles a reservation, at once or after a short wait for the disk.
+
+        There is no reply if the slot is freed first.
+        """
         ends, began = self._reaper.ends(slot), self._loop.time()
 
         def go() -> None:
@@ -146,7 +151,7 @@ class Service:
         self.disk.admit(b"" if len(request.sizes) % 8 else request.sizes, go)
 
     def reserve(self, slot: int, request: Reserve) -> Reserved:
-        """Answers each page of the chain; nothing is granted of a request that makes no sense."""
+        """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
         wrong = _wrong(request)
         space = -1 if wrong else self._space(request)
         if wrong or space < 0:
@@ -177,9 +182,9 @@ class Service:
         return Reserved(request.number, outcomes, entries, serials, self._why(outcomes, request.sizes))
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
-        """Brings pages in from disk; reply is called once, at the latest at the request's timeout."""
+        """Reads pages from disk; `reply` is called once, at the latest when the request's timeout has passed."""
         if len(request.keys) % _KEY_BYTES:
-            why = f"{len(request.keys)} bytes are no whole number of keys"
+            why = f"{len(request.keys)} bytes are not a whole number of keys"
             reply(Fetched(request.number, b"", why))
             return
         self.disk.fetch(request, reply)
@@ -187,7 +192,10 @@ class Service:
         self._evictor.look()
 
     def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
-        """How far writing everything to disk is; it goes on as long as somebody asks. See Walks for the reply."""
+        """Replies with the progress of writing all pages to disk. The daemon continues while a client polls.
+
+        See Walks.
+        """
         self._walks.ask(
             _FIRST_SAVE if request.number == 0 else _NEXT_SAVE,
             lambda: self.disk.save(request.number),
@@ -195,25 +203,25 @@ class Service:
         )
 
     def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
-        """Drops pages; reply is called once. See Flushing."""
+        """Drops pages; `reply` is called once. See Flushing."""
         self._flushing.flush(request, reply)
 
     def check(self, request: Check, reply: Callable[[Findings], None]) -> None:
-        """Walks everything; takes about 200 ms for a million pages, in which no request is answered. See Walks."""
+        """Verifies the whole index. A million pages take about 200 ms, in which no request is answered. See Walks."""
         self._walks.ask(Check, self._owner.check_integrity, lambda found: reply(Findings(request.number, found)))
 
     def resize(self, request: Resize) -> Resized:
-        """Other sizes while engines run, until the configuration is read again."""
+        """Changes sizes while engines run, until the configuration is read again."""
         try:
             changes = self.in_force.resize(request.settings)
         except ConfigError as error:
             return Resized(request.number, trouble=str(error))
         log.info("resized: %s", changes, extra=event("resized"))
-        warnings = [f"warning: {told}" for told in (self.disk.too_large(), self.short_index()) if told]
+        warnings = [f"warning: {text}" for text in (self.disk.too_large(), self.short_index()) if text]
         return Resized(request.number, [*changes.done, *warnings])
 
     def short_index(self) -> str:
-        """That the index is too small for the sizes in force, or ""."""
+        """Returns a warning if the index is too small for the sizes in force, else ""."""
         return short_index(Geometry.of(self._owner.header()), self.in_force.config)
 
     def _follow(self, config: Config) -> None:
@@ -224,7 +232,7 @@ class Service:
         self.disk.resize(config.disk.size)
 
     def close(self) -> None:
-        """Stops the service; the segments stay as they are."""
+        """Stops the service. The segments stay as they are."""
         self._tidying.cancel()
         self._walks.close()
         self.disk.abandon()
@@ -243,11 +251,11 @@ class Service:
         if _REFUSED_FULL in outcomes and self._owner.lacks_memory:
             return "there is no memory for more of the arena: /dev/shm is full"
         if _REFUSED_FULL in outcomes:
-            return "the arena is full of pages that are pinned, being written or of this very prompt"
+            return "the arena is full of pages that are pinned, being written or of the same prompt"
         return ""
 
     def _tidy(self) -> None:
-        """Reservations whose writers finished, gave up or overstayed, looked at a few times a second."""
+        """Does the periodic work: settles finished, abandoned and expired reservations, and checks the quotas."""
         if self._owner.open_entries:
             self._owner.settle(_TIDY_MOST)
             point("service.settled")
@@ -263,21 +271,21 @@ class Service:
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
 
 
-def _nobody_asks() -> None:
-    """Whether the loop turns."""
+def _ignore_tick() -> None:
+    """Ignores that the loop runs."""
 
 
 def _wrong(request: Reserve) -> str:
-    """What makes no sense in a request, or nothing."""
+    """Returns why a request is invalid, "" if it is valid."""
     pages, rest = divmod(len(request.keys), _KEY_BYTES)
     if rest:
-        return f"{len(request.keys)} bytes are no whole number of keys"
+        return f"{len(request.keys)} bytes are not a whole number of keys"
     if len(request.sizes) != 8 * pages:
         return f"{len(request.sizes)} bytes of sizes for {pages} pages"
     if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
-        return f"part {request.part} of {request.parts} makes no sense: at most {PARTS} parts"
+        return f"part {request.part} of {request.parts} is invalid: a page has at most {PARTS} parts"
     if not 0 <= request.division < _U32:
-        return f"division {request.division} makes no sense: it is a u32"
+        return f"division {request.division} is invalid: it is a u32"
     return wrong_space(request.space)
 
 

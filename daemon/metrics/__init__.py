@@ -1,5 +1,5 @@
-"""What the daemon tells Prometheus: read out of the shared counters when somebody scrapes, and at no other time.
+"""Metrics for Prometheus, read from the shared counters during a scrape.
 
-`address` says where, `look` takes the numbers, `families` names them, `listener` answers. The last two import
-prometheus_client, so they are imported only where the configuration asks for metrics.
+`sample` reads the numbers, `families` names them, `http` handles a connection and `endpoint` serves the address.
+`endpoint` and `families` import prometheus_client and are therefore imported only if metrics are configured.
 """

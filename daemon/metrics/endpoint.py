@@ -1,4 +1,4 @@
-"""Where Prometheus asks: opened, answered, closed. Imported where metrics.listen is set, and nowhere else."""
+"""The address that Prometheus scrapes. Imported only if metrics.listen is set."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _BACKLOG = 128
 _AT_ONCE = 16
 _ELSE = "set another port, or a path"
 _REMEDIES = {
-    errno.EADDRINUSE: "stop who has it, or set another port",
-    errno.EACCES: "ports below net.ipv4.ip_unprivileged_port_start (1024) are root's: set another port, or a path",
+    errno.EADDRINUSE: "stop the process that uses it, or set another port",
+    errno.EACCES: "ports below net.ipv4.ip_unprivileged_port_start (1024) need root: set another port, or a path",
     errno.EAFNOSUPPORT: "the service has no network: `pagetier unit install --metrics` installs"
     " metrics-on-localhost.conf, which gives it this host's; a path, such as /run/pagetier/metrics.sock, needs none",
 }
 
 
 class _Counters:
-    """Looks when it is collected from."""
+    """Takes a sample each time that Prometheus collects the metrics."""
 
     def __init__(self, looker: Looker, most_spaces: int) -> None:
         self._looker = looker
         self._most_spaces = most_spaces
 
     def collect(self) -> Iterator[Metric]:
-        """All families, of one look."""
+        """Returns all families of one sample."""
         return families(self._looker.look(), self._most_spaces)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are known to be no others'."""
+        """Returns nothing: no other collector uses these names."""
         return iter(())
 
 
 class MetricsEndpoint:
-    """Answers scrapes from start() to stop(). Raises SocketError where the address can not be had."""
+    """Answers scrapes from start() to stop(). Raises SocketError if the address cannot be used."""
 
     def __init__(self, config: Config, service: Service) -> None:
         assert config.metrics.listen is not None
@@ -65,12 +65,12 @@ class MetricsEndpoint:
         self._guests = Guests()
 
     async def start(self) -> None:
-        """Begins to answer."""
-        self._page("")  # what the first answer imports is imported before there is anybody to wait for it
+        """Starts to answer."""
+        self._page("")  # imports what the first answer needs before a scrape waits for it
         self._accepting = Accepting(self._listening, lambda: Answering(self._guests, self._page), _AT_ONCE)
 
     def stop(self) -> None:
-        """Nobody is answered any more."""
+        """Stops answering and closes the socket."""
         if self._address.path is not None:
             remove_socket(self._address.path, self._file)
         (self._accepting or self._listening).close()

@@ -1,7 +1,8 @@
-"""The metrics of one look, under the names that dashboards and alerts know: they are added to, never renamed.
+"""The metrics of one sample, with the names that dashboards and alerts use: new ones may be added, none is renamed.
 
-Named after the rules of prometheus.io: base units, `_total` on counters, one unit and one meaning in a family. A family
-can be added over its labels, but for the tiers of a lookup: what is missed in one is looked for in the next.
+The names follow the rules of prometheus.io: base units, `_total` on counters, one unit and one meaning for a family.
+The sum of a family over its labels is meaningful, except over the tiers of a lookup: a miss in one is a lookup in the
+next.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ from pagetier.shm.protocol import PROTOCOL
 PREFIX = "pagetier_"
 
 Numbers: TypeAlias = Mapping[str, float] | Mapping[tuple[str, str], float]
-"""By the value of the one label, or by the values of both in their order."""
+"""Numbers by the value of the one label, or by the values of both labels in their order."""
 
 
 def counter(name: str, about: str, value: float) -> Metric:
-    """One number that rises; `name` without the `_total` that it gets."""
+    """Returns one number that only rises; `name` is without the suffix `_total`, which is added."""
     return CounterMetricFamily(PREFIX + name, about, value=value)
 
 
 def counters(name: str, about: str, labels: Sequence[str], numbers: Numbers) -> Metric:
-    """Numbers that rise."""
+    """Returns numbers that only rise."""
     family = CounterMetricFamily(PREFIX + name, about, labels=labels)
     return _filled(family, numbers)
 
 
 def gauge(name: str, about: str, value: float) -> Metric:
-    """One number that rises and falls."""
+    """Returns one number that rises and falls."""
     return GaugeMetricFamily(PREFIX + name, about, value=value)
 
 
 def gauges(name: str, about: str, labels: Sequence[str], numbers: Numbers) -> Metric:
-    """Numbers that rise and fall."""
+    """Returns numbers that rise and fall."""
     family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
     return _filled(family, numbers)
 
@@ -58,12 +59,14 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, numbers: Numbers) -
 
 
 def disk_families(look: Sample) -> Iterator[Metric]:
-    """All of them."""
+    """Yields the metrics of the disk tier."""
     report, header = look.work.report, look.header
     standings = {standing.value: float(report.standing is standing) for standing in Standing}
-    yield gauges("disk_standing", "How the disk tier is: 1 for one of these.", ["standing"], standings)
-    yield counter("checksum_failures", "Pages whose bytes on disk were not those stored.", header["disk_damaged"])
-    yield counter("spared_pages", "Pages that were not to be written, or could not be.", header["disk_spared"])
+    yield gauges("disk_standing", "The state of the disk tier: 1 for one of these.", ["standing"], standings)
+    yield counter("checksum_failures", "Pages whose bytes on disk failed their checksum.", header["disk_damaged"])
+    yield counter(
+        "spared_pages", "Pages that the disk did not write, by rule or because it could not.", header["disk_spared"]
+    )
     if report.standing is not Standing.NONE:
         yield _queue(look)
         yield from _worker(report)
@@ -71,20 +74,20 @@ def disk_families(look: Sample) -> Iterator[Metric]:
 
 
 def _queue(look: Sample) -> Metric:
-    # each page is listed once, in whatever tiers it is
+    # Each page is listed once, regardless of the number of tiers that it is in.
     unwritten = sum(max(0, space["listed"] - space["disk_pages"]) for space in look.spaces)
     pages = {"waiting": max(0, unwritten - look.work.writing), "writing": look.work.writing}
-    about = "Pages in memory alone: those that may still have to be written, and those that are being written."
+    about = "Pages in memory only: waiting to be written, and being written."
     return gauges("write_behind_queue_pages", about, ["state"], pages)
 
 
 def _worker(report: DiskReport) -> Iterator[Metric]:
-    yield counter("disk_worker_restarts", "Times that the tier's worker was started again.", report.restarts)
-    yield gauge("disk_last_sync_timestamp_seconds", "When all that was written was synced; 0: never.", report.last_sync)
-    yield gauge("disk_file_bytes", "What the tier's files take.", report.file_bytes)
+    yield counter("disk_worker_restarts", "Restarts of the worker.", report.restarts)
+    yield gauge("disk_last_sync_timestamp_seconds", "Time of the last complete sync; 0: never.", report.last_sync)
+    yield gauge("disk_file_bytes", "Bytes that the files of the tier take.", report.file_bytes)
     yield counter("disk_device_bytes", "Bytes handed to the file system, trees included.", report.device_bytes)
     filesystem = {"free": report.disk_free, "used": max(0, report.disk_total - report.disk_free)}
-    yield gauges("disk_filesystem_bytes", "The file system that the tier is on.", ["state"], filesystem)
+    yield gauges("disk_filesystem_bytes", "The file system of the tier.", ["state"], filesystem)
 
 
 def _budget(report: DiskReport) -> Iterator[Metric]:
@@ -93,7 +96,7 @@ def _budget(report: DiskReport) -> Iterator[Metric]:
         bytes_of_day = {"left": budget.left, "spent": max(0, budget.per_day - budget.left)}
         yield gauges("disk_budget_bytes", "Bytes that may be written a day.", ["state"], bytes_of_day)
         spared = {"budget": budget.spared_bytes}
-        yield counters("spared_bytes", "Bytes that were not written, and why.", ["reason"], spared)
+        yield counters("spared_bytes", "Bytes that were not written, by reason.", ["reason"], spared)
 
 
 OTHERS = "others"
@@ -101,13 +104,13 @@ _KINDS = ("pages", "bytes")
 
 
 def space_families(look: Sample, most: int) -> Iterator[Metric]:
-    """Pages and bytes of the `most` namespaces with most bytes, and of all others together."""
-    yield gauge("namespaces", "Namespaces that the index knows.", len(look.spaces))
-    yield gauge("namespaces_limit", "Namespaces that there is room for.", look.header["spaces"])
+    """Yields the pages and bytes of the `most` namespaces with the most bytes, and of all others together."""
+    yield gauge("namespaces", "Namespaces in the index.", len(look.spaces))
+    yield gauge("namespaces_limit", "The most namespaces.", look.header["spaces"])
     counts = look.idle_namespaces
-    about = "Idle namespaces that were dropped as the table was full; of this daemon."
+    about = "Idle namespaces dropped from a full table; of this daemon."
     yield counter("namespaces_dropped", about, counts.dropped)
-    about = "Requests for room that were rejected as the table of namespaces was full; of this daemon."
+    about = "Requests rejected because the table of namespaces was full; of this daemon."
     yield counter("namespaces_rejected", about, counts.rejected)
     ordered = sorted(look.spaces, key=lambda space: -(space["bytes"] + space["disk_bytes"]))
     for kind in _KINDS:
@@ -119,7 +122,7 @@ def space_families(look: Sample, most: int) -> Iterator[Metric]:
 
 
 def _add(numbers: dict[tuple[str, str], float], name: str, space: dict[str, Any], kind: str) -> None:
-    """Two namespaces of one name, which only their digests tell apart, are added up."""
+    """Adds a namespace; two of the same name, which only their digests distinguish, are added up."""
     for tier, key in (("memory", kind), ("disk", f"disk_{kind}")):
         numbers[name, tier] = numbers.get((name, tier), 0) + space[key]
 
@@ -130,7 +133,7 @@ _ENGINE, _MEMORY, _DISK = "engine", "memory", "disk"
 
 
 def families(look: Sample, most_spaces: int) -> Iterator[Metric]:
-    """All of them."""
+    """Yields all metrics."""
     yield from _daemon(look)
     yield from _lookups(look)
     yield from _tiers(look)
@@ -143,35 +146,35 @@ def families(look: Sample, most_spaces: int) -> Iterator[Metric]:
 
 def _daemon(look: Sample) -> Iterator[Metric]:
     header = look.header
-    yield InfoMetricFamily(PREFIX + "build", "What runs.", value=_BUILD)
-    yield gauge("incarnation", "Daemons that these segments have seen.", header["incarnation"])
-    yield gauge("attached_processes", "Attachments of engines, the disk tier's worker among them.", look.attached)
-    yield gauge("attached_processes_limit", "Attachments that there is room for.", SLOTS)
+    yield InfoMetricFamily(PREFIX + "build", "The running version.", value=_BUILD)
+    yield gauge("incarnation", "Daemons that these segments have had.", header["incarnation"])
+    yield gauge("attached_processes", "Attachments, the disk tier's worker included.", look.attached)
+    yield gauge("attached_processes_limit", "The most attachments.", SLOTS)
     yield counter("departures", "Attached processes that left or died.", header["deaths"])
     yield counter("owner_deaths", "Attached processes that died without leaving; of this daemon.", look.deaths)
     entries = {"used": header["entries"] - header["free_entries"], "free": header["free_entries"]}
-    yield gauges("index_entries", "Records of pages in the index.", ["state"], entries)
-    about = "Pages that daemons took over at their start, or could not."
-    taken_over = {"adopted": header["adopted"], "dropped": header["dropped"]}
-    yield counters("adoptions", about, ["result"], taken_over)
+    yield gauges("index_entries", "Entries of the index.", ["state"], entries)
+    about = "Pages that daemons adopted at their start, or had to drop."
+    adoptions = {"adopted": header["adopted"], "dropped": header["dropped"]}
+    yield counters("adoptions", about, ["result"], adoptions)
 
 
 def _lookups(look: Sample) -> Iterator[Metric]:
     header, counts = look.header, look.counts
-    yield counter("lookups", "Requests of engines that looked for their prompts, each counted once.", counts["lookups"])
+    yield counter("lookups", "Requests that were looked up, each counted once.", counts["lookups"])
     pages = {
         (_MEMORY, "hit"): counts["hit_pages"],
         (_MEMORY, "miss"): counts["miss_pages"],
         (_DISK, "hit"): header["disk_read"],
         (_DISK, "miss"): header["disk_missed"],
     }
-    about = "Pages that a request's first match looked for in memory; pages that the disk was asked to read in time."
+    about = "Pages that a request's first match looked up in memory; pages that the disk was asked to read."
     yield counters("lookup_pages", about, ["tier", "result"], pages)
     found, on_disk, missed = (counts[name] for name in ("memory_tokens", "disk_tokens", "missed_tokens"))
     tokens = {(_MEMORY, "hit"): found, (_MEMORY, "miss"): on_disk + missed}
     if look.work.report.standing is not Standing.NONE:
         tokens |= {(_DISK, "hit"): on_disk, (_DISK, "miss"): missed}
-    about = "Tokens of looked-for prompts: a hit in the tier that gave them; disk: of those that memory did not give."
+    about = "Tokens of looked-up prompts: a hit in the tier that gave them; disk: of those not found in memory."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
 
 
@@ -180,7 +183,7 @@ def _tiers(look: Sample) -> Iterator[Metric]:
     frame = header["frame_bytes"]
     memory, disk = header["used_frames"] * frame, header["disk_used_frames"] * frame
     limits = {_MEMORY: header["arena_bytes"], _DISK: work.report.cap}
-    yield gauges("tier_limit_bytes", "What a tier may take.", ["tier"], limits)
+    yield gauges("tier_limit_bytes", "The cap of a tier.", ["tier"], limits)
     pages = {
         (_MEMORY, "readable"): max(0, header["pages"] - header["open_entries"]),
         (_MEMORY, "writing"): header["open_entries"],
@@ -188,7 +191,7 @@ def _tiers(look: Sample) -> Iterator[Metric]:
         (_DISK, "writing"): work.writing,
     }
     yield gauges("pages", "Pages of a tier.", ["tier", "state"], pages)
-    # the bytes of a tier's pages, the unused rest of their frames, and what is free: together its limit
+    # The bytes of a tier's pages, the unused rest of their frames, and the free bytes add up to its limit.
     sizes = {
         (_MEMORY, "pages"): header["bytes"],
         (_MEMORY, "slack"): max(0, memory - header["bytes"]),
@@ -197,7 +200,7 @@ def _tiers(look: Sample) -> Iterator[Metric]:
         (_DISK, "slack"): max(0, disk - header["disk_bytes"]),
         (_DISK, "free"): max(0, work.report.cap - disk),
     }
-    yield gauges("tier_bytes", "Bytes of a tier by what is in them.", ["tier", "state"], sizes)
+    yield gauges("tier_bytes", "Bytes of a tier by content.", ["tier", "state"], sizes)
 
 
 def _transfers(look: Sample) -> Iterator[Metric]:
@@ -223,7 +226,7 @@ def _transfers(look: Sample) -> Iterator[Metric]:
         (_MEMORY, _DISK): work.write_seconds,
         (_DISK, _MEMORY): work.read_seconds,
     }
-    about = "Time that moving took; engines: added up over copies at the same time; disk: of this daemon."
+    about = "Time of the moves; of engines: the sum over concurrent copies; of the disk: of this daemon."
     yield counters("transfer_seconds", about, ways, seconds)
 
 
@@ -238,19 +241,19 @@ def _leaving(look: Sample) -> Iterator[Metric]:
         (_DISK, "flushed"): header["disk_flushed"],
         (_DISK, "damaged"): header["disk_damaged"],
     }
-    yield counters("evictions", "Pages that left a tier, and why.", ["tier", "reason"], pages)
+    yield counters("evictions", "Pages that left a tier, by reason.", ["tier", "reason"], pages)
     nbytes = {_MEMORY: header["evicted_bytes"], _DISK: header["disk_evicted_bytes"]}
     yield counters("evicted_bytes", "Bytes of pages that left a tier to make room.", ["tier"], nbytes)
-    yield counter("lost_pages", "Pages that left memory before they could be written to disk.", header["disk_lost"])
+    yield counter("lost_pages", "Pages that left memory before they were written to disk.", header["disk_lost"])
 
 
 def _reservations(look: Sample) -> Iterator[Metric]:
     header = look.header
     pages = {result: header[result] for result in ("granted", "present", "pending", "refused")}
     yield counters("reservations", "Pages, or parts of pages, that engines asked room for.", ["result"], pages)
-    yield counter("unpublished_pages", "Pages written in vain: given up meanwhile.", look.counts["lost_pages"])
+    yield counter("unpublished_pages", "Pages that were written but could not be published.", look.counts["lost_pages"])
     seconds = look.reserve_seconds
     bounds = [*(f"{bound:g}" for bound in seconds.bounds), "+Inf"]
     buckets = list(zip(bounds, map(float, seconds.cumulative()), strict=True))
-    about = "From a request for room to its answer; of this daemon."
+    about = "From a request for room to its response; of this daemon."
     yield HistogramMetricFamily(PREFIX + "reserve_latency_seconds", about, buckets=buckets, sum_value=seconds.sum)

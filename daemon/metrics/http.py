@@ -1,4 +1,4 @@
-"""One connection of somebody who scrapes: HTTP, as little of it as Prometheus needs."""
+"""One HTTP connection of a scrape, limited to what Prometheus needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 
-# Each Prometheus has one at a time.
+# Each Prometheus server has one connection at a time.
 MOST: Final = 32
 
 
@@ -27,17 +27,17 @@ class Guests:
         self._complaints = LogThrottle(log)
 
     def enter(self) -> bool:
-        """Whether there is room for another one, which is counted then; the log is told where there is none."""
+        """Returns whether there is room for another connection, and counts it; logs a warning if there is none."""
         if self._open >= MOST:
             facts = event("metrics_full", open=MOST)
-            line = "a connection to the metrics is closed: there are %d"
+            line = "a connection to the metrics is closed: %d are open, the most for this daemon"
             self._complaints.tell(logging.WARNING, NOBODY, line, MOST, extra=facts)
             return False
         self._open += 1
         return True
 
     def leave(self) -> None:
-        """One that entered is closed."""
+        """Stops counting a connection, which is closed."""
         self._open -= 1
 
 
@@ -47,14 +47,14 @@ _END = b"\r\n\r\n"
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What is answered."""
+    """An HTTP response."""
 
     status: HTTPStatus
     kind: str
     body: bytes
 
     def pack(self) -> bytes:
-        """With its head; the connection ends behind it."""
+        """Returns the response with its header. The connection is closed after it."""
         lines = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
             f"Content-Type: {self.kind}",
@@ -65,12 +65,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def plain(status: HTTPStatus, text: str) -> Page:
-    """A sentence."""
+    """Returns a response that is one sentence."""
     return Page(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 class Answering(asyncio.Protocol):
-    """Reads one request, answers and hangs up. render: from the Accept header to a page."""
+    """Reads one request, answers it and closes the connection. `render` returns the page for an Accept header."""
 
     def __init__(self, guests: Guests, render: Callable[[str], Page], patience: float = PATIENCE_S) -> None:
         self._guests = guests
@@ -80,7 +80,7 @@ class Answering(asyncio.Protocol):
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Who is one too many is hung up on at once, who says nothing for some seconds then."""
+        """Closes the connection at once if there are too many, else if no request arrives within a few seconds."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if self._guests.enter():
@@ -89,28 +89,28 @@ class Answering(asyncio.Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Over."""
+        """Stops counting the connection."""
         if self._late is not None:
             self._late.cancel()
             self._guests.leave()
 
     def data_received(self, data: bytes) -> None:
-        """Answers when the head of the request is complete; its body, if it has one, is nothing to us."""
+        """Answers when the header of the request is complete; a body is ignored."""
         if self._transport.is_closing():
             return
         self._request += data
         if _END in self._request:
             self._end(self._answer(self._request.partition(_END)[0].decode("latin-1")))
         elif len(self._request) > _MOST_BYTES:
-            self._end(plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "that is too much"))
+            self._end(plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request header is too large"))
 
     def _answer(self, head: str) -> Page:
         first, *lines = head.split("\r\n")
         words = first.split()
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return plain(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1")
+            return plain(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1 request")
         if words[0] != "GET":
-            return plain(HTTPStatus.METHOD_NOT_ALLOWED, "GET /metrics is all there is")
+            return plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET /metrics is supported")
         if words[1].partition("?")[0] != "/metrics":
             return plain(HTTPStatus.NOT_FOUND, "the metrics are at /metrics")
         return self._render(_header(lines, "accept"))

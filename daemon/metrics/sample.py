@@ -1,4 +1,4 @@
-"""One look at everything that is told to Prometheus. On the loop's thread; takes well below a millisecond."""
+"""Takes the sample of all numbers for Prometheus. On the loop's thread; takes well below a millisecond."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ from pagetier.shm.segments import Segments
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen. header, counts and spaces: as Observer has them; attached: slots that are taken.
+    """One sample of all numbers. The daemon's own counters begin with the daemon, all others with the segments.
 
-    What is the daemon's alone begins with it, all else with the segments.
+    Attributes:
+        header: As Observer.header() returns it.
+        counts: As Observer.counts() returns it.
+        spaces: As Observer.spaces() returns it.
+        attached: The number of slots in use.
+        deaths: Attached processes that died without detaching.
+        reserve_seconds: The latency of reservations.
+        work: The counters of the disk tier.
+        idle_namespaces: The counters of dropped namespaces.
     """
 
     header: dict[str, int]
@@ -32,7 +40,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Looker:
-    """Looks again and again. Raises OSError where the segments can not be opened."""
+    """Takes samples. Raises OSError if the segments cannot be opened."""
 
     def __init__(self, segments: Segments, service: Service) -> None:
         self._owner = segments.owner
@@ -40,7 +48,7 @@ class Looker:
         self._observer = _observer_of(segments)
 
     def look(self) -> Sample:
-        """Costs no walk over the index."""
+        """Takes a sample, without a walk over the index."""
         service = self._service
         return Sample(
             header=self._observer.header(),

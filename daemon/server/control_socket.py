@@ -1,4 +1,4 @@
-"""The control socket: opened, served, removed."""
+"""Opens, serves and removes the control socket."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ _PROBE_S = 1.0
 
 
 class SocketError(Exception):
-    """The control socket can not be opened; the message says why and what to do."""
+    """The control socket cannot be opened. The message says why and what to do."""
 
 
 class Server:
-    """The control socket from the constructor to stop(); it answers from start() on.
+    """The control socket from the constructor to stop(). It answers from start() on.
 
-    patience: seconds in which a peer must say who it is. Raises SocketError.
+    Raises:
+        SocketError: The socket cannot be opened.
+
+    `patience` is the number of seconds in which a client must send its greeting.
     """
 
     def __init__(self, path: Path, access: AccessOptions, patience: float = GREETING_S) -> None:
@@ -43,38 +46,53 @@ class Server:
         self._complaints = LogThrottle(log)
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = identity(path)
-        self._tell_locked_out(access)
+        self._log_locked_out(access)
         self._accepting: Accepting | None = None
 
     async def start(self, service: Service) -> None:
-        """Begins to answer. Who connected since the constructor has waited in the queue."""
+        """Starts to answer. Clients that connected since the constructor have waited in the queue."""
         self._accepting = Accepting(self._listener, lambda: Connection(self._house(service)))
 
     def _house(self, service: Service) -> House:
         return House(service, self._access, self._gate, self._complaints, self._patience)
 
     def follow(self, access: AccessOptions, asked: AccessOptions) -> None:
-        """Who comes from now on is let in by these rules; who is there stays. asked: with what waits for a restart."""
+        """Applies new access rules to new connections; existing ones stay.
+
+        Args:
+            access: The rules.
+            asked: The same as configured, including what waits for a restart.
+        """
         if access != self._access:
             self._access = access
-            self._tell_locked_out(asked)
+            self._log_locked_out(asked)
 
-    def _tell_locked_out(self, asked: AccessOptions) -> None:
-        with contextlib.suppress(FileNotFoundError):  # somebody removed it
+    def _log_locked_out(self, asked: AccessOptions) -> None:
+        with contextlib.suppress(FileNotFoundError):  # the socket was removed by another process
             if trouble := locked_out(self._path.stat(), asked):
                 log.warning("%s", trouble, extra=event("socket_shut"))
 
     def stop(self) -> None:
-        """Nobody comes any more. Who is connected stays so until the process ends."""
+        """Stops accepting connections. Existing ones stay open until the process ends."""
         remove_socket(self._path, self._file)
         point("server.unlinked")
         (self._accepting or self._listener).close()
 
 
 def open_socket(path: Path, mode: int, group: tuple[int, ...] = (), setting: str = "socket") -> socket.socket:
-    """A listening socket in place of one that nobody listens on, if there is one. Raises SocketError.
+    """Returns a listening socket, in place of one without a listener if there is one.
 
-    group: whose it shall be; none: the first of this process. setting: what names the path, for messages.
+    Args:
+        path: Where to create the socket.
+        mode: Its permission bits.
+        group: Its group ID; empty for the first group of this process.
+        setting: The setting of the path, for messages.
+
+    Returns:
+        The socket, listening.
+
+    Raises:
+        SocketError: The socket cannot be created; the message says why and what to do.
     """
     _make_folder(path.parent, setting)
     _clear(path, setting)
@@ -95,18 +113,18 @@ def open_socket(path: Path, mode: int, group: tuple[int, ...] = (), setting: str
 
 
 def _open_to(path: Path, mode: int, group: tuple[int, ...]) -> None:
-    """Gives the new socket its group and its mode. Raises SocketError, OSError."""
-    # In a folder that is open to others the name may lead elsewhere by now. A descriptor that follows no link does not:
-    # chmod() and chown() by name would change the file that a link leads to.
+    """Sets the group and the mode of the new socket. Raises SocketError, OSError."""
+    # In a folder that others can write to, the name may already lead to another file, and chmod() or chown() by name
+    # would change that file. A descriptor opened with O_NOFOLLOW does not follow links.
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             raise SocketError(
-                f"{path} was replaced as it was made: use a folder that only the daemon's user can write to"
+                f"{path} was replaced while it was created: use a folder that only the daemon's user can write to"
             )
         bound = f"/proc/self/fd/{descriptor}"
-        _give(path, bound, group)  # before the mode: it may be meant for this group alone
-        os.chmod(bound, mode)  # noqa: PTH101  no path, but a descriptor
+        _give(path, bound, group)  # before the mode, which may be meant for this group only
+        os.chmod(bound, mode)  # noqa: PTH101  a descriptor, not a path
     finally:
         os.close(descriptor)
 
@@ -117,32 +135,34 @@ def _give(path: Path, bound: str, group: tuple[int, ...]) -> None:
             os.chown(bound, -1, number)
         except OSError as error:
             path.unlink()
-            why = f"{path} can not be given to group {number} ({error.strerror})"
+            why = f"cannot set the group of {path} to {number} ({error.strerror})"
             raise SocketError(
-                f"{why}: make it one of the daemon's own groups, or set another access.socket_group"
+                f"{why}: use one of the daemon's own groups, or set another access.socket_group"
             ) from error
 
 
 def locked_out(found: os.stat_result, access: AccessOptions) -> str:
-    """Who may attach but can not open the socket that `found` is about, and what to do; "" if nobody.
+    """Returns which configured users cannot open the socket, and what to do; "" if all of them can.
 
-    access: as configured; the socket may be of an earlier configuration.
+    Args:
+        found: The stat of the socket, which may have been created with an earlier configuration.
+        access: The rules as configured.
     """
     mode = stat.S_IMODE(found.st_mode)
     if not _keeps_out(mode, found.st_gid, access):
         return ""
-    told = (
-        f"the socket's mode {mode:04o} keeps out some whom access.users, access.groups, access.watch_users or"
+    problem = (
+        f"the socket's mode {mode:04o} keeps out users that access.users, access.groups, access.watch_users or"
         " access.watch_groups name: "
     )
     if not _keeps_out(access.socket_mode, next(iter(access.socket_group), found.st_gid), access):
         setting = f'socket_mode = "{access.socket_mode:04o}"' if access.socket_mode != mode else "socket_group"
-        return f"{told}access.{setting} waits for a restart"
-    return f'{told}set access.socket_mode = "0666" and restart (everybody else is refused all the same)'
+        return f"{problem}access.{setting} waits for a restart"
+    return f'{problem}set access.socket_mode = "0666" and restart (the daemon still refuses all other users)'
 
 
 def _keeps_out(mode: int, group: int, access: AccessOptions) -> bool:
-    """Whether a socket of this mode and group does so."""
+    """Returns whether a socket of this mode and group keeps out a configured user."""
     users, groups = access.users + access.watch_users, access.groups + access.watch_groups
     if mode & stat.S_IWOTH or not (users or groups):
         return False
@@ -150,16 +170,21 @@ def _keeps_out(mode: int, group: int, access: AccessOptions) -> bool:
 
 
 def remove_socket(path: Path, file: tuple[int, int] | None) -> None:
-    """Removes the name of a socket where it is still this file's."""
+    """Removes a socket if its path still leads to this file."""
     try:
         if identity(path) == file:
             path.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("%s stays: %s; remove it before the next start", path, error.strerror, extra=event("socket_left"))
+        log.warning(
+            "cannot remove the socket %s: %s; remove it before the next start",
+            path,
+            error.strerror,
+            extra=event("socket_left"),
+        )
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Returns which file is at a path, None if there is none: a name may be another daemon's when this one stops."""
+    """Returns the file at a path, None if there is none: when this daemon stops, the path may be another daemon's."""
     try:
         found = path.lstat()
     except OSError:
@@ -168,24 +193,24 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def _make_folder(folder: Path, setting: str) -> None:
-    """The folder of the socket, which may be in /tmp: there anybody could have made it first."""
+    """Creates the folder of the socket. If it is in /tmp, another user could have created it before."""
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         flaw = folder_flaw(folder) if folder.name == f"pagetier-{os.geteuid()}" else ""
     except FileExistsError as error:
-        raise SocketError(f"{folder} is no folder: set another {setting}") from error
+        raise SocketError(f"{folder} is not a folder: set another {setting}") from error
     except OSError as error:
-        raise SocketError(f"{folder}, the folder of {setting}: {error.strerror}") from error
+        raise SocketError(f"cannot create {folder}, the folder of {setting}: {error.strerror}") from error
     if flaw:
         raise SocketError(f"{flaw}, or set another {setting}")
 
 
 def _clear(path: Path, setting: str) -> None:
-    """Removes the socket of a dead daemon, and nothing else."""
+    """Removes the socket of a dead daemon. Raises SocketError for any other file."""
     try:
         found = path.lstat()
         if not stat.S_ISSOCK(found.st_mode):
-            raise SocketError(f"{path} exists and is no socket: remove it, or set another {setting}")
+            raise SocketError(f"{path} exists and is not a socket: remove it, or set another {setting}")
         if _answers(path):
             raise SocketError(f"another daemon listens on {path}: stop it, or set another {setting}")
         path.unlink(missing_ok=True)

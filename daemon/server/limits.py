@@ -1,4 +1,4 @@
-"""How many connections there may be: one process that opens them without end leaves room for the others."""
+"""Limits the number of connections, so that one process cannot use up those of all others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ End: TypeAlias = Callable[[str], None]
 MOST_OF_PROCESS: Final = 256
 MOST_SILENT: Final = 64
 MOST_WATCHING: Final = 128
-MOST_UNFINISHED: Final = 4 * REQUEST_LIMIT  # bytes; sessions of one process may ask for much at the same time
+MOST_UNFINISHED: Final = (
+    4 * REQUEST_LIMIT
+)  # bytes; several sessions of one process may send large requests at the same time
 _MOST: Final = 1024
-# Descriptors of the daemon's own (segments, pidfds, the disk's worker, metrics), and of those who are turned away: the
-# loop takes 128 at once out of the queue, and has closed them two turns later.
+# Descriptors for other purposes: segments, pidfds, the disk worker and metrics; and for refused connections, of which
+# the loop accepts 128 at once and closes them two turns later.
 _KEPT: Final = 640
 
 
 class ConnectionLimits:
-    """Counts connections: all, those of each process, and those of each user that have not said yet who they are.
+    """Counts connections: all of them, those of each process, and those of each user that have not sent a greeting yet.
 
-    Of the last ones who has been silent longest has to go where there are too many. Half of the places are for those
-    alone who may attach, and each user who may not has a bound of his own. most: of all; by default what the limit on
-    open files leaves room for.
+    A user with too many connections without a greeting loses the oldest of these. Half of all connections are reserved
+    for users who may attach. Each other user has a limit of its own. `most` is the limit for all connections; by
+    default it follows from the limit of open files.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -38,7 +40,7 @@ class ConnectionLimits:
         self._unfinished_of_process: Counter[int] = Counter()
 
     def enter(self, caller: Caller, rights: Rights, end: End) -> str:
-        """Counts a new connection, which `end` ends; why it may not be, and is not counted, or ""."""
+        """Counts a new connection, which `end` closes. Returns why it is refused and not counted, or ""."""
         watches = rights < Rights.USE
         why = self._why_not(caller) or (self._why_not_watch(caller.uid) if watches else "")
         if not why:
@@ -50,22 +52,26 @@ class ConnectionLimits:
             if len(silent) > MOST_SILENT:
                 oldest = next(iter(silent))
                 del silent[oldest]
-                oldest(f"{MOST_SILENT} others of this user have not said either who they are")
+                oldest(f"{MOST_SILENT} newer connections of this user have not sent a greeting either")
         return why
 
     def greeted(self, caller: Caller, end: End) -> None:
-        """One that entered has said who it is, or will not say it any more. May be told again."""
+        """Stops counting a connection as one without a greeting. May be called again."""
         silent = self._silent.get(caller.uid, {})
         silent.pop(end, None)
         if not silent:
             self._silent.pop(caller.uid, None)
 
     def hold(self, caller: Caller, end: End, nbytes: int) -> str:
-        """One that entered has sent so much that is no whole message yet; why it has to go and forget it, or ""."""
+        """Counts the bytes of an incomplete message.
+
+        Returns:
+            Why the connection must be closed and the bytes dropped; "" if the limit is not exceeded.
+        """
         others = self._unfinished_of_process[caller.pid] - self._unfinished.pop(end, 0)
         why = ""
         if others + nbytes > MOST_UNFINISHED:
-            why = f"this process has sent {others + nbytes} bytes of messages that are not whole"
+            why = f"this process has sent {others + nbytes} bytes of incomplete messages"
             nbytes = 0
         self._unfinished_of_process[caller.pid] = others + nbytes
         if nbytes:
@@ -73,7 +79,7 @@ class ConnectionLimits:
         return why
 
     def leave(self, caller: Caller, end: End) -> None:
-        """One that entered, and greeted, is closed."""
+        """Stops counting a connection, which is closed and no longer waits for a greeting."""
         self.hold(caller, end, 0)
         self._watching.pop(end, None)
         self._of_process[caller.pid] -= 1
@@ -82,16 +88,16 @@ class ConnectionLimits:
 
     def _why_not(self, caller: Caller) -> str:
         if self._of_process[caller.pid] >= MOST_OF_PROCESS:
-            return f"this process has {MOST_OF_PROCESS} connections"
+            return f"this process has {MOST_OF_PROCESS} connections, the most for one process"
         if self._of_process.total() >= self._most:
-            return f"there are {self._most} connections"
+            return f"there are {self._most} connections, the most for this daemon"
         return ""
 
     def _why_not_watch(self, uid: int) -> str:
         if len(self._watching) >= self._most // 2:
-            return f"those who may not attach have {self._most // 2} connections"
+            return f"users who may not attach have {self._most // 2} connections"
         if list(self._watching.values()).count(uid) >= MOST_WATCHING:
-            return f"user {uid} may not attach, and has {MOST_WATCHING} connections"
+            return f"user {uid} may not attach and has {MOST_WATCHING} connections"
         return ""
 
 

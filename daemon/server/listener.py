@@ -1,4 +1,7 @@
-"""Who comes to a listening socket: let in, a few at a time; while descriptors are short they wait in its queue."""
+"""Accepts connections to a listening socket, a few at a time.
+
+They wait in its queue while file descriptors are short.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 
-# All that the loop takes at once have descriptors for two turns, also those who are turned away.
+# There are descriptors for all connections that two turns of the loop accept, including refused ones.
 _AT_ONCE: Final = 128
 _PAUSE_S: Final = 1.0  # as long as asyncio waits
 
 
 class Accepting:
-    """Lets in who comes, from the constructor to close(), which leaves alone who is there. On the loop's thread.
+    """Accepts connections until close(), which keeps the accepted ones open. On the loop's thread.
 
-    asyncio's own server logs a traceback for each one whom it has no descriptor for. This says it in a line.
+    asyncio's own server logs a traceback for each connection that it has no descriptor for. This class logs one line.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Accepting:
         self._listen()
 
     def close(self) -> None:
-        """Nobody comes any more."""
+        """Stops accepting and closes the listening socket."""
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._listening)
@@ -67,8 +70,8 @@ class Accepting:
         task.add_done_callback(self._begun.discard)
 
     def _pause(self, error: OSError) -> None:
-        """Who waits keeps the socket readable: the loop would turn for nothing else."""
+        """Pauses: waiting connections keep the socket readable, so that the loop would spin."""
         self._loop.remove_reader(self._listening)
         self._again = self._loop.call_later(_PAUSE_S, self._listen)
-        line = "nobody can connect for a moment%s"
+        line = "new connections have to wait%s"
         self._complaints.tell(logging.WARNING, NOBODY, line, reason_with_limit(error), extra=event("descriptors"))

@@ -60,7 +60,7 @@ def test_one_is_killed_for_want_of_memory(tmp_path: Path, victim: str) -> None:
             assert eventually(lambda: f"process {pids['engine']} (engine 0) is gone" in daemon.log.read_text())
         if victim == "worker":
             assert eventually(
-                lambda: "killed by signal 9, perhaps for want of memory: see dmesg" in daemon.log.read_text()
+                lambda: "killed by signal 9, maybe because memory ran out: see dmesg" in daemon.log.read_text()
             )
         assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
         company.work(rounds=20)

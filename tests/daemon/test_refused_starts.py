@@ -95,13 +95,13 @@ def test_a_file_in_the_socket_s_place(tmp_path: Path, name: str) -> None:
     file = tmp_path / "pagetier.sock"
     file.write_text("precious")
     text = refused("--name", name, "--socket", str(file), "--arena-size", "1MiB")
-    assert f"{file} exists and is no socket" in text
+    assert f"{file} exists and is not a socket" in text
     assert file.read_text() == "precious"
 
 
 def test_a_socket_that_can_not_be_made(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    assert "file is no folder" in refused("--name", name, "--socket", str(tmp_path / "file/s"), "--arena-size", "1MiB")
+    assert "file is not a folder" in refused("--name", name, "--socket", str(tmp_path / "file/s"), "--arena-size", "1MiB")
 
 
 def test_refused_for_its_socket_a_daemon_leaves_warm_pages(left: RunningDaemon, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_who_may_only_watch_is_told_all_but_what_a_walk_would_find() -> None:
         environ = {**os.environ, "PAGETIER_NAME": daemon.name}
         done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
     assert done.stderr == ""
-    assert re.search(r"^warning +integrity +not looked at, .* may look and change", done.stdout, re.MULTILINE)
+    assert re.search(r"^warning +integrity +not looked at, .* may only watch", done.stdout, re.MULTILINE)
     assert re.search(r"^ok +disk ", done.stdout, re.MULTILINE), done.stdout
     assert " leftovers " in done.stdout
     assert re.search(r"^\w+ problems?, \d+ warnings?$", done.stdout.splitlines()[-1])

@@ -52,7 +52,7 @@ def test_what_others_could_reach_is_refused(raw: str) -> None:
     ("number", "words"),
     [
         (errno.EAFNOSUPPORT, "Address family .*`pagetier unit install --metrics`"),
-        (errno.EACCES, r"Permission denied: ports below .* \(1024\) are root's: set another port, or a path"),
+        (errno.EACCES, r"Permission denied: ports below .* \(1024\) need root: set another port, or a path"),
         (errno.EADDRNOTAVAIL, "assign requested address: set another port, or a path"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_disk_larger_than_its_file_system_is_told(disk: DiskDaemon) -> None:
     assert eventually(lambda: "event=disk_size" in disk.log.read_text()), disk.told()
 
 
-SHORT = "the index holds 1,040 pages, and 2,064 would go with disk.size = 128MiB: "
+SHORT = "the index has room for 1,040 pages, but disk.size = 128MiB needs 2,064: "
 
 
 def config_of(daemon: DiskDaemon, size: str) -> str:

@@ -117,7 +117,7 @@ def test_keys_of_a_wrong_length_are_refused_in_words(engine: Engine, length: int
     answer = engine.link.ask(Fetch(1, bytes(length), 1.0), 10)
     assert isinstance(answer, Fetched)
     assert answer.outcomes == b""
-    assert "no whole number of keys" in answer.reason
+    assert "not a whole number of keys" in answer.reason
 
 
 def test_the_same_key_many_times(daemon: DiskDaemon, engine: Engine) -> None:
@@ -132,6 +132,6 @@ def test_without_a_disk_what_is_not_in_memory_is_absent() -> None:
         engine.ask_fetch(range(6))
         answer = engine.answer()
         assert list(answer.outcomes) == [HERE] * 4 + [ABSENT] * 2
-        assert "no disk tier" in answer.reason
+        assert "the disk tier is not open" in answer.reason
         assert time.monotonic() - began < 5
         assert engine.fetch(range(4), 0) == [HERE] * 4

@@ -124,7 +124,7 @@ def test_to_a_disk_that_is_smaller_than_memory() -> None:
         engine.store(range(120))
         result = daemon.pagetier("flush", "--to-disk")
         assert result.exit_code == Exit.WRONG, result.output
-        assert "stay in memory alone: disk.size is too small" in result.output
+        assert "stay in memory only: disk.size is too small" in result.output
         assert "disk.size" in result.output
         written = daemon.snapshot().disk_work.written
         assert written < 200, "pages push each other out"

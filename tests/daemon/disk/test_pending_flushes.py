@@ -21,7 +21,7 @@ def test_until_its_order_is_carried_out() -> None:
         noted.done(1, "")
         assert (noted.among(ONE), noted.among(OTHER), told) == (False, True, [""])
         noted.done(2, "it failed")
-        assert (noted.among(OTHER), told[1:]) == (True, ["not all could be dropped from disk: it failed"])
+        assert (noted.among(OTHER), told[1:]) == (True, ["some flushed pages are still on disk: it failed"])
         noted.again(3)
         noted.done(3, "")
         assert not noted.among(OTHER)

@@ -139,6 +139,6 @@ def test_a_worker_that_is_gone_answers_who_still_waits_alone(memory: Memory) -> 
         await asyncio.sleep(0)
         disk.fetches.lost()
         answer = await waiting
-        assert (set(answer.outcomes), answer.reason) == ({ABSENT}, "the disk tier is gone")
+        assert (set(answer.outcomes), answer.reason) == ({ABSENT}, "the disk worker ended while it read the page")
 
     with_disk(memory, test)

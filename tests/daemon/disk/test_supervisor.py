@@ -105,7 +105,7 @@ def test_twenty_dead_workers_leave_nothing_behind(
     gc.collect()
     assert set(watcher.deaths) <= {
         "its worker ended with exit code 3",
-        "its worker was killed by signal 9, perhaps for want of memory: see dmesg",
+        "its worker was killed by signal 9, maybe because memory ran out: see dmesg",
     }
     assert watcher.failures == []
     assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
@@ -173,7 +173,7 @@ def test_a_worker_that_hangs_up_is_ended(segments: Segments, tmp_path: Path, mon
         await until(lambda: len(watcher.deaths) >= 2)
 
     deaths = supervised(segments, test, tmp_path).deaths
-    assert all("killed by signal 9" in why or "can not be told what to serve" in why for why in deaths)
+    assert all("killed by signal 9" in why or "cannot receive its orders" in why for why in deaths)
 
 
 @pytest.mark.parametrize("broken", ["pid", "program"])
@@ -217,7 +217,7 @@ def test_a_worker_that_can_not_be_given_the_segments_is_replaced_when_it_can(
 
     async def test(_: Supervisor, watcher: Watcher) -> None:
         await until(lambda: len(watcher.deaths) >= 3)
-        assert set(watcher.deaths) == {f"its worker can not be given the segments: {error}"}
+        assert set(watcher.deaths) == {f"its worker cannot receive the segments: {error}"}
         monkeypatch.setattr(Segments, "descriptors", given)
         await until(lambda: watcher.deaths[-1] == "its worker ended with exit code 3")
 
@@ -237,7 +237,7 @@ def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -
         await until(lambda: len(watcher.failures) >= 2)
 
     watcher = supervised(segments, test, tmp_path)
-    assert set(watcher.failures) == {"its worker can not be started: all slots are taken"}
+    assert set(watcher.failures) == {"its worker cannot be started: all slots are in use"}
     assert children() <= before, "a worker was left"  # other tests of this process have daemons of their own
     for taker in segments.owner.takers():
         segments.owner.reap(taker["slot"])

@@ -81,7 +81,7 @@ def test_a_sync_does_not_end_what_a_write_complained_of(scene: Scene, caplog: py
         scene.write(Stored.FAILED, FULL)
         scene.sync()
         assert scene.behind.trouble == FULL
-        assert caplog.messages == [f"the disk tier can not write: {FULL}"]
+        assert caplog.messages == [f"the disk tier cannot write: {FULL}"]
         scene.store(3)
         scene.write(Stored.DONE)
         assert scene.behind.trouble == ""
@@ -112,7 +112,7 @@ def test_what_is_tried_again_is_forgotten_but_not_called_well(scene: Scene, capl
         scene.behind.try_again()
         assert scene.behind.trouble == ""
         scene.sync()
-    assert caplog.messages == [f"the disk tier can not write: {FULL}"]
+    assert caplog.messages == [f"the disk tier cannot write: {FULL}"]
 
 
 def test_trouble_ends_when_no_page_is_left_that_could_not_be_written(

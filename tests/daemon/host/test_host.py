@@ -201,7 +201,7 @@ def test_the_host_s_memory_is_the_limit(tmp_path: Path) -> None:
 def test_not_even_a_frame(tmp_path: Path) -> None:
     answer = fit(host_with(tmp_path, shm=MIB, available=GIB), Need(arena=4 * MIB, frame=2 * MIB))
     assert (answer.fits, answer.largest) == (False, 0)
-    assert "Not even one frame" in answer.explain()
+    assert "No frame fits" in answer.explain()
 
 
 def test_a_segment_that_is_taken_over_needs_no_new_memory(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_an_index_is_large_enough_for_the_disk_that_it_was_made_for_and_for_smal
 def test_an_index_that_serves_may_be_too_small() -> None:
     assert serves(geometry_of(SMALL), with_disk(512 << 20))
     told = short_index(geometry_of(SMALL), with_disk(512 << 20))
-    assert told.startswith("the index holds 768 pages, and 8,448 would go with disk.size = 512MiB: ")
+    assert told.startswith("the index has room for 768 pages, but disk.size = 512MiB needs 8,448: ")
 
 
 def test_an_index_of_a_size_that_somebody_chose_is_as_large_as_it_shall_be() -> None:

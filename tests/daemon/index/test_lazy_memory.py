@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pagetier.daemon.index.pressure import TELL_EVERY_S, Shortage
+from pagetier.daemon.index.pressure import LOG_EVERY_S, Shortage
 from refused_starts import OWN_SHM, Ended, own_shm, pagetierd
 from running_daemon import START_S
 
@@ -110,7 +110,7 @@ def test_it_is_told_when_it_begins_and_not_more_often_than_a_minute(caplog: pyte
     shortage = Shortage(arena, lambda: now[0])  # type: ignore[arg-type]
     told = []
     with caplog.at_level(logging.INFO):
-        for lacks, later in ((False, 0), (True, 0), (True, TELL_EVERY_S), (False, 0), (True, 0), (False, 0), (True, 1)):
+        for lacks, later in ((False, 0), (True, 0), (True, LOG_EVERY_S), (False, 0), (True, 0), (False, 0), (True, 1)):
             arena.lacks_memory, now[0] = lacks, now[0] + later
             shortage.look()
             told.append(len(caplog.messages))

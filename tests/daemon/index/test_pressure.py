@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagetier.client import Client, Keys
-from pagetier.daemon.index.pressure import TELL_EVERY_S, PinQuota
+from pagetier.daemon.index.pressure import LOG_EVERY_S, PinQuota
 from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
@@ -78,7 +78,7 @@ def test_each_attachment_at_the_bound_is_told_of_once(caplog: pytest.LogCaptureF
         index.has(4)
         told.look()
     assert [line.getMessage() for line in caplog.records] == [
-        "process 103 (engine 3) has as much of the arena pinned as one may: its matches end there: see match.share"
+        "process 103 (engine 3) has reached its quota of pinned pages (match.share): its matches end there"
     ]
     index.slots.clear()
     told.look()
@@ -93,14 +93,14 @@ def test_who_pins_is_named_now_and_then(caplog: pytest.LogCaptureFixture) -> Non
     index.has(1, mib=200)
     told.full()
     assert not caplog.records, "what is pinned is not what is in the way"
-    clock.now += TELL_EVERY_S
+    clock.now += LOG_EVERY_S
     index.has(2, mib=900)
     for _ in range(100):
         told.full()
     (line,) = caplog.records
     assert "process 102 (engine 2) 900 MiB, process 101 (engine 1) 200 MiB" in line.getMessage()
     assert line.levelno == logging.WARNING
-    clock.now += TELL_EVERY_S
+    clock.now += LOG_EVERY_S
     told.full()
     assert len(caplog.records) == 2
 

@@ -207,7 +207,7 @@ def test_a_client_of_another_build_goes_on_without(path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"keys": b"x" * 33}, "33 bytes are no whole number of keys"),
+        ({"keys": b"x" * 33}, "33 bytes are not a whole number of keys"),
         ({"sizes": b"x" * 7}, "7 bytes of sizes for 1 pages"),
         ({"parts": 0}, "part 0 of 0"),
         ({"part": 2, "parts": 2}, "part 2 of 2"),

@@ -74,7 +74,7 @@ def test_who_is_gone_before_it_is_answered_has_no_slot(goodbye: tuple[Detach, ..
                 peer.send(attach(token), *goodbye)
         daemon.signal(signal.SIGCONT)
         assert daemon.slots() == [], "who looks is answered after them"
-        assert "its connection is closed" not in daemon.log.read_text(), "leaving is nothing to complain of"
+        assert "event=peer_refused" not in daemon.log.read_text(), "leaving is nothing to complain of"
 
 
 def test_a_slot_that_its_session_uses_stays_when_an_old_connection_of_it_can_not_be_answered(path: Path) -> None:

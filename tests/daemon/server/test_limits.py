@@ -63,9 +63,9 @@ def test_one_process_and_all_together_have_their_bounds() -> None:
     for _ in range(MOST_OF_PROCESS):
         assert gate.enter(caller(), Rights.USE, print) == ""
         gate.greeted(caller(), print)
-    assert gate.enter(caller(), Rights.USE, print) == f"this process has {MOST_OF_PROCESS} connections"
+    assert gate.enter(caller(), Rights.USE, print) == f"this process has {MOST_OF_PROCESS} connections, the most for one process"
     assert (gate.enter(caller(2), Rights.USE, print), gate.enter(caller(3), Rights.USE, print)) == ("", "")
-    assert gate.enter(caller(4), Rights.USE, print) == f"there are {MOST_OF_PROCESS + 2} connections"
+    assert gate.enter(caller(4), Rights.USE, print) == f"there are {MOST_OF_PROCESS + 2} connections, the most for this daemon"
     gate.leave(caller(), print)
     assert gate.enter(caller(), Rights.USE, print) == ""
 
@@ -78,9 +78,9 @@ def test_who_may_not_attach_has_a_bound_and_half_of_all_together() -> None:
         gate.greeted(who, end)
         if at == MOST_WATCHING - 1:
             told = gate.enter(caller(pid=1000, uid=0), Rights.WATCH, ends[-1])
-            assert told == f"user 0 may not attach, and has {MOST_WATCHING} connections"
+            assert told == f"user 0 may not attach and has {MOST_WATCHING} connections"
     told = gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1])
-    assert told == f"those who may not attach have {2 * MOST_WATCHING} connections"
+    assert told == f"users who may not attach have {2 * MOST_WATCHING} connections"
     assert gate.enter(caller(pid=1000, uid=0), Rights.USE, print) == "", "of those who may attach it is none"
     gate.leave(caller(pid=0, uid=0), ends[0])
     assert gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1]) == ""

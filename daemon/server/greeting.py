@@ -1,0 +1,104 @@
+"""The greeting of a connection: identifies the peer and decides which rights, slot and segments it gets."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Sequence
+
+import msgspec
+
+from pagetier.daemon.config.schema import AccessOptions
+from pagetier.daemon.host.peer_credentials import Peer, Rights, peer_of, rights_of
+from pagetier.daemon.index.service import Service
+from pagetier.shm._core import ShmError
+from pagetier.shm.protocol import BUILD, Attach, Observe, Refusal, Welcome, pack
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """The response to a greeting, and the descriptors that are sent with it."""
+
+    answer: Welcome | Refusal
+    descriptors: Sequence[int] = ()
+
+
+class Greeter:
+    """Answers the greetings of one connection. On the loop's thread only.
+
+    Attributes:
+        rights: The rights of the peer, once it has sent a greeting.
+        slot: The slot of the peer's session, -1 if it has none.
+        ends: How often this slot had been freed when the session got it.
+    """
+
+    def __init__(self, service: Service, access: AccessOptions, peer_socket: socket.socket) -> None:
+        self._service = service
+        self._access = access
+        self._socket = peer_socket
+        self._had_slot = False
+        self.rights = Rights.NOTHING
+        self.slot = -1
+        self.ends = 0
+
+    def admit(self, request: Attach | Observe, connection: socket.socket) -> Admission:
+        """Returns the response to a greeting that arrived over `connection`. Raises OSError if the peer has left."""
+        if request.build != BUILD:
+            return _refuse(f"the daemon is {BUILD!r}, the client {request.build!r}: install the same version")
+        try:
+            peer = peer_of(connection)
+        except ProcessLookupError as error:
+            return _refuse(str(error))
+        try:
+            return self._admit_peer(request, peer)
+        except ShmError as error:
+            self.free_unused()
+            return _refuse(str(error))
+        finally:
+            os.close(peer.pidfd)
+
+    def _admit_peer(self, request: Attach | Observe, peer: Peer) -> Admission:
+        segments = self._service.segments
+        self.rights = rights_of(peer, self._access)
+        if self.rights < (Rights.WATCH if isinstance(request, Observe) else Rights.USE):
+            return _refuse(f"user {peer.uid} may not attach: see access.users and access.groups")
+        if isinstance(request, Observe):
+            return Admission(self._service.observe(), segments.read_only_descriptors())
+        self._had_slot = self._service.has_slot(peer, request)
+        if not self._had_slot and _has_closed(self._socket):
+            # The session may have ended. A slot that is taken for it now would stay taken if this daemon died.
+            raise BrokenPipeError
+        answer = self._service.attach(peer, request)
+        if isinstance(answer, Refusal):
+            return Admission(answer)
+        self.slot, self.ends = answer.slot, self._service.ends(answer.slot)
+        return Admission(answer, segments.descriptors())
+
+    def free_unused(self) -> None:
+        """Frees a slot that was taken by this greeting, if the peer did not get the segments. An older slot stays.
+
+        This must be done at once: the same session may attach over another connection next, and use the slot.
+        """
+        if self.slot >= 0 and not self._had_slot:
+            self._service.detach(self.slot)
+            self.slot = -1
+
+
+def send_admission(connection: socket.socket, admission: Admission) -> None:
+    """Sends the response with its descriptors and closes them. Raises OSError if the peer has left."""
+    try:
+        socket.send_fds(connection, [pack(admission.answer)], list(admission.descriptors))
+    finally:
+        for descriptor in admission.descriptors:
+            os.close(descriptor)
+
+
+def _has_closed(connection: socket.socket) -> bool:
+    """Returns whether the peer has closed its end."""
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)  # POLLHUP needs no request
+    return bool(poll.poll(0))
+
+
+def _refuse(reason: str) -> Admission:
+    return Admission(Refusal(reason))
