@@ -57,7 +57,7 @@ def test_one_is_killed_for_want_of_memory(tmp_path: Path, victim: str) -> None:
             daemon.start()
         if victim == "engine":
             assert company.members.pop(0).bury() == -9
-            assert eventually(lambda: f"process {pids['engine']} (engine 0) is gone" in daemon.log.read_text())
+            assert eventually(lambda: f"process {pids['engine']} (engine 0) ended" in daemon.log.read_text())
         if victim == "worker":
             assert eventually(
                 lambda: "killed by signal 9, maybe because memory ran out: see dmesg" in daemon.log.read_text()

@@ -1,4 +1,4 @@
-"""Names and daemons for tests of refused starts, which must leave nothing and lose nothing."""
+"""Fixtures for tests of refused starts, which must leave nothing and lose nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from running_daemon import RunningDaemon
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name for segments of which none may be left."""
+    """Yields a name for segments of which none may be left."""
     name = f"pagetier-test-{secrets.token_hex(6)}"
     yield name
     left = shared_memory(name)
@@ -26,7 +26,7 @@ def name() -> Iterator[str]:
 
 @pytest.fixture
 def engine(daemon: DiskDaemon) -> Iterator[Engine]:
-    """One that is attached to the module's daemon, whose index is sound at the end."""
+    """Yields an engine that is attached to the module's daemon, and checks the index at the end."""
     with Engine(daemon) as attached:
         yield attached
         assert daemon.findings() == []
@@ -34,7 +34,7 @@ def engine(daemon: DiskDaemon) -> Iterator[Engine]:
 
 @pytest.fixture
 def left() -> Iterator[RunningDaemon]:
-    """A daemon that died and left pages; at the end the next one must still find them."""
+    """Yields a daemon that died and left pages; at the end the next one must still find them."""
     with RunningDaemon() as daemon:
         fill(daemon)
         daemon.kill()

@@ -1,4 +1,4 @@
-"""The daemon's life: who is served when, and in which order it lets go."""
+"""Tests the life of the daemon: which clients are served when, and in which order it stops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Scenario = Callable[[Config], Coroutine[Any, Any, None]]
 
 
 class SlowPrefault:
-    """Takes the place of prefault(), and takes as long as the test wants."""
+    """A replacement for prefault() that takes as long as the test wants."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -59,7 +59,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def live(config: Config, scenario: Scenario, keeper: daemon_run.RunContext | None = None) -> None:
-    """Runs a daemon in this process, and the scenario beside it, which tells it to stop."""
+    """Runs a daemon in this process and the scenario beside it, which stops the daemon."""
 
     async def both() -> None:
         segments = take(Wish(config.name, SMALL, BUILD))
@@ -102,7 +102,7 @@ def looked(config: Config) -> bool:
         return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
 
 
-def test_while_a_fresh_arena_is_populated_engines_wait_and_others_look(config: Config, slow: SlowPrefault) -> None:
+def test_engines_wait_and_observers_do_not_while_a_fresh_arena_is_populated(config: Config, slow: SlowPrefault) -> None:
     async def scenario(config: Config) -> None:
         await asyncio.to_thread(slow.began.wait, WAIT_S)
         assert await asyncio.to_thread(looked, config)
@@ -133,7 +133,7 @@ def test_warm_pages_are_served_while_the_rest_is_populated(config: Config, slow:
 
 
 class Heard(Notifier):
-    """What systemd would have been told, without the word on how far populating is."""
+    """Returns the messages to systemd, without those about the progress of populating."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -160,7 +160,7 @@ def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Con
     assert heard.lines.index("READY=1") < heard.lines.index("RELOADING=1")
 
 
-def test_a_reload_is_over_whatever_comes_of_it(config: Config, slow: SlowPrefault) -> None:
+def test_a_reload_ends_also_if_it_fails(config: Config, slow: SlowPrefault) -> None:
     heard = Heard()
     slow.may_end.set()
 
@@ -182,7 +182,7 @@ def test_a_reload_is_over_whatever_comes_of_it(config: Config, slow: SlowPrefaul
 
 
 @pytest.mark.parametrize("origin", Origin)
-def test_the_status_is_what_is_served_now(
+def test_the_status_names_the_pages_that_are_served(
     config: Config, slow: SlowPrefault, monkeypatch: pytest.MonkeyPatch, origin: Origin
 ) -> None:
     monkeypatch.setattr(daemon_run, "_STATUS_S", 0.05)

@@ -101,7 +101,9 @@ def test_a_file_in_the_socket_s_place(tmp_path: Path, name: str) -> None:
 
 def test_a_socket_that_can_not_be_made(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    assert "file is not a folder" in refused("--name", name, "--socket", str(tmp_path / "file/s"), "--arena-size", "1MiB")
+    assert "file is not a folder" in refused(
+        "--name", name, "--socket", str(tmp_path / "file/s"), "--arena-size", "1MiB"
+    )
 
 
 def test_refused_for_its_socket_a_daemon_leaves_warm_pages(left: RunningDaemon, tmp_path: Path) -> None:

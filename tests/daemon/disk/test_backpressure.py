@@ -1,4 +1,4 @@
-"""Stores wait for a disk that is behind, in order, and never longer than they were told to."""
+"""Tests that stores wait for a busy disk in order, and never longer than `disk.patience`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 0.05
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """Six of eight frames hold pages that the disk is still to have."""
+    """Yields a place in which six of eight frames have pages that are not on disk yet."""
     made = Place()
     made.owner.disk_open(64, EVICTED)
     for number in range(6):
@@ -39,7 +39,7 @@ def note(gone: list[str], name: str) -> Callable[[], None]:
     return lambda: gone.append(name)
 
 
-def test_who_takes_free_frames_does_not_wait(place: Place) -> None:
+def test_a_store_into_free_frames_does_not_wait(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
         backlog(place).admit(sizes(2), note(gone, "a"))
@@ -48,12 +48,12 @@ def test_who_takes_free_frames_does_not_wait(place: Place) -> None:
     asyncio.run(run())
 
 
-def test_who_would_drive_out_unwritten_pages_waits_for_them_to_be_written(place: Place) -> None:
+def test_a_store_that_would_evict_unwritten_pages_waits_for_the_disk(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
         waiting = backlog(place, patience=10)
         waiting.admit(sizes(4), note(gone, "a"))
-        waiting.admit(sizes(1), note(gone, "b"))  # not before those who came first
+        waiting.admit(sizes(1), note(gone, "b"))  # not before the stores that arrived earlier
         waiting.look()
         assert gone == []
         place.write()
@@ -63,7 +63,7 @@ def test_who_would_drive_out_unwritten_pages_waits_for_them_to_be_written(place:
     asyncio.run(run())
 
 
-def test_nobody_waits_longer_than_his_patience(place: Place) -> None:
+def test_no_store_waits_longer_than_its_timeout(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
         waiting = backlog(place)
@@ -78,7 +78,7 @@ def test_nobody_waits_longer_than_his_patience(place: Place) -> None:
     asyncio.run(run())
 
 
-def test_nobody_waits_for_a_disk_that_is_not_at_work(place: Place) -> None:
+def test_no_store_waits_for_an_idle_disk(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
         waiting = backlog(place, patience=10)
@@ -91,7 +91,7 @@ def test_nobody_waits_for_a_disk_that_is_not_at_work(place: Place) -> None:
     asyncio.run(run())
 
 
-def test_without_patience_nobody_waits(place: Place) -> None:
+def test_without_a_timeout_no_store_waits(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
         backlog(place, patience=0).admit(sizes(7), note(gone, "a"))

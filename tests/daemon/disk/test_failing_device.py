@@ -1,4 +1,4 @@
-"""A device that fails, hangs or is full: engines go on, exact bytes or a miss, and nothing waits longer than it may."""
+"""Tests a device that fails, hangs or is full: engines get exact bytes or a miss, and nothing exceeds its timeout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace i
 
 @contextmanager
 def faults(pid: int, *rules: str) -> Iterator[None]:
-    """System calls of all threads of a process go wrong by these rules, as long as the block lasts."""
+    """Makes system calls of all threads of a process fail by these rules until the end of the block."""
     calls = ",".join(dict.fromkeys(call for rule in rules for call in rule.partition(":")[0].split(",")))
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}"]
     command += [word for rule in rules for word in ("-e", f"inject={rule}")]
@@ -59,10 +59,10 @@ if "pagetier.tiers.worker" in sys.orig_argv:
 
 
 @pytest.mark.parametrize("late_s", [0, 4])
-def test_writes_that_fail_are_told_and_cost_nothing_but_the_disk(
+def test_failing_writes_are_reported_and_affect_only_the_disk_tier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: int
 ) -> None:
-    """The worker that met them ends; late_s: by how much its successor, which proves the files, begins later."""
+    """The worker that met the errors ends. Its successor, which verifies the files, starts `late_s` seconds later."""
     (tmp_path / "sitecustomize.py").write_text(_LATE.format(seconds=late_s))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
@@ -101,7 +101,7 @@ def test_reads_that_fail_are_misses() -> None:
         assert daemon.findings() == []
 
 
-def test_a_disk_that_stalls_holds_up_nobody() -> None:
+def test_a_stalled_disk_delays_no_engine() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "1") as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(4 * FRAMES))
         with faults(daemon.worker(), "pwrite64,pwritev,preadv,pread64,fdatasync,msync:delay_enter=3000000"):
@@ -119,7 +119,7 @@ def test_a_disk_that_stalls_holds_up_nobody() -> None:
 
 @contextmanager
 def small_file_system(size: str) -> Iterator[Path]:
-    """A tmpfs of this size."""
+    """Yields a tmpfs of this size."""
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pagetier-test", folder]
         if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:

@@ -1,4 +1,4 @@
-"""Pages that had to leave memory are found on disk, and come back as they were."""
+"""Tests that pages that left memory are found on disk and come back unchanged."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def daemon() -> Iterator[DiskDaemon]:
 
 
 def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int) -> range:
-    """Pages that are on disk and not in memory."""
+    """Returns pages that are on disk and not in memory."""
     numbers = range(first, first + pages)
     engine.store_through(daemon, numbers)
-    engine.store_through(daemon, range(first + 5000, first + 5000 + FRAMES))  # pushes them out
+    engine.store_through(daemon, range(first + 5000, first + 5000 + FRAMES))  # evicts them from memory
     assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
     return numbers
 
@@ -46,7 +46,7 @@ def test_a_prefix_in_memory_and_the_rest_on_disk(daemon: DiskDaemon, engine: Eng
     assert engine.fetch(numbers[:4]) == [HERE] * 4
     assert engine.available_pages(numbers) == (4, 10)
     assert engine.fetch(numbers) == [HERE] * 10
-    assert engine.fetch(numbers) == [HERE] * 10  # as it is there, at once
+    assert engine.fetch(numbers) == [HERE] * 10  # at once, because it is in memory
 
 
 def test_two_fetches_of_the_same_pages_share_the_reading(daemon: DiskDaemon, engine: Engine) -> None:
@@ -60,9 +60,7 @@ def test_two_fetches_of_the_same_pages_share_the_reading(daemon: DiskDaemon, eng
     assert daemon.snapshot().disk_work.read - before == 10
 
 
-def test_a_deadline_of_nothing_is_answered_at_once_and_the_pages_come_all_the_same(
-    daemon: DiskDaemon, engine: Engine
-) -> None:
+def test_a_timeout_of_zero_is_answered_at_once_and_the_pages_are_still_read(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 300, 8)
     assert set(engine.fetch(numbers, 0)) <= {HERE, NOT_YET}
     assert eventually(lambda: engine.available_pages(numbers) == (8, 8))
@@ -72,7 +70,7 @@ def test_a_deadline_of_nothing_is_answered_at_once_and_the_pages_come_all_the_sa
     assert set(engine.fetch(numbers, float("inf"))) == {HERE}
 
 
-def test_a_deadline_that_is_too_short(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_timeout_that_is_too_short(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 400, 8)
     engine.ask_fetch(numbers, 1e-9)
     answer = engine.answer()
@@ -113,7 +111,7 @@ def test_pages_in_use_leave_no_room_for_others(daemon: DiskDaemon, engine: Engin
 
 
 @pytest.mark.parametrize("length", [1, 31, 33, 63])
-def test_keys_of_a_wrong_length_are_refused_in_words(engine: Engine, length: int) -> None:
+def test_keys_of_a_wrong_length_are_rejected_with_a_reason(engine: Engine, length: int) -> None:
     answer = engine.link.ask(Fetch(1, bytes(length), 1.0), 10)
     assert isinstance(answer, Fetched)
     assert answer.outcomes == b""
@@ -125,7 +123,7 @@ def test_the_same_key_many_times(daemon: DiskDaemon, engine: Engine) -> None:
     assert engine.fetch([number] * 50) == [HERE] * 50
 
 
-def test_without_a_disk_what_is_not_in_memory_is_absent() -> None:
+def test_without_a_disk_pages_that_are_not_in_memory_are_absent() -> None:
     with RunningDaemon("1MiB") as daemon, Engine(daemon) as engine:
         engine.store(range(4))
         began = time.monotonic()

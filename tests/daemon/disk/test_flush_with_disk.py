@@ -1,4 +1,4 @@
-"""`pagetier flush` with a disk tier: out of one tier or both, or all to disk."""
+"""Tests `pagetier flush` with a disk tier: from one tier or both, or all pages to disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nothing_there(daemon: DiskDaemon) -> None:
     daemon.pagetier("flush", "--all", "--yes")
 
 
-def test_out_of_memory_alone(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = in_both(daemon, engine)
     result = daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
     assert (result.exit_code, engine.places(numbers)) == (0, {"disk": 8})
@@ -36,9 +36,9 @@ def test_out_of_memory_alone(daemon: DiskDaemon, engine: Engine) -> None:
     assert engine.fetch(numbers) == [HERE] * 8
 
 
-def test_out_of_the_disk_alone(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = in_both(daemon, engine)
-    time.sleep(4)  # a daemon that was told to write everything does so until nobody asks any more
+    time.sleep(4)  # a daemon that writes all pages stops this when no client polls any more
     result = daemon.pagetier("flush", "--namespace", SPACE.name, "--tier", "disk", "--yes")
     assert result.exit_code == 0
     assert f"{SPACE.name}: 8 pages on disk" in result.output
@@ -49,7 +49,7 @@ def test_out_of_the_disk_alone(daemon: DiskDaemon, engine: Engine) -> None:
     assert engine.places(numbers) == {"nowhere": 8}
 
 
-def test_out_of_both_and_not_back_after_a_restart(daemon: DiskDaemon, engine: Engine) -> None:
+def test_flushed_pages_are_not_back_after_a_restart(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = in_both(daemon, engine)
     result = daemon.pagetier("flush", "--namespace", SPACE.digest.hex()[:8], "--yes")
     assert "8 pages, 468.8 KiB; 8 pages on disk, 468.8 KiB" in result.output
@@ -63,7 +63,7 @@ def test_out_of_both_and_not_back_after_a_restart(daemon: DiskDaemon, engine: En
     assert "8 on" not in daemon.pagetier("flush", "--all", "--yes").output
 
 
-def test_to_disk(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_to_disk_writes_and_syncs_all_pages(daemon: DiskDaemon, engine: Engine) -> None:
     engine.store(range(10))
     result = daemon.pagetier("flush", "--to-disk")
     assert result.exit_code == 0
@@ -74,7 +74,7 @@ def test_to_disk(daemon: DiskDaemon, engine: Engine) -> None:
     assert engine.places(range(10)) == {"memory": 10}
 
 
-def test_to_disk_on_a_terminal(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_to_disk_shows_progress_on_a_terminal(daemon: DiskDaemon, engine: Engine) -> None:
     engine.store(range(10))
     shown = pagetier_on_terminal(["flush", "--socket", str(daemon.socket), "--to-disk"])
     assert shown.code == 0
@@ -83,13 +83,13 @@ def test_to_disk_on_a_terminal(daemon: DiskDaemon, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("more", [["--all"], ["--namespace", "x"], ["--tier", "disk"]])
-def test_to_disk_is_said_alone(daemon: DiskDaemon, more: list[str]) -> None:
+def test_a_flush_to_disk_accepts_no_other_option(daemon: DiskDaemon, more: list[str]) -> None:
     result = daemon.pagetier("flush", "--to-disk", *more)
     assert result.exit_code == Exit.USAGE
     assert "say it alone" in result.output
 
 
-def test_to_disk_while_no_worker_can_be_had(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_to_disk_fails_while_no_worker_can_start(daemon: DiskDaemon, engine: Engine) -> None:
     engine.store(range(10))
     with disk_away(daemon):
         result = daemon.pagetier("flush", "--to-disk")
@@ -98,7 +98,7 @@ def test_to_disk_while_no_worker_can_be_had(daemon: DiskDaemon, engine: Engine) 
     assert daemon.pagetier("flush", "--to-disk").exit_code == 0
 
 
-def test_to_disk_while_the_worker_is_stopped(
+def test_a_flush_to_disk_fails_while_the_worker_is_stopped(
     daemon: DiskDaemon, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.store(range(10))
@@ -112,14 +112,14 @@ def test_to_disk_while_the_worker_is_stopped(
     assert daemon.pagetier("flush", "--to-disk").exit_code == 0
 
 
-def test_to_disk_without_a_disk() -> None:
+def test_a_flush_to_disk_fails_without_a_disk() -> None:
     with RunningDaemon("1MiB") as daemon:
         shown = pagetier_on_terminal(["flush", "--socket", str(daemon.socket), "--to-disk"])
     assert shown.code == Exit.WRONG
     assert "there is no disk tier: set disk.path and disk.size" in shown.text
 
 
-def test_to_a_disk_that_is_smaller_than_memory() -> None:
+def test_a_flush_to_a_disk_smaller_than_memory_reports_the_rest() -> None:
     with DiskDaemon(128, "8MiB") as daemon, Engine(daemon) as engine:
         engine.store(range(120))
         result = daemon.pagetier("flush", "--to-disk")

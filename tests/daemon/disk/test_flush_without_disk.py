@@ -1,4 +1,4 @@
-"""What is flushed while the disk is away, or hangs, is not there when it is back; and the answer says how it is."""
+"""Tests flushes while the disk is down or hangs: the pages are not found when it is back, and the response says so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def daemon() -> Iterator[DiskDaemon]:
 
 
 @pytest.mark.parametrize("which", [["--all"], ["--namespace", SPACE.name]])
-def test_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine, which: list[str]) -> None:
+def test_pages_flushed_while_the_disk_is_down_do_not_come_back(
+    daemon: DiskDaemon, engine: Engine, which: list[str]
+) -> None:
     numbers = in_both(daemon, engine)
     with disk_away(daemon):
         result = daemon.pagetier("flush", *which, "--yes")
@@ -39,14 +41,16 @@ def test_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine, which: list[
     assert daemon.snapshot().tiers.disk.pages == 1
 
 
-def test_out_of_memory_alone_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_of_memory_while_the_disk_is_down_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = in_both(daemon, engine)
     with disk_away(daemon):
         assert daemon.pagetier("flush", "--all", "--tier", "memory", "--yes").exit_code == 0
     assert engine.places(numbers) == {"disk": 8}
 
 
-def test_of_another_namespace_while_the_disk_is_away(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_of_another_namespace_while_the_disk_is_down_keeps_the_pages(
+    daemon: DiskDaemon, engine: Engine
+) -> None:
     numbers = in_both(daemon, engine)
     with daemon.client() as client, disk_away(daemon):
         client.store(namespace().keys(range(16)), [bytes(1)])
@@ -54,12 +58,12 @@ def test_of_another_namespace_while_the_disk_is_away(daemon: DiskDaemon, engine:
     assert engine.fetch(numbers) == [HERE] * 8
 
 
-def test_a_worker_that_dies_before_it_has_dropped_them(daemon: DiskDaemon, engine: Engine) -> None:
+def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = in_both(daemon, engine)
     restarts = daemon.report().restarts
     stopped = daemon.kill_worker(signal.SIGSTOP)
     with daemon._looking() as (first, _), daemon._looking() as (second, _):
-        for link in (first, second):  # there is nothing in the index any more for the second
+        for link in (first, second):  # for the second request the index has no page left
             link.send(Flush(1, None), WAIT_S)
             assert eventually(lambda: daemon.header()["pages"] == 0)
         os.kill(stopped, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Workers that can not start, say nothing or talk nonsense: ended, started again later, and no harm done."""
+"""Tests workers that cannot start, stay silent or send invalid reports: they are ended and restarted without harm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake_worker import impostor
 from pagetier.daemon.disk.status import Standing
 
 
-def test_a_worker_that_can_not_start_is_tried_again_later_and_later(
+def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor(tmp_path, monkeypatch, "os._exit(3)")
@@ -49,7 +49,9 @@ def test_a_worker_that_can_not_start_is_tried_again_later_and_later(
         "message(['fails', 'x' * 99999])",
     ],
 )
-def test_a_worker_that_talks_nonsense_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_a_worker_that_sends_invalid_reports_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
     impostor(
         tmp_path,
         monkeypatch,
@@ -71,7 +73,7 @@ def test_a_worker_that_talks_nonsense_is_ended(tmp_path: Path, monkeypatch: pyte
         assert daemon.findings() == []
 
 
-def test_a_worker_that_says_nothing_is_waited_for_without_a_disk(
+def test_the_daemon_serves_without_a_disk_while_a_worker_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor(tmp_path, monkeypatch, "time.sleep(99)")

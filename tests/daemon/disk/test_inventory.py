@@ -1,4 +1,4 @@
-"""What a worker holds goes into the index, the oldest as the coldest; what has no place there leaves the disk."""
+"""Tests that the inventory of a worker is loaded into the index as far as it has room, the oldest pages coldest."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_pages_of_several_batches_and_namespaces(owner: Owner) -> None:
     assert dropped(owner) == set()
 
 
-def test_the_oldest_leave_first_whatever_the_order_they_come_in(owner: Owner) -> None:
+def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(owner: Owner) -> None:
     numbers = list(range(20))
     frames = sum(-(-len(content_of(number)) // GEOMETRY.frame_bytes) for number in numbers)
     owner.disk_open(frames // 2, THROUGH)
@@ -94,7 +94,7 @@ def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(owner: Owner, stamp
     assert collected.newest == newest
 
 
-def test_where_the_index_is_full_the_warmest_stay(owner: Owner) -> None:
+def test_a_full_index_keeps_the_warmest_pages(owner: Owner) -> None:
     numbers = list(range(3 * GEOMETRY.entries))
     owner.disk_open(10_000, THROUGH)
     tell(owner, holds(numbers))
@@ -116,7 +116,7 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
     owner.reap(slot)
 
 
-def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_inventory_is_loaded_in_steps_between_other_work(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 3)
     owner.disk_open(1000, THROUGH)
     collected = Contents(owner)
@@ -135,7 +135,9 @@ def test_many_go_in_steps_between_which_others_come_to_speak(owner: Owner, monke
     assert owner.header()["disk_pages"] == 10
 
 
-def test_what_is_flushed_while_it_is_told_is_not_told_any_more(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_flushed_during_loading_is_not_loaded_further(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 4)
     owner.disk_open(1000, THROUGH)
     collected = Contents(owner)
@@ -155,7 +157,7 @@ def test_what_is_flushed_while_it_is_told_is_not_told_any_more(owner: Owner, mon
     assert drops == b"".join(map(key_of, range(1, 10, 2)))
 
 
-def test_more_namespaces_than_the_index_knows(owner: Owner) -> None:
+def test_an_inventory_may_have_more_namespaces_than_the_index(owner: Owner) -> None:
     table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
     owner.disk_open(1000, THROUGH)
     held = holds(list(range(8)), spaces=list(range(8)))
@@ -165,18 +167,18 @@ def test_more_namespaces_than_the_index_knows(owner: Owner) -> None:
 
 
 def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
-    """Found once: a record was given to the next namespace before its first page was told."""
+    """Regression: a record was given to the next namespace before the first page of its own was loaded."""
     table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
     owner.disk_open(1000, THROUGH)
     held = holds(list(range(8)), spaces=list(range(8)))
     tell(owner, Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
     there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
-    assert there == {f"space {number}": 1 for number in range(4, 8)}, "those that were used last have room"
+    assert there == {f"space {number}": 1 for number in range(4, 8)}, "the last used ones have room"
     assert dropped(owner) == {key_of(number) for number in range(4)}
 
 
 def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
-    """Found once: each reset of an engine leaves a name on disk, and a thousand of them took the records of others."""
+    """Regression: each reset of an engine leaves a name on disk, and a thousand of them took the records of others."""
     table = (SPACE, *(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8)))
     owner.disk_open(1000, THROUGH)
     held = holds([1, 2, 3])
@@ -224,6 +226,6 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
         HasRead(1, 0, b"\1", bytes(31), ""),
     ],
 )
-def test_what_makes_no_sense_is_refused(report: Report) -> None:
+def test_an_invalid_report_is_rejected(report: Report) -> None:
     with pytest.raises(ProtocolError):
         check(report)

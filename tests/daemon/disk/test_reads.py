@@ -1,4 +1,4 @@
-"""What is kept of requests while a disk hangs: nothing of those that are answered, little of those that wait."""
+"""Tests the memory that requests take while a disk hangs: nothing for answered ones, little for waiting ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE, NOT_YET, ABSENT = 0, 1, 2
 
 
 class Disk:
-    """A disk with pages of a frame each, whose worker does what the test says."""
+    """A disk with pages of one frame each, whose worker is the test."""
 
     def __init__(self, memory: Memory, owner: Owner) -> None:
         self._orders: list[Order] = []
@@ -38,13 +38,13 @@ class Disk:
         self._worker = memory.session(self.fetches.slot)
 
     async def ask(self, keys: bytes, timeout: float) -> Fetched:
-        """The answer."""
+        """Returns the response to a read of these pages."""
         answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
         self.fetches.ask(Fetch(1, keys, timeout), answer.set_result)
         return await answer
 
     def read_all(self) -> int:
-        """Everything that was ordered comes; how many pages that was."""
+        """Completes all ordered reads and returns the number of their pages."""
         pages = 0
         for order in self._orders:
             assert isinstance(order, Read)
@@ -56,7 +56,7 @@ class Disk:
         return pages
 
     def end(self) -> None:
-        """Its worker lets go."""
+        """Ends the worker."""
         self._worker.retire()
 
 
@@ -80,7 +80,7 @@ def with_disk(memory: Memory, test: Callable[[Disk], Coroutine[None, None, None]
 
 
 def kept() -> int:
-    """Bytes that Python has allocated."""
+    """Returns the bytes that Python has allocated."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
@@ -108,7 +108,7 @@ def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(mem
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_key_that_is_repeated_is_waited_for_once(memory: Memory) -> None:
+def test_a_repeated_key_is_read_once(memory: Memory) -> None:
     async def test(disk: Disk) -> None:
         asked = key_of(0) * 20_000
         before = kept()
@@ -121,7 +121,7 @@ def test_a_key_that_is_repeated_is_waited_for_once(memory: Memory) -> None:
     with_disk(memory, test)
 
 
-def test_one_that_waits_is_answered_when_another_was_late(memory: Memory) -> None:
+def test_a_waiting_request_is_answered_after_another_timed_out(memory: Memory) -> None:
     async def test(disk: Disk) -> None:
         waiting = asyncio.ensure_future(disk.ask(KEYS + key_of(99), math.inf))
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ def test_one_that_waits_is_answered_when_another_was_late(memory: Memory) -> Non
     with_disk(memory, test)
 
 
-def test_a_worker_that_is_gone_answers_who_still_waits_alone(memory: Memory) -> None:
+def test_the_end_of_a_worker_answers_only_waiting_requests(memory: Memory) -> None:
     async def test(disk: Disk) -> None:
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {NOT_YET}
         waiting = asyncio.ensure_future(disk.ask(KEYS, math.inf))

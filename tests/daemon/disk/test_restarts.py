@@ -1,4 +1,4 @@
-"""What is on disk outlives the daemon, however it ends, and the configuration may be another one afterwards."""
+"""Tests that pages on disk outlive the daemon, however it ends, also if the configuration changes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from refused_starts import pagetierd
 from running_daemon import eventually
 
 FRAMES = 32
-TOLD_AT_ONCE = """
+STOPPED_AT_ONCE = """
 import os, signal
 from pagetier.daemon import main
 take = main.take
-def take_and_be_told(wish):
+def take_and_be_stopped(wish):
     os.kill(os.getpid(), signal.SIGTERM)
     return take(wish)
-main.take = take_and_be_told
+main.take = take_and_be_stopped
 main.main()
 """
 
@@ -51,7 +51,7 @@ def test_a_stop_writes_what_is_unwritten() -> None:
             assert engine.where(100) == "disk"
 
 
-def test_after_a_restart_that_was_refused_nobody_writes_what_is_unwritten() -> None:
+def test_after_a_refused_restart_unwritten_pages_stay_unwritten() -> None:
     with DiskDaemon(FRAMES) as daemon:
         with Engine(daemon) as engine:
             engine.store(range(FRAMES // 2))
@@ -92,8 +92,8 @@ def as_soon_as_it_serves(daemon: DiskDaemon) -> None:
 def before_it_serves(daemon: DiskDaemon) -> None:
     daemon.kill()
     flags = ("--name", daemon.name, "--socket", str(daemon.socket), "--disk-path", str(daemon.disk))
-    told = pagetierd(*flags, "--disk-size", "64MiB", *daemon._arguments, code=TOLD_AT_ONCE)
-    assert told.code == 0, told.text
+    ended = pagetierd(*flags, "--disk-size", "64MiB", *daemon._arguments, code=STOPPED_AT_ONCE)
+    assert ended.code == 0, ended.text
     daemon.start()
 
 
@@ -109,7 +109,7 @@ def test_a_stop_waits_for_a_disk_that_is_being_opened(interrupt: Callable[[DiskD
             assert engine.places(range(FRAMES - 2)) == {"disk": FRAMES - 2}
 
 
-def test_a_stop_does_not_wait_for_a_disk_that_was_given_up() -> None:
+def test_a_stop_does_not_wait_for_a_disk_that_cannot_be_opened() -> None:
     with TroubledDaemon(FRAMES, "64MiB", "--disk-stop", "1h") as daemon:
         daemon.stop()
         shutil.rmtree(daemon.disk, ignore_errors=True)
@@ -176,12 +176,12 @@ def test_a_daemon_killed_while_it_reads_and_writes() -> None:
                 engine.attach()
                 assert daemon.findings() == []
                 assert engine.available_pages(numbers[:10])[1] == 10
-                # What the dead held is out of use for as long as store.quarantine says.
+                # Pages of a dead process are unavailable for the time of store.quarantine.
                 assert eventually(lambda: engine.fetch(numbers[:10]) == [HERE] * 10)
                 assert engine.places(numbers[:10]) == {"memory": 10}
 
 
-def test_without_a_disk_its_pages_are_no_more_and_with_it_they_are_back() -> None:
+def test_pages_on_disk_are_absent_without_the_disk_and_back_with_it() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--index-entries", "400") as daemon:
         numbers = fill(daemon, 2 * FRAMES)
         daemon.kill()
@@ -226,6 +226,6 @@ def test_an_index_with_fewer_entries_than_the_disk_holds_pages() -> None:
         disk = daemon.snapshot().tiers.disk
         assert 30 <= disk.pages <= 50
         with Engine(daemon) as engine:
-            assert engine.where(numbers[-1]) == "disk"  # the warmest are kept
+            assert engine.where(numbers[-1]) == "disk"  # the warmest ones are kept
             engine.store(range(1000, 1008))
             assert engine.places(range(1000, 1008)) == {"memory": 8}

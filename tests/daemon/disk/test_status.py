@@ -1,4 +1,4 @@
-"""What the disk tier says of itself fits into the header, whatever it is, and comes out as it went in."""
+"""Tests that each report of the disk tier fits into the header, and is read as it was written."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pagetier.tiers.base import TierState
 NUMBERS = st.integers(0, 1 << 62)
 
 
-def test_nothing_was_written_yet() -> None:
+def test_an_empty_header_is_an_empty_report() -> None:
     for text in (b"", None):
         assert unpack(text) == DiskReport()
 
 
 @given(st.builds(DiskReport, budget=st.none() | st.builds(BudgetReport), cap=NUMBERS, last_sync=st.floats(0, 1e12)))
-def test_short_reports_come_out_as_they_went_in(report: DiskReport) -> None:
+def test_short_reports_are_read_as_they_were_written(report: DiskReport) -> None:
     packed = report.pack()
     assert len(packed) <= 2048
-    told = unpack(packed)
-    assert told.standing is report.standing
+    unpacked = unpack(packed)
+    assert unpacked.standing is report.standing
     if max(map(len, (report.trouble, report.opened, report.note, report.folder))) < 100:
-        assert told == report
+        assert unpacked == report
 
 
 @given(st.text(max_size=5000), st.text(max_size=5000), st.sampled_from(Standing))
 def test_long_texts_are_cut_and_the_standing_stays(trouble: str, note: str, standing: Standing) -> None:
     packed = DiskReport(standing=standing, trouble=trouble, note=note, folder="/x" * 2000, opened=note).pack()
     assert len(packed) <= 2048
-    told = unpack(packed)
-    assert told.standing is standing
-    assert trouble.startswith(told.trouble)
+    unpacked = unpack(packed)
+    assert unpacked.standing is standing
+    assert trouble.startswith(unpacked.trouble)
 
 
-def test_with_what_the_worker_told() -> None:
+def test_a_report_takes_over_the_state_of_the_worker() -> None:
     state = TierState(
         file_bytes=1,
         cap_bytes=2,

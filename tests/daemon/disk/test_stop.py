@@ -1,4 +1,4 @@
-"""A stop that loses pages says how many, and why; one that loses none says nothing."""
+"""Tests that a stop that loses pages logs how many, and why, and that any other stop logs nothing about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = range(60)
 
 
 def lost(daemon: RunningDaemon) -> tuple[int, str]:
-    """How many pages were lost in the one stop that lost some, and why."""
+    """Returns how many pages were lost in the one stop that lost some, and why."""
     (line,) = [line for line in daemon.log.read_text().splitlines() if "event=disk_unwritten" in line]
     said = r'msg="(\d+) pages \(.*\) are released from memory and not known to be on disk: (.*)"'
     found = re.search(said + r" pages=(\d+) bytes=(\d+)", line)
@@ -28,7 +28,7 @@ def lost(daemon: RunningDaemon) -> tuple[int, str]:
     return int(found[1]), found[2]
 
 
-def test_its_time_is_over() -> None:
+def test_a_stop_logs_that_its_time_was_too_short() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "500ms") as daemon:
         with Engine(daemon) as engine:
             engine.store_through(daemon, PAGES[:20])
@@ -40,28 +40,28 @@ def test_its_time_is_over() -> None:
         assert daemon.snapshot().tiers.disk.pages == 20
 
 
-def test_no_more_is_lost_than_is_told() -> None:
+def test_a_stop_loses_no_more_pages_than_it_logs() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "10ms") as daemon:
         with Engine(daemon) as engine:
             engine.store(PAGES)
         assert daemon.stop() == 0
-        told = lost(daemon)[0] if daemon.lines("disk_unwritten") else 0
-        daemon.open()  # what was written in the worker's last moment, unheard, is told as lost, too
-        assert daemon.snapshot().tiers.disk.pages >= len(PAGES) - told
+        count = lost(daemon)[0] if daemon.lines("disk_unwritten") else 0
+        daemon.open()  # pages written in the worker's last moment, without a report, count as lost, too
+        assert daemon.snapshot().tiers.disk.pages >= len(PAGES) - count
 
 
-def test_the_disk_is_too_small() -> None:
+def test_a_stop_logs_that_the_disk_is_too_small() -> None:
     with DiskDaemon(FRAMES, "4MiB") as daemon:
         with Engine(daemon) as engine:
             engine.store(PAGES)
         assert daemon.stop() == 0
-        told, why = lost(daemon)
+        count, why = lost(daemon)
         assert why == "disk.size is too small for all"
         daemon.open()
-        assert daemon.snapshot().tiers.disk.pages == len(PAGES) - told
+        assert daemon.snapshot().tiers.disk.pages == len(PAGES) - count
 
 
-def test_the_disk_could_not_be_opened() -> None:
+def test_a_stop_logs_that_the_disk_could_not_be_opened() -> None:
     with TroubledDaemon(FRAMES) as daemon:
         daemon.stop()
         shutil.rmtree(daemon.disk, ignore_errors=True)
@@ -71,15 +71,15 @@ def test_the_disk_could_not_be_opened() -> None:
             engine.store(PAGES)
         assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
         assert daemon.stop() == 0
-        told, why = lost(daemon)
-        assert told == len(PAGES)
+        count, why = lost(daemon)
+        assert count == len(PAGES)
         assert why.startswith("the disk tier is not open (") and "is a file" in why
         daemon.disk.unlink()
         daemon.open()
 
 
-def test_a_tier_that_is_about_to_be_proven_is_waited_for() -> None:
-    """The first worker finds it damaged: that is no reason why there can be no tier."""
+def test_a_stop_waits_for_a_tier_that_is_about_to_be_verified() -> None:
+    """The first worker finds the tier damaged, which does not mean that there can be no tier."""
     with DiskDaemon(FRAMES) as daemon:
         daemon.close_with(20)
         for file in daemon.data_files():
@@ -97,7 +97,7 @@ def test_a_tier_that_is_about_to_be_proven_is_waited_for() -> None:
         assert daemon.snapshot().tiers.disk.pages == len(PAGES)
 
 
-def test_nothing_is_lost() -> None:
+def test_a_stop_without_loss_logs_nothing_about_it() -> None:
     with DiskDaemon(FRAMES) as daemon:
         with Engine(daemon) as engine:
             engine.store(PAGES)
@@ -106,7 +106,7 @@ def test_nothing_is_lost() -> None:
         daemon.open()
 
 
-def test_without_a_disk_that_is_what_a_stop_is_for() -> None:
+def test_a_stop_without_a_disk_logs_no_loss() -> None:
     with RunningDaemon() as daemon:
         fill(daemon)
         assert daemon.stop() == 0

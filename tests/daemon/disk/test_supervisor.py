@@ -1,4 +1,4 @@
-"""A worker is kept running, whatever becomes of it, and nothing of the dead ones stays."""
+"""Tests that a worker is kept running, however it ends, and that dead workers leave nothing behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def supervised(segments: Segments, test: Callable[[Supervisor, Watcher], Awaitable[None]], folder: Path) -> Watcher:
-    """Runs a supervisor as long as the test takes, and stops it; the watcher that it had."""
+    """Runs a supervisor during the test and stops it; returns its watcher."""
     watcher = Watcher()
 
     class Reaping(Watcher):
@@ -113,7 +113,7 @@ def test_twenty_dead_workers_leave_nothing_behind(
     assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == before
 
 
-SAYS = (  # an impostor
+SAYS = (  # a fake worker
     "import msgspec, struct",
     "def say(*fields):",
     "    body = msgspec.msgpack.encode(fields)",
@@ -121,7 +121,9 @@ SAYS = (  # an impostor
 )
 
 
-def test_what_a_worker_said_last_is_heard(segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_report_of_a_worker_is_received(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     impostor(
         tmp_path,
         monkeypatch,
@@ -137,19 +139,19 @@ def test_what_a_worker_said_last_is_heard(segments: Segments, tmp_path: Path, mo
     assert set(supervised(segments, test, tmp_path).deaths[:8]) == {"the folder is on the moon"}
 
 
-def test_what_a_worker_doubted_is_proven_until_another_one_has_opened_it(
+def test_files_that_a_worker_distrusts_are_verified_until_another_has_opened_them(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever becomes of those between them: it may be in use by one that hangs."""
-    told = tmp_path / "told"
+    """The workers in between do not change this: a hanging worker may still use the tier."""
+    orders = tmp_path / "orders"
     impostor(
         tmp_path,
         monkeypatch,
         *SAYS,
         "import pathlib",
-        f"told = pathlib.Path({str(told)!r})",
-        "lives = told.read_bytes() if told.exists() else b''",
-        "told.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-1]]))",
+        f"orders = pathlib.Path({str(orders)!r})",
+        "lives = orders.read_bytes() if orders.exists() else b''",
+        "orders.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-1]]))",
         "STATE = dict.fromkeys('file_bytes cap_bytes used_frames room disk_free disk_total last_sync'.split(), 7)",
         "STATE |= dict(clean=True, opened='somehow')",
         "if len(lives) == 0: say('fails', 'no sync', 1)",
@@ -163,10 +165,12 @@ def test_what_a_worker_doubted_is_proven_until_another_one_has_opened_it(
         await until(lambda: len(watcher.deaths) >= 5)
 
     supervised(segments, test, tmp_path)
-    assert list(told.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
+    assert list(orders.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
 
 
-def test_a_worker_that_hangs_up_is_ended(segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_closes_its_connection_is_ended(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     impostor(tmp_path, monkeypatch, "there.shutdown(socket.SHUT_RDWR)", "there.close()", "time.sleep(99)")
 
     async def test(_: Supervisor, watcher: Watcher) -> None:
@@ -177,7 +181,7 @@ def test_a_worker_that_hangs_up_is_ended(segments: Segments, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("broken", ["pid", "program"])
-def test_a_worker_that_can_not_be_started_leaves_nothing(
+def test_a_worker_that_cannot_be_started_leaves_nothing(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def refuse(*_: object) -> None:
@@ -195,15 +199,15 @@ def test_a_worker_that_can_not_be_started_leaves_nothing(
         await until(lambda: len(watcher.failures) >= 5)
 
     watcher = supervised(segments, test, tmp_path)
-    assert watcher.failures[0] == "its worker can not be started: [Errno 24] Too many open files"
+    assert watcher.failures[0] == "its worker cannot be started: [Errno 24] Too many open files"
     assert watcher.begun == []
     assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == before
 
 
 @pytest.mark.parametrize(
-    "error", [ShmError("somebody has removed them"), OSError(24, "Too many open files")], ids=["removed", "too many"]
+    "error", [ShmError("the segments were removed"), OSError(24, "Too many open files")], ids=["removed", "too many"]
 )
-def test_a_worker_that_can_not_be_given_the_segments_is_replaced_when_it_can(
+def test_a_worker_that_cannot_receive_the_segments_is_replaced_when_it_can(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     impostor(tmp_path, monkeypatch, "there.recv(9999)", "os._exit(3)")
@@ -243,7 +247,7 @@ def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -
         segments.owner.reap(taker["slot"])
 
 
-def test_a_worker_leaves_when_it_is_told(segments: Segments, tmp_path: Path) -> None:
+def test_a_worker_leaves_on_request(segments: Segments, tmp_path: Path) -> None:
     async def test(running: Supervisor, watcher: Watcher) -> None:
         await until(lambda: bool(watcher.begun) and (tmp_path / "disk/state").exists())
         running.leaving = True
@@ -256,7 +260,7 @@ def test_a_worker_leaves_when_it_is_told(segments: Segments, tmp_path: Path) -> 
 def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loop would go on to hold the number, and whoever is given it next could not be watched."""
+    """Regression: the loop kept watching the descriptor number, so that its next user could not be watched."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What lies in the folder can not be trusted: it is proven, rebuilt or missed, never served with other bytes."""
+"""Tests that damaged files are verified, rebuilt or missed, and never served with other bytes than were stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def change_state(daemon: DiskDaemon, **news: Any) -> None:
 
 
 def found(daemon: DiskDaemon) -> DiskReport:
-    """How the next daemon finds the folder; one line of its log says so."""
+    """Restarts the daemon and returns how it found the folder, after checking that its log has one line about it."""
     before = len(daemon.lines("disk tier in"))
     daemon.open()
     report = daemon.report()
@@ -33,7 +33,7 @@ def found(daemon: DiskDaemon) -> DiskReport:
 
 
 @pytest.mark.parametrize("how", ["cut", "emptied", "removed", "overwritten"])
-def test_a_file_damaged_while_nobody_had_it(how: str) -> None:
+def test_a_file_damaged_while_it_was_closed_is_rebuilt(how: str) -> None:
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(24)
         data = daemon.data_files()[0]
@@ -55,7 +55,7 @@ def test_a_file_damaged_while_nobody_had_it(how: str) -> None:
             engine.goes_on(100)
 
 
-def test_a_file_cut_short_while_it_is_open() -> None:
+def test_a_file_truncated_while_it_is_open_is_rebuilt() -> None:
     with DiskDaemon(64) as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(160))
         restarts, worker = daemon.report().restarts, daemon.worker()
@@ -72,12 +72,12 @@ def test_a_file_cut_short_while_it_is_open() -> None:
         disk = daemon.snapshot().tiers.disk
         places = engine.places(range(96))
         assert places["disk"] <= disk.pages
-        for number in range(96):  # what is said to be there is there
+        for number in range(96):  # all pages that the index lists can be read
             if engine.where(number) == "disk":
                 assert engine.fetch([number]) == [HERE]
 
 
-def test_what_another_format_wrote_is_rebuilt_with_one_line() -> None:
+def test_files_of_another_format_are_rebuilt_with_one_line() -> None:
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(8)
         change_state(daemon, format=99)
@@ -113,7 +113,7 @@ def test_a_host_restart_that_was_not_clean_proves_it_sound() -> None:
             assert engine.places(numbers) == {"memory": 8}
 
 
-def test_a_host_restart_that_left_a_ruin_rebuilds_it() -> None:
+def test_damaged_files_after_a_host_restart_are_rebuilt() -> None:
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(24)
         change_state(daemon, boot="another boot", clean=False)
@@ -128,7 +128,7 @@ def test_a_host_restart_that_left_a_ruin_rebuilds_it() -> None:
 
 
 def flip(daemon: DiskDaemon, number: int) -> None:
-    """One bit of a stored page's bytes, in the file."""
+    """Flips one bit of a stored page's bytes in the file."""
     content = content_of(number)[1000:2000]
     for data in daemon.data_files():
         at = data.read_bytes().find(content)
@@ -182,8 +182,8 @@ def test_a_lowered_cap_holds_at_once() -> None:
             engine.goes_on(1000)
 
 
-def test_what_a_worker_can_not_write_down_is_told_to_the_next_one() -> None:
-    """Its files are not its own any more, and the state file that should say so can not be opened."""
+def test_an_error_that_a_worker_cannot_record_is_passed_to_the_next_one() -> None:
+    """Its files were replaced, and the state file that should record this cannot be opened."""
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(8))
         restarts = daemon.report().restarts

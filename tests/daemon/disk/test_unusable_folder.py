@@ -1,4 +1,4 @@
-"""A folder that can not be used, or holds what can not be trusted: engines go on, and people are told."""
+"""Tests folders that cannot be used or cannot be trusted: engines continue, and administrators are informed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = os.geteuid() == 0
 
 
 def told_everywhere(daemon: DiskDaemon, *words: str) -> None:
-    """Statistics, doctor and the log say what is the matter."""
+    """Asserts that the statistics, doctor and the log name the problem."""
     assert daemon.until(lambda disk: all(word in disk.trouble for word in words)), daemon.told()
     table = " ".join(daemon.pagetier("stats").output.split())
     spoken = daemon.doctor()

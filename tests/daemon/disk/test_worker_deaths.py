@@ -1,4 +1,4 @@
-"""The process that has the disk may be killed, stopped or of no use: engines go on, and it is soon back."""
+"""Tests that engines continue while the disk worker is killed, stopped or useless, and that it is soon back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def daemon() -> Iterator[DiskDaemon]:
 
 
 def on_disk(daemon: DiskDaemon, engine: Engine, first: int) -> range:
-    """Pages that are on disk alone."""
+    """Returns pages that are on disk only."""
     numbers = range(first, first + 8)
     engine.store_through(daemon, numbers)
     engine.store_through(daemon, range(first + 5000, first + 5000 + FRAMES))
@@ -53,26 +53,26 @@ def test_a_fetch_ends_when_the_worker_dies(daemon: DiskDaemon, engine: Engine) -
     restarts = daemon.report().restarts
     daemon.kill_worker(signal.SIGSTOP)
     engine.ask_fetch(numbers)
-    engine.store([30_000])  # by then the fetch has been taken
+    engine.store([30_000])  # by now the daemon has received the fetch
     daemon.kill_worker()
     answer = engine.answer()
     assert list(answer.outcomes) == [ABSENT] * 8
-    assert "gone" in answer.reason
+    assert "the disk worker ended" in answer.reason
     assert engine.fetch(numbers) in ([ABSENT] * 8, [HERE] * 8)
     daemon.wait_open(restarts + 1)
     assert engine.fetch(numbers) == [HERE] * 8
 
 
-def test_a_stopped_worker_holds_up_nobody(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_stopped_worker_delays_no_engine(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = on_disk(daemon, engine, 200)
     daemon.kill_worker(signal.SIGSTOP)
     began = time.monotonic()
     engine.ask_fetch(numbers, 0.3)
     answer = engine.answer()
     assert list(answer.outcomes) == [NOT_YET] * 8
-    assert "in time" in answer.reason
+    assert "the timeout passed" in answer.reason
     assert time.monotonic() - began < 10
-    for first in range(40_000, 40_000 + 4 * FRAMES, 4):  # several arenas full: nothing is refused
+    for first in range(40_000, 40_000 + 4 * FRAMES, 4):  # several times the arena: no store is rejected
         assert REFUSED not in engine.store(range(first, first + 4))
         assert engine.places(range(first, first + 4)) == {"memory": 4}
     assert daemon.findings() == []

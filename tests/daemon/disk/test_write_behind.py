@@ -1,4 +1,4 @@
-"""Trouble with writing ends when a write succeeds, not when a sync does, and is told for as long as it lasts."""
+"""Tests that a fault of writes ends with a successful write, not with a sync, and is reported until then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL = "the file system is full"
 
 
 class Scene:
-    """Writing behind, whose worker is the test."""
+    """A write-behind whose worker is the test."""
 
     def __init__(self, owner: Owner, session: Session, newest: int) -> None:
         self.owner, self._session = owner, session
@@ -36,12 +36,12 @@ class Scene:
         self.owner.settle()
 
     def stamps(self) -> list[int]:
-        """Of all pages that are ordered."""
+        """Returns the stamps of all ordered pages."""
         self.behind.tidy()
         return [stamp for order in self._orders if isinstance(order, Write) for stamp in array("Q", order.stamps)]
 
     def write(self, result: Stored, reason: str = "") -> None:
-        """All that is ordered ends so."""
+        """Completes all orders with this result."""
         self.behind.tidy()
         orders = [order for order in self._orders if isinstance(order, Write)]
         self._orders.clear()
@@ -75,7 +75,7 @@ def scene(newest: int) -> Iterator[Scene]:
     memory.close()
 
 
-def test_a_sync_does_not_end_what_a_write_complained_of(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sync_does_not_clear_a_fault_of_writes(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         scene.store(1, 2)
         scene.write(Stored.FAILED, FULL)
@@ -88,16 +88,16 @@ def test_a_sync_does_not_end_what_a_write_complained_of(scene: Scene, caplog: py
     assert caplog.messages[1:] == ["the disk tier writes again"]
 
 
-def test_a_write_does_not_end_what_a_sync_complained_of(scene: Scene) -> None:
-    for number, (reason, told) in enumerate([("no sync", "no sync"), ("", "")]):
+def test_a_write_does_not_clear_a_fault_of_syncs(scene: Scene) -> None:
+    for number, (reason, reported) in enumerate([("no sync", "no sync"), ("", "")]):
         scene.store(number)
         scene.write(Stored.DONE)
         scene.sync(reason)
-        assert scene.behind.trouble == told
+        assert scene.behind.trouble == reported
 
 
 @pytest.mark.parametrize("result", [Stored.GONE, Stored.NO_ROOM])
-def test_a_write_that_tried_nothing_proves_nothing(scene: Scene, result: Stored) -> None:
+def test_an_order_that_wrote_nothing_does_not_clear_a_fault(scene: Scene, result: Stored) -> None:
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
     scene.store(2)
@@ -105,7 +105,7 @@ def test_a_write_that_tried_nothing_proves_nothing(scene: Scene, result: Stored)
     assert scene.behind.trouble == FULL
 
 
-def test_what_is_tried_again_is_forgotten_but_not_called_well(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_retry_clears_the_reason_but_logs_no_recovery(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         scene.store(1)
         scene.write(Stored.FAILED, FULL)
@@ -115,21 +115,19 @@ def test_what_is_tried_again_is_forgotten_but_not_called_well(scene: Scene, capl
     assert caplog.messages == [f"the disk tier cannot write: {FULL}"]
 
 
-def test_trouble_ends_when_no_page_is_left_that_could_not_be_written(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
     scene.behind.tidy()
-    assert scene.behind.trouble == FULL, "the page is in memory alone"
+    assert scene.behind.trouble == FULL, "the page is in memory only"
     for space in scene.owner.spaces():
         scene.owner.flush(space["number"], 3)
     scene.behind.tidy()
     assert scene.behind.trouble == ""
 
 
-def test_a_worker_that_is_gone_has_another_trouble(scene: Scene) -> None:
+def test_the_end_of_a_worker_clears_its_fault(scene: Scene) -> None:
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
     scene.owner.disk_close()
@@ -140,7 +138,7 @@ def test_a_worker_that_is_gone_has_another_trouble(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "newest", [0, time.time_ns() + 3 * YEAR_NS], ids=["empty", "written before the clock was set back"]
 )
-def test_what_is_written_later_is_stamped_later(scene: Scene, newest: int) -> None:
+def test_later_writes_get_later_stamps(scene: Scene, newest: int) -> None:
     began = max(time.time_ns(), newest)
     scene.store(1, 2)
     assert len(scene.stamps()) == 2

@@ -1,4 +1,4 @@
-"""Bytes that may be written a day go to whole prefixes, and never to more than there are."""
+"""Tests that the bytes of a day are spent on whole prefixes and never exceed the budget."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_run_pays_for_those_before_it() -> None:
     assert left(budget) == 60
 
 
-def test_what_does_not_fit_is_rejected_with_all_that_follows_and_counted() -> None:
+def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() -> None:
     budget = Budget(50, Clock())
     note(budget, [GRANTED] * 6, [1] * 6)
     note(budget, [PRESENT, GRANTED], [1, 2])
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_rejected_with_all_that_follows_and_counted() -> No
     assert (report.left, report.spared_bytes, report.per_day) == (0, 20, 50)
 
 
-def test_it_fills_evenly_and_never_over_a_day() -> None:
+def test_the_budget_fills_evenly_and_never_exceeds_a_day() -> None:
     clock = Clock()
     budget = Budget(100, clock)
     note(budget, [GRANTED] * 10, [1] * 10)
@@ -81,13 +81,13 @@ def test_it_fills_evenly_and_never_over_a_day() -> None:
     assert left(budget) == 100
 
 
-def test_runs_that_nobody_knows_are_not_written() -> None:
+def test_unknown_runs_are_not_written() -> None:
     budget = Budget(100, Clock())
     assert not budget.admits(99, 10)
     note(budget, [PRESENT, GRANTED], [99, 1])
     assert not budget.admits(1, 10)
     note(budget, [PRESENT, GRANTED], [0, 2])
-    assert not budget.admits(2, 10), "what is before it was stored before this daemon came"
+    assert not budget.admits(2, 10), "its prefix was stored before this daemon started"
 
 
 def test_a_reservation_without_a_grant_changes_nothing() -> None:
@@ -97,7 +97,7 @@ def test_a_reservation_without_a_grant_changes_nothing() -> None:
     assert left(budget) == 100
 
 
-# Each step stores a chain again, that many pages of it, or writes the pages of one of the runs, or lets time pass.
+# Each step stores a chain again up to some pages, writes the pages of one of the runs, or advances the time.
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("store"), st.integers(0, 3), st.integers(1, 12)),
@@ -109,9 +109,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 200))
-def test_what_is_admitted_is_closed_towards_the_head_and_within_the_budget(
-    steps: list[tuple[str, int, int]], per_day: int
-) -> None:
+def test_admitted_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str, int, int]], per_day: int) -> None:
     clock = Clock()
     budget = Budget(per_day, clock)
     began = clock.now
@@ -140,12 +138,12 @@ def test_what_is_admitted_is_closed_towards_the_head_and_within_the_budget(
 
 
 def _was_admitted(budget: Budget, run: int) -> bool:
-    """Without deciding anything."""
+    """Returns whether a run was admitted, without deciding anything."""
     chain = budget._chains[run]
     return chain.verdict.name == "ADMITTED"
 
 
-def test_what_the_device_got_beyond_the_pages_is_paid_back_by_the_coming_hours() -> None:
+def test_bytes_beyond_the_admitted_pages_are_charged_to_the_following_hours() -> None:
     clock = Clock()
     budget = Budget(100, clock)
     note(budget, [GRANTED] * 4, [1] * 4)

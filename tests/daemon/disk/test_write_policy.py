@@ -1,4 +1,4 @@
-"""Which pages are written, and when: ahead of their eviction, all at once, or those that were used again."""
+"""Tests which pages are written and when: ahead of their eviction, all at once, or after a second use."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ AHEAD = 8  # a quarter of the frames
 
 
 def unwritten(daemon: DiskDaemon) -> int:
-    """Pages that engines stored and that are still to be written; what is read from disk was granted room, too."""
+    """Returns the number of stored pages that are not written yet; reads from disk are granted room, too."""
     header = daemon.header()
     return header["granted"] - sum(header[f"disk_{deed}"] for deed in ("read", "written", "spared", "lost"))
 
 
 def wait_behind(daemon: DiskDaemon, room: int) -> None:
-    """Until writing is at most so many pages behind."""
+    """Waits until at most `room` pages are unwritten."""
     assert eventually(lambda: unwritten(daemon) <= room, WAIT_S), f"{daemon.header()} {daemon.told()}"
 
 
 def store_behind(daemon: DiskDaemon, engine: Engine, numbers: Iterable[int], room: int) -> None:
-    """Stores one by one, no faster than the disk writes."""
+    """Stores one page after the other, no faster than the disk writes."""
     for number in numbers:
         assert REFUSED not in engine.store([number])
         wait_behind(daemon, room)
 
 
 def store_each(engine: Engine, numbers: Iterable[int]) -> None:
-    """Stores one by one."""
+    """Stores one page after the other."""
     for number in numbers:
         assert REFUSED not in engine.store([number])
 
@@ -66,7 +66,7 @@ def test_through_writes_everything_soon() -> None:
         assert "synced" in daemon.pagetier("stats").output
 
 
-def test_second_writes_what_was_used_again() -> None:
+def test_second_writes_pages_that_were_used_again() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "second") as daemon, Engine(daemon) as engine:
         engine.store(range(4))
         store_each(engine, range(100, 104))
@@ -93,7 +93,7 @@ def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str) -
         assert daemon.findings() == []
 
 
-def test_a_disk_that_is_full_lets_the_coldest_go() -> None:
+def test_a_full_disk_drops_the_coldest_pages() -> None:
     with DiskDaemon(FRAMES, "8MiB") as daemon, Engine(daemon) as engine:
         numbers = range(300)
         engine.store_through(daemon, numbers)
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_lets_the_coldest_go() -> None:
 
 
 def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]]:
-    """Chains of eight pages, and how far each of them is found."""
+    """Returns chains of eight pages, and how many pages of each are found."""
     chains = [range(first, first + 8) for first in range(0, 400, 8)]
     for chain in chains:
         engine.store(chain)
@@ -137,7 +137,7 @@ def test_a_budget_is_spent_on_whole_prefixes() -> None:
         assert "raise disk.budget" in daemon.doctor()
 
 
-def test_a_page_larger_than_the_disk_stays_in_memory_alone() -> None:
+def test_a_page_larger_than_the_disk_stays_in_memory_only() -> None:
     with DiskDaemon(FRAMES, "8MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
         engine.store(range(4))
         assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 4)

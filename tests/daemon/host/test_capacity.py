@@ -1,4 +1,4 @@
-"""What is said to fit is enough for the processes, too: nobody is killed for it later."""
+"""Tests that an arena that is said to fit leaves enough room for the processes, so that none is killed later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_disk_s_worker_and_the_metrics_are_counted() -> None:
     assert processes_of(configured(size=GIB)).beside(0) == (48 + 24 + 4 * 8 + 2) * MIB
 
 
-def test_what_is_written_at_once_is_a_part_of_the_arena_and_bounded() -> None:
+def test_a_batch_of_writes_is_a_part_of_the_arena_and_limited() -> None:
     def batch(arena: int) -> int:
         with_disk = processes_of(configured(size=GIB))
         return with_disk.beside(arena) - with_disk.beside(0) - 3 * arena // 512
@@ -50,15 +50,15 @@ def test_the_index_of_the_disk_s_pages_does_not_shrink_with_the_arena() -> None:
     assert large.index_fixed > 100 * (GIB // MIB)
 
 
-def test_what_is_said_to_fit_into_a_control_group_is_not_killed_in_it(name: str, tmp_path: Path) -> None:
-    """With pages as large as a transaction, in many environments: the worker's heap is as large as it can be."""
+def test_a_daemon_that_is_said_to_fit_into_a_control_group_is_not_killed_in_it(name: str, tmp_path: Path) -> None:
+    """With pages as large as a transaction and many environments, the worker's heap has its largest size."""
     disk = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "2GiB", "--disk-environments", "16")
     flags = ("--metrics-listen", str(tmp_path / "metrics"), *disk)
     with limited(LIMIT) as group:
         where = ("--name", name, "--socket", str(tmp_path / "socket"), "--arena-frame-size", "1MiB")
-        told = refused(*where, "--arena-size", "2GiB", *flags, before=group.before)
-        assert "of which the daemon's processes take" in told
-        (fits,) = re.findall(r'would fit: arena.size = "(\w+)"', told)
+        message = refused(*where, "--arena-size", "2GiB", *flags, before=group.before)
+        assert "of which the daemon's processes take" in message
+        (fits,) = re.findall(r'would fit: arena.size = "(\w+)"', message)
         with RunningDaemon(fits, "1MiB", *flags, before=group.before) as daemon, daemon.client() as client:
             assert eventually(lambda: is_open(daemon), START_S), daemon.log.read_text()
             for prompt in range(5):  # more than the arena

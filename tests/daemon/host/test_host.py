@@ -1,4 +1,4 @@
-"""What a host allows, read from trees of files as kernels write them, and from this host."""
+"""Tests what a host provides, read from trees of files as kernels write them, and from this host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tmpfs(size: int, free: int) -> Any:
 
 @pytest.fixture
 def v2(tmp_path: Path) -> Path:
-    """Version 2: a limited service in a slice with a lower limit, under a root without one."""
+    """Version 2: a limited service in a slice with a lower limit, below a root without one."""
     group = "sys/fs/cgroup/a.slice"
     return write(
         tmp_path,
@@ -70,7 +70,7 @@ def test_version_2_counts_every_level_and_what_can_be_reclaimed(v2: Path) -> Non
     assert above.room == GIB
 
 
-def test_version_1_with_its_own_mount_and_no_limit_said_as_a_number(tmp_path: Path) -> None:
+def test_version_1_reports_no_limit_as_a_large_number(tmp_path: Path) -> None:
     top = "sys/fs/cgroup/memory"
     root = write(
         tmp_path,
@@ -106,7 +106,7 @@ def test_a_group_outside_of_what_is_mounted_is_judged_by_the_mount_point(group: 
     assert [group.limit for group in Host(write(tmp_path, files)).memory_groups()] == [GIB]
 
 
-def test_an_empty_host_tells_nothing_and_nothing_breaks(tmp_path: Path) -> None:
+def test_an_empty_host_reports_nothing_and_no_error(tmp_path: Path) -> None:
     host = Host(tmp_path)
     assert host.memory_groups() == ()
     assert (host.memory().total, host.memory().available) == (None, None)
@@ -116,7 +116,7 @@ def test_an_empty_host_tells_nothing_and_nothing_breaks(tmp_path: Path) -> None:
     assert not fit(host, Need(arena=4096, frame=4096)).fits
 
 
-def test_mounts_are_unescaped_and_odd_lines_left_out(tmp_path: Path) -> None:
+def test_mounts_are_unescaped_and_invalid_lines_are_skipped(tmp_path: Path) -> None:
     odd = "nonsense\n25 24 0:23 / /my\\040disk\\134x rw - ext4 /dev/x rw,huge=within_size\n"
     (mount,) = read_mounts(write(tmp_path, {"m": odd}) / "m")
     assert (mount.point, mount.kind) == ("/my disk\\x", "ext4")
@@ -147,7 +147,7 @@ def test_nodes_with_memory_that_are_allowed(tmp_path: Path) -> None:
         ("always within_size advise never [deny] force", ",huge=advise", "shmem_enabled"),
     ],
 )
-def test_what_stands_between_the_arena_and_huge_pages(shmem: str, option: str, words: str, tmp_path: Path) -> None:
+def test_the_obstacle_to_huge_pages_is_named(shmem: str, option: str, words: str, tmp_path: Path) -> None:
     thp = "sys/kernel/mm/transparent_hugepage"
     files: dict[str, object] = {f"{thp}/hpage_pmd_size": 2 * MIB, f"{thp}/shmem_enabled": shmem}
     files["proc/self/mountinfo"] = SHM + option
@@ -198,13 +198,13 @@ def test_the_host_s_memory_is_the_limit(tmp_path: Path) -> None:
     assert "MemAvailable" in answer.explain()
 
 
-def test_not_even_a_frame(tmp_path: Path) -> None:
+def test_a_host_without_room_for_a_frame_is_explained(tmp_path: Path) -> None:
     answer = fit(host_with(tmp_path, shm=MIB, available=GIB), Need(arena=4 * MIB, frame=2 * MIB))
     assert (answer.fits, answer.largest) == (False, 0)
     assert "No frame fits" in answer.explain()
 
 
-def test_a_segment_that_is_taken_over_needs_no_new_memory(tmp_path: Path) -> None:
+def test_an_adopted_segment_needs_no_new_memory(tmp_path: Path) -> None:
     host = host_with(tmp_path, shm=0, available=64 * MIB)
     need = Need(arena=4 * GIB, frame=MIB, index_fixed=MIB, index_per_frame=100)
     assert not fit(host, need).fits
@@ -224,7 +224,7 @@ def test_a_tmpfs_without_a_limit_does_not_limit(tmp_path: Path) -> None:
     frame=st.integers(12, 24).map(lambda shift: 1 << shift),
     index=st.tuples(st.integers(0, 1 << 26), st.integers(0, 4096)),
 )
-def test_what_is_offered_fits_and_one_frame_more_does_not(
+def test_the_offered_size_fits_and_one_more_frame_does_not(
     room: tuple[int, int], arena: int, frame: int, index: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     host = host_with(tmp_path_factory.getbasetemp() / "fit", shm=room[0], available=room[1])

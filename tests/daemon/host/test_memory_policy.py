@@ -1,4 +1,4 @@
-"""Advice to the kernel, read back from the kernel."""
+"""Tests advice to the kernel by reading it back from the kernel."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def policy_of(region: Region) -> int:
     return mode.value
 
 
-def test_the_mapping_is_left_out_of_dumps(region: Region) -> None:
+def test_the_mapping_is_excluded_from_dumps(region: Region) -> None:
     assert "dd" not in flags_of(region)
     exclude_from_dumps(region)
     assert "dd" in flags_of(region)
 
 
-def test_huge_pages_are_asked_for(region: Region) -> None:
+def test_huge_pages_are_requested(region: Region) -> None:
     if Host().huge_pages().size is None:
         pytest.skip("no transparent huge pages here")
     ask_huge_pages(region)
@@ -92,7 +92,7 @@ def test_advice_follows_the_configuration(region: Region, tmp_path: Path) -> Non
     assert dumps.taken
     _, huge, numa = advise(region, huge_pages="advise", numa="interleave", host=two_nodes(tmp_path, huge="advise"))
     assert huge.taken == (Host().huge_pages().size is not None)
-    # a node that this host may lack: told, not raised
+    # A node that this host may lack is reported, not raised.
     assert ("nodes 0, 1" in numa.note) == numa.taken
     _, huge = advise(region, huge_pages="advise", numa="local", host=two_nodes(tmp_path, huge="never"))
     assert (huge.taken, "remount,huge=advise" in huge.note) == (False, True)
@@ -104,7 +104,7 @@ def test_one_node_is_nothing_to_interleave(region: Region, tmp_path: Path) -> No
     assert "one NUMA node" in numa.note
 
 
-def test_refused_advice_is_told_and_not_raised() -> None:
+def test_refused_advice_is_reported_and_not_raised() -> None:
     (dumps,) = advise(Region(4097, 4096), huge_pages="never", numa="local", host=Host())
     assert not dumps.taken
     assert "Invalid argument" in dumps.note

@@ -1,4 +1,4 @@
-"""Populating: every byte once, in parallel, stopped and failing cleanly; a real tmpfs that is too small."""
+"""Tests populating: each byte once, in parallel, stopping and failing cleanly, also on a too small tmpfs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_byte_is_populated_once(total: int, chunk: int, threads: int) -> N
     assert seen[-1] == (total, total)
 
 
-def test_threads_work_at_the_same_time_and_the_caller_alone_hears_of_it() -> None:
+def test_threads_run_concurrently_and_only_the_caller_reports_progress() -> None:
     together = threading.Barrier(4, timeout=20)
     heard_by: set[int] = set()
 
@@ -69,7 +69,7 @@ def test_threads_work_at_the_same_time_and_the_caller_alone_hears_of_it() -> Non
     assert heard_by == {threading.get_ident()}
 
 
-def test_no_more_threads_than_chunks_unless_told() -> None:
+def test_there_are_no_more_threads_than_chunks_by_default() -> None:
     assert prefault(nothing, 100, chunk=100).threads == 1
     assert prefault(nothing, 100, chunk=1).threads <= len(os.sched_getaffinity(0))
     assert prefault(nothing, 100, threads=3, chunk=100).threads == 3
@@ -100,7 +100,7 @@ def test_a_failure_in_the_middle_stops_it_and_says_why(number: int, words: str) 
     assert next(calls) < 1000
 
 
-def test_other_errors_come_out_as_they_are() -> None:
+def test_other_errors_are_raised_unchanged() -> None:
     def populate(offset: int, length: int) -> None:
         raise ValueError("a bug")
 
@@ -108,7 +108,7 @@ def test_other_errors_come_out_as_they_are() -> None:
         prefault(populate, 100, threads=2, chunk=1)
 
 
-def test_it_can_be_stopped() -> None:
+def test_populating_can_be_stopped() -> None:
     stop = threading.Event()
 
     def progress(done: int, total: int) -> None:
@@ -161,8 +161,8 @@ def test_a_tmpfs_that_fills_up_is_an_error_and_no_sigbus(tmp_path: Path) -> None
     if done.returncode == 77 or "unshare" in done.stderr or "lazy" in done.stdout:
         pytest.skip("no mount namespaces here, or an old kernel")
     assert done.returncode == 3, done.stderr
-    told = r"memory ran out \(EFAULT: .*\), after 1[0-6]\.0 MiB of 64\.0 MiB were populated\n"
-    assert re.fullmatch(told, done.stdout)
+    message = r"memory ran out \(EFAULT: .*\), after 1[0-6]\.0 MiB of 64\.0 MiB were populated\n"
+    assert re.fullmatch(message, done.stdout)
 
 
 def test_a_real_mapping_is_in_memory_afterwards() -> None:

@@ -1,4 +1,4 @@
-"""What a configuration asks of the segments, and which ones do for it."""
+"""Tests which segments a configuration needs, and which existing ones it can use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_an_index_is_large_enough_for_the_disk_that_it_was_made_for_and_for_smal
 
 def test_an_index_that_serves_may_be_too_small() -> None:
     assert serves(geometry_of(SMALL), with_disk(512 << 20))
-    told = short_index(geometry_of(SMALL), with_disk(512 << 20))
-    assert told.startswith("the index has room for 768 pages, but disk.size = 512MiB needs 8,448: ")
+    warning = short_index(geometry_of(SMALL), with_disk(512 << 20))
+    assert warning.startswith("the index has room for 768 pages, but disk.size = 512MiB needs 8,448: ")
 
 
-def test_an_index_of_a_size_that_somebody_chose_is_as_large_as_it_shall_be() -> None:
+def test_a_configured_index_size_is_kept() -> None:
     chosen = structs.replace(SMALL, index=IndexOptions(entries=500))
     assert serves(geometry_of(chosen), with_disk(512 << 20, chosen))
     assert short_index(geometry_of(chosen), with_disk(512 << 20, chosen)) == ""

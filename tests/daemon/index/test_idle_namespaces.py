@@ -1,4 +1,4 @@
-"""A full table of namespaces: idle ones make room, and what is said where none is idle."""
+"""Tests that idle namespaces make room in a full table, and what is logged if none is idle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keys_of(name: str) -> Keys:
 
 
 def store(client: Client, name: str) -> int:
-    """How many of the two pages of a namespace are there then."""
+    """Stores the two pages of a namespace and returns how many of them are stored then."""
     return len(keys_of(name)) - client.store(keys_of(name), [b"x"] * 2).refused
 
 
@@ -37,7 +37,7 @@ def has(client: Client, name: str) -> bool:
 
 @pytest.fixture
 def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunningDaemon, Client]]:
-    """A daemon whose table is full of namespaces with pages: "0" to "7"."""
+    """Yields a daemon whose table is full of namespaces with pages, named "0" to "7"."""
     with (
         RunningDaemon("1MiB", "4KiB", *request.param, "--metrics-listen", str(tmp_path / "metrics")) as daemon,
         daemon.client() as client,
@@ -48,11 +48,11 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runni
 
 
 @pytest.mark.parametrize("full", [IDLE], indirect=True)
-def test_a_new_namespace_has_room_once_another_is_idle(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
-    """Found once: a thousand updates of weights, and no new namespace was stored until somebody flushed by hand."""
+def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
+    """Regression: after a thousand updates of weights, no new namespace was stored until an administrator flushed."""
     daemon, client = full
     assert eventually(lambda: has(client, "7") and store(client, "new") == 2, 30)
-    assert has(client, "7"), "it was used all the time"
+    assert has(client, "7"), "it was in use"
     assert not has(client, "0")
     (line,) = re.findall("^.*namespace_dropped.*$", daemon.log.read_text(), re.MULTILINE)[:1]
     assert "the table of namespaces is full (8); 2 pages left" in line and "namespace=" in line
@@ -62,7 +62,7 @@ def test_a_new_namespace_has_room_once_another_is_idle(full: tuple[RunningDaemon
 
 
 @pytest.mark.parametrize("full", [DAY], indirect=True)
-def test_none_that_was_used_lately_makes_room(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
+def test_recently_used_namespaces_make_no_room(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
     daemon, client = full
     for name in ("new", "newer"):
         refused = client.store(keys_of(name), [b"x"] * 2)
@@ -77,7 +77,7 @@ def test_none_that_was_used_lately_makes_room(full: tuple[RunningDaemon, Client]
 
 
 @pytest.mark.parametrize("full", [DAY], indirect=True)
-def test_one_that_is_flushed_makes_room_at_once(full: tuple[RunningDaemon, Client]) -> None:
+def test_a_flushed_namespace_makes_room_at_once(full: tuple[RunningDaemon, Client]) -> None:
     daemon, client = full
     assert store(client, "new") == 0
     digest = keys_of("3").namespace.digest.hex()
@@ -87,7 +87,7 @@ def test_one_that_is_flushed_makes_room_at_once(full: tuple[RunningDaemon, Clien
 
 
 def idle(daemon: RunningDaemon, seconds: str) -> None:
-    """The time from now on; a reload changes it."""
+    """Sets the idle time; a reload changes it."""
     before = len(daemon.log.read_text())
     file = Path(daemon.folder.name) / "pagetierd.toml"
     file.write_text(f'[index]\nnamespace_idle = "{seconds}"\n')
@@ -95,7 +95,7 @@ def idle(daemon: RunningDaemon, seconds: str) -> None:
     assert eventually(lambda: f"namespace_idle = {seconds}" in daemon.log.read_text()[before:])
 
 
-def test_its_pages_leave_the_disk_and_are_not_back_after_a_restart() -> None:
+def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
     daemon = DiskDaemon(16, "64MiB", "--index-namespaces", "1")
     file = Path(daemon.folder.name) / "pagetierd.toml"
     file.write_text("")
@@ -119,14 +119,14 @@ def test_its_pages_leave_the_disk_and_are_not_back_after_a_restart() -> None:
 def test_doctor_warns_of_a_table_that_is_nearly_full(full: tuple[RunningDaemon, Client]) -> None:
     daemon, _ = full
 
-    def told() -> str:
+    def finding() -> str:
         output = CliRunner(env={"PAGETIER_NAME": daemon.name}).invoke(main, ["doctor", "--socket", str(daemon.socket)])
         (line,) = re.findall("^(?:ok|warning|problem) +namespaces .*$", output.output, re.MULTILINE)
         return str(line)
 
-    assert told().startswith("warning") and "8 of 8 namespaces have pages" in told()
-    assert "raise index.namespaces" in told()
+    assert finding().startswith("warning") and "8 of 8 namespaces have pages" in finding()
+    assert "raise index.namespaces" in finding()
     for name in ("5", "6"):
         digest = keys_of(name).namespace.digest.hex()
         CliRunner().invoke(main, ["flush", "--socket", str(daemon.socket), "--namespace", digest, "--yes"])
-    assert told().startswith("ok") and "6 of 8" in told()
+    assert finding().startswith("ok") and "6 of 8" in finding()

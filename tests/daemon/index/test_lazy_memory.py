@@ -1,4 +1,4 @@
-"""An arena whose memory is taken as it is used, on a host whose /dev/shm is full by then: nobody is ended over it."""
+"""Tests an arena whose memory is allocated on use, on a host whose /dev/shm fills up: no process is killed by it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagetier.daemon.index.pressure import LOG_EVERY_S, Shortage
 from refused_starts import OWN_SHM, Ended, own_shm, pagetierd
 from running_daemon import START_S
 
-# of 16 MiB of /dev/shm an arena of 10 MiB may have about 4
+# Of 16 MiB of /dev/shm, an arena of 10 MiB may have about 4.
 CROWDED = """
 import os, sys
 sys.path[:] = PLACES
@@ -41,8 +41,8 @@ def crowd(left):
 STORES = """
 with RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy") as daemon, daemon.client() as client:
     crowd(4 * MIB)
-    told = [client.store(prompt(number), pages(number)) for number in range(8)]
-    assert [result.stored for result in told] == [32] * 8, "older pages gave their memory"
+    results = [client.store(prompt(number), pages(number)) for number in range(8)]
+    assert [result.stored for result in results] == [32] * 8, "older pages released their memory"
     print("found", [found(client, number) for number in (5, 6, 7)])
     held = [client.match(prompt(number)) for number in (6, 7)]
     print("while all of it is pinned:", client.store(prompt(8), pages(8)))
@@ -84,13 +84,13 @@ def in_a_crowd(script: str) -> Ended:
 
 
 class Arena:
-    """Stands for the index's owner."""
+    """A fake owner of the index."""
 
     lacks_memory = False
 
 
 @own_shm
-def test_engines_that_store_where_there_is_no_more_memory_are_refused_and_live() -> None:
+def test_without_more_memory_stores_are_rejected_and_engines_live() -> None:
     ended = in_a_crowd(STORES)
     assert ended.code == 0, (ended.code, ended.text)
     assert "found [0, 32, 32]" in ended.text
@@ -99,19 +99,19 @@ def test_engines_that_store_where_there_is_no_more_memory_are_refused_and_live()
 
 
 @own_shm
-def test_pages_that_are_read_in_where_there_is_no_more_memory_end_no_worker() -> None:
+def test_without_more_memory_reads_from_disk_kill_no_worker() -> None:
     ended = in_a_crowd(READS)
     assert ended.code == 0, (ended.code, ended.text)
     assert "read [32, 32, 32, 32]" in ended.text
 
 
-def test_it_is_told_when_it_begins_and_not_more_often_than_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shortage_is_logged_when_it_begins_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     arena, now = Arena(), [0.0]
     shortage = Shortage(arena, lambda: now[0])  # type: ignore[arg-type]
-    told = []
+    counts = []
     with caplog.at_level(logging.INFO):
         for lacks, later in ((False, 0), (True, 0), (True, LOG_EVERY_S), (False, 0), (True, 0), (False, 0), (True, 1)):
             arena.lacks_memory, now[0] = lacks, now[0] + later
             shortage.look()
-            told.append(len(caplog.messages))
-    assert told == [0, 1, 1, 1, 2, 2, 2]
+            counts.append(len(caplog.messages))
+    assert counts == [0, 1, 1, 1, 2, 2, 2]

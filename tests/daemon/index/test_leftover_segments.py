@@ -1,4 +1,4 @@
-"""Segments that are there already when a daemon starts: adopted, or refused and left as they are."""
+"""Tests segments that exist when a daemon starts: they are adopted, or rejected and left unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_at(file: Path, offset: int, data: bytes) -> None:
         opened.write(data)
 
 
-def test_two_daemons_on_the_same_segments(tmp_path: Path) -> None:
+def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
     with RunningDaemon() as first, first.client() as client:
         fill(first)
         text = refused(*arguments(first, socket=str(tmp_path / "other.sock")))
@@ -47,7 +47,7 @@ def test_two_daemons_on_the_same_segments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "told"),
+    ("setting", "value", "reason"),
     [
         ("arena_size", "32MiB", "512 frames"),
         ("arena_frame_size", "128KiB", "131072 bytes"),
@@ -55,20 +55,22 @@ def test_two_daemons_on_the_same_segments(tmp_path: Path) -> None:
         ("index_namespaces", "7", "7 namespaces"),
     ],
 )
-def test_a_restart_with_other_sizes(left: RunningDaemon, setting: str, value: str, told: str) -> None:
+def test_a_restart_with_other_sizes_is_refused(left: RunningDaemon, setting: str, value: str, reason: str) -> None:
     text = refused(*arguments(left, **{setting: value}))
     assert "still warm, with 256 frames of 65536 bytes, an index of 256 pages and 1024 namespaces" in text
-    assert told in text
+    assert reason in text
     assert "--fresh" in text
 
 
-def test_a_restart_with_other_sizes_where_nothing_is_warm() -> None:
+def test_a_restart_with_other_sizes_replaces_empty_segments() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         daemon.kill()
         daemon.start("--arena-size", "32MiB")
         assert daemon.log.read_text().count("event=leftovers_dropped") == 1
         assert daemon.header()["arena_bytes"] == 32 << 20
-        assert eventually(lambda: client.store(keys(), pages()).stored == PAGES), "an engine attaches to the new ones"
+        assert eventually(lambda: client.store(keys(), pages()).stored == PAGES), (
+            "an engine attaches to the new segments"
+        )
         assert still_holds(client)
 
 
@@ -92,7 +94,7 @@ def test_segments_of_another_format(left: RunningDaemon) -> None:
 
 
 def test_another_format_s_header_is_not_read_by_ours(left: RunningDaemon) -> None:
-    """Whatever lies where this format says `closed`, the segments stay."""
+    """The segments stay, whatever value is at the offset that this format calls `closed`."""
     index = Path("/dev/shm") / f"{left.name}.index"
     ours = index.read_bytes()[:4096]
     write_at(index, FORMAT_AT, struct.pack("<I", 99))
@@ -102,7 +104,7 @@ def test_another_format_s_header_is_not_read_by_ours(left: RunningDaemon) -> Non
     write_at(index, 0, ours)
 
 
-def test_segments_that_were_cut_short(left: RunningDaemon) -> None:
+def test_truncated_segments_are_rejected(left: RunningDaemon) -> None:
     arena = Path("/dev/shm") / f"{left.name}.arena"
     size = arena.stat().st_size
     os.truncate(arena, size + 4096)
@@ -110,7 +112,7 @@ def test_segments_that_were_cut_short(left: RunningDaemon) -> None:
     os.truncate(arena, size)
 
 
-def test_a_file_of_somebody_else_s_program(name: str, tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_rejected(name: str, tmp_path: Path) -> None:
     file = Path("/dev/shm") / f"{name}.index"
     file.write_bytes(b"not ours" * 1000)
     file.chmod(0o600)
@@ -120,7 +122,7 @@ def test_a_file_of_somebody_else_s_program(name: str, tmp_path: Path) -> None:
     file.unlink()
 
 
-def test_segments_that_were_never_finished_are_made_anew(left: RunningDaemon) -> None:
+def test_unfinished_segments_are_created_again(left: RunningDaemon) -> None:
     index = Path("/dev/shm") / f"{left.name}.index"
     os.truncate(index, 0)
     os.truncate(index, 1 << 20)
@@ -128,7 +130,7 @@ def test_segments_that_were_never_finished_are_made_anew(left: RunningDaemon) ->
     fill(left)
 
 
-def test_segments_of_which_some_are_gone_are_made_anew(left: RunningDaemon) -> None:
+def test_incomplete_segments_are_created_again(left: RunningDaemon) -> None:
     (Path("/dev/shm") / f"{left.name}.arena").unlink()
     left.start()
     fill(left)
@@ -142,7 +144,7 @@ def test_segments_of_another_user(left: RunningDaemon) -> None:
 
 
 @as_root
-def test_root_does_not_take_up_what_another_user_made(name: str, tmp_path: Path) -> None:
+def test_root_does_not_adopt_segments_of_another_user(name: str, tmp_path: Path) -> None:
     for kind in ("index", "locks", "arena"):
         file = Path("/dev/shm") / f"{name}.{kind}"
         file.touch(0o600)
@@ -168,7 +170,9 @@ def test_one_file_of_another_user_is_enough(name: str) -> None:
 @pytest.mark.parametrize(
     "make", [Path.symlink_to, lambda file, _: file.mkdir(), lambda file, _: os.mkfifo(file, 0o666)]
 )
-def test_what_is_no_file_and_of_another_user(name: str, tmp_path: Path, make: Callable[[Path, Path], None]) -> None:
+def test_other_file_types_of_another_user_are_rejected(
+    name: str, tmp_path: Path, make: Callable[[Path, Path], None]
+) -> None:
     file = Path("/dev/shm") / f"{name}.index"
     make(file, tmp_path / "victim")
     os.chown(file, 65534, 65534, follow_symlinks=False)
@@ -182,7 +186,7 @@ def test_what_is_no_file_and_of_another_user(name: str, tmp_path: Path, make: Ca
 
 @as_root
 def test_an_arena_of_another_user_is_not_adopted(left: RunningDaemon) -> None:
-    """Whoever made it could read and write every page in it."""
+    """The user who made it could read and write each page in it."""
     arena = Path("/dev/shm") / f"{left.name}.arena"
     ours = arena.with_suffix(".ours")
     arena.rename(ours)
@@ -193,7 +197,7 @@ def test_an_arena_of_another_user_is_not_adopted(left: RunningDaemon) -> None:
     ours.rename(arena)
 
 
-def test_after_a_stop_of_the_service_what_can_not_be_used_stands_in_nobody_s_way(tmp_path: Path) -> None:
+def test_after_a_stop_of_the_service_unusable_segments_are_dropped(tmp_path: Path) -> None:
     keep = tmp_path / "keep"
     keep.mkdir()
     with RunningDaemon("16MiB", "64KiB", "--keep-while", str(keep)) as daemon:
@@ -210,7 +214,7 @@ def test_after_a_stop_of_the_service_what_can_not_be_used_stands_in_nobody_s_way
         assert daemon.header()["arena_bytes"] == 32 << 20
 
 
-def test_after_a_stop_what_can_be_used_is_used_all_the_same(tmp_path: Path) -> None:
+def test_after_a_stop_usable_segments_are_adopted(tmp_path: Path) -> None:
     with RunningDaemon("16MiB", "64KiB", "--keep-while", str(tmp_path / "none")) as daemon:
         fill(daemon)
         daemon.kill()
@@ -220,7 +224,7 @@ def test_after_a_stop_what_can_be_used_is_used_all_the_same(tmp_path: Path) -> N
 
 
 @as_root
-def test_root_gives_back_for_everybody(name: str) -> None:
+def test_root_releases_segments_of_any_user(name: str) -> None:
     for kind in ("index", "locks", "arena"):
         file = Path("/dev/shm") / f"{name}.{kind}"
         file.touch(0o600)
@@ -231,7 +235,7 @@ def test_root_gives_back_for_everybody(name: str) -> None:
 
 
 @pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n"])
-def test_memory_is_given_back_whatever_the_configuration_says(tmp_path: Path, rest: str) -> None:
+def test_memory_is_released_regardless_of_the_configuration(tmp_path: Path, rest: str) -> None:
     config = tmp_path / "pagetierd.toml"
     with RunningDaemon() as daemon:
         config.write_text(f'name = "{daemon.name}"\n{rest}')

@@ -1,4 +1,4 @@
-"""What one attachment may have pinned, and who is named where nothing can be evicted."""
+"""Tests the quota of pinned pages, and that the log names the processes that pin most when no page can be evicted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pagetier.daemon.index.pressure import LOG_EVERY_S, PinQuota
 from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
-PAGES, PROMPTS = 64, 15  # of 64 frames each: some are left free, so that nothing leaves ahead of need
+PAGES, PROMPTS = 64, 15  # of 64 frames each: some stay free, so that no page is evicted ahead of need
 
 
 class Index:
-    """Stands for the index's owner."""
+    """A fake owner of the index."""
 
     def __init__(self, frames: int = 2000) -> None:
         self.frames, self.most = frames, -1
@@ -57,51 +57,51 @@ def pinning(index: Index, share: float = 0.5, clock: Clock | None = None) -> Pin
     return PinQuota(index, share, clock or Clock())  # type: ignore[arg-type]
 
 
-def test_the_bound_is_a_share_of_an_arena_that_is_no_ones_own() -> None:
+def test_the_pin_quota_is_a_share_of_a_large_arena() -> None:
     index = Index()
-    told = pinning(index)
+    quota = pinning(index)
     assert index.most == 1000
-    told.follow(0.9)
+    quota.follow(0.9)
     assert index.most == 1800
-    told.follow(0.0)
+    quota.follow(0.0)
     assert index.most == 0
     small = Index(1023)
     pinning(small)
     assert small.most == 0
 
 
-def test_each_attachment_at_the_bound_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_attachment_at_the_quota_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     index = Index()
-    told = pinning(index)
+    quota = pinning(index)
     for bounded in (1, 2, 3):
         index.has(3, bounded)
         index.has(4)
-        told.look()
+        quota.look()
     assert [line.getMessage() for line in caplog.records] == [
         "process 103 (engine 3) has reached its quota of pinned pages (match.share): its matches end there"
     ]
     index.slots.clear()
-    told.look()
+    quota.look()
     index.has(3, 1, since=2)
-    told.look()
+    quota.look()
     assert len(caplog.records) == 2
 
 
-def test_who_pins_is_named_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     index, clock = Index(), Clock()
-    told = pinning(index, clock=clock)
+    quota = pinning(index, clock=clock)
     index.has(1, mib=200)
-    told.full()
-    assert not caplog.records, "what is pinned is not what is in the way"
+    quota.full()
+    assert not caplog.records, "the pins are not the reason for the rejection"
     clock.now += LOG_EVERY_S
     index.has(2, mib=900)
     for _ in range(100):
-        told.full()
+        quota.full()
     (line,) = caplog.records
     assert "process 102 (engine 2) 900 MiB, process 101 (engine 1) 200 MiB" in line.getMessage()
     assert line.levelno == logging.WARNING
     clock.now += LOG_EVERY_S
-    told.full()
+    quota.full()
     assert len(caplog.records) == 2
 
 
@@ -121,7 +121,7 @@ def filled(client: Client) -> list[Keys]:
     return prompts
 
 
-def test_who_pins_everything_leaves_half_of_it_to_others(daemon: RunningDaemon) -> None:
+def test_a_process_that_pins_all_it_may_leaves_half_to_others(daemon: RunningDaemon) -> None:
     with daemon.client(name="greedy") as greedy, daemon.client() as other:
         prompts = filled(other)
         held = [greedy.match(keys) for keys in prompts]
@@ -137,15 +137,15 @@ def test_who_pins_everything_leaves_half_of_it_to_others(daemon: RunningDaemon) 
         assert other.store(new, [bytes(FRAME)] * pages).stored == pages
         held[0].release()
         with greedy.match(new) as match:
-            assert len(match) == PAGES, "what was let go of may be held again"
+            assert len(match) == PAGES, "released pages can be pinned again"
 
 
-def test_a_match_that_is_handed_over_is_bounded_too(daemon: RunningDaemon) -> None:
+def test_a_match_that_is_handed_over_counts_for_the_quota(daemon: RunningDaemon) -> None:
     with daemon.client() as scheduler, daemon.client() as worker:
         prompts = filled(scheduler)
         matches = [scheduler.match(keys) for keys in prompts[: SHARE // PAGES]]
         mine = [worker.match(keys) for keys in prompts[-4:]]
         pinned = [len(worker.adopt(match.to_handle())) for match in matches]
-        assert pinned == [PAGES] * len(pinned), "each was let go of at once"
+        assert pinned == [PAGES] * len(pinned), "each was released at once"
         kept = [worker.adopt(match.to_handle()) for match in matches]
         assert sum(map(len, kept)) == SHARE - sum(map(len, mine))

@@ -1,4 +1,4 @@
-"""No process takes the whole arena for what it has not written yet."""
+"""Tests that no process can reserve the whole arena for pages that it has not written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
 
 
 class Arena:
-    """Stands for the index's owner."""
+    """A fake owner of the index."""
 
     def __init__(self, frames: int, writing: int = 0, finished: int = 0) -> None:
         self.frames, self.writing, self.finished = frames, writing, finished
@@ -43,7 +43,7 @@ def pages(arena: Arena, share: float, *sizes: int) -> int:
     return Bounds(arena, share).pages(0, struct.pack(f"<{len(sizes)}Q", *sizes))  # type: ignore[arg-type]
 
 
-def test_how_many_pages_fit() -> None:
+def test_a_chain_is_granted_up_to_the_quota() -> None:
     assert pages(Arena(2000), 0.5, *[FRAME] * 1000) == 1000
     assert pages(Arena(2000), 0.5, *[FRAME] * 1200) == 1000
     assert pages(Arena(2000), 0.5, *[FRAME + 1] * 600) == 500
@@ -61,16 +61,16 @@ def test_how_many_pages_fit() -> None:
         (0.0, [FRAME, 2001 * FRAME], f"the arena has {2000 * FRAME}: set a larger arena.size"),
     ],
 )
-def test_a_page_that_never_fits_is_not_asked_to_wait(share: float, sizes: list[int], reason: str) -> None:
+def test_the_reason_names_the_limit_that_a_page_exceeds(share: float, sizes: list[int], reason: str) -> None:
     bounds = Bounds(Arena(2000), share)  # type: ignore[arg-type]
-    told = bounds.why_refused(struct.pack(f"<{len(sizes)}Q", *sizes), 1)
-    assert told.startswith(f"a page of {sizes[1]} bytes never fits, and waiting does not help: ")
-    assert reason in told
+    answer = bounds.why_refused(struct.pack(f"<{len(sizes)}Q", *sizes), 1)
+    assert answer.startswith(f"a page of {sizes[1]} bytes never fits, and waiting does not help: ")
+    assert reason in answer
     assert "without having written it" in bounds.why_refused(struct.pack("<Q", 1000 * FRAME), 0)
 
 
 def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:
-    """The whole way: an empty arena, and one page that is larger than what a process may have of it."""
+    """Through all layers: an empty arena, and one page that exceeds the quota of a process."""
     with RunningDaemon("64MiB", "64KiB") as daemon, daemon.client() as client:
         for size, limit in (60 << 20, "store.share allows"), (65 << 20, "set a larger arena.size"):
             with client.reserve(namespace().keys(range(16)), size) as room:
@@ -80,7 +80,7 @@ def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:
             assert limit in refused.reason
 
 
-def test_where_nothing_is_bounded() -> None:
+def test_without_a_quota_everything_is_allowed() -> None:
     assert pages(Arena(2000, writing=2000), 0.0, *[FRAME] * 3000) == 3000
     assert pages(Arena(1000, writing=1000), 0.5, *[FRAME] * 3000) == 3000
     assert pages(Arena(2000), 0.9) == 0
@@ -93,7 +93,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def granted_elsewhere(daemon: RunningDaemon, salt: str, pages: int) -> int:
-    """How many of so many pages another process may reserve, and then publishes."""
+    """Returns how many of these pages another process may reserve; it then publishes them."""
     pipe = elsewhere(write_part, daemon.socket, namespace(salt=salt).keys(range(16 * pages)), FRAME, Part(0, 1))
     granted = int(pipe.recv())
     pipe.send(None)
@@ -105,7 +105,7 @@ def stores(client: Client, salt: str) -> bool:
     return client.store(namespace(salt=salt).keys(range(16)), [bytes(FRAME)]).stored == 1
 
 
-def test_one_that_stands_still_leaves_room(daemon: RunningDaemon) -> None:
+def test_a_hanging_process_leaves_room(daemon: RunningDaemon) -> None:
     with daemon.client() as still:
         with still.reserve(namespace(salt="still").keys(range(16 * 700)), FRAME) as held:
             assert len(held.granted) == SHARE
@@ -124,8 +124,8 @@ def test_all_attachments_of_a_process_count_together(daemon: RunningDaemon) -> N
         assert eventually(lambda: stores(one, "again"))
 
 
-def test_attaching_anew_forgets_nothing(daemon: RunningDaemon) -> None:
-    """Neither who was there before nor who comes and goes changes what the others have."""
+def test_attaching_again_does_not_reset_the_quota(daemon: RunningDaemon) -> None:
+    """Neither existing nor new attachments change what the others have reserved."""
     with daemon.client() as one:
         for number in range(3):
             with daemon.client() as passing:

@@ -1,4 +1,4 @@
-"""Slots of the dead come back after the quarantine, once, and nobody else's do."""
+"""Tests that the slots of dead processes are freed once, after the quarantine, and no others are."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_slot_is_kept_for_the_quarantine(world: World) -> None:
     assert world.slots() == [] and world.reaper.ends(slot) == 1
 
 
-def test_who_lets_go_is_free_at_once(world: World) -> None:
+def test_a_detached_slot_is_free_at_once(world: World) -> None:
     slot = world.attach()
     world.reaper.release(slot)
     assert world.slots() == []
@@ -74,8 +74,8 @@ def test_who_lets_go_is_free_at_once(world: World) -> None:
     assert world.reaper.ends(slot) == 1
 
 
-def test_what_the_dead_said_last_does_not_free_the_next_one_s_slot(world: World) -> None:
-    """Its goodbye may be read after its death was told."""
+def test_a_late_detach_of_the_dead_does_not_free_the_next_slot(world: World) -> None:
+    """Its Detach may be read after its death was detected."""
     slot = world.attach()
     world.kill(0)
     world.run(QUARANTINE_S / 4)
@@ -86,8 +86,11 @@ def test_what_the_dead_said_last_does_not_free_the_next_one_s_slot(world: World)
     assert world.slots() == [other]
 
 
-def test_what_the_dead_asked_for_last_does_not_end_the_next_one_s_slot(world: World) -> None:
-    """It asked for its slot while there was no daemon, and died: the next one finds it dead, and reads that then."""
+def test_a_late_attach_of_the_dead_does_not_end_the_next_slot(world: World) -> None:
+    """It requested its slot while there was no daemon, and died.
+
+    The next daemon detects the death, then reads the request.
+    """
     slot = world.attach()
     pidfd = os.pidfd_open(world.processes[0].pid)
     world.reaper.close()
@@ -101,12 +104,12 @@ def test_what_the_dead_asked_for_last_does_not_end_the_next_one_s_slot(world: Wo
     other = world.attach()
     world.kill(1)
     world.run(QUARANTINE_S / 2)
-    assert world.slots() == [other], "its quarantine is its own"
+    assert world.slots() == [other], "it has its own quarantine"
     world.run(QUARANTINE_S * 2)
     assert world.slots() == [] and world.reaper.ends(other) == 2
 
 
-def test_nothing_happens_after_the_end(world: World) -> None:
+def test_a_closed_reaper_frees_nothing(world: World) -> None:
     slot = world.attach()
     world.kill(0)
     world.run(QUARANTINE_S / 4)

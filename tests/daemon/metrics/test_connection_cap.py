@@ -1,4 +1,4 @@
-"""Many who connect to the metrics, or to the daemon: they have no more than their share, and fill no log."""
+"""Tests that connections to the metrics or the daemon cannot exceed their share or fill the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW_FILES = 48
 
 @contextmanager
 def crowd(path: Path, count: int, patience: float | None) -> Iterator[list[socket.socket]]:
-    """So many connections that say nothing, as far as the queue takes them in time, to the end of the block."""
+    """Opens this many silent connections, as far as the queue accepts them in time, until the end of the block."""
     with ExitStack() as stack:
         guests = list[socket.socket]()
         with suppress(BlockingIOError):
@@ -46,13 +46,13 @@ def is_shut(guest: socket.socket) -> bool:
         return True
 
 
-def test_who_is_one_too_many_is_hung_up_on_at_once(tmp_path: Path) -> None:
+def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -> None:
     place = tmp_path / "metrics"
     with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon:
         before = files_of(daemon)
         with crowd(place, CROWD, None) as guests:
             assert len(guests) == CROWD
-            assert all(is_shut(guest) for guest in guests[MOST:]), "nobody waits for the patience of 5 s"
+            assert all(is_shut(guest) for guest in guests[MOST:]), "closed before the timeout of 5 s"
             assert files_of(daemon) <= before + MOST
             with daemon.client() as client:
                 assert client.attached
@@ -62,7 +62,7 @@ def test_who_is_one_too_many_is_hung_up_on_at_once(tmp_path: Path) -> None:
         assert lines(daemon, f"there are {MOST}") == SAME
 
 
-def test_descriptors_that_run_out_are_a_line_and_no_traceback(tmp_path: Path) -> None:
+def test_a_lack_of_descriptors_logs_a_line_and_no_traceback(tmp_path: Path) -> None:
     few = ["prlimit", f"--nofile={FEW_FILES}:{FEW_FILES}"]
     with RunningDaemon("1MiB", "64KiB", before=few) as daemon:
         with crowd(daemon.socket, 2 * FEW_FILES, 0.5):

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of a real daemon: what it counts, what it is asked, and where it listens."""
+"""Tests the Prometheus endpoint of a real daemon: its numbers, its requests and its addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def daemon(place: Path) -> Iterator[RunningDaemon]:
 
 
 def settled(place: Path) -> dict[str, Metric]:
-    """A scrape after the daemon has seen that pages were published, which it looks for a few times a second."""
+    """Returns a scrape after the daemon has noticed published pages, for which it checks a few times a second."""
     assert eventually(lambda: value(scrape(place), "pagetier_pages", tier="memory", state="writing") == 0)
     return scrape(place)
 
@@ -46,7 +46,7 @@ def pages(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     return np.zeros((count, PAGE), dtype=np.uint8)
 
 
-def test_numbers_are_what_was_done(tmp_path: Path) -> None:
+def test_the_numbers_match_the_work_done(tmp_path: Path) -> None:
     place, keys = tmp_path / "metrics.sock", namespace(lora="numbers").keys(range(16 * 6))
     with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon, daemon.client() as client:
         client.store(keys, pages(6))
@@ -72,7 +72,7 @@ def test_numbers_are_what_was_done(tmp_path: Path) -> None:
     assert value(seen, "pagetier_namespace_pages", namespace=keys.namespace.name, tier="memory") == 6
 
 
-def test_numbers_of_the_disk_are_what_was_done(tmp_path: Path) -> None:
+def test_the_numbers_of_the_disk_match_the_work_done(tmp_path: Path) -> None:
     place, keys = tmp_path / "metrics.sock", namespace(lora="numbers").keys(range(16 * 6))
     with running_with_disk(tmp_path / "disk", "--metrics-listen", str(place)) as daemon, daemon.client() as client:
         client.store(keys, pages(6))
@@ -124,12 +124,12 @@ def test_namespaces_are_bounded_and_none_is_left_out(daemon: RunningDaemon, plac
         for number in range(5):
             client.store(namespace(lora=f"space {number}").keys(range(16 * (number + 1))), pages(number + 1))
         seen = settled(place)
-    told = {
+    by_namespace = {
         s.labels["namespace"]: s.value for s in seen["pagetier_namespace_pages"].samples if s.labels["tier"] == "memory"
     }
-    assert len(told) == 3
-    assert "others" in told
-    assert sum(told.values()) == value(seen, "pagetier_pages", tier="memory", state="readable")
+    assert len(by_namespace) == 3
+    assert "others" in by_namespace
+    assert sum(by_namespace.values()) == value(seen, "pagetier_pages", tier="memory", state="readable")
 
 
 def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
@@ -165,18 +165,18 @@ def test_requests(daemon: RunningDaemon, place: Path, request_line: str, status:
     assert ask(place, f"{request_line}\r\nHost: x\r\n\r\n".encode("latin-1")).status == status
 
 
-def test_a_request_without_an_end_is_cut_short(daemon: RunningDaemon, place: Path) -> None:
+def test_an_endless_request_is_rejected(daemon: RunningDaemon, place: Path) -> None:
     assert ask(place, b"GET " + b"x" * 20_000).status == 431
 
 
-def test_open_metrics_where_it_is_asked_for(daemon: RunningDaemon, place: Path) -> None:
+def test_openmetrics_is_served_on_request(daemon: RunningDaemon, place: Path) -> None:
     kind = b"application/openmetrics-text; version=1.0.0"
     answer = ask(place, b"GET /metrics HTTP/1.1\r\nAccept: " + kind + b"\r\n\r\n")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.body.endswith("# EOF\n")
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_waiting(daemon: RunningDaemon, place: Path) -> None:
+def test_silent_connections_delay_no_scrape(daemon: RunningDaemon, place: Path) -> None:
     with ExitStack() as silent:
         for _ in range(20):
             one = silent.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -190,14 +190,14 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def test_on_a_port_of_this_host_alone() -> None:
+def test_metrics_are_served_on_a_local_port() -> None:
     port = free_port()
     with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(port)) as daemon:
         assert "pagetier_build_info" in sample_names(scrape(port))
         assert f"metrics on 127.0.0.1:{port}" in daemon.log.read_text()
 
 
-def test_a_port_in_use_is_told_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_and_nothing_is_left(name: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -226,7 +226,7 @@ def test_the_socket_goes_with_the_daemon(tmp_path: Path) -> None:
     assert not place.exists()
 
 
-def test_who_wants_no_metrics_imports_nothing_for_them() -> None:
+def test_a_daemon_without_metrics_does_not_import_their_library() -> None:
     with RunningDaemon("1MiB", "64KiB") as daemon:
         assert daemon.process is not None
         maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()

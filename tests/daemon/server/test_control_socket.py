@@ -1,4 +1,4 @@
-"""The control socket's manners: whatever a peer does, the others are served and it is told what is wrong."""
+"""Tests the control socket against misbehaving peers: others are served, and each error names its reason."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def attach(token: int = 1, name: str = "peer", holds: bytes = b"") -> Attach:
 
 
 def reserve(number: int = 1, **fields: Any) -> Reserve:
-    """Room for one page of 4096 bytes, if `fields` do not say otherwise."""
+    """Returns a request for a page of 4,096 bytes, changed by `fields`."""
     request = {"space": SPACE, "part": 0, "parts": 1, "keys": os.urandom(32), "sizes": struct.pack("<Q", 4096)}
     return Reserve(number, **{**request, **fields})
 
@@ -65,10 +65,10 @@ def still_serves(path: Path) -> bool:
         return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
 
 
-# --- nonsense --------------------------------------------------------------------------------------------------------
+# --- garbage ---------------------------------------------------------------------------------------------------------
 
 
-def test_garbage_is_refused_and_nobody_else_suffers(path: Path) -> None:
+def test_garbage_is_rejected_and_others_are_served(path: Path) -> None:
     with Peer(path) as good:
         assert isinstance(good.ask(attach()), Welcome)
         for seed in range(50):
@@ -79,7 +79,7 @@ def test_garbage_is_refused_and_nobody_else_suffers(path: Path) -> None:
     assert still_serves(path)
 
 
-def test_garbage_in_a_well_formed_message_is_told(path: Path) -> None:
+def test_garbage_in_a_well_formed_message_gets_a_reason(path: Path) -> None:
     no_text = b"\x92\xa5ch\xff\xfe\xfd\x01"
     for nonsense in (b"\xc1", no_text, b"", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", os.urandom(64)):
         with Peer(path) as peer:
@@ -97,7 +97,7 @@ def test_a_huge_length_is_refused_before_its_bytes_come(path: Path) -> None:
         assert peer.answer() is None
 
 
-def test_nonsense_after_the_greeting_ends_the_connection(path: Path) -> None:
+def test_garbage_after_the_greeting_ends_the_connection(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(Observe(BUILD)), Welcome)
         assert peer.ask(message("no such request", 1)) is None
@@ -116,18 +116,18 @@ def test_messages_in_pieces_are_put_together(path: Path) -> None:
         peer.send(Detach())
 
 
-# --- who does not say who it is --------------------------------------------------------------------------------------
+# --- peers without a greeting ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("said", [b"", b"\x40", struct.pack("<I", 64), message("attach", BUILD, 1, "x")[:-1]])
-def test_who_never_says_who_it_is_is_cut_off(impatient: Path, said: bytes) -> None:
+def test_a_peer_without_a_greeting_is_disconnected(impatient: Path, said: bytes) -> None:
     began = time.monotonic()
     with Peer(impatient) as peer:
         assert peer.ask(said) is None
         assert PATIENCE_S * 0.9 <= time.monotonic() - began < PATIENCE_S + 5
 
 
-def test_who_has_said_so_may_be_silent(impatient: Path) -> None:
+def test_a_peer_may_be_silent_after_its_greeting(impatient: Path) -> None:
     with Peer(impatient) as peer:
         assert isinstance(peer.ask(Observe(BUILD)), Welcome)
         time.sleep(2 * PATIENCE_S)
@@ -141,18 +141,18 @@ def test_nothing_is_answered_before_the_greeting(path: Path) -> None:
             assert peer.answer() is None
 
 
-def test_who_only_looks_can_not_store(path: Path) -> None:
+def test_an_observer_cannot_store(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(Observe(BUILD)), Welcome)
         assert peer.ask(reserve()) is None
 
 
 @pytest.mark.parametrize("late", [Detach(), reserve(7)], ids=["goodbye", "store"])
-def test_a_slot_that_was_given_back_is_nobody_s_over_another_connection(path: Path, late: Detach | Reserve) -> None:
+def test_a_detached_slot_cannot_be_used_over_another_connection(path: Path, late: Detach | Reserve) -> None:
     with Peer(path) as one, Peer(path) as other, Peer(path) as next_one:
         given = [peer.ask(attach()) for peer in (one, other)]
         one.send(Detach())
-        assert one.ask(Check(1)) == Findings(1, [])  # by now it is free
+        assert one.ask(Check(1)) == Findings(1, [])  # by now the slot is free
         there = next_one.ask(attach(2))
         assert there == given[0] == given[1]
         assert other.ask(late) is None
@@ -163,7 +163,7 @@ def test_a_slot_that_was_given_back_is_nobody_s_over_another_connection(path: Pa
             next_one.send(Detach())
 
 
-def test_nobody_greets_twice(path: Path) -> None:
+def test_a_second_greeting_ends_the_connection(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(attach(1)), Welcome)
         assert peer.ask(attach(2)) is None
@@ -185,14 +185,14 @@ def test_another_build_is_refused_with_both_versions(path: Path, request_: Attac
         assert peer.answer() is None
 
 
-def test_a_greeting_with_more_to_say_is_refused_by_its_build(path: Path) -> None:
+def test_a_greeting_with_unknown_fields_is_refused_by_its_build(path: Path) -> None:
     with Peer(path) as peer:
         answer = peer.ask(message("attach", "pagetier protocol 2 format 1", 1, "name", b"", {"gpu": 3}))
         assert isinstance(answer, Refusal)
         assert "protocol 2" in answer.reason
 
 
-def test_a_client_of_another_build_goes_on_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagetier.client.attachment.BUILD", "pagetier protocol 9 format 9")
     client = Client(path)
     assert not client.wait_attached(0.3)
@@ -201,11 +201,11 @@ def test_a_client_of_another_build_goes_on_without(path: Path, monkeypatch: pyte
     client.close()
 
 
-# --- requests that make no sense -------------------------------------------------------------------------------------
+# --- invalid requests ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reason"),
     [
         ({"keys": b"x" * 33}, "33 bytes are not a whole number of keys"),
         ({"sizes": b"x" * 7}, "7 bytes of sizes for 1 pages"),
@@ -220,18 +220,18 @@ def test_a_client_of_another_build_goes_on_without(path: Path, monkeypatch: pyte
         ({"sizes": struct.pack("<Q", 1 << 63)}, f"a page of {1 << 63} bytes never fits, and waiting does not help"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused_in_words(path: Path, fields: dict[str, Any], told: str) -> None:
+def test_an_invalid_request_is_rejected_with_a_reason(path: Path, fields: dict[str, Any], reason: str) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(attach()), Welcome)
         answer = peer.ask(reserve(5, **fields))
         assert isinstance(answer, Reserved)
         assert answer.number == 5
-        assert told in answer.reason
+        assert reason in answer.reason
         assert isinstance(peer.ask(reserve(6)), Reserved)
         peer.send(Detach())
 
 
-def test_names_are_kept_from_speaking_to_terminals(path: Path) -> None:
+def test_control_characters_in_names_are_replaced(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(attach(name="a\0b\x1b[2J" + "é" * 100)), Welcome)
         peer.send(reserve(space=Space(b"n" * 32, "x\0\x1by", 16)))
@@ -240,7 +240,7 @@ def test_names_are_kept_from_speaking_to_terminals(path: Path) -> None:
         peer.send(Detach())
 
 
-def test_strange_numbers_in_a_greeting(path: Path) -> None:
+def test_a_greeting_may_have_any_token(path: Path) -> None:
     for token in (-1, 0, (1 << 64) - 1):
         with Peer(path) as peer:
             assert isinstance(peer.ask(attach(token)), Welcome)
@@ -249,7 +249,7 @@ def test_strange_numbers_in_a_greeting(path: Path) -> None:
         assert isinstance(peer.ask(attach(holds=b"seven..")), Refusal)
 
 
-def test_a_full_table_of_namespaces_is_told(path: Path) -> None:
+def test_a_full_table_of_namespaces_is_the_reason(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(attach()), Welcome)
         reasons = []

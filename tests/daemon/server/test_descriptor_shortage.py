@@ -1,4 +1,4 @@
-"""A daemon that has too few descriptors: it serves nobody new, and declares nobody dead."""
+"""Tests a daemon with too few descriptors: it serves no new client, and declares no process dead."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pagetier.shm.segments import Wish, take
 from refused_starts import fill, still_holds
 from running_daemon import START_S, RunningDaemon
 
-MISSING = 5  # descriptors, so that it can watch some processes and not all
+MISSING = 5  # descriptors, so that it can watch some processes but not all
 
 
 def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -> None:
-    """It ends, says why, and leaves slots and pages to the next daemon."""
+    """It ends, logs why, and leaves slots and pages to the next daemon."""
     with RunningDaemon("10MiB") as daemon, ExitStack() as stack:
         fill(daemon)
         clients = [stack.enter_context(daemon.client()) for _ in range(MOST_OF_PROCESS)]
@@ -36,8 +36,8 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
         daemon.kill()
         daemon._before = ["prlimit", f"--nofile={most}"]
         assert daemon.launch().wait(START_S) == Exit.REFUSED, daemon.log.read_text()
-        told = daemon.log.read_text().splitlines()[-1]
-        assert f"cannot watch process {os.getpid()}: Too many open files: see LimitNOFILE" in told
+        line = daemon.log.read_text().splitlines()[-1]
+        assert f"cannot watch process {os.getpid()}: Too many open files: see LimitNOFILE" in line
         daemon._before = []
         daemon.start()
         assert len(daemon.slots()) == MOST_OF_PROCESS

@@ -1,4 +1,4 @@
-"""Slots of peers that leave while they attach: free at once, and never while they may be used."""
+"""Tests slots of peers that leave while they attach: they are free at once, and never while they may be in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagetier.shm.protocol import BUILD, Attach, Check, Detach, Detached, Findin
 from running_daemon import RunningDaemon
 
 ROUNDS = 3 * SLOTS
-CROWD = 60  # fewer than are sent away for being silent
+CROWD = 60  # fewer than the limit of connections without a greeting
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def slot_of(peer: Peer, token: int) -> int:
 
 
 def is_all_free(path: Path) -> bool:
-    """Whether a new session gets the first slot."""
+    """Returns whether a new session gets the first slot."""
     with Peer(path) as peer:
         slot = slot_of(peer, 1 << 40)
         assert peer.ask(Detach(1)) == Detached(1)
         return slot == 0
 
 
-def test_a_goodbye_with_a_number_is_confirmed_once_the_slot_is_free(path: Path) -> None:
+def test_a_detach_with_a_number_is_confirmed_once_the_slot_is_free(path: Path) -> None:
     with Peer(path) as peer, Peer(path) as other:
         slot = slot_of(peer, 1)
         assert peer.ask(Detach(7)) == Detached(7)
@@ -50,13 +50,13 @@ def test_a_goodbye_with_a_number_is_confirmed_once_the_slot_is_free(path: Path) 
         assert other.ask(Detach(1)) == Detached(1)
 
 
-def test_a_goodbye_without_a_number_is_not_answered(path: Path) -> None:
+def test_a_detach_without_a_number_is_not_answered(path: Path) -> None:
     with Peer(path) as peer:
         slot_of(peer, 1)
         assert peer.ask(Detach(), Check(1)) == Findings(1, [])
 
 
-def test_a_goodbye_behind_the_greeting_is_read(path: Path) -> None:
+def test_a_detach_after_the_greeting_is_read(path: Path) -> None:
     for token in range(ROUNDS):
         with Peer(path) as peer:
             assert isinstance(peer.ask(attach(token), Detach(1)), Welcome)
@@ -65,19 +65,19 @@ def test_a_goodbye_behind_the_greeting_is_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("goodbye", [(), (Detach(1),), (Detach(),)], ids=["none", "numbered", "plain"])
-def test_who_is_gone_before_it_is_answered_has_no_slot(goodbye: tuple[Detach, ...]) -> None:
-    """Its Attach is read after its end, and nobody ever has the segments of this slot."""
+def test_a_peer_that_left_before_its_response_has_no_slot(goodbye: tuple[Detach, ...]) -> None:
+    """Its Attach is read after its end, and no process ever receives the segments of this slot."""
     with RunningDaemon() as daemon:
         daemon.signal(signal.SIGSTOP)
         for token in range(CROWD):
             with Peer(daemon.socket) as peer:
                 peer.send(attach(token), *goodbye)
         daemon.signal(signal.SIGCONT)
-        assert daemon.slots() == [], "who looks is answered after them"
-        assert "event=peer_refused" not in daemon.log.read_text(), "leaving is nothing to complain of"
+        assert daemon.slots() == [], "observers are answered after them"
+        assert "event=peer_refused" not in daemon.log.read_text(), "leaving is no fault"
 
 
-def test_a_slot_that_its_session_uses_stays_when_an_old_connection_of_it_can_not_be_answered(path: Path) -> None:
+def test_a_slot_in_use_stays_when_an_old_connection_of_its_session_is_closed(path: Path) -> None:
     with Peer(path) as uses, Peer(path) as other:
         slot = slot_of(uses, 1)
         for _ in range(20):
@@ -85,11 +85,11 @@ def test_a_slot_that_its_session_uses_stays_when_an_old_connection_of_it_can_not
                 old.send(attach(1))
         assert slot_of(other, 2) != slot
         assert other.ask(Detach(1)) == Detached(1)
-        assert uses.ask(Detach(1)) == Detached(1), "it is still its own"
+        assert uses.ask(Detach(1)) == Detached(1), "the slot is still its own"
     assert is_all_free(path)
 
 
-def test_a_session_that_had_its_slot_and_leaves_while_it_attaches_again_is_heard(path: Path) -> None:
+def test_a_detach_of_a_session_that_leaves_while_it_attaches_again_is_read(path: Path) -> None:
     for token in range(20):
         with Peer(path) as first:
             slot_of(first, token)

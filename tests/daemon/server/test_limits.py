@@ -1,4 +1,4 @@
-"""How many connections there may be, whose turn it is, and how much of the log one user may fill."""
+"""Tests the limits of connections, the turns that each connection gets, and the limit of log lines of one user."""
 
 from __future__ import annotations
 
@@ -40,53 +40,61 @@ def caller(pid: int = 1, uid: int = 7) -> Caller:
 
 
 def enter(gate: ConnectionLimits, who: Caller) -> tuple[str, list[str]]:
-    """Why it may not be; and what it is told when it has to go."""
-    told = list[str]()
-    return gate.enter(who, Rights.USE, told.append), told
+    """Returns why the connection is refused, and the list of reasons for which it is closed later."""
+    messages = list[str]()
+    return gate.enter(who, Rights.USE, messages.append), messages
 
 
-def test_of_the_silent_of_one_user_the_oldest_goes() -> None:
-    gate, told = ConnectionLimits(10 * MOST_SILENT), [list[str]() for _ in range(MOST_SILENT + 1)]
-    ends = [many.append for many in told]
+def test_the_oldest_silent_connection_of_a_user_is_closed() -> None:
+    gate, messages = ConnectionLimits(10 * MOST_SILENT), [list[str]() for _ in range(MOST_SILENT + 1)]
+    ends = [many.append for many in messages]
     for number in range(MOST_SILENT):
         assert gate.enter(caller(number), Rights.USE, ends[number]) == ""
     gate.greeted(caller(0), ends[0])
     assert gate.enter(caller(1000), Rights.USE, ends[-1]) == ""
-    assert not any(told), "there was room for one"
+    assert not any(messages), "there was room for one"
     assert enter(gate, caller(1001, uid=8)) == ("", [])
     assert enter(gate, caller(1002)) == ("", [])
-    assert [number for number, said in enumerate(told) if said] == [1]
+    assert [number for number, said in enumerate(messages) if said] == [1]
 
 
-def test_one_process_and_all_together_have_their_bounds() -> None:
+def test_connections_are_limited_for_a_process_and_in_total() -> None:
     gate = ConnectionLimits(MOST_OF_PROCESS + 2)
     for _ in range(MOST_OF_PROCESS):
         assert gate.enter(caller(), Rights.USE, print) == ""
         gate.greeted(caller(), print)
-    assert gate.enter(caller(), Rights.USE, print) == f"this process has {MOST_OF_PROCESS} connections, the most for one process"
+    assert (
+        gate.enter(caller(), Rights.USE, print)
+        == f"this process has {MOST_OF_PROCESS} connections, the most for one process"
+    )
     assert (gate.enter(caller(2), Rights.USE, print), gate.enter(caller(3), Rights.USE, print)) == ("", "")
-    assert gate.enter(caller(4), Rights.USE, print) == f"there are {MOST_OF_PROCESS + 2} connections, the most for this daemon"
+    assert (
+        gate.enter(caller(4), Rights.USE, print)
+        == f"there are {MOST_OF_PROCESS + 2} connections, the most for this daemon"
+    )
     gate.leave(caller(), print)
     assert gate.enter(caller(), Rights.USE, print) == ""
 
 
-def test_who_may_not_attach_has_a_bound_and_half_of_all_together() -> None:
+def test_users_who_may_not_attach_have_their_own_limits() -> None:
     gate, ends = ConnectionLimits(4 * MOST_WATCHING), [list[str]().append for _ in range(2 * MOST_WATCHING + 1)]
     for at, end in enumerate(ends[:-1]):
         who = caller(pid=at, uid=at // MOST_WATCHING)
         assert gate.enter(who, Rights.WATCH, end) == ""
         gate.greeted(who, end)
         if at == MOST_WATCHING - 1:
-            told = gate.enter(caller(pid=1000, uid=0), Rights.WATCH, ends[-1])
-            assert told == f"user 0 may not attach and has {MOST_WATCHING} connections"
-    told = gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1])
-    assert told == f"users who may not attach have {2 * MOST_WATCHING} connections"
-    assert gate.enter(caller(pid=1000, uid=0), Rights.USE, print) == "", "of those who may attach it is none"
+            refusal = gate.enter(caller(pid=1000, uid=0), Rights.WATCH, ends[-1])
+            assert refusal == f"user 0 may not attach and has {MOST_WATCHING} connections"
+    refusal = gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1])
+    assert refusal == f"users who may not attach have {2 * MOST_WATCHING} connections"
+    assert gate.enter(caller(pid=1000, uid=0), Rights.USE, print) == "", (
+        "the limit is only for users who may not attach"
+    )
     gate.leave(caller(pid=0, uid=0), ends[0])
     assert gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1]) == ""
 
 
-def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(2):
@@ -94,31 +102,31 @@ def test_a_user_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
             ration.tell(logging.WARNING, 7, "line %d", number, extra=event("test"))
         ration.tell(logging.WARNING, 8, "another's", extra=event("test"))
         now[0] += MINUTE_S
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2 * (LINES + 1) + 1
-    assert told[LINES + 1] == "of user 7 there were 5 more such lines in a minute"
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2 * (LINES + 1) + 1
+    assert messages[LINES + 1] == "of user 7 there were 5 more such lines in a minute"
 
 
-def test_what_no_user_is_known_for_is_counted_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(SAME + 4):
         ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
     now[0] += MINUTE_S
     ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["full"] * SAME + ["there were 4 more such lines in a minute", "full"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["full"] * SAME + ["there were 4 more such lines in a minute", "full"]
 
 
-def test_the_same_is_told_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_lines_are_logged_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(45):
         ration.tell(logging.WARNING, 7, "%s may not attach", "pid 12", extra=event("test"))
         now[0] += MINUTE_S / 46
     ration.tell(logging.WARNING, 7, "%s may not attach", "pid 13", extra=event("test"))
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["pid 12 may not attach"] * SAME + ["pid 13 may not attach"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["pid 12 may not attach"] * SAME + ["pid 13 may not attach"]
 
 
 # --- a real socket ---------------------------------------------------------------------------------------------------
@@ -130,8 +138,8 @@ def path(tmp_path: Path) -> Iterator[Path]:
         yield socket
 
 
-def test_who_asks_much_is_answered_all_of_it_in_order(path: Path) -> None:
-    """More than a turn's worth in one piece."""
+def test_many_requests_are_all_answered_in_order(path: Path) -> None:
+    """The requests take more than one turn and arrive in one piece."""
     with Peer(path) as peer, Peer(path) as other:
         assert isinstance(peer.ask(Attach(BUILD, 1, "much")), Welcome)
         assert isinstance(other.ask(Observe(BUILD)), Welcome)
@@ -143,8 +151,8 @@ def test_who_asks_much_is_answered_all_of_it_in_order(path: Path) -> None:
         peer.send(Detach())
 
 
-def test_who_reads_no_answers_is_asked_for_no_more(path: Path) -> None:
-    """And goes on where it stopped, as soon as it reads them."""
+def test_no_requests_are_read_from_a_peer_that_reads_no_responses(path: Path) -> None:
+    """It continues where it stopped as soon as the peer reads."""
     with Peer(path) as deaf:
         assert isinstance(deaf.ask(Observe(BUILD)), Welcome)
         deaf.socket.settimeout(0.3)
@@ -157,21 +165,21 @@ def test_who_reads_no_answers_is_asked_for_no_more(path: Path) -> None:
         assert [deaf.answer() for _ in range(sent)] == [Findings(number, []) for number in range(sent)]
 
 
-def test_who_only_looks_has_little_to_say(path: Path) -> None:
+def test_messages_of_an_observer_are_limited(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(Observe(BUILD)), Welcome)
         assert peer.ask(struct.pack("<I", 1 << 20)) is None
 
 
-def test_what_a_process_does_not_end_is_bounded_over_all_of_its_connections(path: Path) -> None:
-    """Who sends too much of it has to go; its others go on where they were."""
+def test_incomplete_messages_are_limited_over_all_connections_of_a_process(path: Path) -> None:
+    """A process that sends too much is disconnected; its other connections continue."""
     request = pack(Fetch(1, bytes(32 * (REQUEST_LIMIT // 33)), 0.0))
     with ExitStack() as stack:
         other, *peers = [stack.enter_context(Peer(path)) for _ in range(2 + MOST_UNFINISHED // len(request))]
         assert all(isinstance(peer.ask(Attach(BUILD, 1, "much")), Welcome) for peer in (other, *peers))
         for peer in peers[:-1]:
             peer.send(request[:-1])
-        assert other.ask(Check(1)) == Findings(1, []), "and the daemon has read what the others sent"
+        assert other.ask(Check(1)) == Findings(1, []), "the daemon has read the bytes of the others"
         with suppress(OSError):
             peers[-1].send(request[:-1])
         assert peers[-1].answer() is None

@@ -1,4 +1,4 @@
-"""Who is at the other end: peers that vanish or do not listen, more of them than slots, and strangers."""
+"""Tests the identity of peers: those that vanish or do not read, more of them than slots, and unknown users."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def serves(path: Path) -> bool:
         return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
 
 
-# --- peers that go away, or do not listen ----------------------------------------------------------------------------
+# --- peers that leave or do not read ---------------------------------------------------------------------------------
 
 
-def test_peers_that_do_not_wait_for_their_answer(path: Path) -> None:
+def test_peers_may_leave_before_their_response(path: Path) -> None:
     reserve = Reserve(1, Space(b"d" * 32, "space", 16), 0, 1, bytes(32), struct.pack("<Q", 4096))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(100):
@@ -64,11 +64,11 @@ def test_peers_that_do_not_wait_for_their_answer(path: Path) -> None:
             peer.send(Attach(BUILD, 1, "hasty"), reserve)
     assert serves(path)
     time.sleep(0.1)
-    # the slot of this process, which lives, keeps one descriptor
+    # The slot of this process, which lives, keeps one descriptor.
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
 
 
-def test_who_reads_no_answers_gets_no_more(path: Path) -> None:
+def test_a_peer_that_reads_no_responses_gets_no_more(path: Path) -> None:
     with Peer(path) as deaf:
         assert isinstance(deaf.ask(Observe(BUILD)), Welcome)
         deaf.socket.settimeout(1.0)
@@ -78,7 +78,7 @@ def test_who_reads_no_answers_gets_no_more(path: Path) -> None:
         assert serves(path)
 
 
-def test_a_removed_segment_is_a_refusal_in_words() -> None:
+def test_a_removed_segment_is_a_refusal_with_a_reason() -> None:
     with RunningDaemon() as daemon:
         index = Path("/dev/shm") / f"{daemon.name}.index"
         aside = index.with_suffix(".aside")
@@ -115,7 +115,7 @@ time.sleep(60)
 
 @contextmanager
 def crowd(path: Path, size: int) -> Iterator[dict[int, str]]:
-    """Processes that attach and stay; what each was told, by its pid."""
+    """Starts processes that attach and stay; yields the response to each of them, by pid."""
     command = [sys.executable, "-c", CROWD, str(path), str(size)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
         assert parent.stdout is not None
@@ -127,7 +127,7 @@ def crowd(path: Path, size: int) -> Iterator[dict[int, str]]:
 
 
 def is_dead(pid: int) -> bool:
-    """Also while nobody has asked how it ended."""
+    """Returns whether a process is dead, even if its parent has not collected its status yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -135,9 +135,9 @@ def is_dead(pid: int) -> bool:
 
 
 def test_more_processes_than_slots() -> None:
-    with RunningDaemon() as daemon, crowd(daemon.socket, SLOTS + 1) as told:
-        attached = [pid for pid, text in told.items() if text.startswith("slot")]
-        (refusal,) = (text for text in told.values() if not text.startswith("slot"))
+    with RunningDaemon() as daemon, crowd(daemon.socket, SLOTS + 1) as responses:
+        attached = [pid for pid, text in responses.items() if text.startswith("slot")]
+        (refusal,) = (text for text in responses.values() if not text.startswith("slot"))
         assert len(attached) == SLOTS
         assert f"all {SLOTS} slots are taken" in refusal
         os.kill(attached[0], signal.SIGKILL)
@@ -149,18 +149,18 @@ def test_more_processes_than_slots() -> None:
 
 def test_slots_of_a_crowd_that_dies_are_free_within_a_second() -> None:
     with RunningDaemon() as daemon:
-        with crowd(daemon.socket, SLOTS) as told:
-            assert sorted(told.values()) == sorted(f"slot {number}" for number in range(SLOTS))
-        assert eventually(lambda: all(map(is_dead, told)), START_S)
+        with crowd(daemon.socket, SLOTS) as responses:
+            assert sorted(responses.values()) == sorted(f"slot {number}" for number in range(SLOTS))
+        assert eventually(lambda: all(map(is_dead, responses)), START_S)
         assert Second(daemon).sees(lambda: not daemon.slots())
-        with crowd(daemon.socket, SLOTS) as told:
-            assert all(text.startswith("slot") for text in told.values())
+        with crowd(daemon.socket, SLOTS) as responses:
+            assert all(text.startswith("slot") for text in responses.values())
 
 
-def test_the_disk_tiers_slot_is_for_no_engine() -> None:
-    """Not while its worker is dead, either: all others are taken, and there would be no disk tier."""
-    with DiskDaemon(64) as daemon, crowd(daemon.socket, SLOTS - 1) as told:
-        assert all(text.startswith("slot") for text in told.values())
+def test_no_engine_gets_the_slot_of_the_disk_tier() -> None:
+    """Its slot stays reserved while the worker is dead; otherwise there would be no disk tier."""
+    with DiskDaemon(64) as daemon, crowd(daemon.socket, SLOTS - 1) as responses:
+        assert all(text.startswith("slot") for text in responses.values())
         daemon.kill_worker()
 
         def refused_until_it_is_back() -> bool:
@@ -187,7 +187,7 @@ def test_one_process_has_a_quarter_of_the_slots(path: Path) -> None:
             assert isinstance(other.ask(Attach(BUILD, 100, "greedy")), Welcome)
 
 
-# --- who may ---------------------------------------------------------------------------------------------------------
+# --- access rights ---------------------------------------------------------------------------------------------------
 
 AS_NOBODY = """
 import os, sys
@@ -212,13 +212,13 @@ def as_nobody(daemon: RunningDaemon, *groups: int) -> list[str]:
 
 
 @as_root
-def test_a_stranger_can_not_open_the_socket() -> None:
+def test_an_unknown_user_cannot_open_the_socket() -> None:
     with RunningDaemon() as daemon:
         assert all("Permission denied" in line for line in as_nobody(daemon))
 
 
 @as_root
-def test_a_stranger_who_can_open_the_socket_is_refused() -> None:
+def test_an_unknown_user_that_can_open_the_socket_is_refused() -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666") as daemon:
         lines = as_nobody(daemon)
         assert len(lines) == 2
@@ -230,14 +230,14 @@ def test_a_stranger_who_can_open_the_socket_is_refused() -> None:
     ("access", "groups"),
     [(("--access-users", "nobody"), ()), (("--access-groups", "65534"), ()), (("--access-groups", "4711"), (1, 4711))],
 )
-def test_who_is_named_may_attach(access: tuple[str, ...], groups: tuple[int, ...]) -> None:
+def test_a_configured_user_may_attach(access: tuple[str, ...], groups: tuple[int, ...]) -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
         assert as_nobody(daemon, *groups) == ["slot 0", "slot -1"]
 
 
 @as_root
 @pytest.mark.parametrize("access", [("--access-watch-users", "nobody"), ("--access-watch-groups", "65534")])
-def test_who_may_watch_looks_and_does_not_attach(access: tuple[str, ...]) -> None:
+def test_a_user_with_watch_access_may_not_attach(access: tuple[str, ...]) -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
         refused, looks = as_nobody(daemon)
         assert "user 65534 may not attach" in refused
@@ -267,12 +267,12 @@ for request in (Save(1), Flush(2, None), Check(3), Resize(4, {"evict.high": "0.5
         ("--access-users", ["Saved", "Flushed", "Findings", "Refusal"]),
     ],
 )
-def test_who_watches_changes_nothing_and_who_attaches_no_sizes(access: str, answers: list[str]) -> None:
+def test_watching_users_change_nothing_and_attaching_users_no_sizes(access: str, answers: list[str]) -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", access, "nobody") as daemon:
         Path(daemon.folder.name).chmod(0o755)
         command = [sys.executable, "-c", ASKING_AS_NOBODY, str(daemon.socket)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        assert told == answers
+        responses = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert responses == answers
 
 
 @as_root
@@ -284,12 +284,12 @@ def test_the_socket_is_given_to_a_group() -> None:
 
 
 @as_root
-def test_a_mode_that_keeps_out_who_is_named_is_told() -> None:
+def test_a_mode_that_keeps_out_a_configured_user_is_logged() -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-users", "nobody") as daemon:
         assert 'set access.socket_mode = \\"0666\\"' in daemon.log.read_text()
 
 
-def test_peers_are_who_the_kernel_says(path: Path) -> None:
+def test_peers_are_identified_by_the_kernel(path: Path) -> None:
     with Peer(path) as peer:
         server = peer_of(peer.socket)
         os.close(server.pidfd)

@@ -1,4 +1,4 @@
-"""Whom the control socket's mode keeps out, and what is said of it."""
+"""Tests which users the control socket's mode keeps out, and what the log says about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.server.control_socket import locked_out
 
 
-def test_who_is_kept_out_until_a_restart_is_told_what_waits_for_it() -> None:
+def test_the_warning_names_the_setting_that_waits_for_a_restart() -> None:
     found = os.stat_result((stat.S_IFSOCK | 0o660, 0, 0, 1, 0, 7, 0, 0, 0, 0))
     for access, words in (
         (AccessOptions(groups=(8,)), 'set access.socket_mode = "0666" and restart'),
