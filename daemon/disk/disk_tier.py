@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.flush_to_disk import Saving, in_memory, log_lost, missing_on_disk
+from pagetier.daemon.disk.flush_to_disk import DiskFlush, in_memory, log_lost, missing_on_disk
 from pagetier.daemon.disk.status import DiskCounters, Standing
 from pagetier.daemon.disk.worker_events import WorkerEvents
 from pagetier.shm._core import Owner
@@ -41,7 +41,7 @@ class DiskTier:
         self._flushes = events.flushes
         self._backpressure = events.backpressure
         self._bulletin = events.bulletin
-        self._saving = Saving(self._owner, config.disk, self._behind, loop)
+        self._saving = DiskFlush(self._owner, config.disk, self._behind, loop)
         self._reported_at = 0.0
 
     @property

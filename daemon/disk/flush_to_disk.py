@@ -18,7 +18,7 @@ from pagetier.shm.units import format_size
 _ASKED_AGAIN_S: Final = 2.0
 
 
-class Saving:
+class DiskFlush:
     """A flush of all pages to an open tier. On the loop's thread only."""
 
     def __init__(

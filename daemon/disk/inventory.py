@@ -24,7 +24,7 @@ _LATEST: Final = 1 << 62  # nanoseconds, in the year 2116
 _NO_SPACE: Final = 0xFFFFFFFF
 
 
-class Contents:
+class Inventory:
     """Collects the pages that a worker reports, then loads them into the index.
 
     The pages keep the order of their last use. All of them are colder than pages used since the host started.

@@ -15,7 +15,7 @@ _AWAY: Final = f"the disk tier is not open: {_LATER}"
 _HANGS: Final = f"the disk has not answered for {LETTING_GO_S:.0f} s: {_LATER}"
 
 
-class Flushes:
+class PendingFlushes:
     """Flushed namespaces whose pages the disk has not dropped yet, and the requests that wait for that.
 
     Namespaces are known by their digests. Above 4,096 of them, all namespaces count as flushed. Each `then` is called

@@ -14,7 +14,7 @@ from pagetier.shm._core import Owner
 from pagetier.tiers.base import TierState
 
 
-class Bulletin:
+class StatusPublisher:
     """The status of the disk tier that `pagetier stats` shows. On the loop's thread only."""
 
     def __init__(

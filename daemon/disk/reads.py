@@ -59,7 +59,7 @@ class _Job(msgspec.Struct, frozen=True):
     sizes: array[int]
 
 
-class Fetches:
+class DiskReads:
     """The requests that read from disk. On the loop's thread only.
 
     Attributes:

@@ -11,10 +11,10 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.validate import beyond_its_disk
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.flush_to_disk import UnwrittenPages, missing_on_disk
-from pagetier.daemon.disk.inventory import Contents
-from pagetier.daemon.disk.pending_flushes import Flushes
-from pagetier.daemon.disk.publish_status import Bulletin
-from pagetier.daemon.disk.reads import Fetches
+from pagetier.daemon.disk.inventory import Inventory
+from pagetier.daemon.disk.pending_flushes import PendingFlushes
+from pagetier.daemon.disk.publish_status import StatusPublisher
+from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.disk.supervisor import Supervisor
 from pagetier.daemon.disk.write_behind import RULES, STALLED_S, WriteBehind
@@ -58,15 +58,15 @@ class WorkerEvents:
         send = self.supervisor.send
         self.budget = Budget(config.disk.budget)
         self.write_behind = WriteBehind(self._owner, config.disk, self.budget, send)
-        self.fetches = Fetches(self._owner, int(config.store.expiry * 1e9), send, loop)
-        self.flushes = Flushes(loop)
+        self.fetches = DiskReads(self._owner, int(config.store.expiry * 1e9), send, loop)
+        self.flushes = PendingFlushes(loop)
         self.backpressure = BackPressure(self._owner, config.disk.patience, loop)
-        self.bulletin = Bulletin(
+        self.bulletin = StatusPublisher(
             self._owner, self.write_behind, self.budget, self._stalled, lambda: self.supervisor.restarts
         )
         self.refused = False
         self.lost: UnwrittenPages | None = None
-        self._contents = Contents(self._owner)
+        self._contents = Inventory(self._owner)
         self._stage = _Stage.STARTED
         self._unverified = False  # the last worker ended because the next one has to verify the files
         self._began = 0.0
@@ -77,7 +77,7 @@ class WorkerEvents:
         self.fetches.slot = slot  # before the first read: frames for reads are reserved by the worker's slot
         self._began = time.monotonic()
         self._stage, self.refused, self._unverified = _Stage.STARTED, False, False
-        self._contents = Contents(self._owner)
+        self._contents = Inventory(self._owner)
 
     def hear(self, report: Report) -> None:
         """Implements Watcher.hear(). Raises ProtocolError for a report that is invalid now."""
@@ -151,7 +151,7 @@ class WorkerEvents:
 
     async def _load(self) -> None:
         """Loads the inventory of the disk into the index, then starts to write and to drop pages."""
-        contents, self._contents = self._contents, Contents(self._owner)
+        contents, self._contents = self._contents, Inventory(self._owner)
         drops = await contents.load_into_index(self.flushes.among)
         point("disk.known")
         self.flushes.again(self.write_behind.begin(drops, contents.newest))

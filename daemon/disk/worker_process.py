@@ -85,7 +85,7 @@ class WorkerProcess:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Report], None]) -> None:
         self._loop = loop
-        self._ears = _Ears(hear, self.give_up, self.expect_end)
+        self._receiver = _ReportReceiver(hear, self.give_up, self.expect_end)
         self._transport: asyncio.Transport | None = None
         self._why = ""
         self._dying: asyncio.TimerHandle | None = None
@@ -112,7 +112,7 @@ class WorkerProcess:
         socket.send_fds(self._socket, [pack(order)], descriptors)
         point("disk.served")
         self._connecting = True  # from now on the transport closes the socket, even if it is not created yet
-        self._transport, _ = await self._loop.create_unix_connection(lambda: self._ears, sock=self._socket)
+        self._transport, _ = await self._loop.create_unix_connection(lambda: self._receiver, sock=self._socket)
         if self.ended.done():
             self._transport.abort()
 
@@ -170,7 +170,7 @@ class WorkerProcess:
         """Receives the last reports of the worker, such as the reason of its end."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_CHUNK):
-                self._ears.data_received(data)
+                self._receiver.data_received(data)
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -179,7 +179,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
 
 
-class _Ears(asyncio.Protocol):
+class _ReportReceiver(asyncio.Protocol):
     """Receives the reports of a worker until it sends an invalid one or closes the connection."""
 
     def __init__(

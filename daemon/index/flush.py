@@ -1,4 +1,4 @@
-"""Flushes: drops pages from the index and from the disk on request."""
+"""Flush requests: drops pages from the index and from the disk on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.disk.disk_tier import DiskTier
-from pagetier.daemon.index.scan_queue import Walks
+from pagetier.daemon.index.scan_queue import ScanQueue
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Flush, Flushed
@@ -34,16 +34,18 @@ class _Dropped(msgspec.Struct, frozen=True):
     digests: list[bytes]
 
 
-class Flushing:
+class FlushRequests:
     """The flush requests of all clients. On the loop's thread only."""
 
-    def __init__(self, owner: Owner, disk: DiskTier, walks: Walks) -> None:
+    def __init__(self, owner: Owner, disk: DiskTier, walks: ScanQueue) -> None:
         self._owner = owner
         self._disk = disk
-        self._walks = walks
+        self._scans = walks
 
     def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
-        """Drops the pages of the requested namespaces. Pages in use are kept and counted. Walks says when this happens.
+        """Drops the pages of the requested namespaces. Pages in use are kept and counted.
+
+        See ScanQueue for when this happens.
 
         Args:
             request: The namespaces and the tier.
@@ -52,7 +54,7 @@ class Flushing:
                 these namespaces that it has not seen on disk yet, when the disk is back. If it ends earlier, they can
                 be found.
         """
-        self._walks.ask(
+        self._scans.ask(
             (Flush, request.namespace, request.tier),
             lambda: self._drop(request),
             lambda dropped: self._drop_from_disk(request, dropped, reply),

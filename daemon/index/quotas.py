@@ -20,7 +20,7 @@ def share_of(header: dict[str, int], share: float) -> int:
     return int(header["frames"] * share) if header["frames"] >= _LEAST_FRAMES else 0
 
 
-class Bounds:
+class StoreQuota:
     """The quota of frames that a process has reserved and not written yet. On the loop's thread only.
 
     All attachments of a process count together. To count them takes a walk over all open entries: 20 ms for a million.
@@ -35,7 +35,7 @@ class Bounds:
         self._frames = header["frames"]
         self._most = share_of(header, share)
         self._had: dict[_Process, int] = {}
-        self._at_its_bound: set[_Process] = set()
+        self._at_quota: set[_Process] = set()
 
     def pages(self, slot: int, sizes: bytes) -> int:
         """Returns how many pages of a chain, head first, the process may reserve now.
@@ -76,19 +76,19 @@ class Bounds:
 
         Called a few times a second.
         """
-        self._at_its_bound.clear()
+        self._at_quota.clear()
 
     def _pages(self, slot: int, process: _Process, each: array[int]) -> int:
         if self._glance(each) + self._had.get(process, self._most) <= self._most:
             return len(each)
-        if process in self._at_its_bound:
+        if process in self._at_quota:
             return 0
         pages = self._count(each, self._room(slot, process))
         if pages < len(each):
             self._owner.settle()  # pages that were written in the meantime no longer count
             pages = self._count(each, self._room(slot, process))
         if not pages:
-            self._at_its_bound.add(process)
+            self._at_quota.add(process)
         return pages
 
     def _room(self, slot: int, process: _Process) -> int:

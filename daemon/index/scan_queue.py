@@ -19,7 +19,7 @@ class _Walk(msgspec.Struct):
     replies: list[Callable[[Any], None]] = []
 
 
-class Walks:
+class ScanQueue:
     """The queue of walks. After a long walk, the next one waits ten times as long as it took.
 
     On the loop's thread only.

@@ -18,12 +18,12 @@ from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.host.capacity import short_index
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.evictor import Evictor
-from pagetier.daemon.index.flush import Flushing
+from pagetier.daemon.index.flush import FlushRequests
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
 from pagetier.daemon.index.pressure import PinQuota, Shortage
-from pagetier.daemon.index.quotas import Bounds, has_slot, why_no_slot
+from pagetier.daemon.index.quotas import StoreQuota, has_slot, why_no_slot
 from pagetier.daemon.index.reaper import Reaper
-from pagetier.daemon.index.scan_queue import Walks
+from pagetier.daemon.index.scan_queue import ScanQueue
 from pagetier.shm._core import PARTS, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
@@ -77,8 +77,8 @@ class Service:
         self._ttl_ns = int(config.store.expiry * 1e9)
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
-        self._bounds = Bounds(self._owner, config.store.share)
-        self._pinning = PinQuota(self._owner, config.match.share)
+        self._store_quota = StoreQuota(self._owner, config.store.share)
+        self._pin_quota = PinQuota(self._owner, config.match.share)
         self._shortage = Shortage(self._owner)
         self.disk = DiskTier(segments, config, loop)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
@@ -86,8 +86,8 @@ class Service:
         self.in_force = InForce(config)
         self.in_force.follow(self._follow)
         self.alive: Callable[[], None] = _ignore_tick
-        self._walks = Walks(loop)
-        self._flushing = Flushing(self._owner, self.disk, self._walks)
+        self._scans = ScanQueue(loop)
+        self._flushing = FlushRequests(self._owner, self.disk, self._scans)
         self._reaper.watch_adopted()
         self._tidying = loop.call_soon(self._tidy)
 
@@ -156,7 +156,7 @@ class Service:
         space = -1 if wrong else self._space(request)
         if wrong or space < 0:
             return _refused(request, wrong or self.idle_namespaces.reject())
-        pages = self._bounds.pages(slot, request.sizes)
+        pages = self._store_quota.pages(slot, request.sizes)
         outcomes, entries, serials = self._owner.reserve(
             slot,
             space,
@@ -174,11 +174,13 @@ class Service:
         self.disk.look()
         point("service.looked")
         if _REFUSED_FULL in outcomes:
-            self._pinning.full()
+            self._pin_quota.full()
         if rest := len(request.sizes) // _SIZE_BYTES - pages:
             outcomes += bytes([_REFUSED_FULL]) * rest
             entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
-            return Reserved(request.number, outcomes, entries, serials, self._bounds.why_refused(request.sizes, pages))
+            return Reserved(
+                request.number, outcomes, entries, serials, self._store_quota.why_refused(request.sizes, pages)
+            )
         return Reserved(request.number, outcomes, entries, serials, self._why(outcomes, request.sizes))
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
@@ -194,21 +196,21 @@ class Service:
     def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
         """Replies with the progress of writing all pages to disk. The daemon continues while a client polls.
 
-        See Walks.
+        See ScanQueue.
         """
-        self._walks.ask(
+        self._scans.ask(
             _FIRST_SAVE if request.number == 0 else _NEXT_SAVE,
             lambda: self.disk.save(request.number),
             lambda saved: reply(msgspec.structs.replace(saved, number=request.number)),
         )
 
     def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
-        """Drops pages; `reply` is called once. See Flushing."""
+        """Drops pages; `reply` is called once. See FlushRequests."""
         self._flushing.flush(request, reply)
 
     def check(self, request: Check, reply: Callable[[Findings], None]) -> None:
-        """Verifies the whole index. A million pages take about 200 ms, in which no request is answered. See Walks."""
-        self._walks.ask(Check, self._owner.check_integrity, lambda found: reply(Findings(request.number, found)))
+        """Verifies the whole index. A million pages take about 200 ms without other replies. See ScanQueue."""
+        self._scans.ask(Check, self._owner.check_integrity, lambda found: reply(Findings(request.number, found)))
 
     def resize(self, request: Resize) -> Resized:
         """Changes sizes while engines run, until the configuration is read again."""
@@ -227,14 +229,14 @@ class Service:
     def _follow(self, config: Config) -> None:
         self._ttl_ns = int(config.store.expiry * 1e9)
         self._evictor.follow(config.evict)
-        self._pinning.follow(config.match.share)
+        self._pin_quota.follow(config.match.share)
         self.idle_namespaces.follow(config.index)
         self.disk.resize(config.disk.size)
 
     def close(self) -> None:
         """Stops the service. The segments stay as they are."""
         self._tidying.cancel()
-        self._walks.close()
+        self._scans.close()
         self.disk.abandon()
         self._reaper.close()
 
@@ -247,7 +249,7 @@ class Service:
 
     def _why(self, outcomes: bytes, sizes: bytes) -> str:
         if _REFUSED_SIZE in outcomes:
-            return self._bounds.why_refused(sizes, outcomes.index(_REFUSED_SIZE))
+            return self._store_quota.why_refused(sizes, outcomes.index(_REFUSED_SIZE))
         if _REFUSED_FULL in outcomes and self._owner.lacks_memory:
             return "there is no memory for more of the arena: /dev/shm is full"
         if _REFUSED_FULL in outcomes:
@@ -260,11 +262,11 @@ class Service:
             self._owner.settle(_TIDY_MOST)
             point("service.settled")
             self._evictor.look()
-        if self._walks.waits(_FIRST_SAVE) or self._walks.waits(_NEXT_SAVE):
+        if self._scans.waits(_FIRST_SAVE) or self._scans.waits(_NEXT_SAVE):
             self.disk.still_asked()
         self.disk.tidy()
-        self._bounds.renew()
-        self._pinning.look()
+        self._store_quota.renew()
+        self._pin_quota.look()
         self.idle_namespaces.poll()
         self._shortage.look()
         self.alive()

@@ -18,10 +18,10 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.value_types import Address
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.families import families
-from pagetier.daemon.metrics.http import Answering, Guests, Page
-from pagetier.daemon.metrics.sample import Looker
+from pagetier.daemon.metrics.http import OpenConnections, Page, ScrapeConnection
+from pagetier.daemon.metrics.sample import Sampler
 from pagetier.daemon.server.control_socket import SocketError, identity, open_socket, remove_socket
-from pagetier.daemon.server.listener import Accepting
+from pagetier.daemon.server.listener import ConnectionAcceptor
 
 _BACKLOG = 128
 _AT_ONCE = 16
@@ -37,13 +37,13 @@ _REMEDIES = {
 class _Counters:
     """Takes a sample each time that Prometheus collects the metrics."""
 
-    def __init__(self, looker: Looker, most_spaces: int) -> None:
-        self._looker = looker
+    def __init__(self, sampler: Sampler, most_spaces: int) -> None:
+        self._sampler = sampler
         self._most_spaces = most_spaces
 
     def collect(self) -> Iterator[Metric]:
         """Returns all families of one sample."""
-        return families(self._looker.look(), self._most_spaces)
+        return families(self._sampler.look(), self._most_spaces)
 
     def describe(self) -> Iterator[Metric]:
         """Returns nothing: no other collector uses these names."""
@@ -57,17 +57,19 @@ class MetricsEndpoint:
         assert config.metrics.listen is not None
         self._address = config.metrics.listen
         self._registry = CollectorRegistry()
-        self._registry.register(_Counters(Looker(service.segments, service), config.metrics.namespaces))
+        self._registry.register(_Counters(Sampler(service.segments, service), config.metrics.namespaces))
         self._registry.register(ProcessCollector(registry=None))
         self._listening = _open(self._address, config.access.socket_mode)
         self._file = identity(self._address.path) if self._address.path is not None else None
-        self._accepting: Accepting | None = None
-        self._guests = Guests()
+        self._accepting: ConnectionAcceptor | None = None
+        self._connections = OpenConnections()
 
     async def start(self) -> None:
         """Starts to answer."""
         self._page("")  # imports what the first answer needs before a scrape waits for it
-        self._accepting = Accepting(self._listening, lambda: Answering(self._guests, self._page), _AT_ONCE)
+        self._accepting = ConnectionAcceptor(
+            self._listening, lambda: ScrapeConnection(self._connections, self._page), _AT_ONCE
+        )
 
     def stop(self) -> None:
         """Stops answering and closes the socket."""

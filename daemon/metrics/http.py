@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 MOST: Final = 32
 
 
-class Guests:
+class OpenConnections:
     """Counts open connections. On the loop's thread."""
 
     def __init__(self) -> None:
         self._open = 0
-        self._complaints = LogThrottle(log)
+        self._throttle = LogThrottle(log)
 
     def enter(self) -> bool:
         """Returns whether there is room for another connection, and counts it; logs a warning if there is none."""
         if self._open >= MOST:
             facts = event("metrics_full", open=MOST)
             line = "a connection to the metrics is closed: %d are open, the most for this daemon"
-            self._complaints.tell(logging.WARNING, NOBODY, line, MOST, extra=facts)
+            self._throttle.tell(logging.WARNING, NOBODY, line, MOST, extra=facts)
             return False
         self._open += 1
         return True
@@ -69,11 +69,11 @@ def plain(status: HTTPStatus, text: str) -> Page:
     return Page(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
-class Answering(asyncio.Protocol):
+class ScrapeConnection(asyncio.Protocol):
     """Reads one request, answers it and closes the connection. `render` returns the page for an Accept header."""
 
-    def __init__(self, guests: Guests, render: Callable[[str], Page], patience: float = PATIENCE_S) -> None:
-        self._guests = guests
+    def __init__(self, guests: OpenConnections, render: Callable[[str], Page], patience: float = PATIENCE_S) -> None:
+        self._connections = guests
         self._render = render
         self._patience = patience
         self._request = b""
@@ -83,7 +83,7 @@ class Answering(asyncio.Protocol):
         """Closes the connection at once if there are too many, else if no request arrives within a few seconds."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self._guests.enter():
+        if self._connections.enter():
             self._late = asyncio.get_running_loop().call_later(self._patience, transport.abort)
         else:
             transport.abort()
@@ -92,7 +92,7 @@ class Answering(asyncio.Protocol):
         """Stops counting the connection."""
         if self._late is not None:
             self._late.cancel()
-            self._guests.leave()
+            self._connections.leave()
 
     def data_received(self, data: bytes) -> None:
         """Answers when the header of the request is complete; a body is ignored."""

@@ -39,7 +39,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     idle_namespaces: IdleCounts
 
 
-class Looker:
+class Sampler:
     """Takes samples. Raises OSError if the segments cannot be opened."""
 
     def __init__(self, segments: Segments, service: Service) -> None:

@@ -58,8 +58,8 @@ class House(msgspec.Struct, frozen=True):
 
     service: Service
     access: AccessOptions
-    gate: ConnectionLimits
-    complaints: LogThrottle
+    limits: ConnectionLimits
+    throttle: LogThrottle
     patience: float = GREETING_S
 
 
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
             self._house.patience, self._end, f"it sent no greeting within {self._house.patience:g} s"
         )
         rights = rights_of(self._caller, self._access)
-        if why := self._house.gate.enter(self._caller, rights, self._end):
+        if why := self._house.limits.enter(self._caller, rights, self._end):
             self._end(why)
             return
         self._entered = True
@@ -102,8 +102,8 @@ class Connection(asyncio.Protocol):
         """Stops counting the connection. The slot stays, because the process may still run."""
         self._late.cancel()
         if self._entered:
-            self._house.gate.greeted(self._caller, self._end)
-            self._house.gate.leave(self._caller, self._end)
+            self._house.limits.greeted(self._caller, self._end)
+            self._house.limits.leave(self._caller, self._end)
 
     def pause_writing(self) -> None:
         """Stops handling requests of a peer that does not read its responses."""
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handles complete requests. The bytes of incomplete ones are limited for all connections of a process."""
         self._take_turn(data)
-        if why := self._house.gate.hold(self._caller, self._end, self._unpacker.held):
+        if why := self._house.limits.hold(self._caller, self._end, self._unpacker.held):
             self._unpacker = (
                 Unpacker()
             )  # frees the bytes now: a peer that reads no responses delays the end of its connection
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
             self._end(admission.answer.reason)
             return
         self._greeted = True
-        self._house.gate.greeted(self._caller, self._end)
+        self._house.limits.greeted(self._caller, self._end)
         self._unpacker.limit(_WATCHER_LIMIT if isinstance(request, Observe) else REQUEST_LIMIT)
         self._late.cancel()
 
@@ -252,6 +252,6 @@ class Connection(asyncio.Protocol):
 
     def _end(self, why: str) -> None:
         facts = event("peer_refused", why=why)
-        complaints, uid = self._house.complaints, self._caller.uid
-        complaints.tell(logging.WARNING, uid, "connection of %s closed: %s", self._caller, why, extra=facts)
+        throttle, uid = self._house.throttle, self._caller.uid
+        throttle.tell(logging.WARNING, uid, "connection of %s closed: %s", self._caller, why, extra=facts)
         self._transport.close()

@@ -14,7 +14,7 @@ from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import GREETING_S, Connection, House
 from pagetier.daemon.server.limits import ConnectionLimits
-from pagetier.daemon.server.listener import Accepting
+from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.socket_trust import folder_flaw
@@ -42,19 +42,19 @@ class Server:
         self._path = path
         self._access = access
         self._patience = patience
-        self._gate = ConnectionLimits()
-        self._complaints = LogThrottle(log)
+        self._limits = ConnectionLimits()
+        self._throttle = LogThrottle(log)
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = identity(path)
         self._log_locked_out(access)
-        self._accepting: Accepting | None = None
+        self._accepting: ConnectionAcceptor | None = None
 
     async def start(self, service: Service) -> None:
         """Starts to answer. Clients that connected since the constructor have waited in the queue."""
-        self._accepting = Accepting(self._listener, lambda: Connection(self._house(service)))
+        self._accepting = ConnectionAcceptor(self._listener, lambda: Connection(self._house(service)))
 
     def _house(self, service: Service) -> House:
-        return House(service, self._access, self._gate, self._complaints, self._patience)
+        return House(service, self._access, self._limits, self._throttle, self._patience)
 
     def follow(self, access: AccessOptions, asked: AccessOptions) -> None:
         """Applies new access rules to new connections; existing ones stay.

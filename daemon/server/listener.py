@@ -22,7 +22,7 @@ _AT_ONCE: Final = 128
 _PAUSE_S: Final = 1.0  # as long as asyncio waits
 
 
-class Accepting:
+class ConnectionAcceptor:
     """Accepts connections until close(), which keeps the accepted ones open. On the loop's thread.
 
     asyncio's own server logs a traceback for each connection that it has no descriptor for. This class logs one line.
@@ -35,7 +35,7 @@ class Accepting:
         self._protocol = protocol
         self._at_once = at_once
         self._loop = asyncio.get_running_loop()
-        self._complaints = LogThrottle(log)
+        self._throttle = LogThrottle(log)
         self._begun: set[asyncio.Task[object]] = set()
         self._again: asyncio.TimerHandle | None = None
         listening.settimeout(0.0)
@@ -74,4 +74,4 @@ class Accepting:
         self._loop.remove_reader(self._listening)
         self._again = self._loop.call_later(_PAUSE_S, self._listen)
         line = "new connections have to wait%s"
-        self._complaints.tell(logging.WARNING, NOBODY, line, reason_with_limit(error), extra=event("descriptors"))
+        self._throttle.tell(logging.WARNING, NOBODY, line, reason_with_limit(error), extra=event("descriptors"))

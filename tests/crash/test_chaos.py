@@ -46,12 +46,12 @@ daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DI
 # With each worker of the disk tier that dies its daemon loses all that is on disk.
 DISK_LOST = """
 import shutil
-from pagetier.daemon.disk.disk_tier import Disk
-ended = Disk.ended
+from pagetier.daemon.disk.worker_events import WorkerEvents
+ended = WorkerEvents.ended
 def forget(self, slot, why):
-    shutil.rmtree(self._options.path)
+    shutil.rmtree(self.options.path)
     ended(self, slot, why)
-Disk.ended = forget
+WorkerEvents.ended = forget
 """
 
 

@@ -1,4 +1,4 @@
-"""Tests that a live scrape has every metric of the dashboard and the alert rules, and the manual every advice."""
+"""The dashboard and the alert rules: every metric that they name is in a live scrape, every advice in the manual."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENT = re.compile(r'event\(\s*"(\w+)"')
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Returns the names of all metrics of a daemon with everything configured."""
+    """What a daemon with everything tells."""
     folder = tmp_path_factory.mktemp("monitoring")
     flags = ("--metrics-listen", str(folder / "metrics.sock"), "--disk-budget", "1GiB")
     with running_with_disk(folder / "disk", *flags) as daemon, daemon.client() as client:
@@ -31,13 +31,13 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def dashboard() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((DOCS / "monitoring/grafana.json").read_text())
-    return loaded
+    told: dict[str, Any] = json.loads((DOCS / "monitoring/grafana.json").read_text())
+    return told
 
 
 def rules() -> list[dict[str, Any]]:
-    loaded = yaml.safe_load((DOCS / "monitoring/alerts.yml").read_text())
-    return [rule for group in loaded["groups"] for rule in group["rules"]]
+    told = yaml.safe_load((DOCS / "monitoring/alerts.yml").read_text())
+    return [rule for group in told["groups"] for rule in group["rules"]]
 
 
 def queries() -> Iterator[str]:
@@ -49,13 +49,13 @@ def queries() -> Iterator[str]:
     yield from (rule["expr"] for rule in rules())
 
 
-def test_every_named_metric_exists(there: set[str]) -> None:
+def test_every_metric_that_is_named_is_there(there: set[str]) -> None:
     named = set().union(*map(names_in, queries()))
     assert len(named) > 20
     assert named - there == set()
 
 
-def test_an_unknown_metric_name_is_detected(there: set[str]) -> None:
+def test_a_name_that_is_not_there_would_be_found(there: set[str]) -> None:
     assert names_in('rate(pagetier_no_such_thing_total{instance=~"pagetier_build"}[5m])') - there
 
 
@@ -90,7 +90,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_states_the_fact_and_links_to_the_manual(rule: dict[str, Any]) -> None:
+def test_an_alert_says_what_is_so_and_where_to_read_on(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
     assert "$labels.instance" in rule["annotations"]["summary"]
     page, _, anchor = rule["annotations"]["runbook"].partition("#")

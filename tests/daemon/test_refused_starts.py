@@ -108,7 +108,7 @@ def test_a_socket_that_can_not_be_made(tmp_path: Path, name: str) -> None:
 
 def test_refused_for_its_socket_a_daemon_leaves_warm_pages(left: RunningDaemon, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "no socket" in refused(*arguments(left, socket=str(tmp_path / "file")))
+    assert "not a socket" in refused(*arguments(left, socket=str(tmp_path / "file")))
 
 
 def test_the_socket_of_a_dead_daemon_is_no_hindrance(left: RunningDaemon) -> None:

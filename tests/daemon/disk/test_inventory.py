@@ -11,7 +11,7 @@ import pytest
 from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, content_of, key_of, store
 from pagetier.daemon.disk import inventory
-from pagetier.daemon.disk.inventory import Contents
+from pagetier.daemon.disk.inventory import Inventory
 from pagetier.daemon.disk.worker_process import check
 from pagetier.shm._core import Owner
 from pagetier.shm.protocol import ProtocolError, Space
@@ -47,7 +47,7 @@ def holds(numbers: list[int], stamps: list[int] | None = None, spaces: list[int]
 
 
 def tell(owner: Owner, *batches: Holds) -> None:
-    collected = Contents(owner)
+    collected = Inventory(owner)
     for batch in batches:
         check(batch)
         collected.add(batch)
@@ -88,7 +88,7 @@ def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(ow
 
 @pytest.mark.parametrize(("stamps", "newest"), [([3, 9, 5], 9), ([3, 2**64 - 1, 5], 5)], ids=["sound", "damaged"])
 def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(owner: Owner, stamps: list[int], newest: int) -> None:
-    collected = Contents(owner)
+    collected = Inventory(owner)
     assert collected.newest == 0
     collected.add(holds([1, 2, 3], stamps))
     assert collected.newest == newest
@@ -119,7 +119,7 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
 def test_a_large_inventory_is_loaded_in_steps_between_other_work(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 3)
     owner.disk_open(1000, THROUGH)
-    collected = Contents(owner)
+    collected = Inventory(owner)
     collected.add(holds(list(range(10))))
     turns = 0
 
@@ -140,7 +140,7 @@ def test_a_namespace_flushed_during_loading_is_not_loaded_further(
 ) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 4)
     owner.disk_open(1000, THROUGH)
-    collected = Contents(owner)
+    collected = Inventory(owner)
     collected.add(holds(list(range(10)), spaces=[0, 1] * 5))
     flushed: set[bytes] = set()
 
@@ -193,7 +193,7 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(1, 5))
     owner.disk_open(1000, THROUGH)
     held = holds(list(range(4)), spaces=list(range(4)))
-    collected = Contents(owner)
+    collected = Inventory(owner)
     collected.add(Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
 
     async def run() -> None:

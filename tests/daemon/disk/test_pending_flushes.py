@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pagetier.daemon.disk import pending_flushes
-from pagetier.daemon.disk.pending_flushes import Flushes
+from pagetier.daemon.disk.pending_flushes import PendingFlushes
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 
@@ -15,7 +15,7 @@ ONE, OTHER = b"1" * 32, b"2" * 32
 def test_a_flush_is_remembered_until_its_order_is_completed() -> None:
     async def run() -> None:
         reasons: list[str] = []
-        noted = Flushes(asyncio.get_running_loop())
+        noted = PendingFlushes(asyncio.get_running_loop())
         noted.wait([ONE], 1, reasons.append)
         noted.wait([OTHER], 2, reasons.append)
         noted.done(1, "")
@@ -32,7 +32,7 @@ def test_a_flush_is_remembered_until_its_order_is_completed() -> None:
 def test_a_flush_is_remembered_until_the_next_worker_has_dropped_it() -> None:
     async def run() -> None:
         reasons: list[str] = []
-        noted = Flushes(asyncio.get_running_loop())
+        noted = PendingFlushes(asyncio.get_running_loop())
         noted.wait([ONE], 1, reasons.append)
         noted.lost()
         noted.keep([OTHER], reasons.append)
@@ -56,7 +56,7 @@ def test_a_flush_on_a_hanging_disk_is_reported_and_remembered(monkeypatch: pytes
 
     async def run() -> None:
         reasons: asyncio.Queue[str] = asyncio.Queue()
-        noted = Flushes(asyncio.get_running_loop())
+        noted = PendingFlushes(asyncio.get_running_loop())
         noted.wait([ONE], 1, reasons.put_nowait)
         assert "the disk has not answered" in await reasons.get()
         assert noted.among(ONE)
@@ -69,7 +69,7 @@ def test_a_flush_on_a_hanging_disk_is_reported_and_remembered(monkeypatch: pytes
 def test_too_many_flushed_namespaces_count_as_all() -> None:
     async def run() -> None:
         reasons: list[str] = []
-        noted = Flushes(asyncio.get_running_loop())
+        noted = PendingFlushes(asyncio.get_running_loop())
         noted.wait(None, 1, reasons.append)
         assert noted.among(ONE) and noted.among(OTHER)
         noted.done(1, "")

@@ -13,7 +13,7 @@ import pytest
 
 from anonymous_segments import DAY_NS, Memory, attach
 from numbered_pages import FRAME, GEOMETRY, key_of
-from pagetier.daemon.disk.reads import Fetches
+from pagetier.daemon.disk.reads import DiskReads
 from pagetier.shm._core import Owner
 from pagetier.shm.protocol import Fetch, Fetched
 from pagetier.tiers.worker_protocol import HasRead, Order, Read
@@ -33,7 +33,7 @@ class Disk:
         space = owner.space(bytes(32), "test", 16, 0, 0)
         sizes, ticks = struct.pack(f"<{PAGES}Q", *[FRAME] * PAGES), struct.pack(f"<{PAGES}Q", *range(1, PAGES + 1))
         owner.disk_report(KEYS, sizes, struct.pack(f"<{PAGES}I", *[space] * PAGES), ticks)
-        self.fetches = Fetches(owner, DAY_NS, self._orders.append, asyncio.get_running_loop())
+        self.fetches = DiskReads(owner, DAY_NS, self._orders.append, asyncio.get_running_loop())
         self.fetches.slot = attach(owner, 1)
         self._worker = memory.session(self.fetches.slot)
 

@@ -67,7 +67,7 @@ def test_recently_used_namespaces_make_no_room(full: tuple[RunningDaemon, Client
     for name in ("new", "newer"):
         refused = client.store(keys_of(name), [b"x"] * 2)
         assert "the table of namespaces is full: all 8 have pages" in refused.reason
-        assert "not used for 1d are dropped (index.namespaces, index.namespace_idle)" in refused.reason
+        assert "unused for 1d are dropped; see index.namespaces and index.namespace_idle" in refused.reason
     assert eventually(lambda: "event=namespaces_full" in daemon.log.read_text())
     assert all(has(client, str(number)) for number in range(TABLE))
     metrics = scrape(tmp_path / "metrics")

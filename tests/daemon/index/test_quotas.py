@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pagetier.client import Client, Part
-from pagetier.daemon.index.quotas import Bounds
+from pagetier.daemon.index.quotas import StoreQuota
 from running_daemon import RunningDaemon, eventually, namespace
 from spawned_process import elsewhere, write_part
 
@@ -40,7 +40,7 @@ class Arena:
 
 
 def pages(arena: Arena, share: float, *sizes: int) -> int:
-    return Bounds(arena, share).pages(0, struct.pack(f"<{len(sizes)}Q", *sizes))  # type: ignore[arg-type]
+    return StoreQuota(arena, share).pages(0, struct.pack(f"<{len(sizes)}Q", *sizes))  # type: ignore[arg-type]
 
 
 def test_a_chain_is_granted_up_to_the_quota() -> None:
@@ -62,11 +62,13 @@ def test_a_chain_is_granted_up_to_the_quota() -> None:
     ],
 )
 def test_the_reason_names_the_limit_that_a_page_exceeds(share: float, sizes: list[int], reason: str) -> None:
-    bounds = Bounds(Arena(2000), share)  # type: ignore[arg-type]
+    bounds = StoreQuota(Arena(2000), share)  # type: ignore[arg-type]
     answer = bounds.why_refused(struct.pack(f"<{len(sizes)}Q", *sizes), 1)
     assert answer.startswith(f"a page of {sizes[1]} bytes never fits, and waiting does not help: ")
     assert reason in answer
-    assert "without having written it" in bounds.why_refused(struct.pack("<Q", 1000 * FRAME), 0)
+    assert "quota of reserved and unwritten pages: store.share" in bounds.why_refused(
+        struct.pack("<Q", 1000 * FRAME), 0
+    )
 
 
 def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:

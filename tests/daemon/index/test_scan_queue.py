@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagetier.daemon.index.scan_queue import Walks
+from pagetier.daemon.index.scan_queue import ScanQueue
 from virtual_time_loop import OwnTimeLoop
 
 LONG_S = 0.03
@@ -19,7 +19,7 @@ class World:
 
     def __init__(self) -> None:
         self.loop = OwnTimeLoop()
-        self.walks = Walks(self.loop)
+        self.walks = ScanQueue(self.loop)
         self.began: list[float] = []
         self.replies: list[tuple[int, int]] = []
 

@@ -59,7 +59,7 @@ def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -> None
         assert eventually(lambda: files_of(daemon) <= before + 1)
         assert ask(place).status == 200
         assert lines(daemon, "event=metrics_full") == SAME
-        assert lines(daemon, f"there are {MOST}") == SAME
+        assert lines(daemon, f"{MOST} are open") == SAME
 
 
 def test_a_lack_of_descriptors_logs_a_line_and_no_traceback(tmp_path: Path) -> None:
