@@ -107,7 +107,7 @@ class IdleNamespaces:
         self._throttle.tell(
             logging.INFO,
             NOBODY,
-            "namespace %r dropped after %.0f s without use: the table of namespaces is full (%d); %d pages left",
+            "namespace %r dropped after %.0f s without use, the table of namespaces is full (%d): %d pages evicted",
             printable(space["name"]),
             idle,
             self._limit,

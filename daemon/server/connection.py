@@ -118,9 +118,8 @@ class Connection(asyncio.Protocol):
         """Handles complete requests. The bytes of incomplete ones are limited for all connections of a process."""
         self._take_turn(data)
         if why := self._house.limits.hold(self._caller, self._end, self._unpacker.held):
-            self._unpacker = (
-                Unpacker()
-            )  # frees the bytes now: a peer that reads no responses delays the end of its connection
+            # Frees the bytes now, because a peer that reads no responses delays the end of its connection.
+            self._unpacker = Unpacker()
             self._end(why)
 
     def _take_turn(self, data: bytes) -> None:

@@ -14,9 +14,7 @@ End: TypeAlias = Callable[[str], None]
 MOST_OF_PROCESS: Final = 256
 MOST_SILENT: Final = 64
 MOST_WATCHING: Final = 128
-MOST_UNFINISHED: Final = (
-    4 * REQUEST_LIMIT
-)  # bytes; several sessions of one process may send large requests at the same time
+MOST_UNFINISHED: Final = 4 * REQUEST_LIMIT  # bytes: sessions of one process may send large requests at the same time
 _MOST: Final = 1024
 # Descriptors for other purposes: segments, pidfds, the disk worker and metrics; and for refused connections, of which
 # the loop accepts 128 at once and closes them two turns later.

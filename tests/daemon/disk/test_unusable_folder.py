@@ -16,7 +16,7 @@ FRAMES = 16
 ROOT = os.geteuid() == 0
 
 
-def told_everywhere(daemon: DiskDaemon, *words: str) -> None:
+def assert_reported(daemon: DiskDaemon, *words: str) -> None:
     """Asserts that the statistics, doctor and the log name the problem."""
     assert daemon.until(lambda disk: all(word in disk.trouble for word in words)), daemon.told()
     table = " ".join(daemon.pagetier("stats").output.split())
@@ -39,7 +39,7 @@ def test_the_folder_is_a_file() -> None:
         daemon.disk.write_text("a file")
         daemon.start()
         with Engine(daemon) as engine:
-            told_everywhere(daemon, "can not be the disk tier's folder", "is a file")
+            assert_reported(daemon, "can not be the disk tier's folder", "is a file")
             engine.goes_on(0)
             assert daemon.report().standing is Standing.DOWN
             lines = daemon.lines("no disk tier")
@@ -58,7 +58,7 @@ def test_the_folder_holds_other_things() -> None:
         (daemon.disk / "thesis.tex").write_text("years of work")
         daemon.start()
         with Engine(daemon) as engine:
-            told_everywhere(daemon, "holds other things (thesis.tex)", "folder of its own")
+            assert_reported(daemon, "holds other things (thesis.tex)", "folder of its own")
             engine.goes_on(0)
         assert (daemon.disk / "thesis.tex").read_text() == "years of work"
 
@@ -74,7 +74,7 @@ def test_the_folder_is_read_only() -> None:
             subprocess.run(["mount", "-o", "remount,bind,ro", daemon.disk], check=False)
             daemon.start()
             with Engine(daemon) as engine:
-                told_everywhere(daemon, "can not be used by the disk tier", "Read-only file system", "ReadWritePaths=")
+                assert_reported(daemon, "can not be used by the disk tier", "Read-only file system", "ReadWritePaths=")
                 engine.goes_on(100)
         finally:
             subprocess.run(["umount", "--lazy", daemon.disk], check=True)
@@ -90,7 +90,7 @@ def test_another_daemon_has_the_folder() -> None:
         other.disk = daemon.disk
         other.start()
         with Engine(other) as engine, Engine(daemon) as owner:
-            told_everywhere(other, str(daemon.disk), "in use")
+            assert_reported(other, str(daemon.disk), "in use")
             engine.goes_on(0)
             owner.store_through(daemon, range(8))
         daemon.stop()

@@ -23,8 +23,8 @@ class World:
         self.began: list[float] = []
         self.replies: list[tuple[int, int]] = []
 
-    def ask(self, who: int, what: str = "walk", seconds: float = LONG_S) -> None:
-        self.walks.ask(what, lambda: self._walk(seconds), lambda number: self.replies.append((who, number)))
+    def ask(self, client: int, what: str = "walk", seconds: float = LONG_S) -> None:
+        self.walks.ask(what, lambda: self._walk(seconds), lambda number: self.replies.append((client, number)))
 
     def _walk(self, seconds: float) -> int:
         self.began.append(self.loop.time())
@@ -54,18 +54,18 @@ def test_the_first_walk_is_done_at_once(world: World) -> None:
 
 def test_requests_after_a_long_walk_share_the_next(world: World) -> None:
     world.ask(1)
-    for who in range(2, 50):
-        world.ask(who)
+    for client in range(2, 50):
+        world.ask(client)
     assert world.replies == [(1, 1)]
     world.run(world.answered(49))
-    assert world.replies[1:] == [(who, 2) for who in range(2, 50)]
+    assert world.replies[1:] == [(client, 2) for client in range(2, 50)]
     assert world.began[1] - world.began[0] >= 11 * LONG_S
 
 
 def test_short_walks_are_done_at_once(world: World) -> None:
-    for who in range(5):
-        world.ask(who, seconds=0.0)
-    assert world.replies == [(who, who + 1) for who in range(5)]
+    for client in range(5):
+        world.ask(client, seconds=0.0)
+    assert world.replies == [(client, client + 1) for client in range(5)]
 
 
 def test_one_waiting_walk_is_done_each_turn(world: World) -> None:
@@ -78,8 +78,8 @@ def test_one_waiting_walk_is_done_each_turn(world: World) -> None:
             await asyncio.sleep(0)
 
     world.ask(0)
-    for who in range(20):
-        world.ask(who + 1, str(who), seconds=0.0)
+    for client in range(20):
+        world.ask(client + 1, str(client), seconds=0.0)
     world.loop.passes(11 * LONG_S)
     world.run(turning())
     assert set(range(1, 21)) <= set(turns)
@@ -97,8 +97,8 @@ def test_requests_after_a_failed_walk_are_answered(world: World) -> None:
 
 
 def test_different_walks_wait_in_order_of_arrival(world: World) -> None:
-    for who, what in enumerate(["one", "one", "other", "one"]):
-        world.ask(who, what)
+    for client, what in enumerate(["one", "one", "other", "one"]):
+        world.ask(client, what)
     world.run(world.answered(4))
     assert world.replies == [(0, 1), (1, 2), (3, 2), (2, 3)]
 

@@ -39,10 +39,10 @@ def caller(pid: int = 1, uid: int = 7) -> Caller:
     return Caller(pid, uid, frozenset())
 
 
-def enter(gate: ConnectionLimits, who: Caller) -> tuple[str, list[str]]:
+def enter(gate: ConnectionLimits, peer: Caller) -> tuple[str, list[str]]:
     """Returns why the connection is refused, and the list of reasons for which it is closed later."""
     messages = list[str]()
-    return gate.enter(who, Rights.USE, messages.append), messages
+    return gate.enter(peer, Rights.USE, messages.append), messages
 
 
 def test_the_oldest_silent_connection_of_a_user_is_closed() -> None:
@@ -79,9 +79,9 @@ def test_connections_are_limited_for_a_process_and_in_total() -> None:
 def test_users_who_may_not_attach_have_their_own_limits() -> None:
     gate, ends = ConnectionLimits(4 * MOST_WATCHING), [list[str]().append for _ in range(2 * MOST_WATCHING + 1)]
     for at, end in enumerate(ends[:-1]):
-        who = caller(pid=at, uid=at // MOST_WATCHING)
-        assert gate.enter(who, Rights.WATCH, end) == ""
-        gate.greeted(who, end)
+        peer = caller(pid=at, uid=at // MOST_WATCHING)
+        assert gate.enter(peer, Rights.WATCH, end) == ""
+        gate.greeted(peer, end)
         if at == MOST_WATCHING - 1:
             refusal = gate.enter(caller(pid=1000, uid=0), Rights.WATCH, ends[-1])
             assert refusal == f"user 0 may not attach and has {MOST_WATCHING} connections"
