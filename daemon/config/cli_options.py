@@ -16,7 +16,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def config_options(command: _Command) -> _Command:
-    """Decorates `command` with one option for each setting; a str, or None where it was not given."""
+    """Decorates `command` with one option for each setting. Its value is a str, or None if the option was not given."""
     for field in reversed(fields()):
         option = click.option(
             field.flag,
@@ -30,17 +30,17 @@ def config_options(command: _Command) -> _Command:
 
 
 class ConfigCommand(click.Command):
-    """A command whose help lists its settings by the tables of the configuration."""
+    """A command whose help lists its settings under the tables of the configuration."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section for each table, under what the table is about."""
+        """Writes one section for each table, under the table's subject."""
         for heading, records in headed(self, ctx):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
 def headed(command: click.Command, ctx: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
-    """A command's options as help texts show them, under the table that each belongs to."""
+    """Returns a command's options as help texts show them, under the table that each belongs to."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
@@ -50,7 +50,7 @@ def headed(command: click.Command, ctx: click.Context) -> list[tuple[str, list[t
 
 
 def about(section: str) -> str:
-    """What a table of the configuration is about, in a few words."""
+    """Returns the subject of a table of the configuration, in a few words."""
     table = next(table.type for table in msgspec.structs.fields(Config) if table.name == section)
     return (table.__doc__ or "").partition(":")[0].strip().rstrip(".")
 
@@ -61,13 +61,13 @@ def _heading(parameter: str | None) -> str:
 
 
 def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Those of a command's `parameters` that `config_options` made, for `config.load`."""
+    """Returns those of a command's `parameters` that `config_options` added, for `config.load`."""
     names = [field.parameter for field in fields()]
     return {name: parameters[name] for name in names if name in parameters}
 
 
 def _choices(field: Field) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """What a shell offers for its value: the words of a choice, and nothing for what is free."""
+    """Returns the shell completion of the setting's value: the words of a choice, and nothing for free values."""
     words = field.setting.metavar.split("|")
 
     def begun(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -84,7 +84,10 @@ def _help(field: Field) -> str:
 
 
 class SomePath(click.Path):
-    """A path that was given: an empty one, as an unset variable of a script leaves it, would be the current folder."""
+    """A path that is not empty.
+
+    An empty path, as an unset variable of a script leaves it, would be the current folder.
+    """
 
     def __init__(self, *, readable: bool = True) -> None:
         super().__init__(path_type=Path, readable=readable)
@@ -92,7 +95,7 @@ class SomePath(click.Path):
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """Refuses what is empty as a wrong use."""
+        """Rejects an empty value as a usage error."""
         if value == "":
             self.fail("an empty value names no file.", param, ctx)
         return super().convert(value, param, ctx)

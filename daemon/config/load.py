@@ -1,4 +1,4 @@
-"""The daemon's configuration: a TOML file, `PAGETIER_*` variables over it, flags over both."""
+"""Loads the configuration: flags override `PAGETIER_*` variables, and variables override the TOML file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ MOST_BYTES: Final = 1 << 20
 
 
 class NoTextFileError(Exception):
-    """There is something at the path that is not read; the message says what."""
+    """The path does not name a readable text file; the message says why."""
 
 
 def text_of(path: Path) -> str:
-    """The whole text. Raises NoTextFileError, OSError, UnicodeDecodeError.
+    """Returns the whole text of a file.
 
-    A running daemon reads so, too: a FIFO would have it wait for a writer, and a device has no end.
+    A running daemon also reads its file by this function, so it must not block: a FIFO would wait for a writer, and a
+    device has no end. Raises also OSError, and UnicodeDecodeError for a file that is not UTF-8.
+
+    Raises:
+        NoTextFileError: The path names something else than a regular file, or a file that is too large.
     """
     with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NoTextFileError("no regular file")
+            raise NoTextFileError("not a regular file")
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise NoTextFileError(f"too large: at most {MOST_BYTES >> 20} MiB")
@@ -46,19 +50,19 @@ def _open_without_waiting(path: str, flags: int) -> int:
 __all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
-# the engines' own, which a host may set for all its processes; see kernels/config/file.py
+# The settings of the engines, which a host may set for all processes; see kernels/config/file.py.
 _OF_OTHERS = ("PAGETIER_COPY_CONFIG",)
 
-# what would be in force of what is asked for, beside what is now
+# Returns the configuration that would be in force if the daemon that runs loaded the given one.
 Beside: TypeAlias = Callable[[Config], Config]
 
 
 class ConfigError(Exception):
-    """The configuration can not be used; the message is for people and names where the value came from."""
+    """The configuration is invalid; the message is for administrators and names the source of the value."""
 
 
 class _Given(msgspec.Struct, frozen=True):
-    """A value that somebody gave: read already, with the place to name in messages."""
+    """A value that was parsed from a source, and the place to name in messages."""
 
     value: Any
     where: str
@@ -70,11 +74,18 @@ _Givens = dict[str, _Given]
 def load(
     path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None], beside: Beside | None = None
 ) -> Config:
-    """The configuration from the file at `path` (None: `$PAGETIER_CONFIG`, or no file), `env` and `flags`.
+    """Returns the configuration from a file, environment variables and flags.
 
-    `flags` has values by `Field.parameter`; None is a flag that was not given. The strongest is a flag, then
-    a variable, then the file, then the default; what is given in a weaker place is checked all the same.
-    beside: of a daemon that runs, whether it can go by this is checked, too. Raises ConfigError.
+    A flag overrides a variable, a variable overrides the file, and the file overrides the default. Values that are
+    overridden are validated too.
+
+    Args:
+        path: The file; None for `$PAGETIER_CONFIG`, or no file.
+        env: The environment.
+        flags: Values by `Field.parameter`; None for a flag that was not given.
+        beside: For a reload: what would be in force is validated too.
+
+    Raises ConfigError if a source cannot be read, or a setting is unknown or invalid.
     """
     named = env.get(FILE_VARIABLE)
     file = path if path is not None else Path(named) if named else None
@@ -88,9 +99,15 @@ def load(
 
 
 def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config:
-    """The configuration with other values for some settings, by `Field.path`. Raises ConfigError, also for no setting.
+    """Returns the configuration with other values for some settings.
 
-    where: who asks, for messages.
+    Args:
+        config: The configuration to change.
+        texts: Values by `Field.path`.
+        where: The source of the values, for messages.
+
+    Raises:
+        ConfigError: A setting is unknown or its value invalid.
     """
     known = {field.path: field for field in fields()}
     given: _Givens = {}
@@ -104,13 +121,13 @@ def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config
 
 
 class _File(msgspec.Struct, frozen=True):
-    """A configuration file that was read."""
+    """A configuration file that was parsed."""
 
     path: Path
     places: Places
 
     def at(self, *names: str) -> str:
-        """The place of a table or key, for messages."""
+        """Returns the place of a table or key, for messages."""
         line = self.places.line_of(*filter(None, names))
         return f"{self.path}: line {line}" if line else f"{self.path}"
 
@@ -132,8 +149,8 @@ def _tables(file: _File, document: dict[str, Any]) -> Iterator[tuple[str, dict[s
     yield "", {key: raw for key, raw in document.items() if key not in sections}
     for section in sorted(sections & document.keys()):
         if not isinstance(document[section], dict):
-            told = f"{section} = {shown(document[section])}: must be a table, [{section}]"
-            raise ConfigError(f"{file.at(section)}: {told}")
+            reason = f"{section} = {shown(document[section])}: must be a table, [{section}]"
+            raise ConfigError(f"{file.at(section)}: {reason}")
         yield section, document[section]
 
 
@@ -149,11 +166,11 @@ def _field_in_file(file: _File, section: str, key: str, raw: object) -> Field:
 
 
 def _nearest_key(section: str, key: str) -> str:
-    """The nearest name in the same table; failing that, the full name of the nearest in any other."""
+    """Returns a hint with the nearest name in the same table, else with the full name of the nearest in any table."""
     same = [field.key for field in fields() if field.section == section]
     tables = [] if section else [field.section for field in fields() if field.section]
     paths = {field.key: field.path for field in fields()}
-    return hint(key, [*same, *tables]) or hint(key, paths, told=paths)
+    return hint(key, [*same, *tables]) or hint(key, paths, spellings=paths)
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
@@ -174,14 +191,14 @@ def _text(path: Path) -> str:
     except NoTextFileError as error:
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: can not be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         place = _place(error.object[: error.start].decode())
         raise ConfigError(f"{path}: not UTF-8 text (at {place})") from error
 
 
 def _place(before: str) -> str:
-    """Line and column of what comes after `before`, counted from 1."""
+    """Returns the line and column of the character that follows `before`, counted from 1."""
     return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
 
 
@@ -228,18 +245,18 @@ def _build(given: _Givens, env: Mapping[str, str]) -> Config:
 
 
 def _check_beside(config: Config, given: _Givens) -> None:
-    """A file may be right as a whole, and wrong for a daemon that runs."""
+    """Validates what a reload would put in force: a file can be valid alone, and invalid for the running daemon."""
     try:
         _check(config, given, "in force")
     except ConfigError as error:
-        raise ConfigError(f"{error}, beside what only a restart changes") from error
+        raise ConfigError(f"{error}; settings that need a restart keep their values until then") from error
 
 
 def _check(config: Config, given: _Givens, otherwise: str = "default") -> None:
-    """Whether settings fit each other. otherwise: where a value is from that nobody gave."""
+    """Validates that settings fit each other. otherwise: the source to name for values that were not given."""
 
-    def told(path: str, value: str) -> str:
+    def describe(path: str, value: str) -> str:
         return f"{path} = {value} ({given[path].where if path in given else otherwise})"
 
-    if wrong := wrong_together(config, told):
+    if wrong := wrong_together(config, describe):
         raise ConfigError(wrong)

@@ -1,4 +1,4 @@
-"""The configuration in force: some of it may change while engines run."""
+"""The configuration in force, of which some settings change while engines run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ AT_ONCE: Final = frozenset(
     }
 )
 RESIZABLE: Final = ("disk.size", "evict.low", "evict.high")
-_WITH_A_RESTART: Final = "a disk tier comes and goes with a restart of the daemon only"
+_WITH_A_RESTART: Final = "only a restart of the daemon adds or removes a disk tier"
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Settings by `Field.path`: those that changed, with their values, and those that wait for a restart."""
+    """Settings that a reload or resize changed (`done`, with their values), and those that need a restart (`later`)."""
 
     done: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
@@ -43,20 +43,23 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class InForce:
-    """What the daemon goes by now. `follow` is for whoever has to be told of changes. On the loop's thread only."""
+    """The configuration that the daemon runs by, and the functions to call after a change. For the loop's thread."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._followers: list[Callable[[Config], None]] = []
 
     def follow(self, follower: Callable[[Config], None]) -> None:
-        """Calls it with the whole configuration whenever something in it has changed."""
+        """Registers a function that is called with the whole configuration after each change."""
         self._followers.append(follower)
 
     def take(self, wanted: Config) -> Changes:
-        """Goes by another configuration from now on, as far as that is possible without a restart.
+        """Puts another configuration in force, as far as that is possible without a restart.
 
-        Raises ConfigError, and all stays as it was, where what is in force and what is new do not go together.
+        Returns:
+            The settings that changed and those that wait for a restart.
+
+        Raises ConfigError, and changes nothing, if the new values do not fit those that stay in force.
         """
         old = self.config
         different = [field for field in fields() if value_of(old, field) != value_of(wanted, field)]
@@ -65,19 +68,26 @@ class InForce:
             self.config = _going_together(self.beside(wanted))
             for follower in self._followers:
                 follower(self.config)
-        told = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field)) or '(none)'}" for field in done)
-        return Changes(told, tuple(field.path for field in different if field not in done))
+        changed = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field)) or '(none)'}" for field in done)
+        return Changes(changed, tuple(field.path for field in different if field not in done))
 
     def beside(self, wanted: Config) -> Config:
-        """What would be in force, be it right or wrong: of what is wanted all that needs no restart."""
+        """Returns the configuration that `wanted` would put in force without a restart. It is not validated."""
         now = [field for field in fields() if _at_once(field.path, self.config, wanted)]
         return replaced(self.config, {field.path: value_of(wanted, field) for field in now})
 
     def resize(self, texts: Mapping[str, str]) -> Changes:
-        """Goes by other sizes, until the configuration is read again. Raises ConfigError."""
+        """Changes sizes until the configuration is loaded again.
+
+        Returns:
+            The settings that changed.
+
+        Raises:
+            ConfigError: A setting cannot be resized, or its value is invalid.
+        """
         wrong = [path for path in texts if path not in RESIZABLE]
         if wrong:
-            raise ConfigError(f"{', '.join(wrong)}: can not be resized; {', '.join(RESIZABLE)} can")
+            raise ConfigError(f"{', '.join(wrong)}: cannot be resized; only {', '.join(RESIZABLE)} can")
         if self.config.disk.size and _is_nothing(texts.get("disk.size", "")):
             raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
         wanted = with_changes(self.config, texts, "resize")
@@ -94,9 +104,9 @@ def _is_nothing(size: str) -> bool:
 
 
 def _going_together(config: Config) -> Config:
-    """It itself: a file may be right as a whole, and wrong beside what only a restart changes."""
+    """Returns the configuration. Raises ConfigError if its disk size does not fit settings that need a restart."""
     if wrong := wrong_disk_size(config):
-        raise ConfigError(f"disk.size, beside what only a restart changes, {wrong}")
+        raise ConfigError(f"disk.size {wrong}; settings that need a restart keep their values until then")
     return config
 
 

@@ -1,7 +1,7 @@
-"""What the daemon can be told: a Struct for each table of the configuration, and `fields`, derived from them.
+"""The settings of the daemon: one Struct for each table of the configuration, and `fields`, derived from them.
 
-The Structs are the only list of keys: names of variables and flags, readers, defaults and help texts come
-from them. `arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA_SIZE` and `--arena-size`.
+The Structs are the only list of keys: the names of variables and flags, readers, defaults and help texts follow from
+them. `arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA_SIZE` and `--arena-size`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from pagetier.daemon.config.value_types import (
 from pagetier.shm.socket_path import default_socket
 
 BATCH_BYTES: Final = 128 << 20
-SMALLEST_PART: Final = 8  # of the arena: what is being written can not leave, however long the disk takes
+SMALLEST_PART: Final = 8  # of the arena: a page that is being written to disk cannot be evicted until the disk is done
 
 
 PREFIX = "PAGETIER_"
-# the core takes an index of more pages for a damaged one
+# The core treats an index of more pages as corrupt.
 MOST_FRAMES = 1 << 30
 
 
@@ -48,27 +48,27 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaOptions(Section, frozen=True, kw_only=True):
-    """The shared memory that pages live in."""
+    """The shared memory for pages."""
 
-    size: Annotated[int, size_setting("Bytes of the arena, rounded down to whole frames.", 4096)] = 1 << 30
-    frame_size: Annotated[int, frame_setting("Bytes of a frame: a power of two, as small as pages are.")] = 1 << 20
+    size: Annotated[int, size_setting("Size of the arena, rounded down to whole frames.", 4096)] = 1 << 30
+    frame_size: Annotated[int, frame_setting("Size of a frame: a power of two, no larger than a page.")] = 1 << 20
     prefault: Annotated[
         Literal["populate", "lazy"],
-        choice_setting("Take all memory at start, or when a page first needs it.", "populate", "lazy"),
+        choice_setting("Allocate all memory at the start, or when a page first needs it.", "populate", "lazy"),
     ] = "populate"
-    threads: Annotated[int, count_setting("Threads that populate the arena; 0: as it fits.", 0, 1024)] = 0
+    threads: Annotated[int, count_setting("Threads that populate the arena; 0: chosen by the daemon.", 0, 1024)] = 0
     huge_pages: Annotated[
         Literal["never", "advise"],
-        choice_setting("Ask for huge pages, where the host allows them.", "never", "advise"),
+        choice_setting("Use huge pages where the host allows them.", "never", "advise"),
     ] = "never"
     numa: Annotated[
         Literal["local", "interleave"],
-        choice_setting("Place the arena near the daemon, or over all NUMA nodes.", "local", "interleave"),
+        choice_setting("Place the arena near the daemon, or on all NUMA nodes.", "local", "interleave"),
     ] = "local"
 
     @property
     def frames(self) -> int:
-        """Whole frames in the arena."""
+        """The number of whole frames in the arena."""
         return self.size // self.frame_size
 
     @property
@@ -81,21 +81,21 @@ class IndexOptions(Section, frozen=True, kw_only=True):
     """The shared index of pages."""
 
     entries: Annotated[
-        int, count_setting("Pages that the index holds; 0: one per frame of memory and disk.", 0, MOST_FRAMES)
+        int, count_setting("Pages that the index can hold; 0: one per frame of memory and disk.", 0, MOST_FRAMES)
     ] = 0
-    namespaces: Annotated[int, count_setting("Namespaces that the index holds.", 1, 1 << 20)] = 1024
+    namespaces: Annotated[int, count_setting("Namespaces that the index can hold.", 1, 1 << 20)] = 1024
     namespace_idle: Annotated[
         float,
         duration_setting(
-            "A full table drops namespaces that were not used for this time, with their pages, the oldest first. One is"
-            " used while a page of it is pinned or being written, when one is stored, found or read in, and when the"
-            " daemon finds it on disk at its start."
+            "When the table of namespaces is full, those that were not used for this time are dropped with their pages,"
+            " the least recently used first. A namespace counts as used while one of its pages is pinned or being"
+            " written, when one is stored, matched or read from disk, and when the daemon finds it on disk at start."
         ),
     ] = 600.0
 
 
 class EvictOptions(Section, frozen=True, kw_only=True):
-    """When pages leave ahead of need: free shares of the arena at which the evictor starts and stops."""
+    """Eviction ahead of need: the free shares of the arena at which the evictor starts and stops."""
 
     low: Annotated[float, share_setting("Evict when less than this share of the frames is free.")] = 0.005
     high: Annotated[float, share_setting("Evict until this share of the frames is free.")] = 0.01
@@ -104,88 +104,91 @@ class EvictOptions(Section, frozen=True, kw_only=True):
 class StoreOptions(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
-    expiry: Annotated[float, duration_setting("How long a living writer may hold a reservation.")] = 60.0
+    expiry: Annotated[float, duration_setting("How long a live writer may keep a reservation.")] = 60.0
     share: Annotated[
         float,
         share_setting(
-            "Share of an arena of 1,024 frames and more that one process may have reserved and not written yet; 0: any."
+            "Share of the arena that one process may have reserved and not yet written, if the arena has 1,024 frames"
+            " or more; 0: no limit."
         ),
     ] = 0.9
     quarantine: Annotated[
-        float, pause_setting("How long the memory of a dead process stays out of use: its GPU may still write.")
+        float, pause_setting("How long the memory of a dead process is not reused: its GPU may still write to it.")
     ] = 0.25
 
 
 class MatchOptions(Section, frozen=True, kw_only=True):
-    """Finding pages."""
+    """Matching pages."""
 
     share: Annotated[
         float,
         share_setting(
-            "Share of an arena of 1,024 frames and more that one attachment may pin: its matches end there; 0: any."
+            "Share of the arena that one attachment may pin before its matches end early, if the arena has 1,024 frames"
+            " or more; 0: no limit."
         ),
     ] = 0.9
 
 
 class DiskOptions(Section, frozen=True, kw_only=True):
-    """The disk tier: pages outlive memory, the daemon and the host."""
+    """The disk tier: pages survive eviction, a restart of the daemon and a reboot of the host."""
 
-    path: Annotated[Path | None, folder_setting("Folder of the disk tier, made if need be.")] = None
-    size: Annotated[int, size_setting("Bytes that its files may take; 0: no disk tier.")] = 0
+    path: Annotated[Path | None, folder_setting("Folder of the disk tier, created if needed.")] = None
+    size: Annotated[int, size_setting("Largest total size of its files; 0: no disk tier.")] = 0
     write: Annotated[
         Literal["evict", "through", "second"],
         choice_setting(
-            "Write pages before they leave memory, all at once, or before they leave if they were used again.",
+            "Write pages before eviction (evict), as soon as possible (through), or before eviction if they were used"
+            " again (second).",
             "evict",
             "through",
             "second",
         ),
     ] = "evict"
-    ahead: Annotated[float, share_setting("Share of the arena that is written ahead of its eviction.")] = 0.1
+    ahead: Annotated[float, share_setting("Share of the arena that is written to disk ahead of eviction.")] = 0.1
     patience: Annotated[
-        float, duration_setting("How long a store may wait for the disk, rather than lose pages unwritten.")
+        float, duration_setting("How long a store may wait for the disk before unwritten pages are evicted.")
     ] = 0.005
-    budget: Annotated[int, size_setting("Bytes that may be written a day; 0: any number.")] = 0
-    sync: Annotated[float, duration_setting("Longest time from writing a page to its sync.")] = 10.0
-    environments: Annotated[int, count_setting("LMDB environments that share the work.", 1, 64)] = 4
-    stop: Annotated[float, duration_setting("How long a stop may take to write what is unwritten.")] = 30.0
+    budget: Annotated[int, size_setting("Bytes that may be written per day; 0: no limit.")] = 0
+    sync: Annotated[float, duration_setting("Longest time between writing a page and syncing it.")] = 10.0
+    environments: Annotated[int, count_setting("Number of LMDB environments that share the work.", 1, 64)] = 4
+    stop: Annotated[float, duration_setting("How long a stop may take to write unwritten pages.")] = 30.0
 
 
 class AccessOptions(Section, frozen=True, kw_only=True):
-    """Who may attach or look, beside the daemon's own user and root."""
+    """Users that may attach or observe, besides root and the daemon's own user."""
 
     users: Annotated[
-        tuple[int, ...], users_setting("Users (names or numbers) who may attach; who is attached stays so.")
+        tuple[int, ...], users_setting("Users (names or numbers) that may attach; a change detaches no engine.")
     ] = ()
     groups: Annotated[
-        tuple[int, ...], groups_setting("Groups (names or numbers) who may attach; who is attached stays so.")
+        tuple[int, ...], groups_setting("Groups (names or numbers) that may attach; a change detaches no engine.")
     ] = ()
     watch_users: Annotated[
         tuple[int, ...],
-        users_setting("Users who may look (stats, top), and do nothing else; see socket_mode."),
+        users_setting("Users that may only observe (stats, top); see socket_mode."),
     ] = ()
     watch_groups: Annotated[
         tuple[int, ...],
-        groups_setting("Groups who may look (stats, top), and do nothing else; see socket_mode."),
+        groups_setting("Groups that may only observe (stats, top); see socket_mode."),
     ] = ()
     socket_group: Annotated[
-        tuple[int, ...], group_setting("Group of the control socket, one of the daemon's own; empty: its first.")
+        tuple[int, ...], group_setting("Group of the control socket, one of the daemon's own; empty: its primary one.")
     ] = ()
     socket_mode: Annotated[
         int,
         mode_setting(
-            "Permission bits of the control socket, and of metrics.listen where that is a path, octal. 0666 lets"
-            " everybody open it, and who is named nowhere is refused."
+            "Permission bits, in octal, of the control socket and of metrics.listen if that is a path. 0666 lets"
+            " every user open it; the daemon still rejects users that are not listed."
         ),
     ] = 0o660
 
 
 class LogOptions(Section, frozen=True, kw_only=True):
-    """What is logged."""
+    """The log."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        choice_setting("The least severe lines to log.", "debug", "info", "warning", "error"),
+        choice_setting("Lowest level that is logged.", "debug", "info", "warning", "error"),
     ] = "info"
 
 
@@ -193,17 +196,19 @@ class MetricsOptions(Section, frozen=True, kw_only=True):
     """Metrics for Prometheus: counters, read at each scrape."""
 
     listen: Annotated[
-        Address | None, address_setting("Where /metrics is served: a port of this host, or a path; empty: not.")
+        Address | None,
+        address_setting("Address of /metrics: a port of this host, or the path of a socket; empty: none."),
     ] = None
     namespaces: Annotated[
-        int, count_setting("Namespaces with metrics of their own: the largest; the others are added up.", 0, 10_000)
+        int,
+        count_setting("Number of namespaces, the largest, that get their own metrics; the rest is summed.", 0, 10_000),
     ] = 50
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """Everything the daemon is told. Sizes are bytes, durations seconds, users and groups ids."""
+    """The configuration of the daemon. Sizes are in bytes, durations in seconds, users and groups are IDs."""
 
-    name: Annotated[str, name_setting("Name of the shared segments; one per daemon.")] = "pagetier"
+    name: Annotated[str, name_setting("Name of the shared memory segments, different for each daemon.")] = "pagetier"
     socket: Annotated[Path, socket_setting("Path of the control socket.")] = msgspec.field(
         default_factory=default_socket
     )
@@ -219,17 +224,17 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def entries(self) -> int:
-        """Pages that the index can hold: a frame each, in memory and on disk, where nothing else is said."""
+        """The capacity of the index in pages: by default one for each frame of memory and disk."""
         return self.index.entries or min(MOST_FRAMES, self.arena.frames + self.disk.size // self.arena.frame_size)
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting under all its names."""
+    """One setting under all of its names."""
 
     section: str
     key: str
     setting: Setting
-    default: Any  # msgspec.NODEFAULT where the default depends on the host
+    default: Any  # msgspec.NODEFAULT if the default depends on the host
 
     @property
     def path(self) -> str:
@@ -253,12 +258,12 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def value_of(config: Config, field: Field) -> Any:
-    """What a configuration says."""
+    """Returns the value of a setting in a configuration."""
     return getattr(getattr(config, field.section) if field.section else config, field.key)
 
 
 def replaced(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with other values, by `Field.path`, which nobody checks here."""
+    """Returns the configuration with other values, by `Field.path`. They are not validated."""
     for field in fields():
         if field.path in values:
             table = getattr(config, field.section) if field.section else config
@@ -269,7 +274,7 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 
 @functools.cache
 def fields() -> tuple[Field, ...]:
-    """Every setting, in the order of the Structs."""
+    """Returns all settings, in the order of the Structs."""
     return tuple(_fields_of(Config, ""))
 
 

@@ -1,4 +1,4 @@
-"""Where in a TOML file a key is, or what Python's reader gives up on: it does not tell."""
+"""Finds the line of a key, or of text that Python's TOML parser rejects without naming a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATH: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
 _TABLE: Final = re.compile(rf"\s*\[\[?\s*({_PATH})\s*\]")
 _KEY: Final = re.compile(rf"\s*({_PATH})\s*=")
 _DIGITS: Final = re.compile("[0-9][0-9_]*")
-# comments and strings are passed over whole
+# Comments and strings match as a whole, so that brackets inside of them are not counted.
 _BRACKETS: Final = re.compile(
     r'''#[^\n]*|"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|([\[{])|([\]}])''', re.DOTALL
 )
@@ -24,14 +24,14 @@ _Names: TypeAlias = tuple[str, ...]
 class Places:
     """The lines, counted from 1, in which a valid file names its tables and keys.
 
-    Text within strings of several lines may be taken for a key.
+    Lines inside of multi-line strings may be mistaken for keys.
     """
 
     def __init__(self, text: str) -> None:
         self._paths = list(_paths(text))
 
     def line_of(self, *wanted: str) -> int | None:
-        """Where `wanted` is ("arena", "size"), or the table or value it is in; None where that can not be seen."""
+        """Returns the line of `wanted` ("arena", "size"), or of the table or value around it; None if not found."""
         found = None
         for line, path in self._paths:
             if path[: len(wanted)] == wanted:
@@ -42,14 +42,14 @@ class Places:
 
 
 def line_of_long_number(text: str) -> int:
-    """The line of the first number with more digits than Python reads."""
+    """Returns the line of the first number with more digits than Python parses."""
     most = sys.get_int_max_str_digits()
     runs = (run for run in _DIGITS.finditer(text) if len(run[0].replace("_", "")) > most)
     return _line(text, next((run.start() for run in runs), 0))
 
 
 def line_of_deepest(text: str) -> int:
-    """The line in which brackets are nested the deepest."""
+    """Returns the line in which brackets are nested most deeply."""
     depth = deepest = at = 0
     for found in _BRACKETS.finditer(text):
         depth += bool(found[1]) - bool(found[2])
@@ -63,9 +63,9 @@ def _line(text: str, at: int) -> int:
 
 
 def _paths(text: str) -> Iterator[tuple[int, _Names]]:
-    """Each line that names a table or a key, and its whole name."""
+    """Yields each line that names a table or a key, with its full name."""
     table: _Names = ()
-    for line, words in enumerate(text.split("\n"), start=1):  # TOML knows no other end of a line
+    for line, words in enumerate(text.split("\n"), start=1):  # TOML knows no other line separator
         if header := _TABLE.match(words):
             table = _parts(header[1])
             yield line, table
@@ -74,7 +74,7 @@ def _paths(text: str) -> Iterator[tuple[int, _Names]]:
 
 
 def _parts(path: str) -> _Names:
-    """The names of a dotted one, as the reader reads them; none of what only looked like one, in a string."""
+    """Returns the parts of a dotted name; none for text in a string that only looks like a name."""
     try:
         document: Any = tomllib.loads(f"{path} = 0")
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Whether settings fit each other that are each right alone."""
+"""Validates settings against each other, after each was validated alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pagetier.daemon.config.schema import MOST_FRAMES, Config, DiskOptions
 from pagetier.shm.units import format_size, spell_size
 from pagetier.tiers.capacity import holds_any, least_cap
 
-# Its files are mapped, beside the arena and into several processes: half of the addresses that a process has.
+# The tier's files are mapped by several processes, beside the arena: this is half of a process's addresses.
 MOST_MAPPED: Final = 1 << 46
 
 
 def wrong_disk_size(config: Config) -> str:
-    """Why no tier can be of `disk.size`, behind its name and value; or ""."""
+    """Returns why a disk tier of `disk.size` is impossible, to follow its name and value; or ""."""
     disk, frame = config.disk, config.arena.frame_size
     if not disk.size:
         return ""
@@ -35,7 +35,12 @@ def wrong_disk_size(config: Config) -> str:
 
 
 def beyond_its_disk(disk: DiskOptions, total: int) -> str:
-    """That the file system, of so many bytes, is full before the tier is, if that is so; total: 0 if unknown."""
+    """Returns a warning if the file system is smaller than the disk tier; or "".
+
+    Args:
+        disk: The options of the disk tier.
+        total: Bytes of the file system; 0 if unknown.
+    """
     if not total or disk.size <= total:
         return ""
     return (
@@ -44,49 +49,49 @@ def beyond_its_disk(disk: DiskOptions, total: int) -> str:
     )
 
 
-# a setting and its value as they are told, with the place that they are from
-Telling: TypeAlias = Callable[[str, str], str]
+# Returns a setting and its value with their source, for messages.
+Describe: TypeAlias = Callable[[str, str], str]
 
 
-def wrong_together(config: Config, told: Telling) -> str:
-    """The first thing that does not fit; "" if there is none."""
+def wrong_together(config: Config, describe: Describe) -> str:
+    """Returns the first conflict between settings; or ""."""
     checks = (_of_arena, _of_disk, _of_shares, _of_sockets)
-    return next((wrong for check in checks for wrong in check(config, told)), "")
+    return next((wrong for check in checks for wrong in check(config, describe)), "")
 
 
-def _of_arena(config: Config, told: Telling) -> Iterator[str]:
+def _of_arena(config: Config, describe: Describe) -> Iterator[str]:
     arena = config.arena
-    size = told("arena.size", spell_size(arena.size))
-    frame = told("arena.frame_size", spell_size(arena.frame_size))
+    size = describe("arena.size", spell_size(arena.size))
+    frame = describe("arena.frame_size", spell_size(arena.frame_size))
     if not arena.frames:
         yield f"{size} has no room for one frame: {frame}"
     if arena.frames > MOST_FRAMES:
         yield f"{size} has more than {MOST_FRAMES} frames: {frame}"
 
 
-def _of_disk(config: Config, told: Telling) -> Iterator[str]:
+def _of_disk(config: Config, describe: Describe) -> Iterator[str]:
     disk = config.disk
     if disk.size and not disk.path:
-        yield f"{told('disk.size', spell_size(disk.size))} needs a folder: set disk.path"
+        yield f"{describe('disk.size', spell_size(disk.size))} needs a folder: set disk.path"
     if disk.path and not disk.size:
-        yield f"{told('disk.path', str(disk.path))} needs a size: set disk.size"
+        yield f"{describe('disk.path', str(disk.path))} needs a size: set disk.size"
     if why := wrong_disk_size(config):
-        yield f"{told('disk.size', spell_size(disk.size))} {why}"
+        yield f"{describe('disk.size', spell_size(disk.size))} {why}"
 
 
-def _of_shares(config: Config, told: Telling) -> Iterator[str]:
+def _of_shares(config: Config, describe: Describe) -> Iterator[str]:
     evict = config.evict
     if evict.low > evict.high:
-        yield f"{told('evict.low', str(evict.low))} is more than {told('evict.high', str(evict.high))}"
+        yield f"{describe('evict.low', str(evict.low))} is more than {describe('evict.high', str(evict.high))}"
 
 
-def _of_sockets(config: Config, told: Telling) -> Iterator[str]:
+def _of_sockets(config: Config, describe: Describe) -> Iterator[str]:
     path = config.metrics.listen.path if config.metrics.listen is not None else None
     if path is not None and _is_same_place(path, config.socket):
-        control = told("socket", str(config.socket))
-        yield f"{told('metrics.listen', str(path))} is where engines attach: {control}"
+        control = describe("socket", str(config.socket))
+        yield f"{describe('metrics.listen', str(path))} is also the control socket, {control}: set another path"
 
 
 def _is_same_place(one: Path, other: Path) -> bool:
-    """Whether two sockets would have one name; /var/run is /run."""
+    """Returns whether two sockets would have the same path. /var/run and /run are the same folder."""
     return one.name == other.name and os.path.realpath(one.parent) == os.path.realpath(other.parent)

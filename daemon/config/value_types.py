@@ -1,7 +1,8 @@
-"""How one setting is read: from a TOML value, a variable or a flag, all by the same reader.
+"""The types of settings: how a value is parsed, formatted and described.
 
-A reader takes the raw value (a str from variables and flags, any TOML type from a file), gives the typed one,
-and raises ValueError with a sentence for people that names the value. A `Setting` goes into `Annotated`.
+One reader parses values from TOML, environment variables and flags. It takes the raw value (a str from variables and
+flags, any TOML type from a file), returns the typed one, and raises ValueError with a message that names the value. A
+`Setting` is placed in `Annotated`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import msgspec
 
 from pagetier.shm.units import parse_duration, parse_size, shown, spell_duration, spell_size
 
-# struct sockaddr_un has 108 bytes for the path and its closing zero
+# struct sockaddr_un has 108 bytes for the path and its terminating zero
 _SOCKET_PATH_LIMIT = 107
 _MAX_ID = 2**32 - 2
 _BARE_ID = re.compile("[0-9]{1,10}")
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How a field is read, shown as it would be written, and told to people (`metavar`, `help`)."""
+    """How a setting is parsed (`read`), formatted as it would be written (`show`) and described (`metavar`, `help`)."""
 
     read: Callable[[object], Any]
     show: Callable[[Any], str]
@@ -35,10 +36,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def size_setting(help: str, least: int = 0) -> Setting:
-    """Bytes, at least `least`."""
+    """Returns a setting in bytes, at least `least`."""
 
     def read(raw: object) -> int:
-        nbytes = parse_size(raw)  # type: ignore[arg-type]  # it refuses other types itself
+        nbytes = parse_size(raw)  # type: ignore[arg-type]  # it rejects other types itself
         if nbytes < least:
             raise ValueError(f"{shown(raw)} is too small: at least {spell_size(least)}")
         return nbytes
@@ -47,7 +48,7 @@ def size_setting(help: str, least: int = 0) -> Setting:
 
 
 def frame_setting(help: str) -> Setting:
-    """Bytes of a frame: a power of two, at least 4096."""
+    """Returns a setting for the bytes of a frame: a power of two, at least 4096."""
     plain = size_setting(help, least=4096)
 
     def read(raw: object) -> int:
@@ -61,7 +62,7 @@ def frame_setting(help: str) -> Setting:
 
 
 def count_setting(help: str, least: int, most: int) -> Setting:
-    """A whole number between `least` and `most`, both allowed."""
+    """Returns a setting for a whole number from `least` to `most`, both included."""
 
     def read(raw: object) -> int:
         if isinstance(raw, bool) or not re.fullmatch("-?[0-9]{1,19}", str(raw), re.ASCII):
@@ -74,7 +75,7 @@ def count_setting(help: str, least: int, most: int) -> Setting:
 
 
 def share_setting(help: str) -> Setting:
-    """A share of the whole: 0 <= share < 1."""
+    """Returns a setting for a share: 0 <= share < 1."""
 
     def read(raw: object) -> float:
         if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
@@ -95,19 +96,19 @@ def _float(raw: str | float) -> float:
 
 
 def duration_setting(help: str) -> Setting:
-    """Seconds, more than zero."""
+    """Returns a setting in seconds, more than zero."""
 
     def read(raw: object) -> float:
         seconds = _duration(raw)
         if seconds <= 0:
-            raise ValueError(f"{shown(raw)} is too short: more than zero")
+            raise ValueError(f"{shown(raw)} is too short: must be more than zero")
         return seconds
 
     return Setting(read=read, show=spell_duration, metavar="DURATION", help=help)
 
 
 def pause_setting(help: str) -> Setting:
-    """Seconds, or none."""
+    """Returns a setting in seconds, zero or more."""
 
     def read(raw: object) -> float:
         seconds = _duration(raw)
@@ -119,11 +120,11 @@ def pause_setting(help: str) -> Setting:
 
 
 def _duration(raw: object) -> float:
-    return parse_duration(raw)  # type: ignore[arg-type]  # it refuses other types itself
+    return parse_duration(raw)  # type: ignore[arg-type]  # it rejects other types itself
 
 
 def choice_setting(help: str, *names: str) -> Setting:
-    """One of `names`."""
+    """Returns a setting whose value is one of `names`."""
 
     def read(raw: object) -> str:
         if raw not in names:
@@ -134,7 +135,7 @@ def choice_setting(help: str, *names: str) -> Setting:
 
 
 def name_setting(help: str) -> Setting:
-    """A name that fits into a file name: 1 to 100 letters, digits, dots, underscores and hyphens."""
+    """Returns a setting for a name that fits into file names: 1 to 100 letters, digits, dots, underscores, hyphens."""
 
     def read(raw: object) -> str:
         if not isinstance(raw, str) or not re.fullmatch("[A-Za-z0-9._-]{1,100}", raw):
@@ -145,7 +146,7 @@ def name_setting(help: str) -> Setting:
 
 
 def socket_setting(help: str) -> Setting:
-    """An absolute path that fits into a Unix socket's address."""
+    """Returns a setting for an absolute path that fits into the address of a Unix socket."""
 
     def read(raw: object) -> Path:
         if not isinstance(raw, str) or not raw or "\0" in raw:
@@ -160,7 +161,7 @@ def socket_setting(help: str) -> Setting:
 
 
 def folder_setting(help: str) -> Setting:
-    """An absolute path of a folder; empty: none."""
+    """Returns a setting for the absolute path of a folder; an empty value means none."""
 
     def read(raw: object) -> Path | None:
         if not isinstance(raw, str) or "\0" in raw:
@@ -173,7 +174,10 @@ def folder_setting(help: str) -> Setting:
 
 
 def mode_setting(help: str) -> Setting:
-    """Permission bits as an octal string. A TOML number is refused: 660 and 0o660 can not be told apart."""
+    """Returns a setting for permission bits, an octal string.
+
+    A TOML number is rejected, since 660 and 0o660 are both numbers, and only one of them means what it says.
+    """
 
     def read(raw: object) -> int:
         if not isinstance(raw, str) or not re.fullmatch("0?[0-7]{3}", raw):
@@ -186,17 +190,17 @@ def mode_setting(help: str) -> Setting:
 
 
 def users_setting(help: str) -> Setting:
-    """User ids, from names or numbers; a list, or one string with commas."""
+    """Returns a setting for user IDs, given as names or numbers in a list or in one string with commas."""
     return _ids_setting(help, "user", lambda name: pwd.getpwnam(name).pw_uid)
 
 
 def groups_setting(help: str) -> Setting:
-    """Group ids, from names or numbers; a list, or one string with commas."""
+    """Returns a setting for group IDs, given as names or numbers in a list or in one string with commas."""
     return _ids_setting(help, "group", lambda name: grp.getgrnam(name).gr_gid)
 
 
 def group_setting(help: str) -> Setting:
-    """One group's id, from its name or number, or none: a tuple with at most one."""
+    """Returns a setting for at most one group, given as a name or a number; its value is a tuple of zero or one ID."""
     several = groups_setting(help)
 
     def read(raw: object) -> tuple[int, ...]:
@@ -208,9 +212,9 @@ def group_setting(help: str) -> Setting:
     return Setting(read=read, show=several.show, metavar="GROUP", help=help)
 
 
-def _ids_setting(help: str, noun: str, look_up: Callable[[str], int]) -> Setting:
+def _ids_setting(help: str, noun: str, find_id: Callable[[str], int]) -> Setting:
     def read(raw: object) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(_id(item, noun, look_up) for item in _items(raw, noun)))
+        return tuple(dict.fromkeys(_id(item, noun, find_id) for item in _items(raw, noun)))
 
     metavar = f"{noun.upper()},..."
     return Setting(read=read, show=lambda ids: ",".join(map(str, ids)), metavar=metavar, help=help)
@@ -224,21 +228,24 @@ def _items(raw: object, noun: str) -> list[object]:
     raise ValueError(f'{shown(raw)} is not a list of {noun}s, such as ["alice", 1000]')
 
 
-def _id(item: object, noun: str, look_up: Callable[[str], int]) -> int:
+def _id(item: object, noun: str, find_id: Callable[[str], int]) -> int:
     if isinstance(item, bool) or not isinstance(item, (str, int)) or item == "":
         raise ValueError(f"{shown(item)} is not the name or the number of a {noun}")
     if _BARE_ID.fullmatch(str(item)) and int(item) <= _MAX_ID:
         return int(item)
     try:
-        return look_up(str(item))
+        return find_id(str(item))
     except (KeyError, ValueError):
         raise ValueError(f"there is no {noun} {shown(item)} on this host") from None
 
 
-def hint(name: str, known: Iterable[str], told: Mapping[str, str] | None = None) -> str:
-    """`; did you mean "..."?` with the name nearest to `name`, as `told` spells it; "" where none is near."""
+def hint(name: str, known: Iterable[str], spellings: Mapping[str, str] | None = None) -> str:
+    """Returns `; did you mean "..."?` with the known name nearest to `name`; "" if none is near.
+
+    spellings: How a known name is shown, if differently.
+    """
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f'; did you mean "{(told or {}).get(near[0], near[0])}"?' if near else ""
+    return f'; did you mean "{(spellings or {}).get(near[0], near[0])}"?' if near else ""
 
 
 _EXAMPLES = '"127.0.0.1:9464", "[::1]:9464" or "/run/pagetier/metrics.sock"'
@@ -246,7 +253,7 @@ _LOCAL = "127.0.0.1"
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Either a path, or an address of this host and a port."""
+    """Either the path of a socket, or an address of this host and a port."""
 
     path: Path | None = None
     host: str = ""
@@ -259,14 +266,14 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def address_setting(help: str) -> Setting:
-    """An absolute path, a port, or an address of this host and a port; empty: none."""
+    """Returns a setting for an absolute path, a port, or an address of this host and a port; empty means none."""
     plain = socket_setting(help)
 
     def read(raw: object) -> Address | None:
         if isinstance(raw, str) and raw.startswith("/"):
             return Address(path=plain.read(raw))
         if isinstance(raw, bool) or not isinstance(raw, (str, int)):
-            raise ValueError(f"{shown(raw)} is no address: write {_EXAMPLES}")
+            raise ValueError(f"{shown(raw)} is not an address: write {_EXAMPLES}")
         return _read_port(str(raw)) if str(raw) else None
 
     return Setting(read=read, show=lambda address: str(address or ""), metavar="ADDRESS", help=help)
@@ -275,10 +282,10 @@ def address_setting(help: str) -> Setting:
 def _read_port(text: str) -> Address:
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{shown(text)} is no address: write {_EXAMPLES}")
+        raise ValueError(f"{shown(text)} is not an address: write {_EXAMPLES}")
     host = host.removeprefix("[").removesuffix("]") or _LOCAL
     if not _is_local(host):
-        raise ValueError(f"{shown(text)} is not of this host alone: write {_EXAMPLES}, and put a proxy before it")
+        raise ValueError(f"{shown(text)} is not a loopback address: write {_EXAMPLES}; a proxy can serve other hosts")
     return Address(host=host, port=int(port))
 
 
