@@ -1,4 +1,4 @@
-"""`pagetierd`: reads its configuration, takes the segments, serves until it is told to stop."""
+"""`pagetierd`: reads its configuration, opens the segments, and serves until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pagetier.daemon.host.prefault import PrefaultError
 from pagetier.daemon.lifecycle import RunContext, run
 from pagetier.daemon.release_memory import give_back_memory, name_meant
 from pagetier.daemon.server.control_socket import Server, SocketError
-from pagetier.daemon.startup_errors import Refusing, give_up
+from pagetier.daemon.startup_errors import DaemonCommand, give_up
 from pagetier.daemon.stop_signals import Told
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
@@ -37,66 +37,69 @@ from pagetier.shm.segments import Leftovers, Origin, Segments, UnfitError, Wish,
 log = logging.getLogger("pagetierd")
 
 
-class Instead(Enum):
-    """What is done in place of serving."""
+class Action(Enum):
+    """An action in place of serving."""
 
     CHECK = "check"
     GIVE_BACK = "give back"
 
 
 @click.command(
-    cls=Refusing,
+    cls=DaemonCommand,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=exit_code_help(Exit.OK, Exit.USAGE, Exit.REFUSED, Exit.UNFIT),
 )
 @version_option
-@click.option("--config", type=SomePath(readable=False), help="TOML file. [default: $PAGETIER_CONFIG, or none]")
+@click.option(
+    "--config", type=SomePath(readable=False), help="Configuration file (TOML). [default: $PAGETIER_CONFIG, or none]"
+)
 @click.option(
     "--fresh",
     "leftovers",
     flag_value=Leftovers.DISCARD,
     default=Leftovers.ADOPT,
     type=click.UNPROCESSED,
-    help="Drop what an earlier daemon left in memory.",
+    help="Discard the pages that an earlier daemon left in memory.",
 )
 @click.option(
     "--keep-while",
     type=SomePath(),
-    help="While this file or folder is there, SIGTERM leaves the pages for the next daemon.",
+    help="While this file or folder exists, SIGTERM keeps the pages in memory for the next daemon.",
 )
 @click.option(
-    "--check", "instead", flag_value=Instead.CHECK, type=click.UNPROCESSED, help="Read the configuration only."
+    "--check", "action", flag_value=Action.CHECK, type=click.UNPROCESSED, help="Validate the configuration and exit."
 )
 @click.option(
     "--give-back",
-    "instead",
-    flag_value=Instead.GIVE_BACK,
+    "action",
+    flag_value=Action.GIVE_BACK,
     type=click.UNPROCESSED,
-    help="Give back the memory that an earlier daemon left, and exit; root may do so for every user.",
+    help="Release the memory that an earlier daemon left, and exit; root may do so for every user.",
 )
 @config_options
 def main(
-    config: Path | None, leftovers: Leftovers, keep_while: Path | None, instead: Instead | None, **flags: Any
+    config: Path | None, leftovers: Leftovers, keep_while: Path | None, action: Action | None, **flags: Any
 ) -> None:
-    """Keep KV pages in host memory for the engines of this host.
+    """Keep KV pages in host memory for the inference engines of this host.
 
-    Every setting can be given in a TOML file, in a variable over it, and by a flag over both: arena.size is `size` in
-    the table [arena], PAGETIER_ARENA_SIZE and --arena-size. `pagetier doctor` says whether this host is ready for it.
+    Every setting can be given in a TOML file, as an environment variable, or as a flag. Variables override the file,
+    and flags override both: arena.size is `size` in the table [arena], PAGETIER_ARENA_SIZE and --arena-size. `pagetier
+    doctor` checks whether this host is ready.
 
-    SIGTERM and SIGINT stop it and give the memory back; SIGUSR1 stops it and leaves the pages for the next daemon,
-    as a crash does. SIGHUP reads the configuration again; sizes of memory, names and paths wait for a restart.
+    SIGTERM and SIGINT stop the daemon and release its memory. SIGUSR1 stops it and keeps the pages in memory for the
+    next daemon, as a crash does. SIGHUP reloads the configuration; memory sizes, names and paths need a restart.
     """
 
     def read(beside: Beside | None = None) -> Config:
         return load(config, os.environ, config_flags(flags), beside)
 
     try:
-        if instead is Instead.GIVE_BACK:
+        if action is Action.GIVE_BACK:
             log_to_stderr("info")
             give_back_memory(name_meant(config, os.environ, config_flags(flags)))
             return
         settings = read()
-        if instead is not Instead.CHECK:
+        if action is not Action.CHECK:
             log_to_stderr(settings.log.level)
             _serve(settings, leftovers, RunContext(Notifier(os.environ), read, keep_while))
     except ConfigError as error:
@@ -109,16 +112,16 @@ def main(
 
 def _remedy(keep_while: Path | None) -> str:
     if keep_while is None:
-        return "--fresh drops what is in them"
-    return "`systemctl stop` and then `systemctl start` drop what is in them, a restart does not"
+        return "--fresh discards what is in them"
+    return "`systemctl stop` and then `systemctl start` discard what is in them, a restart does not"
 
 
-def _serve(settings: Config, leftovers: Leftovers, keeper: RunContext) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing to reload yet, and nothing to die of
-    if keeper.notifier.watchdog is not None:
-        faulthandler.enable()  # its SIGABRT has this process say where it hung
-    with Told() as told:
-        segments = _take(settings, leftovers, keeper.keep_while)
+def _serve(settings: Config, leftovers: Leftovers, context: RunContext) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until a reload is possible, SIGHUP must not end the process
+    if context.notifier.watchdog is not None:
+        faulthandler.enable()  # the watchdog's SIGABRT then prints where the process hung
+    with Told() as signals:
+        segments = _take(settings, leftovers, context.keep_while)
         point("daemon.segments")
         try:
             server = Server(settings.socket, settings.access)
@@ -126,11 +129,11 @@ def _serve(settings: Config, leftovers: Leftovers, keeper: RunContext) -> None:
             _undo(segments)
             raise
         point("daemon.listening")
-        asyncio.run(run(settings, segments, server, told, keeper))
+        asyncio.run(run(settings, segments, server, signals, context))
 
 
 def _undo(segments: Segments) -> None:
-    """Leaves things as they were found."""
+    """Restores the state before the start."""
     if segments.origin is Origin.MADE:
         segments.remove()
     else:
@@ -138,18 +141,24 @@ def _undo(segments: Segments) -> None:
 
 
 def _take(settings: Config, leftovers: Leftovers, keep_while: Path | None) -> Segments:
-    """What can not be used stands in nobody's way once the service was stopped: that was to give it back."""
+    """Returns the segments. Incompatible ones are discarded if the service was stopped since they were written.
+
+    A stop was meant to release them, so they must not prevent the start.
+
+    Raises:
+        UnfitError: The segments are incompatible, and the service is only being restarted.
+    """
     try:
         return open_segments(settings, leftovers)
     except UnfitError as error:
         if keep_while is None or keep_while.exists():
             raise
-        log.warning("%s: dropped, as the service was stopped since", error, extra=event("leftovers_dropped"))
+        log.warning("%s: discarded, since the service was stopped", error, extra=event("leftovers_dropped"))
         return open_segments(settings, Leftovers.DISCARD)
 
 
 def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> Segments:
-    """The segments that the configuration asks for. Raises ShmError, also where the host has no room for them."""
+    """Returns the segments that the configuration asks for. Raises ShmError, also if the host lacks the memory."""
 
     def check_room() -> None:
         verdict = fit(Host(), need_of(settings))

@@ -1,4 +1,4 @@
-"""`pagetierd --give-back`: for the service manager, for an administrator, and with a configuration that is broken."""
+"""`pagetierd --give-back`: releases memory that an earlier daemon left, even if the configuration is invalid."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NAME: Final = re.compile(r"""\s*name\s*=\s*["']([A-Za-z0-9._-]{1,100})["']""")
 
 
 def give_back_memory(name: str) -> None:
-    """Gives back what an earlier daemon left under a name, as the user whose it is. Raises ShmError, OSError.
+    """Releases what an earlier daemon left under a name, as the user that owns it. Raises ShmError, OSError.
 
-    Root becomes that user for good: it is to be fed nothing by somebody else's memory.
+    Root becomes that user for good, so that another user's memory is never parsed with root's rights.
     """
     owner = owner_of(name)
     if os.geteuid() == 0 and owner not in (0, None):
@@ -33,18 +33,18 @@ def give_back_memory(name: str) -> None:
 
 
 def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> str:
-    """The name of the segments, also where the rest of the configuration can not be used: memory goes then, too."""
+    """Returns the name of the segments, even if other settings are invalid: the memory must be released then, too."""
     try:
         return load(path, env, flags).name
     except ConfigError as error:
         file = path or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
         name = flags.get("name") or env.get("PAGETIER_NAME") or _name_in(file) or _usual_name()
-        log.warning("%s: %s is taken for the name", error, name, extra=event("give_back"))
+        log.warning("%s; releasing the memory of the daemon named %s", error, name, extra=event("give_back"))
         return name
 
 
 def _name_in(file: Path | None) -> str | None:
-    """What the lines before the first table say."""
+    """Returns the name that the lines before the first table set, or None."""
     try:
         lines = text_of(file).splitlines() if file is not None else []
     except (NoTextFileError, OSError, UnicodeDecodeError):

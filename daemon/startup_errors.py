@@ -1,4 +1,4 @@
-"""How `pagetierd` says that it does not start: a sentence for people, event=refused for who reads a log."""
+"""Reports why `pagetierd` does not start: a sentence on a terminal, a line with event=refused in a log."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any, NoReturn
 import click
 
 from pagetier.daemon.common.exit_codes import Exit
-from pagetier.daemon.common.stdout import end_without_stdout, told_if_not_written
+from pagetier.daemon.common.stdout import end_without_stdout, exit_if_stdout_fails
 from pagetier.daemon.config.cli_options import ConfigCommand
 from pagetier.shm.log_format import event, formatter
 from pagetier.shm.stdio import settle_stderr
 
 
 def give_up(code: Exit, error: object) -> NoReturn:
-    """Ends the process, after one line on stderr; nobody is told where that can not be written to."""
-    told = f"pagetierd: {error}" if sys.stderr.isatty() else _line(code, error)
+    """Ends the process after one line on stderr, if stderr can be written."""
+    message = f"pagetierd: {error}" if sys.stderr.isatty() else _line(code, error)
     with suppress(OSError):
-        click.echo(told, err=True)
+        click.echo(message, err=True)
     raise SystemExit(code)
 
 
-class Refusing(ConfigCommand):
-    """A command that is used wrongly in a unit file or a container says so as it says everything else."""
+class DaemonCommand(ConfigCommand):
+    """A command that reports usage errors in a unit file or a container like all its other errors."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Reads the command line, and answers --help and --version."""
+        """Parses the command line, and answers --help and --version."""
         settle_stderr()
         try:
-            # a daemon needs no output: without one there is nothing to tell
-            with told_if_not_written() if sys.stdout else nullcontext():
+            # A daemon needs no stdout, except for --help and --version.
+            with exit_if_stdout_fails() if sys.stdout else nullcontext():
                 return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
             if sys.stderr.isatty():
                 raise
             give_up(Exit.USAGE, error.format_message())
-        except click.exceptions.Exit:  # it was asked for one of them
+        except click.exceptions.Exit:  # --help or --version
             if sys.stdout is None:
                 end_without_stdout()
             raise

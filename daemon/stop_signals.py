@@ -1,4 +1,4 @@
-"""How the daemon is told to go, from its first moment on."""
+"""Signals that stop the daemon, handled from its first moment on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Self
 
 
 class StopRequest(Enum):
-    """How the daemon was told to go."""
+    """How the daemon is to stop."""
 
-    STOP = "the memory is given back"
-    HAND_OVER = "the pages stay for the next daemon"
+    STOP = "the memory is released"
+    HAND_OVER = "the pages stay in memory for the next daemon"
 
 
 SIGNALS = {
@@ -26,21 +26,21 @@ SIGNALS = {
 
 
 def meant_by(way: StopRequest, keep_while: Path | None) -> StopRequest:
-    """What a word to go means: a stop is a hand-over while there is a file or folder at `keep_while`.
+    """Returns the effective request: a stop is a hand-over while a file or folder exists at `keep_while`.
 
-    A service manager says SIGTERM whatever it is going to do next; what that is, it says by what it leaves there.
+    A service manager sends SIGTERM for a stop and for a restart; it announces a restart by that file.
     """
     kept = way is StopRequest.STOP and keep_while is not None and keep_while.exists()
     return StopRequest.HAND_OVER if kept else way
 
 
 class Told:
-    """Signals that come while things are made, for when there is somebody to tidy them up. In the main thread.
+    """Records stop signals while the daemon starts, until the event loop can handle them. For the main thread.
 
-    As a context manager it notes what comes, and ends as it found things.
+    As a context manager it installs its handlers, and restores the previous ones at the end.
 
-    A blocked mask would not do: it is a thread's own, and numpy's threads, which block nothing, would be given the
-    signal, whose default is the end of the process.
+    Blocking the signals would not work: a mask belongs to one thread, so the signal would be delivered to one of
+    numpy's threads, and its default action ends the process.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Told:
             signal.signal(number, handler)
 
     def pass_to(self, leave: Callable[[StopRequest], None], loop: asyncio.AbstractEventLoop) -> None:
-        """Calls `leave` in the loop for each that comes, and at once for those that came."""
+        """Calls `leave` in the loop for each signal from now on, and at once for those that were recorded."""
         for number, way in SIGNALS.items():
             loop.add_signal_handler(number, leave, way)
         for came in self._came:

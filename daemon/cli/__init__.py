@@ -13,7 +13,7 @@ import click
 
 from pagetier.daemon.cli.registry import CommandLocation, others, own, summary_of
 from pagetier.daemon.common.exit_codes import exit_code_help
-from pagetier.daemon.common.stdout import told_if_not_written
+from pagetier.daemon.common.stdout import exit_if_stdout_fails
 from pagetier.daemon.common.version_option import version_option
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **settings: Any) -> Any:
         """As click does; what can not be written is told in a line."""
-        with told_if_not_written():
+        with exit_if_stdout_fails():
             return super().main(*args, **settings)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,1 +1,1 @@
-"""What all of the daemon uses: exit codes, log throttling, histograms, progress, systemd notification."""
+"""Helpers for all of the daemon: exit codes, log throttling, histograms, progress, systemd notification."""

@@ -1,4 +1,4 @@
-"""What the daemon and the command line tell by their exit codes. Light: imported for `--help`."""
+"""The exit codes of the daemon and the command line. Imports little, since `--help` needs it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ class Exit(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """In a few words, for help texts."""
+        """The meaning in a few words, for help texts."""
         return _MEANINGS[self]
 
 
 _MEANINGS = {
-    Exit.OK: "done",
-    Exit.WRONG: "something is wrong: it is said what",
-    Exit.USAGE: "used wrongly, or a configuration that can not be used",
-    Exit.UNREACHABLE: "the daemon can not be reached",
+    Exit.OK: "success",
+    Exit.WRONG: "a problem was found or the command failed: the output says which",
+    Exit.USAGE: "invalid usage or configuration",
+    Exit.UNREACHABLE: "the daemon cannot be reached",
     Exit.REFUSED: "the daemon refused to start",
-    Exit.UNFIT: "the daemon refused to start: it can not use what an earlier one left in memory",
+    Exit.UNFIT: "the daemon refused to start: what an earlier one left in memory is incompatible",
 }
 
 
 def exit_code_help(*codes: Exit) -> str:
-    """A paragraph for the end of a help text, about these codes or all; its first line keeps click from joining it."""
+    """Returns a paragraph for the end of a help text, about these codes or all.
+
+    Its first line keeps click from joining the lines.
+    """
     return "\b\nExit codes:\n" + "\n".join(f"  {code.value}  {code.meaning}" for code in codes or Exit)

@@ -1,4 +1,4 @@
-"""How long something took, sorted into buckets: cheap enough for every request. Light: always there."""
+"""A histogram of durations, cheap enough for every request. Imports little, since every daemon needs it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-# from a reservation of one page to one that waits for the disk
+# From a reservation of one page to one that waits for the disk.
 SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 1.0)
 
 
 class Histogram:
-    """Counts by upper bound, as Prometheus has them; bounds rise. Not for two threads."""
+    """Counts by upper bound, as in Prometheus; the bounds ascend. Not thread-safe."""
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self.bounds = tuple(bounds)
@@ -20,10 +20,10 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Counts one value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def cumulative(self) -> list[int]:
-        """How many were at most each bound, and how many there were at all."""
+        """Returns the number of values up to each bound, and at last the number of all values."""
         return list(accumulate(self._counts))

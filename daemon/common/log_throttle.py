@@ -1,6 +1,6 @@
-"""Lines in the log that others can cause: so many a minute for each user, and of the rest how many there were.
+"""Limits log lines that clients can cause: a number per minute and user, and a count of the lines left out.
 
-An engine that is refused comes again and again: of lines that say the same a few are enough.
+A rejected engine tries again and again: of identical lines the first few are enough.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from pagetier.shm.log_format import event
 LINES: Final = 20
 SAME: Final = 3
 MINUTE_S: Final = 60.0
-NOBODY: Final = -1  # no user is known to have caused it
+NOBODY: Final = -1  # no user is known to have caused the line
 
 
 class _Minute(msgspec.Struct):
     ends: float
-    told: list[str] = []
+    lines: list[str] = []
     left_out: int = 0
 
 
 class LogThrottle:
-    """Of one kind of line. What is left out is told with the first line of the user's next minute."""
+    """Limits one kind of log line.
+
+    The number of lines left out is logged with the first line of the user's next minute.
+    """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -35,11 +38,11 @@ class LogThrottle:
         self._minutes: dict[int, _Minute] = {}
 
     def tell(self, level: int, uid: int, line: str, *facts: object, extra: Mapping[str, Any]) -> None:
-        """Logs it, if the user's minute has room for it."""
+        """Logs a line, unless the user's limit for this minute is reached."""
         minute = self._minute(uid)
         text = line % facts
-        if len(minute.told) < LINES and minute.told.count(text) < SAME:
-            minute.told.append(text)
+        if len(minute.lines) < LINES and minute.lines.count(text) < SAME:
+            minute.lines.append(text)
             self._log.log(level, line, *facts, extra=extra)
         else:
             minute.left_out += 1
@@ -48,16 +51,18 @@ class LogThrottle:
         now, minute = self._clock(), self._minutes.get(uid)
         if minute is None or minute.ends <= now:
             if minute is not None and minute.left_out:
-                self._tell_left_out(uid, minute.left_out)
+                self._log_left_out(uid, minute.left_out)
             minute = self._minutes[uid] = _Minute(now + MINUTE_S)
         return minute
 
-    def _tell_left_out(self, uid: int, count: int) -> None:
+    def _log_left_out(self, uid: int, count: int) -> None:
         if uid == NOBODY:
-            self._log.warning("there were %d more such lines in a minute", count, extra=event("left_out", count=count))
+            self._log.warning(
+                "%d more such lines in one minute were left out", count, extra=event("left_out", count=count)
+            )
             return
-        line = "of user %d there were %d more such lines in a minute"
-        self._log.warning(line, uid, count, extra=event("left_out", uid=uid, count=count))
+        line = "%d more such lines caused by user %d in one minute were left out"
+        self._log.warning(line, count, uid, extra=event("left_out", uid=uid, count=count))
 
 
 log = logging.getLogger("pagetierd.disk")
@@ -66,30 +71,31 @@ QUIET_S: Final = 60.0
 
 
 class FaultLog:
-    """One kind of trouble; comes: a line with a place for the reason; goes: a line, "" for none.
+    """Logs one kind of fault when it begins and when it ends, at most once in `QUIET_S`.
 
-    reason: why things are as they were told last, "" if they are well or it was forgotten.
+    Attributes:
+        reason: The reason of the fault as last reported; "" if there is none or it was forgotten.
     """
 
     def __init__(self, comes: str, goes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._comes = comes
         self._goes = goes
         self._clock = clock
-        self._told_at = float("-inf")
-        self._told = False
+        self._logged_at = float("-inf")
+        self._logged = False
         self.reason = ""
 
     def forget(self) -> None:
-        """It is not known how it is now. The log goes by what was told."""
+        """Clears the reason, since the state is unknown now. What was logged is remembered."""
         self.reason = ""
 
     def tell(self, reason: str) -> None:
-        """How it is now; "": well."""
+        """Logs that the fault began or ended, if that is news. reason: "" for no fault."""
         self.reason = reason
-        if reason and not self._told and self._clock() - self._told_at >= QUIET_S:
+        if reason and not self._logged and self._clock() - self._logged_at >= QUIET_S:
             log.warning(self._comes, reason, extra=event("disk_trouble"))
-            self._told, self._told_at = True, self._clock()
-        elif self._told and not reason:
+            self._logged, self._logged_at = True, self._clock()
+        elif self._logged and not reason:
             if self._goes:
                 log.info("%s", self._goes, extra=event("disk_well"))
-            self._told = False
+            self._logged = False

@@ -1,4 +1,4 @@
-"""Namespaces that others chose: whether they make sense, shown safely, and found by what an administrator types."""
+"""Namespaces as clients name them: validated, made printable, and selected by what an administrator types."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _U8, _U32 = 1 << 8, 1 << 32
 
 
 def wrong_space(space: Space) -> str:
-    """What makes no sense in a namespace, or nothing."""
+    """Returns what is invalid in a namespace, or ""."""
     if len(space.digest) != _DIGEST_BYTES:
         return f"a namespace's digest has {_DIGEST_BYTES} bytes, not {len(space.digest)}"
     if not 0 <= space.page_tokens < _U32 or not 0 <= space.window < _U32 or not 0 <= space.group < _U8:
-        return f"pages of {space.page_tokens} tokens, a window of {space.window}, group {space.group} make no sense"
+        return f"pages of {space.page_tokens} tokens, a window of {space.window} or group {space.group}: out of range"
     return ""
 
 
 def printable(name: str) -> str:
-    """The name with a question mark for what a terminal might take as a command."""
+    """Returns the name with a question mark for each character that a terminal might interpret as a command."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def means(wanted: str | None, label: str, digest: bytes) -> bool:
-    """Whether a namespace is meant: by its label, by the label's model, or by 8 or more digits of its digest.
+    """Returns whether `wanted` selects a namespace: by its label, its model, or at least 8 digits of its digest.
 
-    None means every namespace. A part of a model's name means none: models that begin alike are too many.
+    None selects every namespace. A part of a model's name selects none, since models often share a prefix.
     """
     if wanted is None or wanted in (label, model_of(label)):
         return True
@@ -34,5 +34,5 @@ def means(wanted: str | None, label: str, digest: bytes) -> bool:
 
 
 def model_of(label: str) -> str:
-    """The label without the digits of the digest that end it."""
+    """Returns the label without the digits of the digest at its end."""
     return label.rpartition(" ")[0] or label

@@ -1,4 +1,4 @@
-"""Telling people how far a long piece of work is: a bar on a terminal, lines in a log."""
+"""Reports the progress of long operations: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from pagetier.shm.log_format import event
 from pagetier.shm.units import format_size
 
 Progress = Callable[[int, int], None]
-"""`progress(done, total)` in bytes; `done` never falls. Called often and from one thread; returns at once."""
+"""`progress(done, total)` in bytes; `done` never decreases. Called often and from one thread; must return at once."""
 
 LINE_SECONDS = 2.0
 _STEPS = 4
 
 
 def no_progress(done: int, total: int) -> None:
-    """Tells nobody."""
+    """Reports nothing."""
 
 
 def progress_for_people(title: str, log: logging.Logger) -> AbstractContextManager[Progress]:
-    """A bar on stderr where that is a terminal, else lines in `log`."""
+    """Returns a progress bar on stderr if that is a terminal, else one that writes lines to `log`."""
     return progress_bar(title, sys.stderr) if sys.stderr.isatty() else nullcontext(ProgressLines(title, log))
 
 
 @contextmanager
 def progress_bar(title: str, stream: TextIO) -> Iterator[Progress]:
-    """A bar with bytes, rate and time left on `stream`, a terminal; its last state stays there."""
-    # rich takes longer to import than everything else in the daemon
+    """Yields a progress bar with bytes, rate and remaining time on `stream`, a terminal.
+
+    Its last state stays visible.
+    """
+    # rich takes longer to import than everything else in the daemon.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
@@ -43,22 +46,22 @@ def progress_bar(title: str, stream: TextIO) -> Iterator[Progress]:
 
 
 class ProgressLines:
-    """Lines in a log: one at each quarter, and between them at most one each `LINE_SECONDS`."""
+    """Writes progress to a log: a line at each quarter, and between them at most one each `LINE_SECONDS`."""
 
     def __init__(self, title: str, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
         self._log = log
         self._clock = clock
-        self._began = self._told_at = clock()
-        self._told_step = 0
+        self._began = self._logged_at = clock()
+        self._logged_step = 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Write a line if one is due; the last one says how long it took."""
+        """Logs a line if one is due; the last one says how long the operation took."""
         now = self._clock()
         step = _STEPS * done // total if total else _STEPS
-        if step == self._told_step and (now < self._told_at + LINE_SECONDS or step == _STEPS):
+        if step == self._logged_step and (now < self._logged_at + LINE_SECONDS or step == _STEPS):
             return
-        self._told_step, self._told_at = step, now
+        self._logged_step, self._logged_at = step, now
         facts = event("progress", what=self._title, done=done, total=total)
         self._log.info("%s: %s", self._title, self._line(done, total, now - self._began), extra=facts)
 

@@ -1,4 +1,4 @@
-"""What systemd is told: a datagram a message, to the socket that it names; without one nobody is told anything."""
+"""Reports the daemon's state to systemd, as datagrams to the socket that systemd names."""
 
 from __future__ import annotations
 
@@ -10,58 +10,63 @@ from collections.abc import Mapping
 from typing import Final
 
 _US: Final = 1_000_000
-_PAUSE_S: Final = 0.5  # between two words on progress
-_PINGS: Final = 3  # within the watchdog's time: one may be late, and one be lost
+_PAUSE_S: Final = 0.5  # between two reports of progress
+_PINGS: Final = 3  # per watchdog period: one may be late, and one be lost
 
 
 class Notifier:
-    """Speaks sd_notify(3). From any thread; never raises, and never waits: what can not be sent at once is lost.
+    """Implements sd_notify(3).
 
-    watchdog: seconds within which systemd wants a sign of life, None if it wants none.
+    Thread-safe; never raises and never waits: a message that cannot be sent at once is lost.
+
+    Without a socket nothing is sent.
+
+    Attributes:
+        watchdog: The seconds within which systemd expects a keep-alive ping; None if the watchdog is off.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        told = environ.get("NOTIFY_SOCKET", "")
-        self._address = "\0" + told[1:] if told.startswith("@") else told
+        name = environ.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + name[1:] if name.startswith("@") else name
         self._socket: socket.socket | None = None
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self.watchdog = _watchdog(environ)
         self._pinged = time.monotonic()
-        self._told = -_PAUSE_S
+        self._progress_at = -_PAUSE_S
 
     def ready(self, status: str) -> None:
-        """The start is over, or the reload."""
+        """Reports that the start or the reload is complete."""
         self._send("READY=1", _status(status))
 
     def status(self, text: str) -> None:
-        """How it is, and nothing else."""
+        """Reports a status text only."""
         self._send(_status(text))
 
     def progress(self, status: str, seconds: float) -> None:
-        """What takes so long; it will be over, or there will be news, within `seconds`. As often as one likes."""
+        """Reports a long operation and asks for `seconds` until the next report. May be called as often as needed."""
         now = time.monotonic()
-        if now - self._told > _PAUSE_S:
-            self._told = now
+        if now - self._progress_at > _PAUSE_S:
+            self._progress_at = now
             self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * _US)}", _status(status))
 
     def reloading(self) -> None:
-        """The configuration is being read again; ready() ends it."""
+        """Reports that a reload has begun; ready() ends it."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str, seconds: float) -> None:
-        """The end has begun, and may take so long."""
+        """Reports that the stop has begun and may take `seconds`."""
         self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(seconds * _US)}", _status(status))
 
     def alive(self) -> None:
-        """A sign of life: for the loop that does the work, as often as it likes."""
+        """Sends a keep-alive ping if one is due. To be called often by the loop that does the work."""
         now = time.monotonic()
         if self.watchdog is not None and now - self._pinged > self.watchdog / _PINGS:
             self._pinged = now
             self._send("WATCHDOG=1")
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """Closes the socket: nothing is sent from now on."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -73,13 +78,13 @@ class Notifier:
 
 
 def _status(text: str) -> str:
-    """One line of it: the next would be taken for another message."""
+    """Returns the text in one line, since the next line would be another message."""
     return "STATUS=" + " ".join(text.split())
 
 
 def _watchdog(environ: Mapping[str, str]) -> float | None:
-    """What systemd asks of this process, and not of one above it."""
-    told, whose = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not told.isdecimal() or not int(told) or whose not in ("", str(os.getpid())):
+    """Returns the watchdog's period in seconds, unless systemd watches a parent process instead."""
+    period, process = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not period.isdecimal() or not int(period) or process not in ("", str(os.getpid())):
         return None
-    return int(told) / _US
+    return int(period) / _US

@@ -1,4 +1,4 @@
-"""`--version`, for the daemon and the command line. Light: imported for `--help`."""
+"""`--version`, for the daemon and the command line. Imports little, since `--help` needs it."""
 
 from __future__ import annotations
 
