@@ -1,7 +1,7 @@
-"""`pagetier`: commands that look at a daemon and tell it what to do.
+"""`pagetier`: commands that inspect and control a daemon.
 
-A command is imported when it is called, and not for `--help`. Those of other rooms are entry points of group
-`pagetier.commands`, so that this one needs to import no client.
+A command's module is imported when the command is called, not for `--help`. Commands of other rooms are entry points of
+the group `pagetier.commands`, so that this room does not import the client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Commands(click.Group):
-    """A group whose commands are where `commands` says."""
+    """A group that finds its commands by the registry."""
 
     @cached_property
     def own(self) -> dict[str, CommandLocation]:
@@ -30,32 +30,36 @@ class Commands(click.Group):
 
     @cached_property
     def found(self) -> dict[str, CommandLocation]:
-        """All commands, in the order of their names."""
+        """All commands, ordered by name."""
         return dict(sorted((others() | self.own).items()))
 
     def main(self, *args: Any, **settings: Any) -> Any:
-        """As click does; what can not be written is told in a line."""
+        """Runs the command line. A failure to write the output ends the process with one line on stderr."""
         with exit_if_stdout_fails():
             return super().main(*args, **settings)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in order."""
+        """Returns the names of all commands, in order."""
         return list(self.found)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports a command; None if there is none of this name. Raises ClickException if it can not be imported."""
+        """Returns a command, which is imported, or None if there is none of this name.
+
+        Raises:
+            click.ClickException: The command's module cannot be imported.
+        """
         place = self.own.get(cmd_name) or self.found.get(cmd_name)
         if place is None:
             return None
         try:
             return place.load()
         except (ImportError, AttributeError) as error:
-            raise click.ClickException(f"the command {cmd_name} can not be loaded: {error}") from error
+            raise click.ClickException(f"the command {cmd_name} cannot be loaded: {error}") from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name where there is no such command."""
+        """Returns the command of the arguments; for an unknown one the error suggests the nearest name."""
         if args[0] not in self.own and args[0] not in self.found:
             self._name_the_nearest(ctx, args[0])
         return super().resolve_command(ctx, args)
@@ -67,13 +71,13 @@ class Commands(click.Group):
             ctx.fail(f'No such command "{name}"; did you mean "{near}"?')
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, or options where a hyphen was typed; imports no command."""
+        """Returns completions: commands, or options after a hyphen. Imports no command."""
         from pagetier.daemon.cli.registry import commands_that_begin
 
         return commands_that_begin(incomplete, self.found) or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands with their summaries, and imports none."""
+        """Writes the commands with their summaries. Imports no command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary_of(place.module, place.function)) for name, place in self.found.items()])
 
@@ -81,4 +85,4 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=exit_code_help())
 @version_option
 def main() -> None:
-    """Look at the KV cache daemon of this host, and tell it what to do."""
+    """Inspect and control the KV cache daemon of this host."""

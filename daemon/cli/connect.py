@@ -1,4 +1,4 @@
-"""How commands reach the daemon: by its socket, as somebody who only looks."""
+"""Connects commands to the daemon: over its socket, as an observer."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from pagetier.shm.socket_path import default_socket
 _GREETING_S = 5.0
 _ANSWER_S = 60.0
 _SHUT = (
-    "this user may not open the daemon's socket: access.watch_users or access.watch_groups name who may look, and"
-    ' access.socket_mode = "0666" lets them open it'
+    "this user may not open the daemon's socket; to allow it, list the user in access.watch_users or its group in"
+    ' access.watch_groups, and set access.socket_mode = "0666"'
 )
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Answer = TypeVar("_Answer", bound=Answer)
 
 
 class Unreachable(click.ClickException):
-    """There is no daemon that answers."""
+    """No daemon answers."""
 
     exit_code = Exit.UNREACHABLE
 
 
 class Refused(click.ClickException):
-    """The daemon does not do it, for this user or just now."""
+    """The daemon rejected a request."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the daemon refuses: {reason}")
+        super().__init__(f"the daemon rejected the request: {reason}")
         self.reason = reason
 
 
 class Daemon:
-    """A daemon that answered. `observer` looks into its index."""
+    """A daemon that answered. `observer` reads its index."""
 
     def __init__(self, path: Path, link: Link, observer: Observer) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Daemon:
         self._link = link
 
     def is_there(self) -> bool:
-        """Whether it has not ended since. Costs it nothing."""
+        """Returns whether the daemon still runs. Sends it nothing."""
         try:
             self._link.read(0.0)
         except LinkError:
@@ -58,7 +58,7 @@ class Daemon:
         return True
 
     def ask(self, request: Request, kind: type[_Answer]) -> _Answer:
-        """Its answer. Raises Unreachable if none of this kind comes, and Refused."""
+        """Returns the response. Raises Unreachable if none of this kind comes, Refused if the request is rejected."""
         try:
             answer = self._link.ask(request, _ANSWER_S)
         except LinkError as error:
@@ -66,13 +66,13 @@ class Daemon:
         if isinstance(answer, Refusal):
             raise Refused(answer.reason)
         if not isinstance(answer, kind):
-            raise _unreachable(self.path, "it does not answer")
+            raise _unreachable(self.path, "its response is of another kind")
         return answer
 
 
 @contextmanager
 def daemon_at(path: Path) -> Iterator[Daemon]:
-    """The daemon that listens there. Raises Unreachable."""
+    """Yields the daemon that listens at `path`. Raises Unreachable."""
     link, observer = _connect(path)
     try:
         yield Daemon(path, link, observer)
@@ -107,14 +107,14 @@ def _observer(link: Link) -> Observer:
 
 
 def _unreachable(path: Path, why: str) -> Unreachable:
-    return Unreachable(f"the daemon on {path} can not be used: {why}")
+    return Unreachable(f"cannot use the daemon on {path}: {why}")
 
 
 def socket_option(command: _Command) -> _Command:
     """Adds --socket, as the parameter `socket`: a Path."""
     return click.option(
         "--socket",
-        type=SomePath(readable=False),  # connecting says better what is wrong
+        type=SomePath(readable=False),  # the error of connecting is clearer
         default=default_socket,
-        help="The daemon's control socket. [default: where it is for this user, see $PAGETIER_SOCKET]",
+        help="The daemon's control socket. [default: $PAGETIER_SOCKET, or this user's default]",
     )(command)

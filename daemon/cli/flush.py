@@ -24,10 +24,15 @@ log = logging.getLogger("pagetier")
 
 _PAUSE_S = 0.1
 _STALLED_S = 30.0
+_STALLED = f"nothing was written for {_STALLED_S:.0f} seconds: is disk.size smaller than what is in memory?"
 
 
 def save(daemon: Daemon) -> None:
-    """Returns when everything is on disk and synced. Raises ClickException where it is not, and says why."""
+    """Returns when all pages are on disk and synced.
+
+    Raises:
+        click.ClickException: Not all pages can be written; the message says why.
+    """
     first = _ask(daemon, 0)
     if first.trouble and not first.pages and not first.synced:
         raise click.ClickException(first.trouble)
@@ -35,35 +40,43 @@ def save(daemon: Daemon) -> None:
     with progress_for_people("to disk", log) as progress:
         _wait(daemon, first, progress)
     seconds = time.monotonic() - began
-    written = f"{first.pages:,} pages, {format_size(first.bytes)} written" if first.pages else "everything was there"
+    written = (
+        f"{first.pages:,} pages, {format_size(first.bytes)} written"
+        if first.pages
+        else "everything was on disk already"
+    )
     click.echo(f"{written}; synced in {seconds:.1f} s")
 
 
 def _wait(daemon: Daemon, first: Saved, progress: Progress) -> None:
-    """Until all is synced; gives up where nothing moves any more."""
-    told, least, moved = first, first.bytes, time.monotonic()
+    """Waits until everything is synced.
+
+    Raises:
+        click.ClickException: Writing fails or makes no progress.
+    """
+    response, least, moved = first, first.bytes, time.monotonic()
     total = max(1, first.bytes)
     for number in itertools.count(1):
-        progress(max(0, total - told.bytes) if told.pages else total, total)
-        if told.synced:
-            _expect_all(told)
+        progress(max(0, total - response.bytes) if response.pages else total, total)
+        if response.synced:
+            _expect_all(response)
             return
-        if told.bytes < least:
-            least, moved = told.bytes, time.monotonic()
-        if told.trouble or time.monotonic() - moved > _STALLED_S:
-            why = told.trouble or "nothing was written for a while: is disk.size smaller than what is in memory?"
-            raise click.ClickException(_left(told, why))
+        if response.bytes < least:
+            least, moved = response.bytes, time.monotonic()
+        if response.trouble or time.monotonic() - moved > _STALLED_S:
+            why = response.trouble or _STALLED
+            raise click.ClickException(_left(response, why))
         time.sleep(_PAUSE_S)
-        told = _ask(daemon, number)
+        response = _ask(daemon, number)
 
 
-def _left(told: Saved, why: str) -> str:
-    return f"{told.pages:,} pages, {format_size(told.bytes)} are not on disk: {why}" if told.pages else why
+def _left(response: Saved, why: str) -> str:
+    return f"{response.pages:,} pages, {format_size(response.bytes)} are not on disk: {why}" if response.pages else why
 
 
-def _expect_all(told: Saved) -> None:
-    if told.trouble:
-        raise click.ClickException(f"synced, but not all is on disk: {told.trouble}")
+def _expect_all(response: Saved) -> None:
+    if response.trouble:
+        raise click.ClickException(f"synced, but not all pages are on disk: {response.trouble}")
 
 
 def _ask(daemon: Daemon, number: int) -> Saved:
@@ -82,7 +95,7 @@ class FlushArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlushOutcome(msgspec.Struct, frozen=True):
-    """Pages that went, and pages that are in use and stayed. trouble: why more may be on disk still, or ""."""
+    """Pages that were dropped, and pages in use that were kept. trouble: why pages may remain on disk, or ""."""
 
     dropped: int
     kept: int
@@ -94,17 +107,25 @@ class FlushOutcome(msgspec.Struct, frozen=True):
 @click.option(
     "--namespace",
     metavar="TEXT",
-    help="The namespaces with this label, model, or digest (8 or more of its digits), as `pagetier stats` shows them.",
+    help="The namespaces with this label, model, or digest (at least 8 digits), as `pagetier stats` shows them.",
 )
-@click.option("--all", "everything", is_flag=True, help="Every namespace.")
-@click.option("--tier", type=click.Choice(["memory", "disk"]), help="Out of this tier alone. [default: out of both]")
-@click.option("--to-disk", is_flag=True, help="Drop nothing: write to disk what is not there yet, and wait for it.")
-@click.option("--yes", "sure", is_flag=True, help="Do not ask.")
+@click.option("--all", "everything", is_flag=True, help="All namespaces.")
+@click.option(
+    "--tier", type=click.Choice(["memory", "disk"]), help="Drop pages from this tier only. [default: from both]"
+)
+@click.option(
+    "--to-disk",
+    is_flag=True,
+    help="Drop nothing: write all pages that are not on disk yet, and wait until they are synced.",
+)
+@click.option("--yes", "sure", is_flag=True, help="Do not ask for confirmation.")
 def flush(**options: Any) -> None:
-    """Drop pages, or write all to disk; pages in use are kept and counted.
+    """Drop pages, or write all pages to disk.
 
-    Asks before it drops anything. Exit codes: 0; 1 no such namespace, not confirmed, not all could be written, or not
-    all has left the disk yet, which is said; 2 used wrongly; 3 no daemon.
+    Pages in use are kept and counted. Asks for confirmation before it drops anything.
+
+    Exit codes: 0: done; 1: no such namespace, not confirmed, not all pages written, or not all pages removed from disk
+    yet (the message says which); 2: invalid usage; 3: no daemon.
     """
     wanted = FlushArguments(**options)
     _check(wanted)
@@ -122,9 +143,11 @@ def flush(**options: Any) -> None:
 def _check(wanted: FlushArguments) -> None:
     if wanted.to_disk:
         if wanted.namespace is not None or wanted.everything or wanted.tier:
-            raise click.UsageError("--to-disk writes everything and drops nothing: say it alone")
+            raise click.UsageError(
+                "--to-disk writes everything and drops nothing: it excludes --namespace, --all and --tier"
+            )
     elif (wanted.namespace is None) is not wanted.everything:
-        raise click.UsageError("say either --namespace or --all")
+        raise click.UsageError("give either --namespace or --all")
 
 
 def _choose(known: Sequence[NamespaceStats], wanted: str | None) -> list[NamespaceStats]:
@@ -136,7 +159,7 @@ def _choose(known: Sequence[NamespaceStats], wanted: str | None) -> list[Namespa
 
 def _not_found(known: Sequence[NamespaceStats], wanted: str) -> NoReturn:
     labels = "\n".join(f"  {space.label}" for space in known)
-    there = f"there are:\n{labels}" if known else "there is none yet"
+    there = f"there are:\n{labels}" if known else "there are none yet"
     raise click.ClickException(f'no namespace has the label, model or digest "{wanted}"; {there}')
 
 
@@ -149,7 +172,7 @@ def _show_choice(chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> No
 
 
 def _held(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
-    """What these namespaces have in the tiers that are meant."""
+    """Returns the pages and bytes of these namespaces in the tiers to flush."""
     pages, nbytes = sum(space.pages for space in spaces), sum(space.bytes for space in spaces)
     on_disk, disk_bytes = sum(space.disk_pages for space in spaces), sum(space.disk_bytes for space in spaces)
     memory = f"{_pages(pages)}, {format_size(nbytes)}"
@@ -161,12 +184,12 @@ def _held(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
 
 def _confirm() -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask on: say --yes to drop these pages")
+        raise click.UsageError("cannot ask for confirmation without a terminal: use --yes to drop these pages")
     click.confirm("Drop them?", abort=True)
 
 
 def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> FlushOutcome:
-    """By digest, so that just what was shown goes; everything by one request, with what came meanwhile."""
+    """Drops pages by digest, so that only what was shown is dropped; --all is one request and includes newer pages."""
     texts = [None] if wanted.namespace is None else [space.digest for space in chosen]
     answers = [daemon.ask(Flush(number, text, wanted.tier), Flushed) for number, text in enumerate(texts)]
     trouble = next((answer.trouble for answer in answers if answer.trouble), "")

@@ -1,4 +1,4 @@
-"""Where commands are: those of this room by name, those of other rooms and packages by entry points."""
+"""Finds commands: those of this room by name, those of other rooms and packages by entry points."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ GROUP = "pagetier.commands"
 
 @dataclass(frozen=True)
 class CommandLocation:
-    """Where a command is defined."""
+    """The module and function that define a command."""
 
     module: str
     function: str
 
     def load(self) -> click.Command:
-        """Imports it. Raises ImportError and AttributeError where it is not."""
+        """Returns the command, which is imported. Raises ImportError or AttributeError if it does not exist."""
         command = getattr(importlib.import_module(self.module), self.function)
         assert isinstance(command, click.Command)
         return command
 
 
 def own() -> dict[str, CommandLocation]:
-    """The commands of this room, by name: each a module and its function."""
+    """Returns the commands of this room by name."""
     names = ("doctor", "flush", "resize", "stats", "top", "unit")
     return {name: CommandLocation(f"{__package__}.{name}", name) for name in names}
 
 
 def others() -> dict[str, CommandLocation]:
-    """What is installed as entry points. To look for them takes Python longer than a command of this room."""
+    """Returns the commands that are installed as entry points.
+
+    Finding them takes longer than a command of this room.
+    """
     from importlib.metadata import entry_points
 
     return {point.name: CommandLocation(point.module, point.attr) for point in entry_points(group=GROUP)}
 
 
 def summary_of(module: str, function: str) -> str:
-    """The first line of the docstring of a module's function; "" where source or docstring can not be found."""
+    """Returns the first line of a function's docstring, without importing its module; "" if it cannot be found."""
     spec = _find(module)
     if spec is None or not spec.has_location or spec.origin is None:
         return ""
@@ -56,7 +59,7 @@ def summary_of(module: str, function: str) -> str:
 
 
 def _find(module: str) -> ModuleSpec | None:
-    """Asks the finders package by package; importlib.util.find_spec would import the packages."""
+    """Returns the spec of a module, found package by package: importlib.util.find_spec would import the packages."""
     spec: ModuleSpec | None = None
     path = None
     parts = module.split(".")
@@ -83,7 +86,7 @@ def _first_line(node: ast.stmt) -> str:
 
 
 def commands_that_begin(begun: str, places: Mapping[str, CommandLocation]) -> list[CompletionItem]:
-    """One for each command whose name begins so."""
+    """Returns one completion for each command whose name begins with `begun`."""
     return [
         CompletionItem(name, help=summary_of(place.module, place.function))
         for name, place in places.items()

@@ -1,4 +1,4 @@
-"""The state of a cache as tables that read well at 80 columns, with colours where there is a terminal."""
+"""Renders the state of a cache as tables for 80 columns, in color on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagetier.shm.units import format_size
 
 
 def console_for_people(width: int | None = None) -> Console:
-    """On stdout. width: None for the terminal's; one of 0, as $COLUMNS and $LINES may say, is none, as for a shell."""
+    """Returns a console on stdout. width: None for the terminal's. $COLUMNS and $LINES are ignored if they are 0."""
     for name in ("COLUMNS", "LINES"):
         if os.environ.get(name, "").strip("0") == "":
             os.environ.pop(name, None)
@@ -27,25 +27,25 @@ def console_for_people(width: int | None = None) -> Console:
 
 
 def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
-    """How it is, where it is, what went wrong."""
+    """Yields the disk tier's state, location and problems, a line each."""
     yield f"Disk tier in {disk.folder}: {disk.standing.value}{f', {disk.trouble}' if disk.trouble else ''}"
     if disk.opened:
         yield f"found {disk.opened}; {synced(disk)}; damaged pages dropped: {disk.damaged:,}"
         yield (
-            f"files take {format_size(disk.file_bytes)} of {format_size(disk.cap)},"
-            f" {format_size(disk.disk_free)} free on the file system; {format_size(disk.device_bytes)} handed to it"
+            f"files use {format_size(disk.file_bytes)} of {format_size(disk.cap)},"
+            f" {format_size(disk.disk_free)} free on the file system; {format_size(disk.device_bytes)} written to it"
         )
     if disk.note:
         yield disk.note
     if work.lost or work.spared:
-        yield f"{work.lost:,} pages left memory before they were written, {work.spared:,} were not to be written"
+        yield f"{work.lost:,} pages evicted before they were written, {work.spared:,} deliberately not written"
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
-        yield f"{left} of {per_day} a day may be written now; {format_size(disk.budget.spared_bytes)} were not"
+        yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.spared_bytes)} not written"
 
 
 def synced(disk: DiskReport) -> str:
-    """When it was last synced, and whether anything was written since."""
+    """Returns when the tier was last synced, and whether anything was written since."""
     if not disk.last_sync:
         return "never synced"
     ago = max(0.0, time.time() - disk.last_sync)
@@ -53,12 +53,12 @@ def synced(disk: DiskReport) -> str:
 
 
 _COLUMNS = 80
-_NAME = 12  # as wide as the longest label
+_NAME = 12  # width of the longest row label
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def show_snapshot(snapshot: Snapshot, socket: Path) -> None:
-    """Prints it on stdout."""
+    """Prints the snapshot on stdout."""
     console = console_for_people()
     console.print(Text(_headline(snapshot, socket)), soft_wrap=True)
     for table in _tables(snapshot):
@@ -67,14 +67,14 @@ def show_snapshot(snapshot: Snapshot, socket: Path) -> None:
 
 
 def _console_for(table: RenderableType, console: Console) -> Console:
-    """This one, or one of 80 columns: a narrow terminal breaks the lines of what leaves its names no room."""
+    """Returns this console, or one of 80 columns if it is too narrow for the table's names."""
     if not isinstance(table, Table) or _least_width(table, console) <= console.width:
         return console
     return console_for_people(max(_COLUMNS, console.width))
 
 
 def _least_width(table: Table, console: Console) -> int:
-    """With its numbers as they are, and its names folded."""
+    """Returns the width that the table needs if its names are folded and its numbers are not."""
     name = table.columns[0]
     name.width = _NAME
     try:
@@ -90,18 +90,18 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
         yield Group(first, *(Padding(line, (0, 0, 0, 2), expand=False) for line in rest))
     if snapshot.namespaces:
         yield _namespaces(snapshot)
-    yield _clients(snapshot.clients) if snapshot.clients else "Nobody is attached."
+    yield _clients(snapshot.clients) if snapshot.clients else "No clients are attached."
 
 
 def _headline(snapshot: Snapshot, socket: Path) -> str:
     daemon, stores = snapshot.daemon, snapshot.stores
     writing = f", {count(stores.writing)} pages being written" if stores.writing else ""
-    refused = f", {count(stores.refused)} pages refused so far" if stores.refused else ""
+    refused = f", {count(stores.refused)} pages rejected so far" if stores.refused else ""
     return f"pagetier on {socket}, incarnation {daemon.incarnation}{writing}{refused}"
 
 
 def _table(title: str, *columns: str) -> Table:
-    """The first column is a name, of which nothing is cut off; the others are numbers."""
+    """Returns an empty table. Its first column holds names, which are never cut; the others hold numbers."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for at, column in enumerate((title, *columns)):
         table.add_column(column, justify="left" if at == 0 else "right", overflow="fold", no_wrap=at > 0)
@@ -109,10 +109,10 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _tiers(snapshot: Snapshot) -> Table:
-    """One column for each tier: there may come more of them, and 80 columns are few."""
+    """Returns the table of tiers, with one column for each: more tiers still fit into 80 columns."""
     tiers = {name: getattr(snapshot.tiers, name) for name in snapshot.tiers.__struct_fields__}
     there = {name: tier for name, tier in tiers.items() if tier.cap}
-    table = _table("PageTier", *there)
+    table = _table("Tier", *there)
     cells = [_tier_cells(tier) for tier in there.values()]
     for label in _tier_cells(PageTier()):
         table.add_row(label, *(column[label] for column in cells))
@@ -124,7 +124,7 @@ def _tier_cells(tier: PageTier) -> dict[str, str]:
     return {
         "pages": f"{tier.pages:,}",
         "bytes": format_size(tier.bytes),
-        "frames taken": format_size(tier.used),
+        "frames in use": format_size(tier.used),
         "cap": format_size(tier.cap),
         "hits": f"{tier.hits:,}",
         "misses": f"{tier.misses:,}",
@@ -171,7 +171,7 @@ def _clients(clients: Sequence[ClientStats]) -> Table:
 
 
 def count(number: int) -> str:
-    """A number in at most six characters: exact below 100,000, then "123k", "1.2M"."""
+    """Returns a number in at most six characters: exact below 100,000, then "123k", "1.2M"."""
     if number < 100_000:
         return f"{number:,}"
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
@@ -181,7 +181,7 @@ def count(number: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """A time span in its largest unit: "45s", "12m", "3h", "8d"."""
+    """Returns a time span in its largest unit: "45s", "12m", "3h", "8d"."""
     for factor, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
         if seconds >= factor:
             return f"{seconds / factor:.0f}{unit}"

@@ -11,8 +11,12 @@ from pagetier.daemon.config.schema import fields
 from pagetier.shm.protocol import Resize, Resized
 
 
-def _readable(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    """The text itself. What is no size at all is told before anybody is asked."""
+def _validated(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Returns the text, after validating it before the daemon is asked.
+
+    Raises:
+        click.BadParameter: The text is not a valid value of the setting.
+    """
     setting = next(field.setting for field in fields() if field.parameter == param.name)
     try:
         if text is not None:
@@ -24,21 +28,26 @@ def _readable(ctx: click.Context, param: click.Parameter, text: str | None) -> s
 
 @click.command()
 @socket_option
-@click.option("--disk-size", metavar="SIZE", callback=_readable, help="Bytes that the disk tier's files may take.")
+@click.option("--disk-size", metavar="SIZE", callback=_validated, help="Largest total size of the disk tier's files.")
 @click.option(
-    "--evict-low", metavar="SHARE", callback=_readable, help="Evict when less than this share of the arena is free."
+    "--evict-low", metavar="SHARE", callback=_validated, help="Evict when less than this share of the arena is free."
 )
-@click.option("--evict-high", metavar="SHARE", callback=_readable, help="Evict until this share of the arena is free.")
+@click.option("--evict-high", metavar="SHARE", callback=_validated, help="Evict until this share of the arena is free.")
 def resize(socket: Path, **sizes: str | None) -> None:
-    """Change sizes while engines run, until the configuration is read again.
+    """Change sizes while engines run, until the configuration is reloaded.
 
-    A smaller disk drops its coldest pages; while it is being opened anew nothing is found on it. Only root and the
-    daemon's own user may. The arena itself has one size until the daemon's next cold start. Exit codes: 0; 1 refused,
-    and all is as it was, or done, and the output could not be written: it says which; 2 used wrongly; 3 no daemon.
+    A smaller disk tier drops its coldest pages; while it is reopened, its pages are not found. Only root and the
+    daemon's own user may resize. The arena keeps its size until the next cold start of the daemon.
+
+    Exit codes: 0: done; 1: rejected with nothing changed, or done but the output could not be written (the message says
+    which); 2: invalid usage; 3: no daemon.
     """
-    wanted = {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None}
+    _resize(socket, {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None})
+
+
+def _resize(socket: Path, wanted: dict[str, str]) -> None:
     if not wanted:
-        raise click.UsageError("say which size: --disk-size, --evict-low, --evict-high")
+        raise click.UsageError("give at least one of --disk-size, --evict-low and --evict-high")
     with daemon_at(socket) as daemon:
         answer = daemon.ask(Resize(1, wanted), Resized)
     if answer.trouble:

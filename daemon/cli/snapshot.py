@@ -1,7 +1,8 @@
-"""The state of a running cache as typed values, read out of shared memory without a word to the daemon.
+"""The state of a running cache as typed values, read from shared memory without a request to the daemon.
 
-The fields are the keys of `pagetier stats --json`: they are added to, never renamed. Counters run since the segments
-were made, over restarts of the daemon. While the daemon works, two numbers may be a moment apart.
+The fields are the keys of `pagetier stats --json`: new ones may be added, none is renamed. Counters start when the
+segments are created, and continue over restarts of the daemon. While the daemon works, two numbers may be from slightly
+different moments.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ from pagetier.shm._core import Observer
 from pagetier.shm.protocol import BUILD
 
 _NS = 1_000_000_000
-_LOOKS = 1000
+_READS = 1000
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class PageTier(msgspec.Struct, frozen=True, kw_only=True):
-    """Where pages live.
+    """A tier of the cache.
 
-    cap: bytes that it may take; 0: this daemon has no such tier. used: bytes taken, in whole frames.
-    pages, bytes: what it holds, pages that are being written among them. hits, misses: pages looked for, found or not;
-    in memory by the first match of a request, on disk by reads.
-    evictions, evicted_bytes: pages that left to make room. flushed: pages that were told to go.
-    bytes_in, bytes_out: stored into it and loaded from it.
+    Attributes:
+        cap: Bytes that the tier may use; 0 if this daemon has no such tier.
+        used: Bytes in use, in whole frames.
+        pages: Pages in the tier, including those that are being written.
+        hits: Pages that were found: in memory by the first match of a request, on disk by reads.
+        misses: Pages that were not found.
+        flushed: Pages that were dropped on request.
+        bytes_in: Bytes stored into the tier.
+        bytes_out: Bytes loaded from the tier.
     """
 
     cap: int = 0
@@ -44,7 +49,7 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hits over pages looked for; None before the first."""
+        """Hits per page looked up; None before the first lookup."""
         looked_for = self.hits + self.misses
         return self.hits / looked_for if looked_for else None
 
@@ -57,9 +62,13 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages that were computed alike. digest: hexadecimal; page_tokens: tokens of a page.
+    """A namespace: pages that were computed alike.
 
-    pages, bytes: in memory; disk_pages, disk_bytes: on disk, in memory too or not.
+    Attributes:
+        label: The model and the first digits of the digest.
+        digest: Hexadecimal.
+        pages: Pages in memory.
+        disk_pages: Pages on disk, including those that are in memory too.
     """
 
     label: str
@@ -72,11 +81,17 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
-    """An attached client. A process may have several. pins, pinned_bytes: pages that it holds now, and their frames.
+    """An attached client. A process may have several.
 
-    lookups: requests that were looked for, each counted once; hits, misses: pages of their first matches. bounded:
-    matches that ended at match.share, repeated ones among them; lost_pages: pages written in vain, as their reservation
-    was gone.
+    Attributes:
+        slot: The number of the attachment.
+        pins: Pages that the client has pinned now.
+        pinned_bytes: Bytes of the frames of these pages.
+        lookups: Requests that were looked up, each counted once.
+        bounded: Matches that ended at match.share, including repeated ones.
+        hits: Pages found by the first matches of requests.
+        misses: Pages not found by the first matches of requests.
+        lost_pages: Pages written in vain, since their reservation had been revoked.
     """
 
     slot: int
@@ -98,17 +113,16 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that were looked for, and the tokens of the full pages of their prompts by the tier that gave them.
+    """Requests that were looked up, and the tokens of the full pages of their prompts by the tier that provided them.
 
-    A request is one lookup, however often it is matched, and each of its tokens is counted once. What an engine had in
-    its own cache is not looked for.
+    A request is one lookup, however often it is matched, and each of its tokens is counted once. Tokens that an engine
+    had in its own cache are not looked up.
 
     Attributes:
-        lookups: requests.
-        memory_tokens: tokens of pages that were found in memory.
-        disk_tokens: tokens of pages that were found on disk alone, and were loaded. vLLM counts all that it loads
-            from the first page on disk on.
-        missed_tokens: all others, those among them that were on disk and did not come in time or were not waited for.
+        memory_tokens: Tokens of pages that were found in memory.
+        disk_tokens: Tokens of pages that were only on disk, and were loaded. vLLM counts all tokens that it loads from
+            the first page on disk on.
+        missed_tokens: All other tokens, including those on disk that were not read in time or not waited for.
     """
 
     lookups: int
@@ -118,9 +132,14 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests for room were answered, in pages or parts of pages.
+    """Responses to requests for memory, in pages or parts of pages.
 
-    writing: pages that are being written now. doomed: pages given up half-written, by expiry the `expired` among them.
+    Attributes:
+        writing: Pages that are being written now.
+        present: Pages that were readable already.
+        pending: Pages that another writer was writing.
+        doomed: Pages that were abandoned before they were complete.
+        expired: Those among them whose reservation expired.
     """
 
     writing: int
@@ -133,10 +152,16 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon and its index. segments: hexadecimal, another one when they are made anew.
+    """The daemon and its index.
 
-    incarnation: daemons that these segments have seen. entries, free_entries: records of pages.
-    departed: clients that left or died. adopted, dropped: pages that daemons took over, or could not.
+    Attributes:
+        segments: The ID of the segments, hexadecimal; new segments have another one.
+        incarnation: The number of daemons that have used these segments.
+        entries: Pages that the index can hold.
+        namespaces: Namespaces that the index can hold.
+        departed: Clients that left or died.
+        adopted: Pages that daemons took over from earlier ones.
+        dropped: Pages that daemons could not take over.
     """
 
     build: str
@@ -152,9 +177,12 @@ class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What the disk tier did, in pages. written, read: moved; lost: left memory before they could be written.
+    """The work of the disk tier, in pages.
 
-    spared: not written, as the disk could not or the budget did not allow it; damaged: not what was written.
+    Attributes:
+        lost: Pages evicted before they could be written.
+        spared: Pages not written, since the disk was unavailable or the budget did not allow it.
+        damaged: Pages that failed verification.
     """
 
     written: int
@@ -165,7 +193,7 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. disk: how the disk tier is."""
+    """The whole state of a cache. disk: the state of the disk tier."""
 
     daemon: DaemonStats
     tiers: Tiers
@@ -178,7 +206,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_snapshot(observer: Observer) -> Snapshot:
-    """Looks once. Costs the observing process some milliseconds for a million pages, and the daemon nothing."""
+    """Returns the current state.
+
+    Takes the observing process some milliseconds for a million pages, and the daemon nothing.
+    """
     header, counts = observer.header(), observer.counts()
     report = _disk_report(observer)
     return Snapshot(
@@ -241,8 +272,8 @@ def _disk_work(header: dict[str, int]) -> DiskWork:
 
 
 def _disk_report(observer: Observer) -> DiskReport:
-    """What the disk tier says of itself; it changes about once a second."""
-    for _ in range(_LOOKS):
+    """Returns the report of the disk tier, which changes about once a second."""
+    for _ in range(_READS):
         text = observer.disk_text()
         if text is not None:
             return unpack(text)
@@ -262,6 +293,6 @@ def _client(slot: dict[str, Any]) -> ClientStats:
 
 
 def _pick(kind: type[_T], numbers: dict[str, Any], **more: Any) -> _T:
-    """The fields of `kind` that have the same name in `numbers`, and `more`."""
+    """Returns a `kind` with the values of the same names in `numbers`, and `more`."""
     same = {name: numbers[name] for name in kind.__struct_fields__ if name not in more}
     return kind(**same, **more)

@@ -13,16 +13,18 @@ from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
 
 @click.command()
 @socket_option
-@click.option("--json", "show", flag_value="json", help="One JSON object instead of tables.")
+@click.option("--json", "show", flag_value="json", help="Print one JSON object instead of tables.")
 def stats(socket: Path, show: str | None) -> None:
-    """What the cache holds, and how it is used.
+    """Show the contents of the cache and how it is used.
 
-    Counters run since the segments were made, over restarts of the daemon. Exit codes: 0; 3 no daemon.
+    Counters start when the segments are created, and continue over restarts of the daemon.
+
+    Exit codes: 0: success; 3: no daemon.
     """
     with daemon_at(socket) as daemon:
         snapshot = take_snapshot(daemon.observer)
     if show == "json":
-        # bytes: JSON is UTF-8, whatever the terminal is
+        # bytes, since JSON is UTF-8 even if the terminal is not
         click.echo(msgspec.json.format(msgspec.json.encode(snapshot), indent=2))
     else:
         _show_tables(snapshot, socket)

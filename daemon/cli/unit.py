@@ -1,4 +1,4 @@
-"""`pagetier unit`: what systemd needs, out of the installed package."""
+"""`pagetier unit`: prints and installs the systemd units of the installed package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +19,12 @@ _SEAL: Final = "# as `pagetier unit install` wrote it, if this is the SHA-256 of
 
 
 def sealed(text: str) -> str:
-    """A text of whole lines, and a comment behind it."""
+    """Returns the text, which ends with a newline, and a comment with its checksum."""
     return f"{text}{_SEAL}{_digest(text)}\n"
 
 
 def is_as_sealed(text: str) -> bool:
-    """Whether a text was sealed, and nothing in it changed since."""
+    """Returns whether a text ends with the comment of `sealed` and was not modified since."""
     body, found, digest = text.rpartition(_SEAL)
     return bool(found) and digest == f"{_digest(body)}\n"
 
@@ -34,7 +34,7 @@ def _digest(text: str) -> str:
 
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """In the place of what is there, be it a link. Raises OSError, and what was there is there still."""
+    """Replaces a file or link as a whole. Raises OSError, which leaves the previous file in place."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     beside = Path(name)
     try:
@@ -49,23 +49,23 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
         raise
 
 
-# 31 characters are the most that a user may have, of which "pagetier-" takes 9
+# 31 characters are the most for a user's name, and "pagetier-" takes 9 of them.
 _NAME = re.compile("[a-z][a-z0-9_-]{0,21}")
 _TAKEN = {
-    "pagetierd": "the plain daemon has it",
+    "pagetierd": "the default daemon has this name",
     "copy": "/etc/pagetier/copy.toml is what engines read, see `pagetier calibrate`",
 }
 _RULE = "1 to 22 of the characters a-z 0-9 _ -, the first of them a letter"
 
 
 def tenant_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A name that systemd, sysusers and file systems all take as it is, or the rule that it breaks."""
+    """Returns a name that is valid for systemd, sysusers and file systems. Raises BadParameter, with the rule."""
     if value is None:
         return None
     if not _NAME.fullmatch(value):
-        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: {_RULE}', ctx, param)
+        raise click.BadParameter(f'"{value}" cannot be a tenant\'s name: {_RULE}', ctx, param)
     if value in _TAKEN:
-        raise click.BadParameter(f'"{value}" can not be a tenant\'s name: {_TAKEN[value]}', ctx, param)
+        raise click.BadParameter(f'"{value}" cannot be a tenant\'s name: {_TAKEN[value]}', ctx, param)
     return value
 
 
@@ -74,9 +74,9 @@ _PROGRAM = "/usr/bin/pagetierd"
 _UNITS = Path("etc/systemd/system")
 _DROP_IN = "metrics-on-localhost.conf"
 _SYSUSERS = "pagetier.sysusers.conf"
-# what its unit says, too: for commands that are run outside of it
+# The unit sets them, too; commands that run outside of the unit read them here.
 _TENANTS = 'name = "{user}"\nsocket = "/run/{user}/pagetier.sock"\n\n'
-# what the files say of the plain daemon, and what a tenant's say
+# Text of the default daemon's files, and its replacement in a tenant's files.
 _ITS_OWN = {
     '"pagetier"': '"pagetier-{tenant}"',
     "/pagetierd.toml": "/{tenant}.toml",
@@ -93,7 +93,7 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """A file of ours, where it goes, and what is to be in it. keep: it is the administrator's once it is there."""
+    """A file to install. keep: The administrator owns it once it exists."""
 
     source: str
     place: Path
@@ -103,46 +103,50 @@ class Installed(msgspec.Struct, frozen=True):
 
 @click.group()
 def unit() -> None:
-    """Print or install the systemd units, the user and an example configuration."""
+    """Print or install the systemd units, the system user and an example configuration."""
 
 
-_with_metrics = click.option("--metrics", is_flag=True, help="And the drop-in that metrics.listen on a port needs.")
+_with_metrics = click.option("--metrics", is_flag=True, help="Include the drop-in that metrics.listen on a port needs.")
 
 
 @unit.command("print")
-@click.option("--tenant", callback=tenant_name, metavar="NAME", help="Those of a daemon for one tenant.")
+@click.option("--tenant", callback=tenant_name, metavar="NAME", help="The files for one tenant's own daemon.")
 @_with_metrics
 def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  click calls it so
-    """Show the files and where they go; changes nothing."""
+    """Print the files and their locations; changes nothing."""
     for file in _files(_program(), tenant, metrics=metrics):
         click.echo(f"# ---- {file.place}\n{file.text}")
 
 
-@unit.command(short_help="Install the units; starts nothing, keeps a configuration.")
+@unit.command(short_help="Install the units; starts nothing, keeps an existing configuration.")
 @click.option(
     "--root", type=click.Path(path_type=Path), default=Path("/"), help="Install under this folder. [default: /]"
 )
-@click.option("--tenant", callback=tenant_name, metavar="NAME", help="Those of a daemon for one tenant.")
+@click.option("--tenant", callback=tenant_name, metavar="NAME", help="The files for one tenant's own daemon.")
 @_with_metrics
-@click.option("--force", "replace", is_flag=True, help="Replace units that were changed, and links in their places.")
+@click.option("--force", "replace", is_flag=True, help="Replace modified units, and links in their place.")
 def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> None:  # noqa: FBT001  click calls it so
-    """Install the units; starts nothing, and never touches a configuration that is there.
+    """Install the units; starts nothing, and never changes an existing configuration.
 
-    Units that nobody changed are replaced by newer ones, and so is the drop-in of --metrics where it is there; what is
-    your own belongs into a drop-in (systemctl edit). A link, as a masked unit is one, counts as changed.
+    Unmodified units of an earlier version are replaced, and so is the drop-in of --metrics if it is installed. Put your
+    own changes into a drop-in (systemctl edit). A link, for example a masked unit, counts as modified.
 
-    Exit codes: 0; 1 something could not be written, or was changed by hand.
+    Exit codes: 0: installed; 1: a file could not be written, or was modified.
     """
     program = _program()
-    metrics = metrics or (root / _drop_in(tenant)).exists()  # one that is there is to be of the same release
+    metrics = metrics or (root / _drop_in(tenant)).exists()  # an installed one must be of the same version
     changed = [file for file in _files(program, tenant, metrics=metrics) if not _put(root, file, replace=replace)]
     for warning in _warnings(program):
         click.echo(f"warning: {warning}", err=True)
-    if changed:
-        names = ", ".join(_told(root, file) for file in changed)
-        raise click.ClickException(f"changed by hand, and left so: {names}; --force replaces them")
+    _require_none(root, changed)
     name = f"pagetierd@{tenant}" if tenant else "pagetierd"
     click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {name}")
+
+
+def _require_none(root: Path, modified: Sequence[Installed]) -> None:
+    if modified:
+        names = ", ".join(_described(root, file) for file in modified)
+        raise click.ClickException(f"modified, so not replaced: {names}; --force replaces them")
 
 
 def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[Installed]:
@@ -178,13 +182,13 @@ def _text(name: str) -> str:
 
 
 def _program() -> str:
-    """`pagetierd` of this installation."""
+    """Returns the path of this installation's `pagetierd`."""
     beside = Path(sys.executable).with_name("pagetierd")
     return str(beside) if beside.exists() else shutil.which("pagetierd") or _PROGRAM
 
 
 def _put(root: Path, file: Installed, *, replace: bool) -> bool:
-    """False if something else is there that shall stay."""
+    """Writes a file. Returns False if a modified one exists and stays."""
     path = root / file.place
     try:
         text = file.text if file.keep else sealed(file.text)
@@ -202,23 +206,23 @@ def _put(root: Path, file: Installed, *, replace: bool) -> bool:
 
 
 def _is_there(path: Path) -> bool:
-    """Also a link to what is not."""
+    """Returns whether the path exists, including as a dangling link."""
     return path.is_symlink() or path.exists()
 
 
 def _is_of_ours(path: Path, there: bytes, text: str) -> bool:
-    """A file that nobody changed. A link is somebody's: it masks a unit, or its file belongs to something else."""
+    """Returns whether the file was installed and not modified. A link was made by the administrator or by systemd."""
     return not path.is_symlink() and (there == text.encode() or is_as_sealed(there.decode(errors="replace")))
 
 
-def _told(root: Path, file: Installed) -> str:
+def _described(root: Path, file: Installed) -> str:
     path = root / file.place
     return f"{file.place} (a link to {path.readlink()})" if path.is_symlink() else str(file.place)
 
 
 def _warnings(program: str) -> Iterator[str]:
-    """What keeps the unit from starting its program."""
+    """Yields reasons why the unit could not start its program."""
     real = {program, str(Path(program).resolve()), str(Path(sys.executable).resolve())}
     hidden = sorted(path for path in real if path.startswith(tuple(f"{folder}/" for folder in _HIDDEN)))
     if hidden:
-        yield f"the service sees no homes and a /tmp of its own: no {hidden[0]}; install under /opt or /usr"
+        yield f"the service cannot access {hidden[0]}, since it sees no home folders and no /tmp; install to /opt or /usr"

@@ -1,4 +1,4 @@
-"""pagetier(1) and pagetierd(8), out of click's own knowledge of the commands."""
+"""Generates pagetier(1), pagetierd(8) and pagetierd.toml(5) from the commands and the table of settings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SEE_ALSO = "`pagetier`(1), `pagetierd`(8), `pagetierd.toml`(5)"
 
 
 def pagetier_page(release: str) -> str:
-    """All commands on one page: there are few."""
+    """Returns pagetier(1), with all commands on one page."""
     page = Roff("pagetier", 1, release)
-    page.section("name").text("pagetier - look at the KV cache daemon of this host, and tell it what to do")
+    page.section("name").text("pagetier - inspect and control the KV cache daemon of this host")
     page.section("synopsis").text("`pagetier` COMMAND [OPTIONS]")
     page.section("description").text(_help(pagetier))
     page.section("commands")
@@ -35,7 +35,7 @@ def pagetier_page(release: str) -> str:
     return str(page)
 
 
-_COMPLETION = """Commands and options are completed by bash, zsh and fish, each by a line in its start-up file:"""
+_COMPLETION = """bash, zsh and fish complete commands and options after one line in their start-up file:"""
 _COMPLETION_LINES = (
     'eval "$(_PAGETIER_COMPLETE=bash_source pagetier)"    # ~/.bashrc',
     'eval "$(_PAGETIER_COMPLETE=zsh_source pagetier)"     # ~/.zshrc',
@@ -44,7 +44,7 @@ _COMPLETION_LINES = (
 
 
 def pagetierd_page(release: str) -> str:
-    """The daemon: its options are named here, its settings explained in pagetierd.toml(5)."""
+    """Returns pagetierd(8). It lists the options; pagetierd.toml(5) explains the settings."""
     page = Roff("pagetierd", 8, release)
     page.section("name").text(
         "pagetierd - keep KV pages in host memory and on disk for the inference engines of a host"
@@ -64,23 +64,23 @@ def pagetierd_page(release: str) -> str:
     return str(page)
 
 
-_LOG = """The log goes to stderr, a line an event, in logfmt: `ts`, `level`, `name`, `event` and `msg`, then numbers
-of the sentence as fields of their own. Where stderr is journald's, lines begin with their priority instead of the time:
-`journalctl -u pagetierd -p warning` shows those that somebody should read."""
+_LOG = """The log goes to stderr, one line per event, in logfmt: `ts`, `level`, `name`, `event` and `msg`, then the
+values of the message as fields. If stderr belongs to journald, lines begin with their priority instead of the time:
+`journalctl -u pagetierd -p warning` shows warnings and errors."""
 
-_RELOAD = """On SIGHUP (`systemctl reload pagetierd`) the file is read again. What changes at once is listed in
-`pagetierd.toml`(5); the rest waits for a restart, and is named in the log. What is wrong changes nothing."""
+_RELOAD = """SIGHUP (`systemctl reload pagetierd`) reloads the configuration. Settings that change at once are listed in
+`pagetierd.toml`(5); the log names the others, which need a restart. An invalid configuration changes nothing."""
 
 
 def _commands(page: Roff, group: click.Group, ctx: click.Context) -> None:
-    """All that a group has, and what groups in it have."""
+    """Writes all commands of a group, and those of the groups in it."""
     for name in group.list_commands(ctx):
         command = group.get_command(ctx, name)
         assert command is not None
-        inner = click.Context(command, parent=ctx, info_name=name)
-        _command(page, command, inner)
+        child = click.Context(command, parent=ctx, info_name=name)
+        _command(page, command, child)
         if isinstance(command, click.Group):
-            _commands(page, command, inner)
+            _commands(page, command, child)
 
 
 def _command(page: Roff, command: click.Command, ctx: click.Context) -> None:
@@ -122,20 +122,20 @@ _UNITS = """A size is a number of bytes, or a number with a unit: K, M, G, T, P 
 1024, KB, MB, GB, TB, PB in 1000. A duration is a number of seconds, or a number with us, ms, s, m, h or d. A share is a
 number from 0 to below 1. A mode is an octal string."""
 
-_RELOADED = """SIGHUP (`systemctl reload pagetierd`) reads the file again. What it says of these settings is in force at
-once, of all others after a restart, which the log says: """
-_TAKEN_AWAY = """Who is attached, or looks, when `access` names it no more keeps what it has until it closes its
-connection, and the memory until its process ends: end the engine."""
+_RELOADED = """SIGHUP (`systemctl reload pagetierd`) reloads the configuration. These settings change at once, all
+others after a restart, which the log says: """
+_TAKEN_AWAY = """Removing a user or group from `access` does not disconnect its engines and observers: they keep their
+connection until they close it, and the memory until their process ends. To revoke access at once, end the process."""
 
 
 def settings_page(release: str) -> str:
-    """Each key with its variable, its flag, its default and its help."""
+    """Returns pagetierd.toml(5): each key with its variable, flag, default and help text."""
     page = Roff("pagetierd.toml", 5, release)
     page.section("name").text("pagetierd.toml - the configuration of pagetierd")
     page.section("description").text(
-        "A file in TOML that is named by `--config` or by the variable `PAGETIER_CONFIG`. Each key can also be given as"
-        " a variable, which is stronger than the file, and as a flag, which is stronger than both. A key, variable or"
-        " value that makes no sense is refused, with its place."
+        "A file in TOML, named by `--config` or by the variable `PAGETIER_CONFIG`. Each key can also be given as an"
+        " environment variable, which overrides the file, and as a flag, which overrides both. Unknown keys, unknown"
+        " variables and invalid values are errors that name their place."
     )
     page.text(_UNITS)
     for section, keys in groupby(fields(), lambda field: field.section):
@@ -154,7 +154,7 @@ def settings_page(release: str) -> str:
 def _names(field: Field) -> str:
     names = f"`{field.flag}`, `{field.variable}`"
     if field.default is msgspec.NODEFAULT:
-        return f"Default: where it is for this user. {names}"
+        return f"Default: depends on the user. {names}"
     default = field.setting.show(field.default)
     return f"Default: {default}. {names}" if default else f"Default: none. {names}"
 

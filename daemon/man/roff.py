@@ -1,4 +1,4 @@
-"""The little of man(7) that the pages need."""
+"""Writes the subset of man(7) that the pages need."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _CODE = re.compile("`([^`]+)`")
 
 
 class Roff:
-    """A page that is written from its head to its end."""
+    """A manual page, written from top to bottom."""
 
     def __init__(self, name: str, section: int, release: str) -> None:
         self._lines = [f'.TH "{name.upper()}" "{section}" "" "{release}" "pagetier"', ".nh", ".ad l"]
 
     def section(self, title: str) -> Self:
-        """A heading, in capitals; what stands in brackets is a name, and stays as it is."""
+        """Adds a heading in capitals, except for one in brackets, which is the name of a table."""
         return self._add(f'.SH "{title}"' if title.startswith("[") else f".SH {title.upper()}")
 
     def subsection(self, title: str) -> Self:
-        """A smaller heading."""
+        """Adds a smaller heading."""
         return self._add(f".SS {escaped(title)}")
 
     def text(self, text: str) -> Self:
-        """Paragraphs, apart by empty lines. One that click is told not to fill keeps its lines."""
+        """Adds paragraphs, separated by empty lines; those that click must not wrap keep their lines."""
         for paragraph in text.strip().split("\n\n"):
             self._add(".PP")
             if paragraph.startswith("\b\n"):
@@ -35,11 +35,11 @@ class Roff:
         return self
 
     def lines(self, lines: Iterable[str]) -> Self:
-        """Lines as they are, such as an example."""
+        """Adds unformatted lines, such as an example."""
         return self._add(".nf", *map(escaped, lines), ".fi")
 
     def item(self, term: str, text: str) -> Self:
-        """A term in bold and what it means."""
+        """Adds a term in bold, and its description."""
         return self._add(".TP", f"\\fB{escaped(term)}\\fR", marked(" ".join(text.split())))
 
     def __str__(self) -> str:
@@ -51,13 +51,13 @@ class Roff:
 
 
 def escaped(text: str) -> str:
-    """As it is, whatever it begins with."""
+    """Returns the text with roff's special characters escaped."""
     line = text.translate(_SPECIAL)
     return f"\\&{line}" if line.startswith((".", "\\(aq")) else line
 
 
 def marked(text: str) -> str:
-    """What stands between backquotes in bold."""
+    """Returns the text with its parts between backquotes in bold."""
     return escaped("".join(_bold(piece, at) for at, piece in enumerate(_CODE.split(text)))).replace("\0", "\\f")
 
 

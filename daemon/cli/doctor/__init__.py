@@ -34,22 +34,28 @@ _INDENT = 24
 
 @click.command()
 @click.option("--socket", type=click.Path(path_type=Path), help="The daemon's control socket. [default: as configured]")
-@click.option("--config", type=click.Path(path_type=Path), help="The daemon's TOML file. [default: $PAGETIER_CONFIG]")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="The daemon's configuration file. [default: $PAGETIER_CONFIG]"
+)
 def doctor(socket: Path | None, config: Path | None) -> None:
-    """Check host and daemon: each line is ok or says what to do.
+    """Check the host and the daemon; each line says ok or what to do.
 
-    Changes nothing. Run it as root or as the daemon's user, with the daemon's configuration. Exit codes: 0 nothing must
-    be done (there may be warnings); 1 something must; 2 a configuration that can not be used.
+    Changes nothing. Run it as root or as the daemon's user, with the daemon's configuration.
+
+    Exit codes: 0: no problems (warnings possible); 1: problems found; 2: invalid usage or configuration.
     """
-    flags = {"socket": str(socket.absolute()) if socket is not None else None}
-    try:
-        settings = load(config, os.environ, flags)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
-    levels = [_show(result) for result in _check(settings, Host())]
+    levels = [_show(result) for result in _check(_load(socket, config), Host())]
     problems, warnings = levels.count(Level.PROBLEM), levels.count(Level.WARNING)
     click.echo(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
     sys.exit(Exit.WRONG if problems else Exit.OK)
+
+
+def _load(socket: Path | None, config: Path | None) -> Config:
+    flags = {"socket": str(socket.absolute()) if socket is not None else None}
+    try:
+        return load(config, os.environ, flags)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _check(config: Config, host: Host) -> Iterator[Result]:
@@ -77,7 +83,7 @@ def _show(result: Result) -> Level:
 
 
 def _wrapped(text: str) -> str:
-    """One line, but on a terminal, where the rest is indented."""
+    """Returns the text, wrapped and indented on a terminal, in one line elsewhere."""
     if not sys.stdout.isatty():
         return text
     width = max(40, shutil.get_terminal_size().columns - _INDENT)

@@ -1,4 +1,4 @@
-"""Whether the disk tier is well, or could be: folder, room, file system. Nothing is changed."""
+"""Checks the disk tier: folder, free space, file system and state. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS = "etc/systemd/system"
 
 
 def check_service_may_write(config: Config, host: Host) -> Iterator[Result]:
-    """The folder of the disk tier, where a service of this name is installed: it may write to its own folders alone."""
+    """Checks whether an installed service may write to the disk tier's folder: it may write only to its own folders."""
     path, own = config.disk.path, Path("/var/lib") / config.name
     tenant = config.name.removeprefix("pagetier").removeprefix("-")
     kind = "pagetierd@" if tenant else "pagetierd"
@@ -31,13 +31,13 @@ def check_service_may_write(config: Config, host: Host) -> Iterator[Result]:
     if not any(_allows(text, path) for text in _texts(units, {f"{kind}.service", f"{service}.service"})):
         yield problem(
             "disk service",
-            f"the service {service} may write below {own} alone: make {path} for its user, and"
-            f" `systemctl edit {service}` with the lines [Service] and ReadWritePaths={path}",
+            f"the service {service} may write only below {own}: create {path} for its user, and"
+            f" add the lines [Service] and ReadWritePaths={path} by `systemctl edit {service}`",
         )
 
 
 def _texts(units: Path, kinds: set[str]) -> Iterator[str]:
-    """Of the units, and of what is dropped in."""
+    """Yields the texts of these units and of their drop-ins."""
     for kind in sorted(kinds):
         for file in (units / kind, *sorted((units / f"{kind}.d").glob("*.conf"))):
             with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def _texts(units: Path, kinds: set[str]) -> Iterator[str]:
 
 
 def _allows(text: str, path: Path) -> bool:
-    """Whether a line says that this folder, or one above it, may be written to."""
+    """Returns whether a line allows writing to this folder or to one above it."""
     lines = (line.partition("=") for line in text.splitlines())
     named = [
         word for key, _, words in lines if key.strip() in ("ReadWritePaths", "BindPaths") for word in words.split()
@@ -59,12 +59,12 @@ _CLOSE = 0.05
 
 
 def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterator[Result]:
-    """The disk tier of the configuration; snapshot: of the daemon, None where none answers."""
+    """Checks the configured disk tier. snapshot: of the daemon; None if none answers."""
     if config.disk.path is None:
         if snapshot is not None and snapshot.disk.standing is not Standing.NONE:
             yield from _standing(snapshot.disk)
         else:
-            yield ok("disk", "no disk tier is asked for: disk.path and disk.size")
+            yield ok("disk", "no disk tier is configured (disk.path and disk.size)")
         return
     yield _folder(config.disk.path)
     yield from check_service_may_write(config, host)
@@ -78,10 +78,10 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
 def _folder(path: Path) -> Result:
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
-        return problem("disk folder", f"{there} is no folder: set another disk.path")
+        return problem("disk folder", f"{there} is not a folder: set another disk.path")
     if not os.access(there, os.W_OK | os.X_OK):
-        return problem("disk folder", f"{there} can not be written to by this user: chown it, or set another disk.path")
-    return ok("disk folder", f"{path}{'' if there == path else ' is not there yet: pagetierd makes it'}")
+        return problem("disk folder", f"this user cannot write to {there}: chown it, or set another disk.path")
+    return ok("disk folder", f"{path}{'' if there == path else ' does not exist yet: pagetierd creates it'}")
 
 
 def _file_system(path: Path, host: Host) -> Result:
@@ -89,9 +89,9 @@ def _file_system(path: Path, host: Host) -> Result:
     mounts = [mount for mount in read_mounts(host.root / "proc/self/mountinfo") if there.is_relative_to(mount.point)]
     kind = max(mounts, key=lambda mount: len(str(mount.point))).kind if mounts else "?"
     if kind in _VOLATILE:
-        return warning("disk system", f"{there} is {kind}: memory, which does not outlive the host")
+        return warning("disk system", f"{there} is {kind}: its pages do not survive a reboot")
     if kind in _NETWORKED:
-        return warning("disk system", f"{there} is {kind}: LMDB's files belong on a local file system")
+        return warning("disk system", f"{there} is {kind}: LMDB needs a local file system")
     return ok("disk system", f"{there} is {kind}")
 
 
@@ -99,14 +99,14 @@ def _room(config: Config, host: Host, held: int) -> Result:
     path, size = config.disk.path, config.disk.size
     assert path is not None
     there = next(folder for folder in (path, *path.parents) if folder.exists())
-    told = host.statvfs(there)
-    free = told.f_bavail * told.f_frsize
+    stat = host.statvfs(there)
+    free = stat.f_bavail * stat.f_frsize
     if free + held >= size:
         return ok(
-            "disk room", f"{format_size(free)} free; of {format_size(size)} {format_size(held)} are taken already"
+            "disk room", f"{format_size(free)} free; {format_size(held)} of {format_size(size)} are in use already"
         )
-    fits = f'disk.size = "{spell_size((free + held) // 2**20 * 2**20)}" fits'
-    return problem("disk room", f"{format_size(free)} free for {format_size(size - held)} more: {fits}")
+    fits = f'disk.size = "{spell_size((free + held) // 2**20 * 2**20)}" would fit'
+    return problem("disk room", f"{format_size(free)} free, but {format_size(size - held)} more are needed: {fits}")
 
 
 def _taken(path: Path) -> int:
@@ -122,11 +122,13 @@ def _standing(disk: DiskReport) -> Iterator[Result]:
     elif disk.trouble:
         yield problem("disk tier", disk.trouble)
     elif disk.standing is Standing.NONE:
-        yield problem("disk tier", "the daemon runs without it: it was started with another configuration")
+        yield problem("disk tier", "the daemon runs without a disk tier: it was started with another configuration")
     else:
         yield ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}; {synced(disk)}")
     if disk.damaged:
-        yield warning("disk pages", f"{disk.damaged:,} pages were not what was written: is the device failing?")
+        yield warning(
+            "disk pages", f"{disk.damaged:,} pages failed verification by checksum: the device may be failing"
+        )
     if disk.note:
         yield warning("disk files", disk.note)
     if disk.disk_total and disk.disk_free < _CLOSE * disk.disk_total:
@@ -137,7 +139,9 @@ def _standing(disk: DiskReport) -> Iterator[Result]:
 def _budget(disk: DiskReport) -> Iterator[Result]:
     if disk.budget is not None and not disk.budget.spared_bytes:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
-        yield ok("disk budget", f"{left} of {per_day} a day are left now")
+        yield ok("disk budget", f"{left} of {per_day} per day are left now")
     elif disk.budget is not None:
         spared = format_size(disk.budget.spared_bytes)
-        yield warning("disk budget", f"{spared} were not written for want of it: raise disk.budget, or leave it")
+        yield warning(
+            "disk budget", f"{spared} were not written because the budget was used up: consider raising disk.budget"
+        )

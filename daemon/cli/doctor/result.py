@@ -1,4 +1,4 @@
-"""What a check found: one line for people."""
+"""The result of a check: one line for the administrator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Level(Enum):
-    """How bad it is. A warning is for who wants more speed or less clutter; a problem has to be solved."""
+    """The severity. A warning concerns speed or unused memory; a problem has to be solved."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Level(Enum):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What was looked at, and how it is or what to do about it."""
+    """The subject of a check, and its state or what to do about it."""
 
     level: Level
     what: str
@@ -24,15 +24,15 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def ok(what: str, text: str) -> Result:
-    """All is well."""
+    """Returns a result without a problem."""
     return Result(Level.OK, what, text)
 
 
 def warning(what: str, text: str) -> Result:
-    """It works, but."""
+    """Returns a result that does not prevent the daemon from working."""
     return Result(Level.WARNING, what, text)
 
 
 def problem(what: str, text: str) -> Result:
-    """It does not work, or will not."""
+    """Returns a result that prevents the daemon from working, now or later."""
     return Result(Level.PROBLEM, what, text)

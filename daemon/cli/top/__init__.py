@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class _Seconds(click.FloatRange):
-    """A number between two: NaN compares with none."""
+    """A number in a range that is not NaN, which a range check does not reject."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As click does, and no NaN."""
+        """Returns the number. A NaN is a usage error."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds", param, ctx)
@@ -37,14 +37,15 @@ class _Seconds(click.FloatRange):
 
 @click.command()
 @socket_option
-@click.option("--interval", type=_Seconds(0.1, 60), default=1.0, show_default=True, help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Show it once and end, as where there is no terminal, or a dumb one.")
+@click.option("--interval", type=_Seconds(0.1, 60), default=1.0, show_default=True, help="Seconds between updates.")
+@click.option("--once", is_flag=True, help="Show it once and exit; the default without a terminal, or on a dumb one.")
 def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  click calls it so
-    """Watch the cache: tiers, what is found, rates, engines, and what leaves.
+    """Watch the cache: tiers, hit rates, throughput, engines and evictions.
 
-    "found" is the share of prompts' tokens that lie in memory or on disk; of an engine, "in mem" is the share of pages
-    that it found in memory, where they can be loaded from at once. Only looks. q or Ctrl-C ends it. Exit codes: 0; 3
-    no daemon at the start.
+    "found" is the share of the prompts' tokens that are in memory or on disk. An engine's "in mem" is the share of its
+    pages that it found in memory, where they can be loaded at once. Changes nothing. q or Ctrl-C quits.
+
+    Exit codes: 0: success; 3: no daemon at the start.
     """
     from pagetier.daemon.cli.render import console_for_people
 
@@ -56,13 +57,13 @@ def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  cli
 
 
 def _show_once(console: Console, socket: Path, interval: float) -> None:
-    """Rates need two looks."""
+    """Prints one screen. Rates need two snapshots."""
     history = History()
     with daemon_at(socket) as daemon:
-        _look(daemon, history)
+        _add_snapshot(daemon, history)
         time.sleep(interval)
-        _look(daemon, history)
-    console.print(_drawn(history, console, socket), width=80, soft_wrap=True)
+        _add_snapshot(daemon, history)
+    console.print(_draw(history, console, socket), width=80, soft_wrap=True)
 
 
 def _watch(console: Console, socket: Path, interval: float) -> None:
@@ -71,17 +72,17 @@ def _watch(console: Console, socket: Path, interval: float) -> None:
     from pagetier.daemon.cli.top.screen import KeyReader
 
     with daemon_at(socket):
-        pass  # that there is none is told before the screen is taken
+        pass  # reports a missing daemon before the screen is taken over
     signal.signal(signal.SIGTERM, _leave)
     try:
         with KeyReader() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            _Watch(live, keys, socket, interval).go_on()
+            _Watch(live, keys, socket, interval).watch()
     except KeyboardInterrupt:
         pass
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(Exit.OK)  # the terminal is tidied up on the way
+    sys.exit(Exit.OK)  # restores the terminal on the way
 
 
 class _Watch:
@@ -92,34 +93,34 @@ class _Watch:
         self._interval = interval
         self._history = History()
 
-    def go_on(self) -> None:
-        """Until somebody ends it; over the ends of daemons."""
+    def watch(self) -> None:
+        """Watches until the user quits, across restarts of the daemon."""
         while not self._watch_one():
             pass
 
     def _watch_one(self) -> bool:
-        """One daemon to its end, or the want of one; whether somebody ended it."""
+        """Watches one daemon until it ends, or shows that there is none. Returns whether the user quit."""
         try:
             with daemon_at(self._socket) as daemon:
                 while daemon.is_there():
-                    _look(daemon, self._history)
-                    self._show(_drawn(self._history, self._live.console, self._socket))
-                    if self._keys.end_within(self._interval):
+                    _add_snapshot(daemon, self._history)
+                    self._show(_draw(self._history, self._live.console, self._socket))
+                    if self._keys.quits_within(self._interval):
                         return True
         except Unreachable as error:
             self._show(_missing(self._live.console, self._socket, error.message))
-            return self._keys.end_within(self._interval)
+            return self._keys.quits_within(self._interval)
         return False
 
     def _show(self, what: RenderableType) -> None:
         self._live.update(what, refresh=True)
 
 
-def _look(daemon: Daemon, history: History) -> None:
+def _add_snapshot(daemon: Daemon, history: History) -> None:
     history.add(Moment(time.monotonic(), take_snapshot(daemon.observer)))
 
 
-def _drawn(history: History, console: Console, socket: Path) -> RenderableType:
+def _draw(history: History, console: Console, socket: Path) -> RenderableType:
     from pagetier.daemon.cli.top.screen import ScreenContext, charset_for, screen
 
     return screen(history, ScreenContext(socket, console.height, charset_for(console.encoding)))

@@ -1,4 +1,4 @@
-"""What `pagetier top` has seen of the last minutes: rates and ratios out of counters that only rise."""
+"""The snapshots of the last minutes in `pagetier top`: rates and ratios from counters that only rise."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _SPAN_S = MINUTES * 60.0
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A look and its time, in seconds of a clock that never goes back."""
+    """A snapshot and its time, in seconds of a monotonic clock."""
 
     at: float
     snapshot: Snapshot
 
 
-class _Looked(msgspec.Struct, frozen=True):
-    """Tokens that were looked for, and found in whatever tier, in some time."""
+class _Lookups(msgspec.Struct, frozen=True):
+    """Tokens that were lookups up in some time, and those of them that were found in any tier."""
 
     hits: int = 0
-    asked: int = 0
+    tokens: int = 0
 
-    def __add__(self, other: _Looked) -> _Looked:
-        return _Looked(self.hits + other.hits, self.asked + other.asked)
+    def __add__(self, other: _Lookups) -> _Lookups:
+        return _Lookups(self.hits + other.hits, self.tokens + other.tokens)
 
     @property
     def ratio(self) -> float | None:
-        return self.hits / self.asked if self.asked else None
+        return self.hits / self.tokens if self.tokens else None
 
 
 class History:
-    """Moments of the last minutes, oldest first. Begins anew where the segments are others."""
+    """Snapshots of the last minutes, oldest first. Starts over when the segments are replaced."""
 
     def __init__(self) -> None:
         self._moments: deque[Moment] = deque()
 
     def add(self, moment: Moment) -> None:
-        """The newest; forgets what is too old."""
-        if self._moments and not _goes_on(self._moments[-1].snapshot, moment.snapshot):
+        """Adds the newest snapshot, and drops those that are too old."""
+        if self._moments and not _is_continuation(self._moments[-1].snapshot, moment.snapshot):
             self._moments.clear()
         self._moments.append(moment)
         while moment.at - self._moments[0].at > _SPAN_S:
@@ -51,11 +51,11 @@ class History:
 
     @property
     def now(self) -> Snapshot:
-        """The newest look."""
+        """The newest snapshot."""
         return self._moments[-1].snapshot
 
     def rate(self, number: Callable[[Snapshot], int]) -> float:
-        """How fast a counter rose lately, per second; 0 where there is but one look."""
+        """Returns how fast a counter rose since the last snapshot, per second; 0 if there is only one."""
         if len(self._moments) < 2:
             return 0.0
         before, after = self._moments[-2], self._moments[-1]
@@ -63,7 +63,7 @@ class History:
         return max(0, number(after.snapshot) - number(before.snapshot)) / seconds
 
     def rate_of(self, client: ClientStats, number: Callable[[ClientStats], int]) -> float:
-        """The same of one client's counter; 0 where it was not there before."""
+        """Returns the same for one client's counter; 0 if the client is new."""
 
         def of(snapshot: Snapshot) -> int:
             same = (other for other in snapshot.clients if (other.slot, other.pid) == (client.slot, client.pid))
@@ -72,33 +72,36 @@ class History:
         return self.rate(of)
 
     def ratio(self) -> float | None:
-        """The share of tokens looked for that was found in some tier; None where nobody looked."""
-        return sum(self._between(), _Looked()).ratio
+        """Returns the share of tokens lookups up that was found in some tier; None without lookups."""
+        return sum(self._between(), _Lookups()).ratio
 
     def ratio_now(self) -> float | None:
-        """The same since the last look but one."""
-        return next(iter(self._between()[-1:]), _Looked()).ratio
+        """Returns the same for the time between the last two snapshots."""
+        return next(iter(self._between()[-1:]), _Lookups()).ratio
 
     def ratios(self, columns: int) -> list[float | None]:
-        """The same piece by piece, the oldest first. Pieces begin at fixed times, so that they do not flicker."""
+        """Returns the same for each of `columns` intervals, oldest first.
+
+        The intervals begin at fixed times, so that the columns do not flicker.
+        """
         width = _SPAN_S / columns
         newest = int(self._moments[-1].at / width)
-        pieces = [_Looked()] * columns
-        for moment, looked in zip(list(self._moments)[1:], self._between(), strict=True):
+        pieces = [_Lookups()] * columns
+        for moment, lookups in zip(list(self._moments)[1:], self._between(), strict=True):
             column = columns - 1 - (newest - int(moment.at / width))
             if column >= 0:
-                pieces[column] += looked
+                pieces[column] += lookups
         return [piece.ratio for piece in pieces]
 
-    def _between(self) -> list[_Looked]:
-        return [_looked(before.snapshot, after.snapshot) for before, after in pairwise(self._moments)]
+    def _between(self) -> list[_Lookups]:
+        return [_lookups_between(before.snapshot, after.snapshot) for before, after in pairwise(self._moments)]
 
 
-def _goes_on(before: Snapshot, after: Snapshot) -> bool:
+def _is_continuation(before: Snapshot, after: Snapshot) -> bool:
     return before.daemon.segments == after.daemon.segments and before.tiers.memory.hits <= after.tiers.memory.hits
 
 
-def _looked(before: Snapshot, after: Snapshot) -> _Looked:
-    ours, theirs = after.lookups, before.lookups
-    found = ours.memory_tokens + ours.disk_tokens - theirs.memory_tokens - theirs.disk_tokens
-    return _Looked(max(0, found), max(0, found) + max(0, ours.missed_tokens - theirs.missed_tokens))
+def _lookups_between(before: Snapshot, after: Snapshot) -> _Lookups:
+    new, old = after.lookups, before.lookups
+    found = new.memory_tokens + new.disk_tokens - old.memory_tokens - old.disk_tokens
+    return _Lookups(max(0, found), max(0, found) + max(0, new.missed_tokens - old.missed_tokens))

@@ -1,4 +1,4 @@
-"""What `pagetier top` shows: 80 columns and few lines, in the characters that the terminal has."""
+"""Draws the screen of `pagetier top`: 80 columns and few lines, in the characters that the terminal has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEAD = 8
 
 
 class Charset(msgspec.Struct, frozen=True):
-    """Characters for bars, from full to empty in eighths, and for sparks, from nothing to all."""
+    """Characters for bars, from full to empty in eighths, and for sparklines, from nothing to all."""
 
     full: str
     parts: str
@@ -42,12 +42,12 @@ ASCII = Charset("#", " ", "-", "_.:-=+*#")
 
 
 def charset_for(encoding: str) -> Charset:
-    """What an encoding has."""
+    """Returns the characters that an encoding has."""
     return UNICODE if encoding.lower().startswith("utf") else ASCII
 
 
 class ScreenContext(msgspec.Struct, frozen=True):
-    """Where it is shown: of which daemon, in how many lines, by which characters."""
+    """The socket of the daemon, and the lines and characters of the screen."""
 
     socket: Path
     lines: int
@@ -55,7 +55,7 @@ class ScreenContext(msgspec.Struct, frozen=True):
 
 
 def screen(history: History, place: ScreenContext) -> Group:
-    """All of it."""
+    """Returns the whole screen."""
     snapshot = history.now
     lines = [
         _headline(snapshot, place.socket),
@@ -72,8 +72,8 @@ def screen(history: History, place: ScreenContext) -> Group:
 
 
 def gone(place: ScreenContext, why: str) -> Group:
-    """While there is no daemon."""
-    waiting = Text("waiting for it; q or Ctrl-C ends", style="dim")
+    """Returns the screen without a daemon. why: The reason."""
+    waiting = Text("waiting for the daemon; q or Ctrl-C quits", style="dim")
     return Group(_cut(Text(f"pagetier on {place.socket}", style="bold")), Text(), Text(why, style="red"), waiting)
 
 
@@ -93,19 +93,19 @@ def _tiers(snapshot: Snapshot, charset: Charset) -> Iterator[Text]:
     if snapshot.tiers.disk.cap:
         yield _tier("disk", snapshot.tiers.disk, "magenta", charset)
     well = disk.standing is Standing.OPEN and not disk.trouble
-    told = f"{disk.standing.value}: {disk.trouble}" if disk.trouble else f"{disk.standing.value}, {synced(disk)}"
-    yield _cut(Text(f"{'':7}{told}", style="dim" if well else "red"))
+    text = f"{disk.standing.value}: {disk.trouble}" if disk.trouble else f"{disk.standing.value}, {synced(disk)}"
+    yield _cut(Text(f"{'':7}{text}", style="dim" if well else "red"))
 
 
 def _tier(name: str, tier: PageTier, style: str, charset: Charset) -> Text:
     share = min(1.0, tier.used / tier.cap) if tier.cap else 0.0
-    told = f" {format_size(tier.used):>10} of {format_size(tier.cap):>10} {share:>4.0%} {count(tier.pages):>6} pages"
+    text = f" {format_size(tier.used):>10} of {format_size(tier.cap):>10} {share:>4.0%} {count(tier.pages):>6} pages"
     full, empty = bar(share, _BAR, charset)
-    return Text.assemble((f"{name:<7}", "bold"), (full, style), (empty, "dim"), told)
+    return Text.assemble((f"{name:<7}", "bold"), (full, style), (empty, "dim"), text)
 
 
 def bar(share: float, width: int, charset: Charset) -> tuple[str, str]:
-    """The full and the empty part of a bar."""
+    """Returns the full and the empty part of a bar."""
     steps = len(charset.parts)
     whole, part = divmod(round(share * width * steps), steps)
     full = charset.full * whole + (charset.parts[part] if part else "")
@@ -113,15 +113,15 @@ def bar(share: float, width: int, charset: Charset) -> tuple[str, str]:
 
 
 def sparks(ratios: Sequence[float | None], charset: Charset) -> str:
-    """A character for each; a space where nobody looked."""
+    """Returns a character for each ratio; a space for None."""
     most = len(charset.sparks) - 1
     return "".join(" " if ratio is None else charset.sparks[round(ratio * most)] for ratio in ratios)
 
 
 def _ratio(history: History, charset: Charset) -> Text:
     drawn = sparks(history.ratios(_SPARK), charset)
-    told = f" {_percent(history.ratio_now())} now {_percent(history.ratio())} in {MINUTES} min"
-    return Text.assemble(("found  ", "bold"), (drawn, "green"), told)
+    text = f" {_percent(history.ratio_now())} now {_percent(history.ratio())} in {MINUTES} min"
+    return Text.assemble(("found  ", "bold"), (drawn, "green"), text)
 
 
 def _percent(ratio: float | None) -> str:
@@ -134,7 +134,7 @@ def _rates(history: History) -> Iterator[Text]:
     missed = history.rate(lambda s: s.lookups.missed_tokens)
     yield _row("tokens", found=_each(found), missed=_each(missed), matches=_each(matches))
     stored, loaded = history.rate(lambda s: s.tiers.memory.bytes_in), history.rate(lambda s: s.tiers.memory.bytes_out)
-    yield _row("engines", stored=_speed(stored), loaded=_speed(loaded), refused=count(history.now.stores.refused))
+    yield _row("engines", stored=_speed(stored), loaded=_speed(loaded), rejected=count(history.now.stores.refused))
     if history.now.disk.standing is not Standing.NONE:
         written, read = history.rate(lambda s: s.tiers.disk.bytes_in), history.rate(lambda s: s.tiers.disk.bytes_out)
         yield _row("disk", written=_speed(written), read=_speed(read), damaged=count(history.now.disk_work.damaged))
@@ -145,11 +145,11 @@ def _left(history: History) -> Iterator[Text]:
     rate = history.rate(lambda s: s.tiers.memory.evictions)
     memory, stores, work = now.tiers.memory, now.stores, now.disk_work
     room = f"{count(memory.evictions)} ({_each(rate)})"
-    yield _row("left", **{"for room": room, "flushed": count(memory.flushed), "unwritten": count(work.lost)})
+    yield _row("dropped", evicted=room, flushed=count(memory.flushed), unwritten=count(work.lost))
     given_up = max(0, stores.doomed - stores.expired)
     if given_up or stores.expired or now.tiers.disk.evictions:
         disk = count(now.tiers.disk.evictions)
-        yield _row("", **{"off disk": disk, "given up": count(given_up), "expired": count(stores.expired)})
+        yield _row("", **{"from disk": disk, "abandoned": count(given_up), "expired": count(stores.expired)})
 
 
 def _row(title: str, **cells: str) -> Text:
@@ -170,9 +170,9 @@ def _speed(rate: float) -> str:
 def _clients(history: History, room: int) -> Iterator[Text]:
     clients = sorted(history.now.clients, key=lambda client: (-client.lookups, client.slot))
     if not clients:
-        yield Text("Nobody is attached.")
+        yield Text("No clients are attached.")
         return
-    head = f"{'engine':<21}{'pid':>8}{'age':>5}{'pins':>7}{'looks/s':>8}{'in mem':>7}{'loaded/s':>12}{'stored/s':>12}"
+    head = f"{'engine':<21}{'pid':>8}{'age':>5}{'pins':>7}{'match/s':>8}{'in mem':>7}{'loaded/s':>12}{'stored/s':>12}"
     yield Text(head, style="bold")
     for client in clients[:room]:
         yield _client(client, history)
@@ -196,11 +196,11 @@ def _cut(line: Text) -> Text:
     return line
 
 
-_ENDS = frozenset(b"qQ\x03\x04")
+_QUIT_KEYS = frozenset(b"qQ\x03\x04")
 
 
 class KeyReader:
-    """Reads single keys from the terminal on stdin until the end of the block; without one it only waits."""
+    """Reads single keys from the terminal on stdin inside of a `with` block. Without a terminal it only waits."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -217,16 +217,16 @@ class KeyReader:
         if self._before is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
-    def end_within(self, seconds: float) -> bool:
-        """Whether somebody wants to end it, waited for so long."""
+    def quits_within(self, seconds: float) -> bool:
+        """Waits for this time. Returns whether the user quit."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             if self._before is None:
                 time.sleep(left)
-            elif select.select([sys.stdin], [], [], left)[0] and self._wants_end():
+            elif select.select([sys.stdin], [], [], left)[0] and self._is_quit_pressed():
                 return True
         return False
 
-    def _wants_end(self) -> bool:
+    def _is_quit_pressed(self) -> bool:
         pressed = os.read(sys.stdin.fileno(), 64)
-        return not pressed or not _ENDS.isdisjoint(pressed)
+        return not pressed or not _QUIT_KEYS.isdisjoint(pressed)
