@@ -225,4 +225,4 @@ def _warnings(program: str) -> Iterator[str]:
     real = {program, str(Path(program).resolve()), str(Path(sys.executable).resolve())}
     hidden = sorted(path for path in real if path.startswith(tuple(f"{folder}/" for folder in _HIDDEN)))
     if hidden:
-        yield f"the service cannot access {hidden[0]}, since it sees no home folders and no /tmp; install to /opt or /usr"
+        yield f"the service cannot access {hidden[0]}, as /home and /tmp are hidden from it; install to /opt or /usr"

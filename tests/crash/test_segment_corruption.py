@@ -35,7 +35,7 @@ def complaint(trial: Trial) -> str:
     if trial.late or trial.code == BROKE or "Traceback" in trial.log:
         return trial.late or f"it ended with code {trial.code}"
     if trial.code is not None:
-        refused = trial.code == Exit.UNFIT and "--fresh drops what is in them" in trial.log
+        refused = trial.code == Exit.UNFIT and "--fresh discards what is in them" in trial.log
         return "" if refused else f"it ended with code {trial.code}"
     seen = trial.seen
     if seen.wrong or seen.findings:

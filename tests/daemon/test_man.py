@@ -1,4 +1,4 @@
-"""The manual pages: those in the repository are made of this code, name everything, and are sound roff."""
+"""The manual pages in the repository are current, complete and valid roff."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def test_every_setting_is_there_under_all_its_names() -> None:
         assert f"{field.flag} " in plain("pagetierd.8")
 
 
-def test_a_table_is_named_as_it_is_written() -> None:
+def test_tables_keep_their_case_in_headings() -> None:
     text = plain("pagetierd.toml.5")
     assert '.SH "[disk]"\n' in text and "[DISK]" not in text
     assert "access.watch_users, " in text.partition(".SH RELOAD")[2]
 
 
-def test_that_a_right_that_is_taken_away_ends_nobody_is_told_where_it_is_given() -> None:
+def test_the_pages_say_that_revoking_access_disconnects_no_engine() -> None:
     text = plain("pagetierd.toml.5")
     for key in ("users", "groups"):
-        assert "who is attached stays so" in text.partition(f"\n{key} = ")[2].partition(".TP")[0]
-    assert "end the engine" in text.partition(".SH RELOAD")[2]
+        assert "a change detaches no engine" in text.partition(f"\n{key} = ")[2].partition(".TP")[0]
+    assert "end the process" in text.partition(".SH RELOAD")[2]
 
 
 def test_no_page_names_this_host() -> None:
@@ -72,7 +72,7 @@ def test_no_page_names_this_host() -> None:
 
 
 @pytest.mark.parametrize("name", manual())
-def test_man_reads_it_without_complaint(name: str) -> None:
+def test_man_formats_the_pages_without_warnings(name: str) -> None:
     if shutil.which("groff") is None:
         pytest.skip("groff is not installed here")
     command = ["groff", "-man", "-ww", "-Tutf8", "-rLL=78n"]
@@ -81,7 +81,7 @@ def test_man_reads_it_without_complaint(name: str) -> None:
     assert len(done.stdout.splitlines()) > 40
 
 
-def test_what_a_line_begins_with_is_no_order_to_roff() -> None:
+def test_lines_that_begin_like_a_roff_request_are_escaped() -> None:
     page = str(Roff("x", 1, "x").text(".SH `no` order").lines(["'nor this"]).item("-x", "a\\b"))
     assert "\n\\&.SH \\fBno\\fR order\n" in page
     assert "\n\\&\\(aqnor this\n" in page

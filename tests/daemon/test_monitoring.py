@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules: every metric that they name is in a live scrape, every advice in the manual."""
+"""The dashboard and the alert rules name only metrics of a live scrape and headings of the documentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENT = re.compile(r'event\(\s*"(\w+)"')
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What a daemon with everything tells."""
+    """Returns the names of the metrics of a daemon with all features."""
     folder = tmp_path_factory.mktemp("monitoring")
     flags = ("--metrics-listen", str(folder / "metrics.sock"), "--disk-budget", "1GiB")
     with running_with_disk(folder / "disk", *flags) as daemon, daemon.client() as client:
@@ -31,13 +31,13 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def dashboard() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((DOCS / "monitoring/grafana.json").read_text())
-    return told
+    parsed: dict[str, Any] = json.loads((DOCS / "monitoring/grafana.json").read_text())
+    return parsed
 
 
 def rules() -> list[dict[str, Any]]:
-    told = yaml.safe_load((DOCS / "monitoring/alerts.yml").read_text())
-    return [rule for group in told["groups"] for rule in group["rules"]]
+    parsed = yaml.safe_load((DOCS / "monitoring/alerts.yml").read_text())
+    return [rule for group in parsed["groups"] for rule in group["rules"]]
 
 
 def queries() -> Iterator[str]:
@@ -49,13 +49,13 @@ def queries() -> Iterator[str]:
     yield from (rule["expr"] for rule in rules())
 
 
-def test_every_metric_that_is_named_is_there(there: set[str]) -> None:
+def test_every_metric_that_is_named_is_in_a_scrape(there: set[str]) -> None:
     named = set().union(*map(names_in, queries()))
     assert len(named) > 20
     assert named - there == set()
 
 
-def test_a_name_that_is_not_there_would_be_found(there: set[str]) -> None:
+def test_an_unknown_metric_would_be_found(there: set[str]) -> None:
     assert names_in('rate(pagetier_no_such_thing_total{instance=~"pagetier_build"}[5m])') - there
 
 
@@ -79,7 +79,7 @@ def test_every_query_of_the_dashboard_is_balanced() -> None:
         assert all(query.count(left) == query.count(right) for left, right in ("()", "{}", "[]")), query
 
 
-def test_panels_do_not_lie_on_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard()["panels"]:
         at = panel["gridPos"]
@@ -90,7 +90,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_says_what_is_so_and_where_to_read_on(rule: dict[str, Any]) -> None:
+def test_an_alert_has_a_summary_and_a_link_to_the_documentation(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
     assert "$labels.instance" in rule["annotations"]["summary"]
     page, _, anchor = rule["annotations"]["runbook"].partition("#")

@@ -1,4 +1,4 @@
-"""Starts that must be refused: an exit code, a sentence, and nothing lost."""
+"""Starts that must fail: with an exit code, one sentence, and no loss of pages."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ with RunningDaemon("10MiB") as daemon, daemon.client() as client:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [("[arena\n", "line 1"), ("[arena]\nsiez = 1\n", 'did you mean "size"'), ("arena = 1\n", "must be a table")],
 )
-def test_a_configuration_that_does_not_parse(tmp_path: Path, name: str, text: str, told: str) -> None:
+def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path, name: str, text: str, message: str) -> None:
     config = tmp_path / "pagetier.toml"
     config.write_text(text)
     ended = pagetierd("--config", str(config), "--name", name)
     assert ended.code == Exit.USAGE
     assert str(config) in ended.told
-    assert told in ended.told
+    assert message in ended.told
     assert len(ended.text.splitlines()) == 1
 
 
-def test_a_flag_that_makes_no_sense(name: str) -> None:
+def test_an_invalid_flag_is_code_2(name: str) -> None:
     ended = pagetierd("--name", name, "--arena-size", "1Gb")
     assert ended.code == Exit.USAGE
     assert "--arena-size" in ended.text
 
 
 @pytest.mark.parametrize("words", [("--no-such-flag",), ("surplus",)])
-def test_a_command_line_that_makes_no_sense_is_a_line_of_the_log(words: tuple[str, ...]) -> None:
+def test_a_usage_error_without_a_terminal_is_a_line_of_the_log(words: tuple[str, ...]) -> None:
     ended = pagetierd(*words)
     assert ended.code == Exit.USAGE
     assert "level=error name=pagetierd event=refused" in ended.text
@@ -71,13 +71,13 @@ def test_a_command_line_that_makes_no_sense_is_a_line_of_the_log(words: tuple[st
 
 
 @pytest.mark.parametrize("option", ["--config", "--keep-while"])
-def test_a_path_that_is_empty_is_a_wrong_use(option: str) -> None:
+def test_an_empty_path_is_a_usage_error(option: str) -> None:
     ended = pagetierd(option, "", "--check")
     assert (ended.code, f"Invalid value for '{option}': an empty value names no file" in ended.told) == (2, True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_configuration_that_the_daemon_may_not_read() -> None:
+def test_a_configuration_without_read_permission_is_named() -> None:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
         Path(folder).chmod(0o755)
         config = Path(folder) / "pagetier.toml"
@@ -85,13 +85,13 @@ def test_a_configuration_that_the_daemon_may_not_read() -> None:
         ended = pagetierd("--config", str(config), code=AS_NOBODY)
     assert ended.code == Exit.USAGE
     assert "event=refused" in ended.text
-    assert ended.told == f"{config}: can not be read: Permission denied"
+    assert ended.told == f"{config}: cannot be read: Permission denied"
 
 
 # --- the socket ------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_in_the_socket_s_place(tmp_path: Path, name: str) -> None:
+def test_a_file_at_the_sockets_path_stops_the_start(tmp_path: Path, name: str) -> None:
     file = tmp_path / "pagetier.sock"
     file.write_text("precious")
     text = refused("--name", name, "--socket", str(file), "--arena-size", "1MiB")
@@ -99,19 +99,19 @@ def test_a_file_in_the_socket_s_place(tmp_path: Path, name: str) -> None:
     assert file.read_text() == "precious"
 
 
-def test_a_socket_that_can_not_be_made(tmp_path: Path, name: str) -> None:
+def test_a_socket_that_cannot_be_created_stops_the_start(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     assert "file is not a folder" in refused(
         "--name", name, "--socket", str(tmp_path / "file/s"), "--arena-size", "1MiB"
     )
 
 
-def test_refused_for_its_socket_a_daemon_leaves_warm_pages(left: RunningDaemon, tmp_path: Path) -> None:
+def test_a_daemon_that_fails_at_its_socket_keeps_warm_pages(left: RunningDaemon, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "not a socket" in refused(*arguments(left, socket=str(tmp_path / "file")))
 
 
-def test_the_socket_of_a_dead_daemon_is_no_hindrance(left: RunningDaemon) -> None:
+def test_the_socket_of_a_dead_daemon_is_replaced(left: RunningDaemon) -> None:
     assert left.socket.is_socket()
     left.start()
 
@@ -144,7 +144,7 @@ def test_an_arena_larger_than_dev_shm(name: str, tmp_path: Path) -> None:
 
 
 @own_shm
-def test_memory_that_runs_out_after_all(name: str, tmp_path: Path) -> None:
+def test_memory_that_runs_out_while_populating_stops_the_start(name: str, tmp_path: Path) -> None:
     given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB"]
     ended = pagetierd(*given, code=FITS, before=OWN_SHM)
     assert ended.code == Exit.REFUSED
@@ -153,7 +153,7 @@ def test_memory_that_runs_out_after_all(name: str, tmp_path: Path) -> None:
 
 
 @own_shm
-def test_memory_that_does_not_even_hold_the_index(name: str, tmp_path: Path) -> None:
+def test_memory_too_small_for_the_index_stops_the_start(name: str, tmp_path: Path) -> None:
     given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB", "--index-entries", "1000000"]
     ended = pagetierd(*given, code=FITS, before=OWN_SHM)
     assert ended.code == Exit.REFUSED
@@ -172,7 +172,7 @@ IN_OTHER_SHM = ["unshare", "--mount", "sh", "-c"]
         ("mount -t tmpfs -o mode=755 tmpfs /dev/shm", AS_NOBODY, "this user may not write there"),
     ],
 )
-def test_a_dev_shm_that_can_not_be_used(mount: str, code: str, why: str, name: str) -> None:
+def test_an_unusable_dev_shm_stops_the_start(mount: str, code: str, why: str, name: str) -> None:
     given = ["--name", name, "--socket", "/tmp/pagetier-test.none", "--arena-size", "1MiB"]
     text = refused(*given, code=code, before=[*IN_OTHER_SHM, f'{mount} && exec "$0" "$@"'])
     assert text == f"/dev/shm/{name}.index can not be made: {why}"
@@ -186,7 +186,7 @@ def test_a_limit_on_the_size_of_files(name: str, tmp_path: Path) -> None:
 
 
 @own_shm
-def test_the_memory_of_a_stop_is_there_for_the_next_start_while_an_engine_is_idle() -> None:
+def test_a_stop_releases_the_memory_although_an_engine_is_attached() -> None:
     ended = pagetierd(code=STOPPED_AND_STARTED.replace("PLACES", repr(sys.path)), before=OWN_SHM, most_s=4 * START_S)
     assert ended.code == 0, ended.text
     assert "started with the match in hand: <Match 3 of 3 pages, let go>" in ended.text
@@ -213,12 +213,12 @@ def is_ours(variable: str) -> bool:
     return variable.startswith("PAGETIER_")
 
 
-# --- being told to stop ----------------------------------------------------------------------------------------------
+# --- stop requests during the start ----------------------------------------------------------------------------------
 
 
-# (Python itself may lose a SIGINT that comes while it imports.)
+# (Python itself may lose a SIGINT that arrives during an import.)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stop_at_any_moment_of_the_start_leaves_nothing_half_made(number: signal.Signals) -> None:
+def test_a_stop_at_any_moment_of_the_start_leaves_nothing_behind(number: signal.Signals) -> None:
     for pause in (0.0, 0.2, 0.4):
         daemon = RunningDaemon("64MiB")
         daemon.launch()
@@ -246,12 +246,12 @@ def slowly(wish):
     time.sleep(0.5)
     return segments
 module.take = slowly
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # as numpy's: it blocks no signal
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # like numpy's threads, it blocks no signal
 module.main()
 """
 
 
-def test_a_stop_that_comes_while_segments_are_made_leaves_none() -> None:
+def test_a_stop_while_segments_are_created_leaves_none() -> None:
     daemon = RunningDaemon("1MiB")
     where = ["--name", daemon.name, "--socket", str(daemon.socket), "--arena-size", "1MiB"]
     command = [sys.executable, "-c", SLOW, *where]

@@ -1,4 +1,4 @@
-"""What is shipped: an sdist that a C compiler alone builds, a wheel that works in an environment with nothing else."""
+"""Tests the packages: an sdist that needs only a C compiler, a wheel that works in an empty environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIMIT_S = 300
 
 
 class Built(msgspec.Struct, frozen=True):
-    """What came of the sources."""
+    """The packages that were built from the sources."""
 
     sdist: Path
     wheel: Path
@@ -57,7 +57,7 @@ def run(*command: str | Path, cwd: Path, **environ: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """An sdist of a copy of the sources, and a wheel of nothing but that sdist."""
+    """Returns an sdist of a copy of the sources, and a wheel that was built from that sdist only."""
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("sources")
     for name in (*ROOMS, "docs", "systemd"):
@@ -72,7 +72,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel and with what it says that it needs, and nothing else."""
+    """Returns an environment with the wheel and its declared dependencies, and nothing else."""
     folder = tmp_path_factory.mktemp("empty") / "venv"
     venv.create(folder, with_pip=False)
     pip: list[str | Path] = [
@@ -93,7 +93,7 @@ def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needs(of: metadata.Distribution, known: set[str]) -> set[str]:
-    """Names of all that a distribution needs, and what that needs; without extras."""
+    """Returns the names of a distribution's dependencies, including indirect ones, without extras."""
     wanted = [Requirement(text) for text in of.requires or ()]
     new = {each.name for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})} - known
     known |= new
@@ -103,7 +103,7 @@ def needs(of: metadata.Distribution, known: set[str]) -> set[str]:
 
 
 def link(of: metadata.Distribution, site: Path) -> None:
-    """Makes a distribution that is installed here importable there."""
+    """Makes an installed distribution importable from another environment."""
     tops = {file.parts[0] for file in of.files or () if file.parts[0] not in ("..", "__pycache__")}
     for top in tops:
         (site / top).symlink_to(Path(str(of.locate_file(top))).resolve())
@@ -121,7 +121,7 @@ def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
     assert not any(name.startswith(("tests", "bench")) for name in names)
 
 
-def test_the_sdist_has_what_builds_it_and_nothing_that_was_built(built: Built) -> None:
+def test_the_sdist_has_all_sources_and_no_build_output(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
     assert {
@@ -134,7 +134,7 @@ def test_the_sdist_has_what_builds_it_and_nothing_that_was_built(built: Built) -
     assert not any(name.endswith((".so", ".o", ".pyc")) for name in names)
 
 
-def test_the_version_stands_in_one_place(place: Path, built: Built) -> None:
+def test_the_version_is_defined_in_one_place(place: Path, built: Built) -> None:
     version = pagetier.__version__
     assert built.wheel.name.split("-")[1] == version
     assert run(place / "bin/pagetier", "--version", cwd=place).startswith(f"pagetier {version} (")
@@ -143,7 +143,7 @@ def test_the_version_stands_in_one_place(place: Path, built: Built) -> None:
 
 
 def _texts() -> Iterator[tuple[Path, str]]:
-    """All that is written by hand, and by nobody else."""
+    """Yields the texts that are written by hand."""
     made = (ROOT / "docs/man").iterdir()  # with the version, which test_man.py compares
     others = {ROOT / "src/pagetier/__init__.py", ROOT / "CHANGELOG.md", ROOT / "constraints.txt", *made}
     below = (path for folder in (*ROOMS, *BESIDE, "src/pagetier") for path in (ROOT / folder).rglob("*"))
@@ -162,8 +162,8 @@ def test_the_daemon_of_the_wheel_serves(place: Path, tmp_path: Path) -> None:
         while "event=ready" not in (tmp_path / "log").read_text():
             assert daemon.poll() is None and time.monotonic() < ends, (tmp_path / "log").read_text()
             time.sleep(0.02)
-        told = json.loads(run(place / "bin/pagetier", "stats", "--json", "--socket", socket, cwd=tmp_path))
-        assert told["tiers"]["memory"]["cap"] == 4 << 20
+        output = json.loads(run(place / "bin/pagetier", "stats", "--json", "--socket", socket, cwd=tmp_path))
+        assert output["tiers"]["memory"]["cap"] == 4 << 20
         code = f"from pagetier.client import Client; assert Client({str(socket)!r}).wait_attached(9)"
         run(place / "bin/python", "-c", code, cwd=tmp_path)
         daemon.send_signal(signal.SIGTERM)
@@ -172,8 +172,8 @@ def test_the_daemon_of_the_wheel_serves(place: Path, tmp_path: Path) -> None:
 
 
 def test_the_units_of_the_wheel_start_the_wheels_daemon(place: Path, tmp_path: Path) -> None:
-    told = run(place / "bin/pagetier", "unit", "install", "--root", tmp_path, cwd=tmp_path)
-    assert "systemctl enable --now pagetierd" in told
+    output = run(place / "bin/pagetier", "unit", "install", "--root", tmp_path, cwd=tmp_path)
+    assert "systemctl enable --now pagetierd" in output
     unit = (tmp_path / "etc/systemd/system/pagetierd.service").read_text()
     assert f"ExecStart={place}/bin/pagetierd --config /etc/pagetier/pagetierd.toml" in unit
     names = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
@@ -187,6 +187,6 @@ def _daemon(place: Path, config: Path, log: int) -> subprocess.Popen[bytes]:
 
 
 def test_wheels_for_both_architectures_are_configured() -> None:
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
-    assert set(told["archs"]) == {"x86_64", "aarch64"}
-    assert told["build"].startswith("cp311-")
+    output = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert set(output["archs"]) == {"x86_64", "aarch64"}
+    assert output["build"].startswith("cp311-")

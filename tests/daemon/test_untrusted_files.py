@@ -1,4 +1,4 @@
-"""What another user placed where the daemon makes its files: it is refused, and no other file is changed through it."""
+"""Files that another user placed at the daemon's paths are rejected, and no other file is changed through them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ while True:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that others can enter."""
+    """Yields a folder that other users can enter."""
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -50,7 +50,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def victim(place: Path) -> Path:
-    """A file of root's that is to stay as it is."""
+    """Returns a file of root's that must not change."""
     file = place / "victim"
     file.write_text("root's")
     file.chmod(0o600)
@@ -63,14 +63,14 @@ def is_untouched(victim: Path) -> bool:
 
 
 def default_daemon(user: int) -> str:
-    """What a daemon of this user says that must not start on its default socket."""
-    code, told = output_as(user, _DAEMON, "main()", "--arena-size=1MiB", f"--name=pagetier-test-{user}")
-    assert code == 4, told
-    return told
+    """Returns the error of a daemon of this user that must not start on its default socket."""
+    code, message = output_as(user, _DAEMON, "main()", "--arena-size=1MiB", f"--name=pagetier-test-{user}")
+    assert code == 4, message
+    return message
 
 
 def test_a_daemon_does_not_serve_behind_a_link() -> None:
-    """Whoever made the link can lead it elsewhere later."""
+    """The owner of the link could change its target later."""
     with fallback_of(ALICE) as folder, tempfile.TemporaryDirectory(prefix="pagetier-test-") as parent:
         Path(parent).chmod(0o755)
         folder.symlink_to(folder_of(ALICE, Path(parent) / "real"))
@@ -89,7 +89,7 @@ def test_a_daemon_does_not_serve_in_a_folder_that_clients_refuse() -> None:
 
 @contextmanager
 def replacing(socket: Path, victim: Path) -> Iterator[None]:
-    """Another user puts a link to the victim in the socket's place, as soon as it is there, again and again."""
+    """Lets another user replace the socket by a link to the victim, whenever the socket exists."""
     code = f"socket, victim = {str(socket)!r}, {str(victim)!r}\n{_REPLACES}"
     attacker = subprocess.Popen([sys.executable, "-c", code], env=environ_with())
     try:
@@ -99,7 +99,7 @@ def replacing(socket: Path, victim: Path) -> Iterator[None]:
         attacker.wait()
 
 
-def test_a_socket_that_is_replaced_as_it_is_made(place: Path, victim: Path) -> None:
+def test_a_socket_that_is_replaced_during_its_creation_changes_no_other_file(place: Path, victim: Path) -> None:
     """The control socket and that of the metrics are opened by the same function."""
     socket = folder_of(MALLORY, place / "theirs") / "socket"
     with replacing(socket, victim):
@@ -116,7 +116,7 @@ def test_a_socket_that_is_replaced_as_it_is_made(place: Path, victim: Path) -> N
 
 
 @pytest.mark.parametrize("file", ["owner", "state.tmp"])
-def test_links_in_the_disk_tier_s_folder(victim: Path, file: str) -> None:
+def test_links_in_the_disk_tiers_folder_are_rejected(victim: Path, file: str) -> None:
     with DiskDaemon() as daemon:
         daemon.stop()
         daemon.disk = folder_of(MALLORY, Path(daemon.folder.name) / "theirs")
@@ -129,7 +129,7 @@ def test_links_in_the_disk_tier_s_folder(victim: Path, file: str) -> None:
         assert is_untouched(victim)
 
 
-def test_a_disk_folder_that_all_may_write_to() -> None:
+def test_a_disk_folder_that_all_users_can_write_to_is_rejected() -> None:
     with DiskDaemon() as daemon:
         daemon.stop()
         daemon.disk.chmod(0o777)
@@ -140,7 +140,7 @@ def test_a_disk_folder_that_all_may_write_to() -> None:
         daemon.wait_open()
 
 
-def test_a_link_of_another_user_to_the_disk_folder(place: Path) -> None:
+def test_a_link_of_another_user_to_the_disk_folder_is_rejected(place: Path) -> None:
     with DiskDaemon() as daemon:
         daemon.stop()
         real, daemon.disk = daemon.disk, Path(daemon.folder.name) / "link"
@@ -155,7 +155,7 @@ def test_a_link_of_another_user_to_the_disk_folder(place: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_units_are_not_written_through_what_lies_in_their_place(place: Path, victim: Path, kind: str) -> None:
+def test_units_are_not_written_through_links(place: Path, victim: Path, kind: str) -> None:
     units = folder_of(MALLORY, place / "root") / "etc/systemd/system"
     units.mkdir(parents=True)
     file = units / "pagetierd.service"

@@ -58,7 +58,7 @@ def test_files_that_are_not_utf_8(there: bytes, newer: Path) -> None:
     for file in (newer / UNIT, config):
         file.write_bytes(there)
     told = install(newer)
-    assert (told.exit_code, f"changed by hand, and left so: {UNIT};" in told.output) == (1, True), told.output
+    assert (told.exit_code, f"modified, so not replaced: {UNIT};" in told.output) == (1, True), told.output
     assert (newer / UNIT).read_bytes() == there
     assert install(newer, "--force").exit_code == 0
     assert "# newer\n" in (newer / UNIT).read_text()

@@ -38,7 +38,7 @@ def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
         assert after["incarnation"] == before["incarnation"] + 1
         engine.until(lambda told: told.attached, "not attached again")
         assert engine.now().stored == stored
-    assert "the pages stay for the next daemon" in world.log()
+    assert "the pages stay in memory for the next daemon" in world.log()
 
 
 def test_restarts_amid_stores_and_evictions(world: World) -> None:
@@ -50,7 +50,10 @@ def test_restarts_amid_stores_and_evictions(world: World) -> None:
             stored = engine.until(lambda told: told.stored > stored + 400, "it stores no more").stored  # noqa: B023
         assert world.stats()["daemon"]["incarnation"] == 3
         assert world.stats()["tiers"]["memory"]["evictions"] > 400
-    assert "every page, frame and list was walked" in world.machine.run("pagetier", "doctor", "--config", CONFIG).stdout
+    assert (
+        "all pages, frames and lists are consistent"
+        in world.machine.run("pagetier", "doctor", "--config", CONFIG).stdout
+    )
 
 
 def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
@@ -94,7 +97,7 @@ def test_a_stop_writes_tells_and_gives_back(world: World) -> None:
         assert time.monotonic() - stopped < 5
         assert world.show("Result") == "success"
         assert world.show("ActiveState", "pagetierd-memory") == "inactive"
-        assert "the memory is given back" in world.log()
+        assert "the memory is released" in world.log()
     world.start()
     world.soon(lambda: world.stats()["tiers"]["disk"]["pages"] == PAGES, "they are not on the disk")
 

@@ -1,4 +1,4 @@
-"""What shells offer: commands and options, without importing a command for it."""
+"""Shell completion offers commands and options without importing a command."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def test_commands_are_offered_without_importing_them() -> None:
     assert json.loads(done.stderr) == []
 
 
-def test_all_commands_for_nothing_typed() -> None:
+def test_an_empty_word_offers_all_commands() -> None:
     assert {"stats", "top", "flush", "doctor"} <= set(offered(""))
 
 
-def test_options_of_the_group_and_of_a_command() -> None:
+def test_options_of_the_group_and_of_commands_are_offered() -> None:
     assert "--version" in offered("-")
     assert "--interval" in offered("top", "--in")
 
 
-def test_the_words_of_a_choice() -> None:
+def test_the_words_of_a_choice_are_offered() -> None:
     words = "pagetierd --disk-write "
     environ = os.environ | {"_PAGETIERD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "2"}
     code = "from pagetier.daemon.main import main; main(prog_name='pagetierd')"
@@ -54,7 +54,7 @@ def test_the_words_of_a_choice() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_that_a_shell_reads(shell: str) -> None:
+def test_each_shell_gets_its_completion_script(shell: str) -> None:
     environ = os.environ | {"_PAGETIER_COMPLETE": f"{shell}_source"}
     done = subprocess.run([sys.executable, "-c", RUN], env=environ, capture_output=True, text=True, check=False)
     assert "_PAGETIER_COMPLETE" in done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""`pagetier doctor`: what is in order, and what to do about what is not."""
+"""`pagetier doctor` reports what is in order, and what to do about problems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def doctor(*arguments: str, name: str = "pagetier-test-none") -> Result:
 
 
 def lines_of(result: Result) -> dict[str, str]:
-    """The level and the text of each thing that was looked at."""
+    """Returns the level and the text of each check."""
     found = re.findall(r"^(ok|warning|problem) +(\S+(?: \S+)?) {2,}(.*)$", result.output, re.MULTILINE)
     return {what: f"{level}: {text}" for level, what, text in found}
 
@@ -84,21 +84,21 @@ def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path) -> None:
     assert doctor("--config", str(tmp_path / "none.toml")).exit_code == Exit.USAGE
 
 
-def test_segments_without_a_daemon_are_told() -> None:
+def test_segments_without_a_daemon_are_a_warning() -> None:
     with RunningDaemon() as daemon:
         assert daemon.name not in doctor(name=daemon.name).output.partition("leftovers")[2]
         daemon.kill()
         result = doctor("--socket", str(daemon.socket), name=daemon.name)
         assert "the next daemon of that name takes them over" in result.output
-        assert f"pagetierd --name {daemon.name} --give-back, by that user or root, drops them" in result.output
+        assert f"pagetierd --name {daemon.name} --give-back, as that user or root, releases them" in result.output
         daemon.start()
 
 
-def test_what_a_restart_would_refuse_is_told_before() -> None:
+def test_a_restart_that_would_fail_is_a_warning() -> None:
     with RunningDaemon() as daemon:
         arguments = ["--socket", str(daemon.socket)]
-        told = lines_of(doctor(*arguments, name=daemon.name))["restart"]
-        assert "warning: the daemon has an arena of 16.0 MiB in frames of " in told
+        found = lines_of(doctor(*arguments, name=daemon.name))["restart"]
+        assert "warning: the daemon has an arena of 16.0 MiB in frames of " in found
         header = daemon.header()
         as_it_is = Config(
             name=daemon.name,
@@ -108,15 +108,15 @@ def test_what_a_restart_would_refuse_is_told_before() -> None:
         with daemon_at(daemon.socket) as reached:
             assert "restart" not in [result.what for result in check_daemon(reached, as_it_is)]
             other = structs.replace(as_it_is, index=IndexOptions(entries=header["entries"], namespaces=99))
-            (told,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
-            assert "this configuration" in told and "99 namespaces" in told
-            assert "a restart with it makes the memory anew" in told
+            (found,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
+            assert "this configuration asks for" in found and "99 namespaces" in found
+            assert "a restart with it creates new segments" in found
             fill(daemon)
-            (told,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
-            assert "a restart with it is refused while pages are warm" in told
+            (found,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
+            assert "a restart with it fails while pages are in memory" in found
 
 
-def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path) -> None:
+def test_a_folder_that_the_service_cannot_write_to_is_a_problem(tmp_path: Path) -> None:
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
     disk = DiskOptions(path=Path("/srv/pagetier"), size=1 << 30)
@@ -124,8 +124,8 @@ def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path)
         config = Config(name=name, disk=disk)
         assert not list(check_service_may_write(config, Host(tmp_path)))  # no service
         (units / f"{unit.removesuffix('acme')}.service").write_text("[Service]\nUser=pagetier\n")
-        (told,) = check_service_may_write(config, Host(tmp_path))
-        assert f"`systemctl edit {unit}`" in told.text
+        (found,) = check_service_may_write(config, Host(tmp_path))
+        assert f"`systemctl edit {unit}`" in found.text
         (units / f"{unit}.service.d").mkdir()
         (units / f"{unit}.service.d/override.conf").write_bytes(b"# caf\xe9\n[Service]\nReadWritePaths=/var/x -/srv\n")
         assert not list(check_service_may_write(config, Host(tmp_path)))
@@ -134,7 +134,7 @@ def test_a_folder_that_the_service_can_not_write_to_is_a_problem(tmp_path: Path)
 
 
 @pytest.mark.skipif(NOT_ROOT, reason="only root can become another user")
-def test_who_may_only_watch_is_told_all_but_what_a_walk_would_find() -> None:
+def test_an_observer_gets_all_checks_but_the_integrity() -> None:
     become = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
     modules = "pagetier.daemon.cli.doctor, pagetier.daemon.cli.render"
     code = f"import {modules}; {become}; from pagetier.daemon.cli import main; main()"
@@ -144,18 +144,18 @@ def test_who_may_only_watch_is_told_all_but_what_a_walk_would_find() -> None:
         environ = {**os.environ, "PAGETIER_NAME": daemon.name}
         done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
     assert done.stderr == ""
-    assert re.search(r"^warning +integrity +not looked at, .* may only watch", done.stdout, re.MULTILINE)
+    assert re.search(r"^warning +integrity +not checked, .* may only watch", done.stdout, re.MULTILINE)
     assert re.search(r"^ok +disk ", done.stdout, re.MULTILINE), done.stdout
     assert " leftovers " in done.stdout
     assert re.search(r"^\w+ problems?, \d+ warnings?$", done.stdout.splitlines()[-1])
 
 
-def test_segments_of_another_format_are_told() -> None:
+def test_segments_of_another_format_are_a_warning() -> None:
     with RunningDaemon() as daemon:
         daemon.kill()
         patch(Path("/dev/shm") / f"{daemon.name}.index", 8, "<I", 99)
         output = doctor(name=daemon.name).output
-        assert re.search(rf"warning +leftovers .*{daemon.name} .*: the build that left them takes them over", output)
+        assert re.search(rf"warning +leftovers .*{daemon.name} .*: the build that created them takes them over", output)
         daemon.start("--fresh")
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_index_is_a_problem() -> None:
         with daemon.client() as client:
             client.store(space.keys(range(16)), [bytes(1000)])
         index = Path("/dev/shm") / f"{daemon.name}.index"
-        # `listed` of pt_space in core/common/layout.h: behind the digest and four counts
+        # `listed` of pt_space in core/common/layout.h: after the digest and four counts
         listed = index.read_bytes().index(space.digest) + len(space.digest) + 4 * 8
         patch(index, listed, "<Q", 7)
         result = doctor("--socket", str(daemon.socket), name=daemon.name)
@@ -185,9 +185,9 @@ def test_long_lines_are_wrapped_on_a_terminal_only(tmp_path: Path) -> None:
     assert not any(line.startswith(" ") for line in doctor(*arguments[1:]).output.splitlines())
 
 
-def test_folders(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_a_problem(tmp_path: Path) -> None:
     assert check_folder(tmp_path).level is Level.OK
-    assert "not there yet" in check_folder(tmp_path / "a/b").text
+    assert "does not exist yet" in check_folder(tmp_path / "a/b").text
     tmp_path.chmod(0o777)
     assert "chmod go-w" in check_folder(tmp_path).text
     tmp_path.chmod(0o1777)
@@ -196,24 +196,26 @@ def test_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(NOT_ROOT, reason="only root can give a folder away")
-def test_a_folder_in_tmp_that_somebody_else_made(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_in_tmp_is_a_problem(tmp_path: Path) -> None:
     folder = tmp_path / "pagetier-0"
     folder.mkdir()
     os.chown(folder, 65534, 65534)
-    assert check_folder(folder).level is Level.OK  # as a tenant's is to root: nobody else could have made it here
+    assert (
+        check_folder(folder).level is Level.OK
+    )  # like a tenant's folder for root: no other user can create folders here
     tmp_path.chmod(0o1777)
     assert check_folder(folder).level is Level.PROBLEM
 
 
-def test_sockets(tmp_path: Path) -> None:
+def test_a_socket_that_clients_cannot_open_is_a_warning(tmp_path: Path) -> None:
     assert list(check_socket(tmp_path / "none", AccessOptions())) == []
     (tmp_path / "file").touch()
     assert [result.level for result in check_socket(tmp_path / "file", AccessOptions())] == [Level.PROBLEM]
     with RunningDaemon() as daemon:
         assert [result.level for result in check_socket(daemon.socket, AccessOptions())] == [Level.OK]
-        (told,) = check_socket(daemon.socket, WORLD)
-        assert told.level is Level.WARNING
-        assert 'access.socket_mode = "0666"' in told.text
+        (found,) = check_socket(daemon.socket, WORLD)
+        assert found.level is Level.WARNING
+        assert 'access.socket_mode = "0666"' in found.text
         daemon.socket.chmod(0o666)
         assert [result.level for result in check_socket(daemon.socket, WORLD)] == [Level.OK]
 
@@ -226,27 +228,27 @@ def host_with(root: Path, **files: str) -> Host:
     return Host(root)
 
 
-def test_huge_pages(tmp_path: Path) -> None:
+def test_huge_pages_that_are_unavailable_are_a_warning(tmp_path: Path) -> None:
     asks = Config(socket=Path("/x"), arena=ArenaOptions(huge_pages="advise"))
     none = Host(tmp_path)
     assert check_huge_pages(Config(socket=Path("/x")), none).level is Level.OK
     assert check_huge_pages(asks, none).level is Level.WARNING
 
 
-def test_locked_memory(tmp_path: Path) -> None:
+def test_a_memlock_limit_below_the_arena_is_a_warning(tmp_path: Path) -> None:
     limits = "Max locked memory         {0}              {0}              bytes\n"
     config = Config(socket=Path("/x"), arena=ArenaOptions(size=1 << 30))
-    for told, level in (("unlimited", Level.OK), (str(1 << 30), Level.OK), ("65536", Level.WARNING)):
-        host = host_with(tmp_path, proc__self__limits=limits.format(told))
+    for found, level in (("unlimited", Level.OK), (str(1 << 30), Level.OK), ("65536", Level.WARNING)):
+        host = host_with(tmp_path, proc__self__limits=limits.format(found))
         assert check_locked_memory(config, host).level is level
 
 
-def test_shared_memory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_dev_shm_is_a_problem(tmp_path: Path) -> None:
     assert check_shared_memory(Host(tmp_path)).level is Level.PROBLEM
     assert check_shared_memory(Host()).level is Level.OK
 
 
-def test_an_old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(38, "Function not implemented")
 

@@ -1,4 +1,4 @@
-"""`pagetier flush` against a real daemon."""
+"""Tests `pagetier flush` against a real daemon."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pages_of(client: Client, space: Namespace, pages: int) -> int:
         return len(match)
 
 
-def test_one_namespace_goes_by_its_label(daemon: RunningDaemon, client: Client) -> None:
+def test_a_label_selects_one_namespace(daemon: RunningDaemon, client: Client) -> None:
     one, other = namespace(lora="one"), namespace(lora="other")
     fill(client, one, 3)
     fill(client, other, 2)
@@ -56,14 +56,14 @@ def test_one_namespace_goes_by_its_label(daemon: RunningDaemon, client: Client) 
     assert (pages_of(client, one, 3), pages_of(client, other, 2)) == (0, 2)
 
 
-def test_one_namespace_goes_by_its_digest(daemon: RunningDaemon, client: Client) -> None:
+def test_a_digest_selects_one_namespace(daemon: RunningDaemon, client: Client) -> None:
     space = namespace(lora="digest")
     fill(client, space, 1)
     assert "1 page dropped" in flush(daemon.socket, "--namespace", space.digest.hex()[:8].upper(), "--yes").output
     assert pages_of(client, space, 1) == 0
 
 
-def test_a_model_means_all_its_namespaces_and_they_are_named(daemon: RunningDaemon, client: Client) -> None:
+def test_a_model_selects_all_its_namespaces_and_they_are_named(daemon: RunningDaemon, client: Client) -> None:
     spaces = [namespace(lora="a"), namespace(lora="b"), namespace(page_tokens=32)]
     for space in spaces:
         fill(client, space, 2)
@@ -85,7 +85,7 @@ def test_pages_in_use_are_kept_and_counted(daemon: RunningDaemon, client: Client
     assert "2 pages dropped" in flush(daemon.socket, "--all", "--yes").output
 
 
-def test_all_means_all(daemon: RunningDaemon, client: Client) -> None:
+def test_all_selects_every_namespace(daemon: RunningDaemon, client: Client) -> None:
     fill(client, namespace(lora="c"), 2)
     fill(client, namespace(lora="d"), 1)
     result = flush(daemon.socket, "--all", "--yes")
@@ -103,7 +103,7 @@ def test_text_that_matches_nothing_drops_nothing(daemon: RunningDaemon, client: 
     assert pages_of(client, space, 1) == 1
 
 
-def test_without_a_terminal_nothing_goes_without_yes(daemon: RunningDaemon, client: Client) -> None:
+def test_without_a_terminal_yes_is_required(daemon: RunningDaemon, client: Client) -> None:
     space = namespace(lora="asked")
     fill(client, space, 1)
     result = flush(daemon.socket, "--namespace", space.name)
@@ -113,7 +113,7 @@ def test_without_a_terminal_nothing_goes_without_yes(daemon: RunningDaemon, clie
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "--namespace", "model"]])
-def test_what_to_drop_must_be_said_once(tmp_path: Path, arguments: list[str]) -> None:
+def test_exactly_one_selection_is_required(tmp_path: Path, arguments: list[str]) -> None:
     assert flush(tmp_path / "none", *arguments, "--yes").exit_code == Exit.USAGE
 
 
@@ -133,7 +133,7 @@ def test_no_daemon_is_code_3(tmp_path: Path) -> None:
     assert flush(tmp_path / "none", "--all", "--yes").exit_code == Exit.UNREACHABLE
 
 
-def test_what_a_text_means() -> None:
+def test_a_text_selects_by_label_model_or_digest() -> None:
     digest = bytes.fromhex("1a2b3c4d" + "00" * 28)
     label = "Qwen3-0.6B 1a2b3c4d"
     for text in (None, label, "Qwen3-0.6B", "1a2b3c4d", "1A2B3C4D00", digest.hex()):
@@ -143,5 +143,5 @@ def test_what_a_text_means() -> None:
     assert means("no-digest", "no-digest", digest)
 
 
-def test_a_name_can_not_speak_to_a_terminal() -> None:
+def test_control_characters_of_a_name_are_replaced() -> None:
     assert printable("a\x1b[31m\nb\0 ü") == "a?[31m?b? ü"

@@ -1,4 +1,4 @@
-"""The group of commands: found by entry points, listed without being imported."""
+"""Commands are found by entry points, and listed without being imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagetier.daemon.cli.registry import CommandLocation, summary_of
 from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 
-# what none of our own modules needs for a list of commands
+# Modules that a list of commands does not need.
 HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "pagetier.shm", "pagetier.client"]
 
 LOADED = f"""
@@ -36,9 +36,9 @@ def group_of(**modules: str) -> Commands:
 def test_help_lists_every_command_with_what_it_does() -> None:
     output = CliRunner().invoke(main, ["--help"], terminal_width=200).output
     for name, summary in {
-        "stats": "What the cache holds, and how it is used",
-        "flush": "Drop pages, or write all to disk; pages in use are kept and counted",
-        "doctor": "Check host and daemon: each line is ok or says what to do",
+        "stats": "Show the contents of the cache and how it is used",
+        "flush": "Drop pages, or write all pages to disk",
+        "doctor": "Check the host and the daemon; each line says ok or what to do",
         "replay": "Replay",
     }.items():
         assert any(line.split()[:1] == [name] and summary in line for line in output.splitlines()), output
@@ -54,27 +54,27 @@ def test_exit_codes_are_documented() -> None:
     assert all(f"  {code.value}  {code.meaning}" in output for code in Exit)
 
 
-def test_the_version_names_what_has_to_agree_with_the_daemon() -> None:
+def test_the_version_names_the_build_that_must_match_the_daemons() -> None:
     result = CliRunner().invoke(main, ["--version"])
     assert result.exit_code == 0
     assert BUILD.removeprefix("pagetier ") in result.output
 
 
-def test_a_mistyped_command_is_told_the_nearest() -> None:
+def test_a_mistyped_command_suggests_the_nearest() -> None:
     result = CliRunner().invoke(main, ["stast"])
     assert result.exit_code == Exit.USAGE
     assert 'did you mean "stats"?' in result.output
 
 
-def test_a_command_that_can_not_be_imported_is_listed_and_fails_alone() -> None:
+def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others() -> None:
     group = group_of(broken="pagetier.nowhere", stats="pagetier.daemon.cli.stats")
     listed = CliRunner().invoke(group, ["--help"])
     assert listed.exit_code == 0
     assert "broken" in listed.output
-    assert "What the cache holds" in listed.output
+    assert "Show the contents of the cache" in listed.output
     called = CliRunner().invoke(group, ["broken"])
     assert called.exit_code == Exit.WRONG
-    assert "can not be loaded" in called.output
+    assert "cannot be loaded" in called.output
 
 
 def test_a_summary_needs_neither_the_module_nor_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`pagetier stats` against a real daemon."""
+"""Tests `pagetier stats` against a real daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from terminal import pagetier_on_terminal
 PAGE = 100_000
 BOLD = re.compile("\x1b\\[[0-9;]*m")
 
-# Others parse these: they are added to, never renamed.
+# Scripts parse these keys: new ones may be added, none is renamed.
 KEYS = {
     "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "namespaces", "clients"},
     "daemon": {
@@ -57,8 +57,8 @@ def stats(socket: Path, *more: str) -> Result:
 def stats_json(socket: Path) -> dict[str, Any]:
     result = stats(socket, "--json")
     assert result.exit_code == 0, result.output
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    values: dict[str, Any] = json.loads(result.stdout)
+    return values
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-def test_a_socket_that_is_empty_is_a_wrong_use() -> None:
+def test_an_empty_socket_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["stats", "--socket", ""])
     assert (result.exit_code, "an empty value names no file" in result.output) == (2, True)
 
@@ -75,19 +75,19 @@ def test_a_socket_that_is_empty_is_a_wrong_use() -> None:
 def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.store(namespace(lora="keys").keys(range(16)), [bytes(PAGE)])
-        told = stats_json(daemon.socket)
-    assert set(told) == KEYS[""]
-    assert set(told["tiers"]) == KEYS["tiers"]
-    for tier in told["tiers"].values():
+        values = stats_json(daemon.socket)
+    assert set(values) == KEYS[""]
+    assert set(values["tiers"]) == KEYS["tiers"]
+    for tier in values["tiers"].values():
         assert set(tier) == KEYS["tiers.memory"]
     for name in ("daemon", "disk", "disk_work", "lookups", "stores"):
-        assert set(told[name]) == KEYS[name]
+        assert set(values[name]) == KEYS[name]
     for name in ("namespaces", "clients"):
-        assert all(set(item) == KEYS[name] for item in told[name])
-        assert told[name]
+        assert all(set(item) == KEYS[name] for item in values[name])
+        assert values[name]
 
 
-def test_numbers_are_what_was_done() -> None:
+def test_counters_match_the_operations() -> None:
     pages = np.zeros((10, PAGE), dtype=np.uint8)
     keys = namespace(lora="numbers").keys(range(160))
     with RunningDaemon() as daemon, daemon.client(name="engine 7") as client:
@@ -95,25 +95,25 @@ def test_numbers_are_what_was_done() -> None:
         client.match(namespace().keys(range(48))).release()
         with client.match(keys) as match:
             client.load(match, np.empty_like(pages))
-            told = stats_json(daemon.socket)
-        memory, disk = told["tiers"]["memory"], told["tiers"]["disk"]
+            values = stats_json(daemon.socket)
+        memory, disk = values["tiers"]["memory"], values["tiers"]["disk"]
         assert (memory["cap"], memory["used"]) == (16 << 20, 10 * 2 * (64 << 10))
         assert (memory["pages"], memory["bytes"]) == (10, 10 * PAGE)
         assert (memory["hits"], memory["evictions"]) == (10, 0)
         assert memory["misses"] >= 1
         assert (memory["bytes_in"], memory["bytes_out"]) == (10 * PAGE, 10 * PAGE)
         assert disk == dict.fromkeys(disk, 0)
-        (space,) = told["namespaces"]
+        (space,) = values["namespaces"]
         assert space["label"] == namespace(lora="numbers").name
         assert (space["digest"], space["page_tokens"]) == (keys.namespace.digest.hex(), 16)
         assert (space["pages"], space["bytes"]) == (10, 10 * PAGE)
-        (one,) = told["clients"]
+        (one,) = values["clients"]
         assert (one["name"], one["pins"], one["hits"], one["lookups"]) == ("engine 7", 10, 10, 2)
         assert (one["loaded_pages"], one["stored_bytes"]) == (10, 10 * PAGE)
         assert 0 <= one["age_seconds"] < 60
-        assert told["stores"]["granted"] == 10
-        assert told["lookups"] == {"lookups": 2, "memory_tokens": 160, "disk_tokens": 0, "missed_tokens": 48}
-        assert told["daemon"]["incarnation"] >= 1
+        assert values["stores"]["granted"] == 10
+        assert values["lookups"] == {"lookups": 2, "memory_tokens": 160, "disk_tokens": 0, "missed_tokens": 48}
+        assert values["daemon"]["incarnation"] >= 1
 
 
 def test_counters_outlive_client_and_daemon() -> None:
@@ -153,7 +153,7 @@ def test_without_a_terminal_the_tables_are_plain(daemon: RunningDaemon) -> None:
     assert "disk" not in output
 
 
-def test_on_a_terminal_nothing_is_wider_than_it(daemon: RunningDaemon) -> None:
+def test_no_line_is_wider_than_the_terminal(daemon: RunningDaemon) -> None:
     with daemon.client(name="an engine with a name as long as it may be"):
         shown = pagetier_on_terminal(["stats", "--socket", str(daemon.socket)])
     assert shown.code == 0
@@ -164,23 +164,23 @@ def test_on_a_terminal_nothing_is_wider_than_it(daemon: RunningDaemon) -> None:
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80])
-def test_names_and_numbers_are_whole_where_there_is_little_room(
+def test_a_narrow_terminal_cuts_no_names_and_numbers(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     small = msgspec.structs.replace(largest().clients[0], name="vllm-0", uid=0, loaded_bytes=0, stored_bytes=0)
     show_snapshot(msgspec.structs.replace(largest(), clients=(small,)), Path("/run/pagetier/pagetier.sock"))
     output = capsys.readouterr().out
-    for label in ("frames taken", "hit ratio", "evictions", "vllm-0", "4194304", "1023.9 GiB"):
+    for label in ("frames in use", "hit ratio", "evictions", "vllm-0", "4194304", "1023.9 GiB"):
         assert label in output, output
 
 
 @pytest.mark.parametrize("words", [["stats"], ["top", "--once", "--interval", "0.1"]])
-def test_no_columns_at_all_are_a_width_that_is_not_known(words: list[str], daemon: RunningDaemon) -> None:
+def test_zero_columns_mean_an_unknown_width(words: list[str], daemon: RunningDaemon) -> None:
     runner = CliRunner(env={"COLUMNS": "0", "LINES": "0"})
-    told = runner.invoke(main, [*words, "--socket", str(daemon.socket)])
-    assert (told.exit_code, "memory" in told.output) == (0, True), told.output
-    assert max(map(len, told.output.splitlines())) > 40
+    values = runner.invoke(main, [*words, "--socket", str(daemon.socket)])
+    assert (values.exit_code, "memory" in values.output) == (0, True), values.output
+    assert max(map(len, values.output.splitlines())) > 40
 
 
 def test_large_numbers_fit_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_no_daemon_is_one_line_and_code_3(tmp_path: Path) -> None:
     assert "pagetierd" in result.output
 
 
-def test_a_file_in_the_place_of_the_socket_is_code_3(tmp_path: Path) -> None:
+def test_a_file_at_the_sockets_path_is_code_3(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert stats(tmp_path / "file").exit_code == Exit.UNREACHABLE
     assert stats(tmp_path / ("long" * 40)).exit_code == Exit.UNREACHABLE

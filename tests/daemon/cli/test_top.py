@@ -1,4 +1,4 @@
-"""`pagetier top`: once without a terminal, live on one, over the end of a daemon."""
+"""Tests `pagetier top`: once without a terminal, live on one, across a restart of the daemon."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def history(*seen: Snapshot) -> History:
     return made
 
 
-def test_without_a_terminal_it_is_shown_once(daemon: RunningDaemon) -> None:
+def test_without_a_terminal_it_prints_once(daemon: RunningDaemon) -> None:
     keys = namespace().keys(range(64))
     with daemon.client(name="engine 7") as client:
         client.store(keys, np.zeros((4, PAGE), dtype=np.uint8))
@@ -84,7 +84,7 @@ def test_a_disk_that_is_down_says_why() -> None:
     assert any("its file system is full" in line and len(line) <= 80 for line in lines)
 
 
-def test_bars_and_sparks() -> None:
+def test_bars_and_sparklines_use_the_charset() -> None:
     for charset in (UNICODE, ASCII):
         for share in (0.0, 0.001, 0.5, 0.999, 1.0):
             full, empty = bar(share, 28, charset)
@@ -93,13 +93,13 @@ def test_bars_and_sparks() -> None:
         assert sparks([None, 0.0, 1.0], charset) == f" {charset.sparks[0]}{charset.sparks[-1]}"
 
 
-def test_a_terminal_without_blocks_gets_letters() -> None:
+def test_a_terminal_without_block_characters_gets_ascii() -> None:
     assert charset_for("utf-8") is UNICODE
     assert charset_for("ascii") is ASCII
     assert "\n".join(drawn(history(snapshot()), ASCII)).isascii()
 
 
-def test_live_until_q(daemon: RunningDaemon) -> None:
+def test_it_is_live_until_q(daemon: RunningDaemon) -> None:
     with (
         daemon.client(name="engine 8"),
         LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live,
@@ -115,14 +115,14 @@ def test_live_until_q(daemon: RunningDaemon) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_terminal_that_only_writes_is_shown_it_once(daemon: RunningDaemon) -> None:
+def test_a_dumb_terminal_gets_one_screen(daemon: RunningDaemon) -> None:
     with LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"], kind="dumb") as live:
         assert live.until("memory"), live.text
         assert live.wait() == 0
     assert "\x1b" not in live.text
 
 
-def test_live_until_it_is_terminated(daemon: RunningDaemon) -> None:
+def test_it_is_live_until_sigterm(daemon: RunningDaemon) -> None:
     with LiveTerminal(["top", "--socket", str(daemon.socket)]) as live:
         assert live.until("memory"), live.text
         live.terminate()
@@ -130,14 +130,14 @@ def test_live_until_it_is_terminated(daemon: RunningDaemon) -> None:
     assert "\x1b[?1049l" in live.text
 
 
-def test_it_outlives_the_daemon_and_finds_the_next() -> None:
+def test_it_waits_for_the_next_daemon() -> None:
     with (
         RunningDaemon() as daemon,
         LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live,
     ):
         assert live.until("incarnation 1"), live.text
         daemon.kill()
-        assert live.until("waiting for it"), live.text
+        assert live.until("waiting for the daemon"), live.text
         daemon.start()
         assert live.until("incarnation 2"), live.text
         live.type("q")
@@ -153,7 +153,7 @@ def test_no_daemon_is_one_line_and_code_3(tmp_path: Path) -> None:
     assert "\x1b[?1049h" not in shown.text
 
 
-def test_looking_costs_the_daemon_nothing(daemon: RunningDaemon) -> None:
+def test_snapshots_cost_the_daemon_nothing(daemon: RunningDaemon) -> None:
     assert daemon.process is not None
     stat = Path(f"/proc/{daemon.process.pid}/stat")
 

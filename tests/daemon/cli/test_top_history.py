@@ -1,4 +1,4 @@
-"""Rates and ratios of the last minutes, out of snapshots that are made up."""
+"""Rates and ratios of the last minutes, from constructed snapshots."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def history(*moments: tuple[float, Snapshot]) -> History:
     return made
 
 
-def test_one_look_has_no_rates() -> None:
+def test_one_snapshot_has_no_rates() -> None:
     seen = history((0.0, snapshot(hits=5, misses=5)))
     assert seen.rate(lambda s: s.tiers.memory.hits) == 0
     assert seen.ratio() is seen.ratio_now() is None
     assert set(seen.ratios(10)) == {None}
 
 
-def test_rates_are_of_the_last_two_looks() -> None:
+def test_rates_are_of_the_last_two_snapshots() -> None:
     seen = history((0.0, snapshot(hits=0)), (1.0, snapshot(hits=1000)), (3.0, snapshot(hits=1010)))
     assert seen.rate(lambda s: s.tiers.memory.hits) == pytest.approx(5)
 
 
-def test_ratios_are_of_what_was_asked_meanwhile() -> None:
+def test_ratios_are_of_lookups_between_snapshots() -> None:
     seen = history(
         (0.0, snapshot(hits=100, misses=900)),
         (100.0, snapshot(hits=190, misses=910)),
@@ -42,19 +42,19 @@ def test_ratios_are_of_what_was_asked_meanwhile() -> None:
     assert seen.ratios(3) == [None, 0.9, 0.1]
 
 
-def test_what_is_older_than_the_minutes_is_forgotten() -> None:
+def test_snapshots_older_than_the_window_are_dropped() -> None:
     seen = history((0.0, snapshot(hits=0)), (1.0, snapshot(hits=100)), (1000.0, snapshot(hits=100, misses=100)))
     assert seen.ratio() is None
 
 
 @pytest.mark.parametrize("other", [snapshot(segments="other"), snapshot(hits=3)])
-def test_other_segments_begin_anew(other: Snapshot) -> None:
+def test_new_segments_clear_the_history(other: Snapshot) -> None:
     seen = history((0.0, snapshot(hits=5)), (1.0, snapshot(hits=10)), (2.0, other))
     assert seen.rate(lambda s: s.tiers.memory.hits) == 0
     assert seen.now is other
 
 
-def test_a_client_is_told_from_another_in_its_slot() -> None:
+def test_a_client_is_distinguished_from_another_in_its_slot() -> None:
     seen = history((0.0, snapshot(pid=7, looks=1000)), (1.0, snapshot(pid=8, looks=10)))
     (client,) = seen.now.clients
     assert seen.rate_of(client, lambda c: c.lookups) == 0
@@ -66,7 +66,7 @@ def test_a_client_is_told_from_another_in_its_slot() -> None:
     st.lists(st.tuples(st.floats(0.01, 50), st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=40),
     st.integers(1, 60),
 )
-def test_ratios_are_ratios(steps: list[tuple[float, int, int]], columns: int) -> None:
+def test_ratios_are_between_0_and_1(steps: list[tuple[float, int, int]], columns: int) -> None:
     at, hits, misses, seen = 0.0, 0, 0, History()
     for seconds, found, missed in steps:
         at, hits, misses = at + seconds, hits + found, misses + missed

@@ -1,4 +1,4 @@
-"""One line when trouble comes and one when it goes, however often it does both."""
+"""FaultLog logs one line when a fault begins and one when it ends, at a limited rate."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import pytest
 from pagetier.daemon.common.log_throttle import QUIET_S, FaultLog
 
 
-def test_trouble_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_that_keeps_returning_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    grumble = FaultLog("it fails: %s", "it works again", lambda: now)
+    fault = FaultLog("it fails: %s", "it works again", lambda: now)
     with caplog.at_level("INFO"):
         for _ in range(100):
-            grumble.tell("no room")
-            grumble.tell("no room")
-            grumble.tell("")
+            fault.tell("no room")
+            fault.tell("no room")
+            fault.tell("")
         assert caplog.messages == ["it fails: no room", "it works again"]
         now += QUIET_S
-        grumble.tell("50 % full")
-        grumble.tell("something else")
-        grumble.tell("")
+        fault.tell("50 % full")
+        fault.tell("something else")
+        fault.tell("")
     assert caplog.messages[2:] == ["it fails: 50 % full", "it works again"]
 
 
-def test_without_a_line_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    grumble = FaultLog("a page: %s")
+def test_a_fault_without_an_end_line_logs_only_its_begin(caplog: pytest.LogCaptureFixture) -> None:
+    fault = FaultLog("a page: %s")
     with caplog.at_level("INFO"):
         for reason in ("", "damaged", "", "damaged"):
-            grumble.tell(reason)
+            fault.tell(reason)
     assert caplog.messages == ["a page: damaged"]

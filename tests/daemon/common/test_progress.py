@@ -1,4 +1,4 @@
-"""Telling people about progress: lines in a log, a bar on a terminal."""
+"""Tests progress reports: lines in a log, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def lines_for(caplog: pytest.LogCaptureFixture, steps: list[tuple[float, int]], 
     return [record.getMessage() for record in caplog.records]
 
 
-def test_fast_work_makes_a_line_at_each_quarter(caplog: pytest.LogCaptureFixture) -> None:
-    told = lines_for(caplog, [(done / 1000, done * MIB) for done in range(101)], 100 * MIB)
-    assert [re.search(r"\((\d+) %\)", line)[1] for line in told] == ["25", "50", "75", "100"]  # type: ignore[index]
-    assert told[0] == "arena: 25.0 MiB of 100.0 MiB (25 %), 1000.0 MiB/s, 0 s left"
-    assert told[-1] == "arena: 100.0 MiB of 100.0 MiB (100 %) in 0.1 s"
+def test_fast_work_logs_a_line_at_each_quarter(caplog: pytest.LogCaptureFixture) -> None:
+    lines = lines_for(caplog, [(done / 1000, done * MIB) for done in range(101)], 100 * MIB)
+    assert [re.search(r"\((\d+) %\)", line)[1] for line in lines] == ["25", "50", "75", "100"]  # type: ignore[index]
+    assert lines[0] == "arena: 25.0 MiB of 100.0 MiB (25 %), 1000.0 MiB/s, 0 s left"
+    assert lines[-1] == "arena: 100.0 MiB of 100.0 MiB (100 %) in 0.1 s"
 
 
-def test_slow_work_makes_a_line_each_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_work_logs_a_line_each_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
     steps = [(tenth / 10, min(tenth, 99)) for tenth in range(201)]
-    told = lines_for(caplog, steps, 1000)
-    assert len(told) == 10
-    assert " 17 s left" in told[0] or " 98 s left" in told[0]
+    lines = lines_for(caplog, steps, 1000)
+    assert len(lines) == 10
+    assert " 17 s left" in lines[0] or " 98 s left" in lines[0]
 
 
-def test_the_end_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(lines_for(caplog, [(0.0, 0), (1.0, 0), (9.0, 0), (10.0, 0)], 0)) == 1
 
 
@@ -59,7 +59,7 @@ def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def written_to(controller: int) -> str:
-    """All that a terminal was given: it comes in parts."""
+    """Returns all output to a terminal, which arrives in parts."""
     text = b""
     while select.select([controller], [], [], 0.2)[0]:
         text += os.read(controller, 1 << 16)
@@ -80,7 +80,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert not caplog.records
 
 
-def test_the_bar_goes_where_it_is_told() -> None:
+def test_the_bar_goes_to_the_given_stream() -> None:
     stream = io.StringIO()
     with progress_bar("somewhere", stream) as progress:
         progress(5, 10)

@@ -1,4 +1,4 @@
-"""Output that nobody takes, and numbers that are none: a line and an exit code, never a traceback."""
+"""Output that cannot be written, and invalid numbers: one line and an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pagetier(*words: str, to: str = "/dev/null") -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("words", [["top", "--once", "--interval", "0.1"], ["stats"], ["stats", "--json"], ["--help"]])
-def test_a_full_disk_behind_the_output(words: list[str], daemon: RunningDaemon) -> None:
+def test_a_full_disk_behind_stdout_is_one_line_and_code_1(words: list[str], daemon: RunningDaemon) -> None:
     where = [] if words == ["--help"] else ["--socket", str(daemon.socket)]
     done = pagetier(*words, *where, to="/dev/full")
     assert done.stderr == "Error: the output could not be written: No space left on device\n"
@@ -41,18 +41,18 @@ def test_a_full_disk_behind_the_output(words: list[str], daemon: RunningDaemon) 
     assert pagetier(*words, *where).returncode == 0
 
 
-def test_what_was_resized_and_not_told_is_told_from_what_was_refused(daemon: RunningDaemon) -> None:
+def test_a_resize_whose_output_is_lost_differs_from_a_rejected_one(daemon: RunningDaemon) -> None:
     refused = pagetier("resize", "--evict-low", "0.9", "--socket", str(daemon.socket))
     assert (refused.returncode, "is more than evict.high" in refused.stderr) == (1, True)
     done = pagetier("resize", "--evict-low", "0.001", "--socket", str(daemon.socket), to="/dev/full")
     assert done.stderr == "Error: the output could not be written: No space left on device\n"
     assert done.returncode == 1
-    promised = " ".join(resize.help.split()) if resize.help else ""
-    assert "1 refused, and all is as it was, or done, and the output could not be written: it says which" in promised
+    documented = " ".join(resize.help.split()) if resize.help else ""
+    assert "1: rejected with nothing changed, or done but the output could not be written" in documented
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])
-def test_a_full_disk_behind_what_the_daemon_says(word: str) -> None:
+def test_a_full_disk_behind_the_daemons_stdout_is_one_line_and_code_1(word: str) -> None:
     command = [sys.executable, "-c", RUN.replace("daemon.cli", "daemon.main"), word]
     with Path("/dev/full").open("w") as out:
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
@@ -62,7 +62,9 @@ def test_a_full_disk_behind_what_the_daemon_says(word: str) -> None:
 
 @pytest.mark.parametrize("words", [["top", "--once", "--interval", "0.1"], ["stats"], ["stats", "--json"]])
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
-def test_names_that_the_output_has_no_letters_for(words: list[str], encoding: str, daemon: RunningDaemon) -> None:
+def test_characters_that_the_encoding_lacks_become_question_marks(
+    words: list[str], encoding: str, daemon: RunningDaemon
+) -> None:
     command = [sys.executable, "-c", RUN, *words, "--socket", str(daemon.socket)]
     environ = os.environ | {"PYTHONIOENCODING": encoding}
     with daemon.client(name="名前 of an engine: long"):
@@ -74,7 +76,7 @@ def test_names_that_the_output_has_no_letters_for(words: list[str], encoding: st
         assert ("名前 of" if encoding == "utf-8" else "?? of") in done.stdout.decode(encoding)
 
 
-def test_no_output_at_all(daemon: RunningDaemon) -> None:
+def test_a_command_without_stdout_is_one_line_and_code_1(daemon: RunningDaemon) -> None:
     shell = f"exec {sys.executable} -c '{RUN}' stats --socket {daemon.socket} >&-"
     done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (done.stderr, done.returncode) == ("Error: there is no standard output\n", 1)
@@ -82,13 +84,13 @@ def test_no_output_at_all(daemon: RunningDaemon) -> None:
 
 @pytest.mark.parametrize("program", ["cli", "main"])
 @pytest.mark.parametrize("word", ["--help", "--version"])
-def test_no_output_for_what_was_asked_for(program: str, word: str) -> None:
+def test_help_and_version_without_stdout_are_one_line_and_code_1(program: str, word: str) -> None:
     shell = f"exec {sys.executable} -c '{RUN.replace('daemon.cli', f'daemon.{program}')}' {word} >&-"
     done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (done.stderr, done.returncode) == ("Error: there is no standard output\n", 1)
 
 
-def test_errors_that_nobody_takes_are_not_output() -> None:
+def test_errors_without_stderr_do_not_go_to_stdout() -> None:
     for program, words, code in (("cli", "stats --socket /nope", 3), ("main", "--arena-size lots", 2)):
         shell = f"exec {sys.executable} -c '{RUN.replace('daemon.cli', f'daemon.{program}')}' {words} 2>&-"
         done = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
@@ -96,17 +98,17 @@ def test_errors_that_nobody_takes_are_not_output() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_socket_that_is_shut(daemon: RunningDaemon) -> None:
+def test_a_socket_that_the_user_may_not_open_says_how_to_allow_it(daemon: RunningDaemon) -> None:
     Path(daemon.folder.name).chmod(0o755)
     become = "import os, pagetier.daemon.cli.stats; os.setgroups([]); os.setgid(65534)"
     code = RUN.replace("main(", f"{become}; os.setuid(65534); main(", 1)
     command = [sys.executable, "-c", code, "stats", "--socket", str(daemon.socket)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "start pagetierd" in done.stderr) == (3, False)
-    assert "may not open the daemon's socket: access.watch_users or" in done.stderr
+    assert "may not open the daemon's socket; to allow it, list the user in access.watch_users or" in done.stderr
 
 
-def test_a_reader_that_left(daemon: RunningDaemon) -> None:
+def test_a_pipe_whose_reader_left_ends_the_command_silently(daemon: RunningDaemon) -> None:
     command = [sys.executable, "-c", RUN, "stats", "--json", "--socket", str(daemon.socket)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stderr is not None
@@ -116,7 +118,7 @@ def test_a_reader_that_left(daemon: RunningDaemon) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0"])
-def test_an_interval_that_is_none(seconds: str) -> None:
+def test_an_invalid_interval_is_a_usage_error(seconds: str) -> None:
     done = pagetier("top", "--once", "--interval", seconds)
     assert (done.returncode, "Traceback" in done.stderr, "--interval" in done.stderr) == (2, False, True)
 
@@ -135,7 +137,7 @@ NO_STDERR = ["2>&-", "2>/dev/full", "2>&- >&-", "2>&- >&- <&-"]
         ("--name pagetier-test-none --give-back", Exit.OK),
     ],
 )
-def test_a_daemon_without_stderr_ends_as_it_would_with_one(words: str, code: Exit, without: str) -> None:
+def test_a_daemon_without_stderr_has_the_same_exit_codes(words: str, code: Exit, without: str) -> None:
     run = RUN.replace("daemon.cli", "daemon.main").replace('prog_name="pagetier"', "")
     shell = f"exec {sys.executable} -c '{run}' {words} {without}"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""What systemd is told, and when it is told nothing."""
+"""Tests the messages to systemd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagetier.daemon.common.systemd_notify import Notifier
 
 
 class Systemd:
-    """The other end."""
+    """The receiving end of the socket."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -24,7 +24,7 @@ class Systemd:
         self.socket.settimeout(5)
 
     def heard(self) -> list[str]:
-        """The lines of all that was said so far."""
+        """Returns the lines of all messages so far."""
         lines: list[str] = []
         self.socket.settimeout(0)
         try:
@@ -46,17 +46,15 @@ def notifier(systemd: Systemd, **more: str) -> Notifier:
     return Notifier({"NOTIFY_SOCKET": systemd.address, **more})
 
 
-def test_all_that_is_said(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pagetier.daemon.common.systemd_notify._PAUSE_S", 60.0
-    )  # too soon is too soon also on a slow machine
-    told = notifier(systemd)
+def test_every_message_is_sent(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagetier.daemon.common.systemd_notify._PAUSE_S", 60.0)  # long enough for a slow machine
+    sender = notifier(systemd)
     before = time.monotonic_ns() // 1000
-    told.progress("half", 2)
-    told.progress("too soon to be told again", 2)
-    told.ready("all\nis well")
-    told.reloading()
-    told.stopping("bye", 1.5)
+    sender.progress("half", 2)
+    sender.progress("too soon for another report", 2)
+    sender.ready("all\nis well")
+    sender.reloading()
+    sender.stopping("bye", 1.5)
     lines = systemd.heard()
     moment = int(lines.pop(5).removeprefix("MONOTONIC_USEC="))
     assert before <= moment <= time.monotonic_ns() // 1000
@@ -66,20 +64,20 @@ def test_all_that_is_said(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> 
         "RELOADING=1",
         *("STOPPING=1", "EXTEND_TIMEOUT_USEC=1500000", "STATUS=bye"),
     ]
-    told.close()
-    told.ready("nobody hears")
+    sender.close()
+    sender.ready("after close")
     assert systemd.heard() == []
 
 
-def test_a_path_that_is_no_text_is_told_as_well_as_it_can_be(systemd: Systemd) -> None:
-    told = notifier(systemd)
-    told.ready(f"serving on {os.fsdecode(bytes([47, 0xE9]))}")
+def test_a_path_that_is_not_utf_8_is_sent_with_question_marks(systemd: Systemd) -> None:
+    sender = notifier(systemd)
+    sender.ready(f"serving on {os.fsdecode(bytes([47, 0xE9]))}")
     assert systemd.heard() == ["READY=1", "STATUS=serving on /?"]
-    told.close()
+    sender.close()
 
 
 class Clock:
-    """Stands still unless it is told to go on."""
+    """A clock that stands still until it is advanced."""
 
     now = 1.0
 
@@ -87,44 +85,44 @@ class Clock:
         return self.now
 
 
-def test_signs_of_life_in_time_and_no_more(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_alive_pings_are_sent_in_time_and_not_too_often(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("pagetier.daemon.common.systemd_notify.time", clock)
-    told = notifier(systemd, WATCHDOG_USEC="300000", WATCHDOG_PID=str(os.getpid()))
-    assert told.watchdog == 0.3
+    sender = notifier(systemd, WATCHDOG_USEC="300000", WATCHDOG_PID=str(os.getpid()))
+    assert sender.watchdog == 0.3
     for step in range(64):
         clock.now = 1 + step / 128  # half a second in all
-        told.alive()
+        sender.alive()
     assert systemd.heard() == ["WATCHDOG=1"] * 4
-    told.close()
+    sender.close()
 
 
 @pytest.mark.parametrize("more", [{}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "300000", "WATCHDOG_PID": "1"}])
-def test_no_signs_of_life_where_none_are_asked_for(systemd: Systemd, more: dict[str, str]) -> None:
-    told = notifier(systemd, **more)
-    assert told.watchdog is None
+def test_without_a_watchdog_no_pings_are_sent(systemd: Systemd, more: dict[str, str]) -> None:
+    sender = notifier(systemd, **more)
+    assert sender.watchdog is None
     time.sleep(0.15)
-    told.alive()
+    sender.alive()
     assert systemd.heard() == []
-    told.close()
+    sender.close()
 
 
 def test_without_systemd_nothing_happens() -> None:
-    told = Notifier({})
-    told.ready("")
-    told.progress("", 1)
-    told.close()
+    sender = Notifier({})
+    sender.ready("")
+    sender.progress("", 1)
+    sender.close()
 
 
-def test_a_systemd_that_is_gone_or_does_not_listen_is_not_waited_for(tmp_path: Path) -> None:
-    told = Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")})
-    told.ready("nobody")
-    told.close()
+def test_a_missing_or_busy_systemd_is_not_waited_for(tmp_path: Path) -> None:
+    sender = Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")})
+    sender.ready("nobody")
+    sender.close()
     deaf = Systemd(str(tmp_path / "deaf"))
-    told = notifier(deaf)
+    sender = notifier(deaf)
     began = time.monotonic()
     for _ in range(2000):
-        told.ready("x" * 100)
+        sender.ready("x" * 100)
     assert time.monotonic() - began < 10
-    told.close()
+    sender.close()
     deaf.socket.close()

@@ -1,4 +1,4 @@
-"""The configuration as flags of a command."""
+"""Tests the settings as flags of a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_flags_reach_the_configuration() -> None:
     assert config.arena.frame_size == 1 << 20
 
 
-def test_no_flags_are_the_defaults() -> None:
+def test_without_flags_settings_have_their_defaults() -> None:
     assert run()[0] == [load(None, {}, {})]
 
 
@@ -49,8 +49,8 @@ def test_help_names_flags_and_defaults() -> None:
     _, output, code = run("--help")
     assert code == 0
     assert all(field.flag in output and field.setting.metavar in output for field in fields())
-    told = " ".join(output.split())
-    assert all(f"[default: {text}]" in told for text in ("1MiB", "0660", "1m", "0.005", "populate"))
+    joined = " ".join(output.split())
+    assert all(f"[default: {text}]" in joined for text in ("1MiB", "0660", "1m", "0.005", "populate"))
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:

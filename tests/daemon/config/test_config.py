@@ -1,4 +1,4 @@
-"""Configuration: one table of settings under three sets of names, which of them is the stronger, and what they mean."""
+"""Tests the table of settings: its three sets of names, their precedence, and the meaning of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pagetier.daemon.config.load import Config, fields, load
 from pagetier.daemon.config.value_types import Address
 
-# One acceptable raw text for each setting and what it means.
+# One valid raw text for each setting, and its value.
 TYPED = {
     "name": ("other-1", "other-1"),
     "socket": ("/tmp/x/y.sock", Path("/tmp/x/y.sock")),
@@ -51,7 +51,7 @@ TYPED = {
     "metrics.listen": ("[::1]:9464", Address(host="::1", port=9464)),
     "metrics.namespaces": ("7", 7),
 }
-# What a setting can not do without; low stays under high.
+# Settings that others require; evict.low must stay below evict.high.
 NEEDS = {"evict.low": "evict.high", "evict.high": "evict.low", "disk.path": "disk.size", "disk.size": "disk.path"}
 
 
@@ -67,7 +67,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "pagetierd.toml"
 
 
-def test_the_table_of_settings_is_whole() -> None:
+def test_the_table_of_settings_is_complete() -> None:
     assert {field.path for field in fields()} == set(TYPED)
     for names in zip(*((f.path, f.variable, f.flag, f.parameter) for f in fields()), strict=True):
         assert len(set(names)) == len(names)
@@ -96,7 +96,7 @@ def test_each_setting_from_file_variable_and_flag(path: str, file: Path) -> None
         assert value_of(load(None, {}, {}), path) != typed
 
 
-def test_toml_numbers_and_lists_are_taken_too(file: Path) -> None:
+def test_toml_numbers_and_lists_are_accepted(file: Path) -> None:
     file.write_text(
         """
         [arena]
@@ -128,7 +128,7 @@ def test_flag_over_variable_over_file(in_file: bool, in_env: bool, in_flags: boo
     assert load(file, env, flags).arena.size == expected << 30
 
 
-def test_strength_is_by_key_and_not_by_table(file: Path) -> None:
+def test_sources_override_single_keys_and_not_whole_tables(file: Path) -> None:
     file.write_text('[arena]\nsize = "2GiB"\nthreads = 5\nnuma = "interleave"\n')
     arena = load(file, {"PAGETIER_ARENA_SIZE": "3GiB"}, {"arena_threads": "9"}).arena
     assert (arena.size, arena.threads, arena.numa) == (3 << 30, 9, "interleave")
@@ -143,7 +143,7 @@ def test_the_file_can_be_named_by_a_variable(file: Path, tmp_path: Path) -> None
     assert load(None, {"PAGETIER_CONFIG": ""}, {}).name == "pagetier"
 
 
-def test_variables_of_others_are_none_of_our_business() -> None:
+def test_variables_without_the_prefix_are_ignored() -> None:
     assert load(None, {"PATH": "/bin", "PAGETIERX": "1", "pagetier_name": "no"}, {}).name == "pagetier"
 
 

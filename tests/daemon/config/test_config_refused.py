@@ -1,4 +1,4 @@
-"""What no configuration may say is refused, in words that name the place, the value and what may have been meant."""
+"""Invalid configurations are rejected by errors that name the place, the value and the likely intention."""
 
 from __future__ import annotations
 
@@ -150,29 +150,29 @@ def test_a_value_that_is_refused_is_named_with_its_line(text: str, line: int, fi
         ("[arena]\nsize = [" + "{a=" * 100 + "1" + "}" * 100 + "]", "line 2: arena.size"),
     ],
 )
-def test_what_no_reader_gets_through_is_refused_like_any_other(text: str, words: str, file: Path) -> None:
+def test_text_that_the_toml_parser_gives_up_on_is_rejected_like_any_other(text: str, words: str, file: Path) -> None:
     file.write_text(text)
     message = refused(file)
     assert message.startswith(f"{file}: ")
     assert words in message
 
 
-def test_a_file_that_is_not_text_or_not_there(file: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_binary_or_missing_is_rejected(file: Path, tmp_path: Path) -> None:
     file.write_bytes('name = "x"\n# é'.encode("latin-1"))
     assert "not UTF-8 text (at line 2, column 3)" in refused(file)
-    assert refused(tmp_path / "none.toml") == f"{tmp_path}/none.toml: can not be read: No such file or directory"
+    assert refused(tmp_path / "none.toml") == f"{tmp_path}/none.toml: cannot be read: No such file or directory"
     assert "Is a directory" in refused(tmp_path)
     assert "none.toml" in refused(env={"PAGETIER_CONFIG": str(tmp_path / "none.toml")})
 
 
-def test_what_is_no_file_with_an_end_is_refused_at_once(file: Path) -> None:
+def test_fifos_and_devices_are_rejected_at_once(file: Path) -> None:
     os.mkfifo(file)
     for path in (file, Path("/dev/zero")):
-        assert refused(path) == f"{path}: no regular file"
+        assert refused(path) == f"{path}: not a regular file"
         assert name_meant(path, {}, {}) == "pagetier"
 
 
-def test_a_file_is_as_large_as_a_configuration_may_be(file: Path) -> None:
+def test_a_file_larger_than_the_limit_is_rejected(file: Path) -> None:
     file.write_text('name = "x"\n#'.ljust(MOST_BYTES, "#"))
     assert load(file, {}, {}).name == "x"
     file.write_text('name = "x"\n#'.ljust(MOST_BYTES + 1, "#"))
@@ -196,7 +196,7 @@ def test_bad_variables_are_refused(env: dict[str, str], words: list[str]) -> Non
         assert word in message
 
 
-def test_the_copies_configuration_may_be_named_for_all_of_a_hosts_processes() -> None:
+def test_the_variable_of_the_engines_copy_configuration_is_ignored() -> None:
     assert load(None, {"PAGETIER_COPY_CONFIG": "/etc/x.toml"}, {}).name == "pagetier"
     assert 'did you mean "PAGETIER_COPY_CONFIG"' in refused(env={"PAGETIER_COPY_CONFG": "/etc/x.toml"})
 
@@ -206,12 +206,12 @@ def test_bad_flags_are_refused() -> None:
     assert "unknown flag" in refused(arena_siez="1G")
 
 
-def test_what_is_overridden_is_checked_all_the_same(file: Path) -> None:
+def test_a_value_that_is_overridden_is_validated_too(file: Path) -> None:
     file.write_text('[arena]\nsize = "lots"')
     assert '"lots"' in refused(file, arena_size="1G")
 
 
-def test_keys_that_do_not_go_together_name_both_and_where_they_came_from(file: Path) -> None:
+def test_a_conflict_of_two_settings_names_both_and_their_sources(file: Path) -> None:
     file.write_text('[arena]\nframe_size = "2MiB"\n')
     message = refused(file, {"PAGETIER_ARENA_SIZE": "1MiB"})
     assert "arena.size = 1MiB (variable PAGETIER_ARENA_SIZE)" in message
@@ -222,13 +222,16 @@ def test_keys_that_do_not_go_together_name_both_and_where_they_came_from(file: P
     assert "frames" in refused(arena_size="16TiB", arena_frame_size="4096")
 
 
-def test_metrics_are_not_served_where_engines_attach(file: Path) -> None:
+def test_metrics_cannot_use_the_control_socket(file: Path) -> None:
     (file.parent / "link").symlink_to(file.parent)
     socket, same = file.parent / "p.sock", file.parent / "link/p.sock"
     file.write_text(f'socket = "{socket}"\n')
     for path in (socket, same):
-        told = refused(file, metrics_listen=str(path))
-        assert f"metrics.listen = {path} (flag --metrics-listen) is where engines attach: socket = {socket} (" in told
+        message = refused(file, metrics_listen=str(path))
+        assert (
+            f"metrics.listen = {path} (flag --metrics-listen) is also the control socket, socket = {socket} ("
+            in message
+        )
     assert load(file, {}, {"metrics_listen": str(file.parent / "m.sock")}).socket == socket
 
 
@@ -240,7 +243,7 @@ def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
     assert load(file, {"PAGETIER_DISK_PATH": "", "PAGETIER_DISK_SIZE": "0"}, {}).disk.path is None
 
 
-def test_a_disk_has_a_size_that_its_store_can_have(file: Path) -> None:
+def test_a_disk_size_that_is_impossible_is_rejected(file: Path) -> None:
     file.write_text('[disk]\npath = "/var/cache/x"\nsize = "1MiB"\n')
     assert f"disk.size = 1MiB ({file}: line 3: disk.size) has no room for a page in each part" in refused(file)
     assert "at least 1MiB for 2 environments of frames of 4KiB" in refused(
@@ -255,7 +258,7 @@ def test_a_disk_has_a_size_that_its_store_can_have(file: Path) -> None:
     assert load(file, {}, flags).entries == 1_000_000
 
 
-@settings(deadline=None)  # looks up users
+@settings(deadline=None)  # it resolves user names
 @given(st.text(alphabet=string.printable, max_size=30))
 def test_no_text_escapes_as_another_error(text: str) -> None:
     for field in fields():

@@ -1,4 +1,4 @@
-"""Which settings change at once, which wait for a restart, and who is told."""
+"""Tests which settings change at once, which wait for a restart, and that followers are called."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pagetier.daemon.config.schema import (
 WITH_DISK = Config(disk=DiskOptions(path=Path("/d"), size=1 << 30))
 
 
-def test_what_can_change_changes_and_the_rest_is_named() -> None:
-    in_force, told = InForce(Config()), list[Config]()
-    in_force.follow(told.append)
+def test_live_settings_change_and_the_others_are_named() -> None:
+    in_force, reported = InForce(Config()), list[Config]()
+    in_force.follow(reported.append)
     wanted = Config(
         name="other", arena=ArenaOptions(size=1 << 20), access=AccessOptions(users=(7,)), log=LogOptions(level="debug")
     )
@@ -35,16 +35,16 @@ def test_what_can_change_changes_and_the_rest_is_named() -> None:
         ArenaOptions(),
         "debug",
     )
-    assert told == [in_force.config]
+    assert reported == [in_force.config]
 
 
-def test_what_is_emptied_is_told_to_be() -> None:
+def test_a_list_that_becomes_empty_is_reported() -> None:
     assert InForce(Config(access=AccessOptions(users=(7,)))).take(Config()).done == ("access.users = (none)",)
 
 
-def test_nothing_new_is_told_to_nobody() -> None:
+def test_without_changes_no_follower_is_called() -> None:
     in_force = InForce(Config())
-    in_force.follow(lambda config: pytest.fail("told"))
+    in_force.follow(lambda config: pytest.fail("reported"))
     assert str(in_force.take(Config())) == "nothing changed"
     assert in_force.take(Config(name="x")).later == ("name",)
 
@@ -57,16 +57,16 @@ def test_nothing_new_is_told_to_nobody() -> None:
         replaced(WITH_DISK, {"disk.path": None, "disk.size": 0}),
     ],
 )
-def test_a_disk_comes_goes_and_moves_with_a_restart_only(other: Config) -> None:
+def test_a_disk_tier_is_added_removed_and_moved_by_a_restart_only(other: Config) -> None:
     for old, new in ((WITH_DISK, other), (other, WITH_DISK)):
         assert "disk.size" in InForce(old).take(new).later
     assert InForce(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": 64 << 20})).done == ("disk.size = 64MiB",)
 
 
-def test_sizes_by_an_administrators_word() -> None:
+def test_resize_changes_sizes() -> None:
     in_force = InForce(WITH_DISK)
-    told = in_force.resize({"disk.size": "3GiB", "evict.low": "0.2", "evict.high": "0.3"})
-    assert told.done == ("evict.low = 0.2", "evict.high = 0.3", "disk.size = 3GiB")
+    reported = in_force.resize({"disk.size": "3GiB", "evict.low": "0.2", "evict.high": "0.3"})
+    assert reported.done == ("evict.low = 0.2", "evict.high = 0.3", "disk.size = 3GiB")
     assert in_force.config.evict == EvictOptions(low=0.2, high=0.3)
     assert in_force.take(WITH_DISK).done == ("evict.low = 0.005", "evict.high = 0.01", "disk.size = 1GiB")
 
@@ -74,11 +74,11 @@ def test_sizes_by_an_administrators_word() -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ({"arena.size": "1GiB"}, "arena.size: can not be resized; disk.size, evict.low, evict.high can"),
+        ({"arena.size": "1GiB"}, "arena.size: cannot be resized; only disk.size, evict.low, evict.high can"),
         ({"disk.size": "lots"}, 'resize: disk.size: "lots" is not a size'),
         ({"evict.low": "0.5"}, "evict.low = 0.5 (resize: evict.low) is more than evict.high = 0.01 (in force)"),
-        ({"disk.size": "0"}, "disk.size: a disk tier comes and goes with a restart of the daemon only"),
-        ({"disk.size": "0 KiB", "evict.high": "0.5"}, "disk.size: a disk tier comes and goes with a restart"),
+        ({"disk.size": "0"}, "disk.size: only a restart of the daemon adds or removes a disk tier"),
+        ({"disk.size": "0 KiB", "evict.high": "0.5"}, "disk.size: only a restart of the daemon adds or removes"),
         (
             {"disk.size": "1MiB"},
             "disk.size = 1MiB (resize: disk.size) has no room for a page in each part: at least",
@@ -88,7 +88,7 @@ def test_sizes_by_an_administrators_word() -> None:
         ({"evict.high": "2"}, "is not a share"),
     ],
 )
-def test_a_word_that_makes_no_sense_changes_nothing(texts: dict[str, str], words: str) -> None:
+def test_an_invalid_resize_changes_nothing(texts: dict[str, str], words: str) -> None:
     in_force = InForce(WITH_DISK)
     with pytest.raises(ConfigError) as caught:
         in_force.resize(texts)
@@ -96,15 +96,15 @@ def test_a_word_that_makes_no_sense_changes_nothing(texts: dict[str, str], words
     assert in_force.config == WITH_DISK
 
 
-def test_a_disk_that_is_not_there_is_not_resized() -> None:
+def test_a_missing_disk_tier_cannot_be_resized() -> None:
     with pytest.raises(ConfigError, match=r"disk.size = 1GiB .* needs a folder"):
         InForce(Config()).resize({"disk.size": "1GiB"})
 
 
-def test_a_size_that_is_right_only_with_what_waits_for_a_restart_is_refused() -> None:
+def test_a_size_that_is_valid_only_after_a_restart_is_rejected() -> None:
     disk = DiskOptions(path=Path("/d"), size=1 << 30, environments=8)
     in_force = InForce(Config(disk=disk))
-    in_force.follow(lambda config: pytest.fail("told"))
-    with pytest.raises(ConfigError, match="beside what only a restart changes, has no room for a page in each part"):
+    in_force.follow(lambda config: pytest.fail("reported"))
+    with pytest.raises(ConfigError, match=r"no room for a page in each part: .*; settings that need a restart keep"):
         in_force.take(Config(disk=replaced(Config(disk=disk), {"disk.size": 8 << 20, "disk.environments": 1}).disk))
     assert in_force.config.disk == disk

@@ -1,4 +1,4 @@
-"""A daemon that changes while engines run: by SIGHUP, by `pagetier resize`; and one that is told to go."""
+"""Tests changes of a running daemon: by SIGHUP, by `pagetier resize`, and by requests to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAMES = 16
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """With a configuration file: what it says is in force."""
+    """Yields a daemon with a configuration file."""
     daemon = RunningDaemon("16MiB", "64KiB")
     daemon._arguments += ["--config", str(file_of(daemon))]
     file_of(daemon).write_text("")
@@ -37,7 +37,7 @@ def file_of(daemon: RunningDaemon) -> Path:
 
 
 def reloaded(daemon: RunningDaemon, text: str, event: str = "event=reloaded") -> str:
-    """The line that the log has after SIGHUP with this in the file."""
+    """Returns the log line after a SIGHUP with this text in the file."""
     before = daemon.log.read_text().count(event)
     file_of(daemon).write_text(text)
     daemon.signal(signal.SIGHUP)
@@ -48,35 +48,35 @@ def reloaded(daemon: RunningDaemon, text: str, event: str = "event=reloaded") ->
 # --- SIGHUP ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_read_again(daemon: RunningDaemon) -> None:
-    told = reloaded(daemon, '[log]\nlevel = "warning"\n[index]\nnamespaces = 7\n')
-    assert "log.level = warning; only a restart changes index.namespaces" in told
+def test_sighup_reloads_the_file(daemon: RunningDaemon) -> None:
+    reported = reloaded(daemon, '[log]\nlevel = "warning"\n[index]\nnamespaces = 7\n')
+    assert "log.level = warning; only a restart changes index.namespaces" in reported
     with daemon.client():
         pass
     assert "level=info name=pagetierd event=stopped" not in daemon.log.read_text()
-    told = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = 0.5\nlow = 0.4\n[index]\nnamespaces = 7\n')
-    assert "evict.low = 0.4" in told
-    assert "level=warning" in told
+    reported = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = 0.5\nlow = 0.4\n[index]\nnamespaces = 7\n')
+    assert "evict.low = 0.4" in reported
+    assert "level=warning" in reported
 
 
-def test_a_file_that_is_wrong_changes_nothing_and_its_line_is_named(daemon: RunningDaemon) -> None:
-    told = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = "lots"\n', "event=reload_refused")
-    assert f"{file_of(daemon)}: line 4: evict.high" in told
-    assert "level=error" in told
+def test_an_invalid_file_changes_nothing_and_its_line_is_named(daemon: RunningDaemon) -> None:
+    reported = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = "lots"\n', "event=reload_refused")
+    assert f"{file_of(daemon)}: line 4: evict.high" in reported
+    assert "level=error" in reported
     assert "nested too deeply" in reloaded(daemon, "x = " + "[" * 3000 + "]" * 3000, "event=reload_refused")
     file_of(daemon).unlink()
     daemon.signal(signal.SIGHUP)
-    assert eventually(lambda: "can not be read" in daemon.log.read_text())
+    assert eventually(lambda: "cannot be read" in daemon.log.read_text())
     os.mkfifo(file_of(daemon))
     daemon.signal(signal.SIGHUP)
-    assert eventually(lambda: "no regular file" in daemon.log.read_text())
+    assert eventually(lambda: "not a regular file" in daemon.log.read_text())
     fill(daemon)
     with daemon.client() as client:
         assert still_holds(client)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_who_may_attach_changes(daemon: RunningDaemon) -> None:
+def test_a_reload_changes_access(daemon: RunningDaemon) -> None:
     Path(daemon.folder.name).chmod(0o755)
     daemon.socket.chmod(0o666)
     assert "may not attach" in as_nobody(daemon)
@@ -86,25 +86,25 @@ def test_who_may_attach_changes(daemon: RunningDaemon) -> None:
     assert "may not attach" in as_nobody(daemon)
 
 
-def test_a_file_that_is_wrong_beside_what_only_a_restart_changes_is_named_with_its_line() -> None:
+def test_a_file_that_is_valid_only_after_a_restart_is_rejected_with_its_line() -> None:
     daemon = RunningDaemon("16MiB", "1MiB")
     file = file_of(daemon)
     daemon._arguments += ["--config", str(file)]
     text = f'[disk]\npath = "{file.parent}/disk"\nsize = "64MiB"\nenvironments = 4\n'
     file.write_text(text)
     with daemon:
-        told = reloaded(daemon, text.replace("64MiB", "8MiB").replace("= 4", "= 1"), "event=reload_refused")
-        assert f"disk.size = 8MiB ({file}: line 3: disk.size) has no room for a page in each part" in told
-        assert "4 environments of frames of 1MiB, beside what only a restart changes" in told
+        reported = reloaded(daemon, text.replace("64MiB", "8MiB").replace("= 4", "= 1"), "event=reload_refused")
+        assert f"disk.size = 8MiB ({file}: line 3: disk.size) has no room for a page in each part" in reported
+        assert "4 environments of frames of 1MiB; settings that need a restart keep their values" in reported
         assert "changed: disk.size = 128MiB" in reloaded(daemon, text.replace("64MiB", "128MiB"))
 
 
-def test_who_may_look_but_can_not_open_the_socket_is_told(daemon: RunningDaemon) -> None:
+def test_observers_that_cannot_open_the_socket_are_reported(daemon: RunningDaemon) -> None:
     reloaded(daemon, "[access]\nwatch_groups = [4711]\n", "event=socket_shut")
     assert "access.watch_groups name: set access.socket_mode" in daemon.log.read_text()
     text = '[access]\nwatch_groups = [4712]\nsocket_mode = "0666"\n'
-    told = reloaded(daemon, text, "event=socket_shut")
-    assert 'access.watch_groups name: access.socket_mode = \\"0666\\" waits for a restart' in told
+    reported = reloaded(daemon, text, "event=socket_shut")
+    assert 'access.watch_groups name: access.socket_mode = \\"0666\\" waits for a restart' in reported
 
 
 def as_nobody(daemon: RunningDaemon) -> str:
@@ -120,18 +120,18 @@ def as_nobody(daemon: RunningDaemon) -> str:
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def test_more_of_the_arena_is_kept_free(disk: DiskDaemon) -> None:
+def test_a_larger_evict_share_frees_memory(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         engine.store_through(disk, range(FRAMES))
         assert disk.snapshot().tiers.memory.pages >= FRAMES - 1
-        told = disk.pagetier("resize", "--evict-low", "0.5", "--evict-high", "0.75")
-        assert told.exit_code == 0, told.output
-        assert told.output == "evict.low = 0.5\nevict.high = 0.75\n"
+        reported = disk.pagetier("resize", "--evict-low", "0.5", "--evict-high", "0.75")
+        assert reported.exit_code == 0, reported.output
+        assert reported.output == "evict.low = 0.5\nevict.high = 0.75\n"
         assert eventually(lambda: disk.snapshot().tiers.memory.pages == FRAMES // 4)
         assert engine.places(range(FRAMES))["nowhere"] == 0
 
 
-def test_a_smaller_disk_and_a_larger_one(disk: DiskDaemon) -> None:
+def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
     pages = range(60)
     with Engine(disk) as engine:
         engine.store_through(disk, pages)
@@ -149,14 +149,14 @@ def test_a_smaller_disk_and_a_larger_one(disk: DiskDaemon) -> None:
         assert engine.places(range(100, 160))["nowhere"] == 0
 
 
-def test_sizes_that_are_none(disk: DiskDaemon) -> None:
+def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
     assert disk.pagetier("resize").exit_code == 2
     for option, text in (("disk-size", "lots"), ("disk-size", "-5"), ("evict-low", "nan"), ("evict-high", "2")):
         wrong = disk.pagetier("resize", f"--{option}", text)
         assert (wrong.exit_code, f"'--{option}': \"{text}\" is not a s" in wrong.output) == (2, True), wrong.output
     assert disk.report().cap == 64 << 20
     none = disk.pagetier("resize", "--disk-size", "0")
-    assert (none.exit_code, "comes and goes with a restart of the daemon only" in none.output) == (1, True)
+    assert (none.exit_code, "only a restart of the daemon adds or removes a disk tier" in none.output) == (1, True)
     for size in ("1", "1MiB", "9PiB"):
         impossible = disk.pagetier("resize", "--disk-size", size)
         assert (impossible.exit_code, "at least 2MiB" in impossible.output) == (1, size != "9PiB"), impossible.output
@@ -164,7 +164,7 @@ def test_sizes_that_are_none(disk: DiskDaemon) -> None:
     assert disk.lines("disk_down") == []
 
 
-def test_the_smallest_disk_there_is(disk: DiskDaemon) -> None:
+def test_the_smallest_possible_disk_tier_works(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         assert disk.pagetier("resize", "--disk-size", "2MiB").exit_code == 0
         assert disk.until(lambda report: report.standing.value == "open" and report.cap == 2 << 20), disk.told()
@@ -174,9 +174,10 @@ def test_the_smallest_disk_there_is(disk: DiskDaemon) -> None:
     assert len(disk.lines("level=info name=pagetierd.disk event=disk_resized")) == 1
 
 
-def test_a_disk_larger_than_its_file_system_is_told(disk: DiskDaemon) -> None:
-    told = disk.pagetier("resize", "--disk-size", "60TiB")
-    assert (told.exit_code, "warning: disk.size = 60TiB is more than the file system" in told.output) == (0, True)
+def test_a_disk_tier_larger_than_its_file_system_is_a_warning(disk: DiskDaemon) -> None:
+    reported = disk.pagetier("resize", "--disk-size", "60TiB")
+    assert reported.exit_code == 0
+    assert "warning: disk.size = 60TiB is more than the file system" in reported.output
     assert eventually(lambda: "event=disk_size" in disk.log.read_text()), disk.told()
 
 
@@ -190,10 +191,10 @@ def config_of(daemon: DiskDaemon, size: str) -> str:
 
 
 @pytest.mark.parametrize("configured", ["64MiB", "128MiB"])
-def test_a_disk_that_outgrows_the_index_is_told(disk: DiskDaemon, configured: str) -> None:
+def test_a_disk_tier_too_large_for_the_index_is_reported(disk: DiskDaemon, configured: str) -> None:
     doctor = ("doctor", "--config", config_of(disk, configured))
-    told = disk.pagetier("resize", "--disk-size", "128MiB")
-    assert told.output.startswith(f"disk.size = 128MiB\nwarning: {SHORT}")
+    reported = disk.pagetier("resize", "--disk-size", "128MiB")
+    assert reported.output.startswith(f"disk.size = 128MiB\nwarning: {SHORT}")
     assert disk.until(lambda report: report.standing.value == "open" and report.cap == 128 << 20), disk.told()
     assert f"warning  index          {SHORT}" in disk.pagetier(*doctor).output
     disk.kill()
@@ -205,16 +206,16 @@ def test_a_disk_that_outgrows_the_index_is_told(disk: DiskDaemon, configured: st
     assert SHORT not in disk.pagetier(*doctor).output
 
 
-def test_a_reload_tells_of_a_disk_that_outgrows_the_index(tmp_path: Path) -> None:
+def test_a_reload_reports_a_disk_tier_too_large_for_the_index(tmp_path: Path) -> None:
     daemon = RunningDaemon("1MiB", "64KiB")
     daemon._arguments += ["--config", str(file_of(daemon))]
     text = f'[disk]\npath = "{tmp_path}/disk"\nsize = "SIZE"\n'
     file_of(daemon).write_text(text.replace("SIZE", "64MiB"))
     with daemon:
         assert "index" not in reloaded(daemon, text.replace("SIZE", "32MiB"))
-        told = reloaded(daemon, text.replace("SIZE", "128MiB"))
-        assert "level=warning" in told
-        assert f"disk.size = 128MiB; {SHORT}" in told
+        reported = reloaded(daemon, text.replace("SIZE", "128MiB"))
+        assert "level=warning" in reported
+        assert f"disk.size = 128MiB; {SHORT}" in reported
 
 
 def test_a_restart_with_another_disk_finds_the_memory_warm(disk: DiskDaemon) -> None:
@@ -227,10 +228,10 @@ def test_a_restart_with_another_disk_finds_the_memory_warm(disk: DiskDaemon) -> 
         engine.attach()
 
 
-# --- told to go ------------------------------------------------------------------------------------------------------
+# --- stop requests ---------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_is_a_hand_over_while_a_path_is_there(tmp_path: Path) -> None:
+def test_a_stop_is_a_hand_over_while_a_path_exists(tmp_path: Path) -> None:
     keep = tmp_path / "keep"
     keep.mkdir()
     with RunningDaemon("16MiB", "64KiB", "--keep-while", str(keep)) as daemon:
@@ -245,7 +246,7 @@ def test_a_stop_is_a_hand_over_while_a_path_is_there(tmp_path: Path) -> None:
         assert daemon.leftovers() == []
 
 
-def test_memory_that_a_daemon_left_is_given_back_and_engines_let_go(tmp_path: Path) -> None:
+def test_give_back_releases_memory_and_engines_follow(tmp_path: Path) -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         fill(daemon)
         lives = pagetierd("--name", daemon.name, "--give-back")
@@ -253,14 +254,14 @@ def test_memory_that_a_daemon_left_is_given_back_and_engines_let_go(tmp_path: Pa
         daemon.kill()
         assert still_holds(client)
         given = pagetierd("--name", daemon.name, "--give-back")
-        assert (given.code, "the memory is given back" in given.text) == (0, True)
+        assert (given.code, "the memory is released" in given.text) == (0, True)
         assert daemon.leftovers() == []
         assert eventually(lambda: f"{daemon.name}.arena" not in Path("/proc/self/maps").read_text(), 5)
         again = pagetierd("--name", daemon.name, "--give-back")
         assert (again.code, "nothing to give back" in again.text) == (0, True)
 
 
-def test_a_configuration_that_is_only_looked_at(tmp_path: Path, name: str) -> None:
+def test_check_validates_a_configuration_without_a_start(tmp_path: Path, name: str) -> None:
     file = tmp_path / "pagetierd.toml"
     file.write_text('[arena]\nsize = "1GiB"\n')
     assert pagetierd("--config", str(file), "--name", name, "--check").code == 0

@@ -143,7 +143,7 @@ def test_a_file_system_that_fills_up() -> None:
                     break
             assert "is full" in daemon.log.read_text(), daemon.told()
             spoken = daemon.doctor()
-            assert "is tmpfs: memory, which does not outlive the host" in spoken
+            assert "is tmpfs: its pages do not survive a reboot" in spoken
             assert "problem  disk room" in spoken
             engine.goes_on(5000)
             for number in range(first):

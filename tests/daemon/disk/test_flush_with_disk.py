@@ -70,7 +70,7 @@ def test_a_flush_to_disk_writes_and_syncs_all_pages(daemon: DiskDaemon, engine: 
     assert "10 pages, 585.9 KiB written; synced in" in result.output
     assert daemon.snapshot().tiers.disk.pages == 10
     assert daemon.report().clean
-    assert "everything was there; synced in" in daemon.pagetier("flush", "--to-disk").output
+    assert "everything was on disk already; synced in" in daemon.pagetier("flush", "--to-disk").output
     assert engine.places(range(10)) == {"memory": 10}
 
 
@@ -86,7 +86,7 @@ def test_a_flush_to_disk_shows_progress_on_a_terminal(daemon: DiskDaemon, engine
 def test_a_flush_to_disk_accepts_no_other_option(daemon: DiskDaemon, more: list[str]) -> None:
     result = daemon.pagetier("flush", "--to-disk", *more)
     assert result.exit_code == Exit.USAGE
-    assert "say it alone" in result.output
+    assert "drops nothing: it excludes --namespace" in result.output
 
 
 def test_a_flush_to_disk_fails_while_no_worker_can_start(daemon: DiskDaemon, engine: Engine) -> None:
@@ -107,7 +107,7 @@ def test_a_flush_to_disk_fails_while_the_worker_is_stopped(
         patch.setattr("pagetier.daemon.cli.flush._STALLED_S", 0.5)
         result = daemon.pagetier("flush", "--to-disk")
     assert result.exit_code == Exit.WRONG
-    assert "10 pages, 585.9 KiB are not on disk: nothing was written for a while" in result.output
+    assert "10 pages, 585.9 KiB are not on disk: nothing was written for 30 seconds" in result.output
     daemon.kill_worker(signal.SIGCONT)
     assert daemon.pagetier("flush", "--to-disk").exit_code == 0
 

@@ -104,7 +104,7 @@ def test_a_user_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
         now[0] += MINUTE_S
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2 * (LINES + 1) + 1
-    assert messages[LINES + 1] == "of user 7 there were 5 more such lines in a minute"
+    assert messages[LINES + 1] == "5 more such lines caused by user 7 in one minute were left out"
 
 
 def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +115,7 @@ def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixtu
     now[0] += MINUTE_S
     ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["full"] * SAME + ["there were 4 more such lines in a minute", "full"]
+    assert messages == ["full"] * SAME + ["4 more such lines in one minute were left out", "full"]
 
 
 def test_equal_lines_are_logged_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
