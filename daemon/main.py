@@ -16,7 +16,7 @@ import click
 from pagetier.daemon.common.exit_codes import Exit, exit_code_help
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
-from pagetier.daemon.config.cli_options import SomePath, config_flags, config_options
+from pagetier.daemon.config.cli_options import NonEmptyPath, config_flags, config_options
 from pagetier.daemon.config.load import Beside, ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.capacity import fit, geometry_of, need_of, serves
@@ -51,7 +51,9 @@ class Action(Enum):
 )
 @version_option
 @click.option(
-    "--config", type=SomePath(readable=False), help="Configuration file (TOML). [default: $PAGETIER_CONFIG, or none]"
+    "--config",
+    type=NonEmptyPath(readable=False),
+    help="Configuration file (TOML). [default: $PAGETIER_CONFIG, or none]",
 )
 @click.option(
     "--fresh",
@@ -63,7 +65,7 @@ class Action(Enum):
 )
 @click.option(
     "--keep-while",
-    type=SomePath(),
+    type=NonEmptyPath(),
     help="While this file or folder exists, SIGTERM keeps the pages in memory for the next daemon.",
 )
 @click.option(

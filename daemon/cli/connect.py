@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pagetier.daemon.common.exit_codes import Exit
-from pagetier.daemon.config.cli_options import SomePath
+from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.protocol import BUILD, Answer, Observe, Refusal, Request
@@ -114,7 +114,7 @@ def socket_option(command: _Command) -> _Command:
     """Adds --socket, as the parameter `socket`: a Path."""
     return click.option(
         "--socket",
-        type=SomePath(readable=False),  # the error of connecting is clearer
+        type=NonEmptyPath(readable=False),  # the error of connecting is clearer
         default=default_socket,
         help="The daemon's control socket. [default: $PAGETIER_SOCKET, or this user's default]",
     )(command)

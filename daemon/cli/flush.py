@@ -165,13 +165,13 @@ def _not_found(known: Sequence[NamespaceStats], wanted: str) -> NoReturn:
 
 def _show_choice(chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> None:
     if wanted.namespace is None:
-        click.echo(f"all namespaces: {_held(chosen, wanted.tier)}")
+        click.echo(f"all namespaces: {_contents(chosen, wanted.tier)}")
         return
     for space in chosen:
-        click.echo(f"{space.label}: {_held([space], wanted.tier)}")
+        click.echo(f"{space.label}: {_contents([space], wanted.tier)}")
 
 
-def _held(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
+def _contents(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
     """Returns the pages and bytes of these namespaces in the tiers to flush."""
     pages, nbytes = sum(space.pages for space in spaces), sum(space.bytes for space in spaces)
     on_disk, disk_bytes = sum(space.disk_pages for space in spaces), sum(space.disk_bytes for space in spaces)

@@ -15,17 +15,17 @@ from typing import Final
 import click
 import msgspec
 
-_SEAL: Final = "# as `pagetier unit install` wrote it, if this is the SHA-256 of the lines above: "
+_CHECKSUM_COMMENT: Final = "# as `pagetier unit install` wrote it, if this is the SHA-256 of the lines above: "
 
 
 def sealed(text: str) -> str:
     """Returns the text, which ends with a newline, and a comment with its checksum."""
-    return f"{text}{_SEAL}{_digest(text)}\n"
+    return f"{text}{_CHECKSUM_COMMENT}{_digest(text)}\n"
 
 
 def is_as_sealed(text: str) -> bool:
     """Returns whether a text ends with the comment of `sealed` and was not modified since."""
-    body, found, digest = text.rpartition(_SEAL)
+    body, found, digest = text.rpartition(_CHECKSUM_COMMENT)
     return bool(found) and digest == f"{_digest(body)}\n"
 
 
@@ -75,9 +75,9 @@ _UNITS = Path("etc/systemd/system")
 _DROP_IN = "metrics-on-localhost.conf"
 _SYSUSERS = "pagetier.sysusers.conf"
 # The unit sets them, too; commands that run outside of the unit read them here.
-_TENANTS = 'name = "{user}"\nsocket = "/run/{user}/pagetier.sock"\n\n'
+_TENANT_KEYS = 'name = "{user}"\nsocket = "/run/{user}/pagetier.sock"\n\n'
 # Text of the default daemon's files, and its replacement in a tenant's files.
-_ITS_OWN = {
+_TENANT_TEXTS = {
     '"pagetier"': '"pagetier-{tenant}"',
     "/pagetierd.toml": "/{tenant}.toml",
     "of pagetierd.toml": "of {tenant}.toml",
@@ -135,7 +135,9 @@ def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> Non
     """
     program = _program()
     metrics = metrics or (root / _drop_in(tenant)).exists()  # an installed one must be of the same version
-    changed = [file for file in _files(program, tenant, metrics=metrics) if not _put(root, file, replace=replace)]
+    changed = [
+        file for file in _files(program, tenant, metrics=metrics) if not _install_file(root, file, replace=replace)
+    ]
     for warning in _warnings(program):
         click.echo(f"warning: {warning}", err=True)
     _require_none(root, changed)
@@ -160,12 +162,12 @@ def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[Insta
     yield Installed(_SYSUSERS, users / f"{user}.conf", _named_for(tenant, _text(_SYSUSERS)))
     config = _named_for(tenant, _text("pagetierd.toml"))
     if tenant:
-        config = config.replace("[arena]", _TENANTS.format(user=user) + "[arena]", 1)
+        config = config.replace("[arena]", _TENANT_KEYS.format(user=user) + "[arena]", 1)
     yield Installed("pagetierd.toml", etc / f"{tenant or 'pagetierd'}.toml", config, keep=True)
 
 
 def _named_for(tenant: str | None, text: str) -> str:
-    for plain, own in _ITS_OWN.items() if tenant else ():
+    for plain, own in _TENANT_TEXTS.items() if tenant else ():
         text = text.replace(plain, own.format(tenant=tenant))
     return text
 
@@ -187,15 +189,15 @@ def _program() -> str:
     return str(beside) if beside.exists() else shutil.which("pagetierd") or _PROGRAM
 
 
-def _put(root: Path, file: Installed, *, replace: bool) -> bool:
+def _install_file(root: Path, file: Installed, *, replace: bool) -> bool:
     """Writes a file. Returns False if a modified one exists and stays."""
     path = root / file.place
     try:
         text = file.text if file.keep else sealed(file.text)
         there = path.read_bytes() if path.is_file() else b""
-        if there == text.encode() or (file.keep and _is_there(path)):
+        if there == text.encode() or (file.keep and _exists(path)):
             return True
-        if _is_there(path) and not (replace or _is_of_ours(path, there, file.text)):
+        if _exists(path) and not (replace or _is_unmodified(path, there, file.text)):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode(), 0o644)
@@ -205,12 +207,12 @@ def _put(root: Path, file: Installed, *, replace: bool) -> bool:
     return True
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Returns whether the path exists, including as a dangling link."""
     return path.is_symlink() or path.exists()
 
 
-def _is_of_ours(path: Path, there: bytes, text: str) -> bool:
+def _is_unmodified(path: Path, there: bytes, text: str) -> bool:
     """Returns whether the file was installed and not modified. A link was made by the administrator or by systemd."""
     return not path.is_symlink() and (there == text.encode() or is_as_sealed(there.decode(errors="replace")))
 

@@ -34,12 +34,12 @@ class ConfigCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes one section for each table, under the table's subject."""
-        for heading, records in headed(self, ctx):
+        for heading, records in options_by_table(self, ctx):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
-def headed(command: click.Command, ctx: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
+def options_by_table(command: click.Command, ctx: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
     """Returns a command's options as help texts show them, under the table that each belongs to."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(ctx):
@@ -49,7 +49,7 @@ def headed(command: click.Command, ctx: click.Context) -> list[tuple[str, list[t
     return list(sections.items())
 
 
-def about(section: str) -> str:
+def table_subject(section: str) -> str:
     """Returns the subject of a table of the configuration, in a few words."""
     table = next(table.type for table in msgspec.structs.fields(Config) if table.name == section)
     return (table.__doc__ or "").partition(":")[0].strip().rstrip(".")
@@ -57,7 +57,7 @@ def about(section: str) -> str:
 
 def _heading(parameter: str | None) -> str:
     section = next((field.section for field in fields() if field.parameter == parameter), "")
-    return f"[{section}] {about(section)}" if section else "Options"
+    return f"[{section}] {table_subject(section)}" if section else "Options"
 
 
 def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
@@ -70,10 +70,10 @@ def _choices(field: Field) -> Callable[[click.Context, click.Parameter, str], li
     """Returns the shell completion of the setting's value: the words of a choice, and nothing for free values."""
     words = field.setting.metavar.split("|")
 
-    def begun(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         return [word for word in words if len(words) > 1 and word.startswith(incomplete)]
 
-    return begun
+    return complete
 
 
 def _help(field: Field) -> str:
@@ -83,7 +83,7 @@ def _help(field: Field) -> str:
     return f"{field.setting.help} [default: {default}]" if default else field.setting.help
 
 
-class SomePath(click.Path):
+class NonEmptyPath(click.Path):
     """A path that is not empty.
 
     An empty path, as an unset variable of a script leaves it, would be the current folder.

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from pagetier.daemon.config.schema import PREFIX, Config, Field, fields, replaced
-from pagetier.daemon.config.toml_lines import Places, line_of_deepest, line_of_long_number
-from pagetier.daemon.config.validate import wrong_together
+from pagetier.daemon.config.toml_lines import KeyLines, line_of_deepest, line_of_long_number
+from pagetier.daemon.config.validate import first_conflict
 from pagetier.daemon.config.value_types import hint
 from pagetier.shm.socket_path import default_socket
 from pagetier.shm.units import shown
@@ -51,7 +51,7 @@ __all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields"
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
 # The settings of the engines, which a host may set for all processes; see kernels/config/file.py.
-_OF_OTHERS = ("PAGETIER_COPY_CONFIG",)
+_ENGINE_VARIABLES = ("PAGETIER_COPY_CONFIG",)
 
 # Returns the configuration that would be in force if the daemon that runs loaded the given one.
 Beside: TypeAlias = Callable[[Config], Config]
@@ -61,14 +61,14 @@ class ConfigError(Exception):
     """The configuration is invalid; the message is for administrators and names the source of the value."""
 
 
-class _Given(msgspec.Struct, frozen=True):
+class _SourcedValue(msgspec.Struct, frozen=True):
     """A value that was parsed from a source, and the place to name in messages."""
 
     value: Any
     where: str
 
 
-_Givens = dict[str, _Given]
+_SourcedValues = dict[str, _SourcedValue]
 
 
 def load(
@@ -89,12 +89,12 @@ def load(
     """
     named = env.get(FILE_VARIABLE)
     file = path if path is not None else Path(named) if named else None
-    given: _Givens = _from_file(file) if file is not None else {}
+    given: _SourcedValues = _from_file(file) if file is not None else {}
     given |= _from_environment(env)
     given |= _from_flags(flags)
     config = _build(given, env)
     if beside is not None:
-        _check_beside(beside(config), given)
+        _check_in_force(beside(config), given)
     return config
 
 
@@ -110,7 +110,7 @@ def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config
         ConfigError: A setting is unknown or its value invalid.
     """
     known = {field.path: field for field in fields()}
-    given: _Givens = {}
+    given: _SourcedValues = {}
     for path, text in texts.items():
         if path not in known:
             raise ConfigError(f'{where}: unknown setting "{path}"{hint(path, known)}')
@@ -124,19 +124,19 @@ class _File(msgspec.Struct, frozen=True):
     """A configuration file that was parsed."""
 
     path: Path
-    places: Places
+    lines: KeyLines
 
     def at(self, *names: str) -> str:
         """Returns the place of a table or key, for messages."""
-        line = self.places.line_of(*filter(None, names))
+        line = self.lines.line_of(*filter(None, names))
         return f"{self.path}: line {line}" if line else f"{self.path}"
 
 
-def _from_file(path: Path) -> _Givens:
+def _from_file(path: Path) -> _SourcedValues:
     text = _text(path)
     document = _parse(path, text)
-    file = _File(path, Places(text))
-    given: _Givens = {}
+    file = _File(path, KeyLines(text))
+    given: _SourcedValues = {}
     for section, table in _tables(file, document):
         for key, raw in table.items():
             field = _field_in_file(file, section, key, raw)
@@ -202,20 +202,22 @@ def _place(before: str) -> str:
     return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
 
 
-def _from_environment(env: Mapping[str, str]) -> _Givens:
+def _from_environment(env: Mapping[str, str]) -> _SourcedValues:
     known = {field.variable: field for field in fields()}
-    given: _Givens = {}
-    for name in sorted(name for name in env if name.startswith(PREFIX) and name not in (FILE_VARIABLE, *_OF_OTHERS)):
+    given: _SourcedValues = {}
+    for name in sorted(
+        name for name in env if name.startswith(PREFIX) and name not in (FILE_VARIABLE, *_ENGINE_VARIABLES)
+    ):
         if name not in known:
-            near = hint(name, [*known, FILE_VARIABLE, *_OF_OTHERS])
+            near = hint(name, [*known, FILE_VARIABLE, *_ENGINE_VARIABLES])
             raise ConfigError(f"unknown variable {name} (= {shown(env[name])}){near}")
         given[known[name].path] = _read(known[name], env[name], f"variable {name}")
     return given
 
 
-def _from_flags(flags: Mapping[str, str | None]) -> _Givens:
+def _from_flags(flags: Mapping[str, str | None]) -> _SourcedValues:
     known = {field.parameter: field for field in fields()}
-    given: _Givens = {}
+    given: _SourcedValues = {}
     for name, raw in flags.items():
         if name not in known:
             raise ConfigError(f'unknown flag "{name}"{hint(name, known)}')
@@ -224,14 +226,14 @@ def _from_flags(flags: Mapping[str, str | None]) -> _Givens:
     return given
 
 
-def _read(field: Field, raw: object, where: str) -> _Given:
+def _read(field: Field, raw: object, where: str) -> _SourcedValue:
     try:
-        return _Given(field.setting.read(raw), where)
+        return _SourcedValue(field.setting.read(raw), where)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _build(given: _Givens, env: Mapping[str, str]) -> Config:
+def _build(given: _SourcedValues, env: Mapping[str, str]) -> Config:
     values: dict[str, dict[str, Any]] = {}
     for field in fields():
         if field.path in given:
@@ -244,7 +246,7 @@ def _build(given: _Givens, env: Mapping[str, str]) -> Config:
     return config
 
 
-def _check_beside(config: Config, given: _Givens) -> None:
+def _check_in_force(config: Config, given: _SourcedValues) -> None:
     """Validates what a reload would put in force: a file can be valid alone, and invalid for the running daemon."""
     try:
         _check(config, given, "in force")
@@ -252,11 +254,11 @@ def _check_beside(config: Config, given: _Givens) -> None:
         raise ConfigError(f"{error}; settings that need a restart keep their values until then") from error
 
 
-def _check(config: Config, given: _Givens, otherwise: str = "default") -> None:
+def _check(config: Config, given: _SourcedValues, otherwise: str = "default") -> None:
     """Validates that settings fit each other. otherwise: the source to name for values that were not given."""
 
     def describe(path: str, value: str) -> str:
         return f"{path} = {value} ({given[path].where if path in given else otherwise})"
 
-    if wrong := wrong_together(config, describe):
+    if wrong := first_conflict(config, describe):
         raise ConfigError(wrong)

@@ -63,9 +63,9 @@ class InForce:
         """
         old = self.config
         different = [field for field in fields() if value_of(old, field) != value_of(wanted, field)]
-        done = [field for field in different if _at_once(field.path, old, wanted)]
+        done = [field for field in different if _changes_at_once(field.path, old, wanted)]
         if done:
-            self.config = _going_together(self.beside(wanted))
+            self.config = _require_valid_disk_size(self.beside(wanted))
             for follower in self._followers:
                 follower(self.config)
         changed = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field)) or '(none)'}" for field in done)
@@ -73,7 +73,7 @@ class InForce:
 
     def beside(self, wanted: Config) -> Config:
         """Returns the configuration that `wanted` would put in force without a restart. It is not validated."""
-        now = [field for field in fields() if _at_once(field.path, self.config, wanted)]
+        now = [field for field in fields() if _changes_at_once(field.path, self.config, wanted)]
         return replaced(self.config, {field.path: value_of(wanted, field) for field in now})
 
     def resize(self, texts: Mapping[str, str]) -> Changes:
@@ -88,29 +88,29 @@ class InForce:
         wrong = [path for path in texts if path not in RESIZABLE]
         if wrong:
             raise ConfigError(f"{', '.join(wrong)}: cannot be resized; only {', '.join(RESIZABLE)} can")
-        if self.config.disk.size and _is_nothing(texts.get("disk.size", "")):
+        if self.config.disk.size and _is_zero(texts.get("disk.size", "")):
             raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
         wanted = with_changes(self.config, texts, "resize")
-        if wanted.disk.size != self.config.disk.size and not _at_once("disk.size", self.config, wanted):
+        if wanted.disk.size != self.config.disk.size and not _changes_at_once("disk.size", self.config, wanted):
             raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
         return self.take(wanted)
 
 
-def _is_nothing(size: str) -> bool:
+def _is_zero(size: str) -> bool:
     try:
         return parse_size(size) == 0
     except ValueError:
         return False
 
 
-def _going_together(config: Config) -> Config:
+def _require_valid_disk_size(config: Config) -> Config:
     """Returns the configuration. Raises ConfigError if its disk size does not fit settings that need a restart."""
     if wrong := wrong_disk_size(config):
         raise ConfigError(f"disk.size {wrong}; settings that need a restart keep their values until then")
     return config
 
 
-def _at_once(path: str, old: Config, wanted: Config) -> bool:
+def _changes_at_once(path: str, old: Config, wanted: Config) -> bool:
     if path == "disk.size":
         return bool(old.disk.size and wanted.disk.size) and old.disk.path == wanted.disk.path
     return path in AT_ONCE

@@ -21,7 +21,7 @@ _BRACKETS: Final = re.compile(
 _Names: TypeAlias = tuple[str, ...]
 
 
-class Places:
+class KeyLines:
     """The lines, counted from 1, in which a valid file names its tables and keys.
 
     Lines inside of multi-line strings may be mistaken for keys.

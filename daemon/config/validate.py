@@ -24,8 +24,8 @@ def wrong_disk_size(config: Config) -> str:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
     if not holds_any(disk.size, disk.environments, frame):
         least = least_cap(disk.environments, frame)
-        parts = f"{disk.environments} environments of frames of {spell_size(frame)}"
-        return f"has no room for a page in each part: at least {spell_size(least)} for {parts}"
+        detail = f"{disk.environments} environments of frames of {spell_size(frame)}"
+        return f"has no room for a page in each environment: at least {spell_size(least)} for {detail}"
     if not config.index.entries and config.arena.frames + disk.size // frame > MOST_FRAMES:
         return (
             f"has more frames of {spell_size(frame)} than the index can have pages ({MOST_FRAMES}): "
@@ -53,13 +53,13 @@ def beyond_its_disk(disk: DiskOptions, total: int) -> str:
 Describe: TypeAlias = Callable[[str, str], str]
 
 
-def wrong_together(config: Config, describe: Describe) -> str:
+def first_conflict(config: Config, describe: Describe) -> str:
     """Returns the first conflict between settings; or ""."""
-    checks = (_of_arena, _of_disk, _of_shares, _of_sockets)
+    checks = (_check_arena, _check_disk, _check_evict, _check_sockets)
     return next((wrong for check in checks for wrong in check(config, describe)), "")
 
 
-def _of_arena(config: Config, describe: Describe) -> Iterator[str]:
+def _check_arena(config: Config, describe: Describe) -> Iterator[str]:
     arena = config.arena
     size = describe("arena.size", spell_size(arena.size))
     frame = describe("arena.frame_size", spell_size(arena.frame_size))
@@ -69,7 +69,7 @@ def _of_arena(config: Config, describe: Describe) -> Iterator[str]:
         yield f"{size} has more than {MOST_FRAMES} frames: {frame}"
 
 
-def _of_disk(config: Config, describe: Describe) -> Iterator[str]:
+def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
     disk = config.disk
     if disk.size and not disk.path:
         yield f"{describe('disk.size', spell_size(disk.size))} needs a folder: set disk.path"
@@ -79,13 +79,13 @@ def _of_disk(config: Config, describe: Describe) -> Iterator[str]:
         yield f"{describe('disk.size', spell_size(disk.size))} {why}"
 
 
-def _of_shares(config: Config, describe: Describe) -> Iterator[str]:
+def _check_evict(config: Config, describe: Describe) -> Iterator[str]:
     evict = config.evict
     if evict.low > evict.high:
         yield f"{describe('evict.low', str(evict.low))} is more than {describe('evict.high', str(evict.high))}"
 
 
-def _of_sockets(config: Config, describe: Describe) -> Iterator[str]:
+def _check_sockets(config: Config, describe: Describe) -> Iterator[str]:
     path = config.metrics.listen.path if config.metrics.listen is not None else None
     if path is not None and _is_same_place(path, config.socket):
         control = describe("socket", str(config.socket))

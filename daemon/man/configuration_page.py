@@ -7,7 +7,7 @@ from itertools import groupby
 
 import msgspec
 
-from pagetier.daemon.config.cli_options import about
+from pagetier.daemon.config.cli_options import table_subject
 from pagetier.daemon.config.reload import AT_ONCE
 from pagetier.daemon.config.schema import Field, fields
 
@@ -47,7 +47,7 @@ def configuration_page() -> str:
 
 
 def _section(name: str, keys: Iterable[Field]) -> str:
-    heading = f"\n## [{name}]\n\n{about(name)}.\n" if name else "\n## Top level\n"
+    heading = f"\n## [{name}]\n\n{table_subject(name)}.\n" if name else "\n## Top level\n"
     rows = [_row(_COLUMNS), _row(["--"] * len(_COLUMNS)), *(_row(_cells(field)) for field in keys)]
     return heading + "\n" + "\n".join(rows) + "\n"
 

@@ -10,7 +10,7 @@ import msgspec
 
 from pagetier.daemon.cli import main as pagetier
 from pagetier.daemon.common.exit_codes import Exit
-from pagetier.daemon.config.cli_options import about, headed
+from pagetier.daemon.config.cli_options import options_by_table, table_subject
 from pagetier.daemon.config.reload import AT_ONCE
 from pagetier.daemon.config.schema import Field, fields
 from pagetier.daemon.main import main as pagetierd
@@ -53,7 +53,7 @@ def pagetierd_page(release: str) -> str:
     page.section("description").text(_help(pagetierd))
     page.section("options")
     with click.Context(pagetierd, info_name="pagetierd") as ctx:
-        for heading, records in headed(pagetierd, ctx):
+        for heading, records in options_by_table(pagetierd, ctx):
             page.subsection(heading)
             for term, text in records:
                 page.item(term, text)
@@ -141,7 +141,7 @@ def settings_page(release: str) -> str:
     for section, keys in groupby(fields(), lambda field: field.section):
         page.section(f"[{section}]" if section else "top level")
         if section:
-            page.text(about(section) + ".")
+            page.text(table_subject(section) + ".")
         for field in keys:
             page.item(f"{field.key} = {field.setting.metavar}", f"{field.setting.help} {_names(field)}")
     page.section("reload").text(_RELOADED + ", ".join(f"`{path}`" for path in sorted(AT_ONCE)) + ".")

@@ -69,8 +69,8 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
     yield _folder(config.disk.path)
     yield from check_service_may_write(config, host)
     yield _file_system(config.disk.path, host)
-    held = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)
-    yield _room(config, host, held)
+    in_use = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)
+    yield _room(config, host, in_use)
     if snapshot is not None:
         yield from _standing(snapshot.disk)
 
@@ -95,18 +95,18 @@ def _file_system(path: Path, host: Host) -> Result:
     return ok("disk system", f"{there} is {kind}")
 
 
-def _room(config: Config, host: Host, held: int) -> Result:
+def _room(config: Config, host: Host, in_use: int) -> Result:
     path, size = config.disk.path, config.disk.size
     assert path is not None
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     stat = host.statvfs(there)
     free = stat.f_bavail * stat.f_frsize
-    if free + held >= size:
+    if free + in_use >= size:
         return ok(
-            "disk room", f"{format_size(free)} free; {format_size(held)} of {format_size(size)} are in use already"
+            "disk room", f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already"
         )
-    fits = f'disk.size = "{spell_size((free + held) // 2**20 * 2**20)}" would fit'
-    return problem("disk room", f"{format_size(free)} free, but {format_size(size - held)} more are needed: {fits}")
+    fits = f'disk.size = "{spell_size((free + in_use) // 2**20 * 2**20)}" would fit'
+    return problem("disk room", f"{format_size(free)} free, but {format_size(size - in_use)} more are needed: {fits}")
 
 
 def _taken(path: Path) -> int:

@@ -30,8 +30,8 @@ def check_shared_memory(host: Host) -> Result:
 
 def check_room(config: Config, host: Host) -> Result:
     """Checks whether the arena fits into memory, if no daemon has it yet."""
-    held = sum(found.nbytes for found in survey() if found.name == config.name)
-    verdict = fit(host, need_of(config, held))
+    in_use = sum(found.nbytes for found in survey() if found.name == config.name)
+    verdict = fit(host, need_of(config, in_use))
     return (ok if verdict.fits else problem)("arena", verdict.explain())
 
 

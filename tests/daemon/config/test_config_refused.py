@@ -245,7 +245,7 @@ def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
 
 def test_a_disk_size_that_is_impossible_is_rejected(file: Path) -> None:
     file.write_text('[disk]\npath = "/var/cache/x"\nsize = "1MiB"\n')
-    assert f"disk.size = 1MiB ({file}: line 3: disk.size) has no room for a page in each part" in refused(file)
+    assert f"disk.size = 1MiB ({file}: line 3: disk.size) has no room for a page in each environment" in refused(file)
     assert "at least 1MiB for 2 environments of frames of 4KiB" in refused(
         file, arena_frame_size="4KiB", disk_environments="2", disk_size="500KiB"
     )

@@ -81,7 +81,7 @@ def test_resize_changes_sizes() -> None:
         ({"disk.size": "0 KiB", "evict.high": "0.5"}, "disk.size: only a restart of the daemon adds or removes"),
         (
             {"disk.size": "1MiB"},
-            "disk.size = 1MiB (resize: disk.size) has no room for a page in each part: at least",
+            "disk.size = 1MiB (resize: disk.size) has no room for a page in each environment: at least",
         ),
         ({"disk.size": "100KiB"}, "at least 18MiB"),
         ({"disk.size": "9PiB"}, "is more than can be mapped: at most 64TiB"),
@@ -105,6 +105,6 @@ def test_a_size_that_is_valid_only_after_a_restart_is_rejected() -> None:
     disk = DiskOptions(path=Path("/d"), size=1 << 30, environments=8)
     in_force = InForce(Config(disk=disk))
     in_force.follow(lambda config: pytest.fail("reported"))
-    with pytest.raises(ConfigError, match=r"no room for a page in each part: .*; settings that need a restart keep"):
+    with pytest.raises(ConfigError, match=r"no room for a page in each environment: .*; settings that need a restart"):
         in_force.take(Config(disk=replaced(Config(disk=disk), {"disk.size": 8 << 20, "disk.environments": 1}).disk))
     assert in_force.config.disk == disk

@@ -94,7 +94,7 @@ def test_a_file_that_is_valid_only_after_a_restart_is_rejected_with_its_line() -
     file.write_text(text)
     with daemon:
         reported = reloaded(daemon, text.replace("64MiB", "8MiB").replace("= 4", "= 1"), "event=reload_refused")
-        assert f"disk.size = 8MiB ({file}: line 3: disk.size) has no room for a page in each part" in reported
+        assert f"disk.size = 8MiB ({file}: line 3: disk.size) has no room for a page in each environment" in reported
         assert "4 environments of frames of 1MiB; settings that need a restart keep their values" in reported
         assert "changed: disk.size = 128MiB" in reloaded(daemon, text.replace("64MiB", "128MiB"))
 
@@ -254,7 +254,7 @@ def test_give_back_releases_memory_and_engines_follow(tmp_path: Path) -> None:
         daemon.kill()
         assert still_holds(client)
         given = pagetierd("--name", daemon.name, "--give-back")
-        assert (given.code, "the memory is released" in given.text) == (0, True)
+        assert (given.code, "the memory is given back" in given.text) == (0, True)
         assert daemon.leftovers() == []
         assert eventually(lambda: f"{daemon.name}.arena" not in Path("/proc/self/maps").read_text(), 5)
         again = pagetierd("--name", daemon.name, "--give-back")

@@ -231,7 +231,7 @@ def test_root_releases_segments_of_any_user(name: str) -> None:
         os.chown(file, 65534, 65534)
     given = pagetierd("--name", name, "--give-back")
     assert (given.code, shared_memory(name)) == (Exit.OK, []), given.text
-    assert "the memory is released" in given.text
+    assert "the memory is given back" in given.text
 
 
 @pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n"])
