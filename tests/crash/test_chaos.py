@@ -1,4 +1,4 @@
-"""A minute of random death in all scenes; and proof that what is broken on purpose is found."""
+"""Runs a minute of random deaths in all scenes, and proves that deliberate bugs are found."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PATIENCE_S = 400
 UNTIL_ENOUGH = (f"--engine-deaths={ENGINE_DEATHS}", f"--daemon-deaths={DAEMON_DEATHS}", f"--disk-reads={DISK_READS}")
 UNTIL_FOUND = ("--minutes", "1", "--round", "3", "--scene", "roomy")
 
-RUN = "import runpy; runpy.run_module('storm', run_name='__main__', alter_sys=True)"
+RUN = "import runpy; runpy.run_module('chaos', run_name='__main__', alter_sys=True)"
 
-# A rank says that its part is written, and has written half of it.
+# A rank reports its part as written although it wrote only half of it.
 HALF_WRITTEN = """
 from oracle.witness import Witness
 def fill(self, reservation, keys, part):
@@ -43,7 +43,7 @@ opened = daemon.open_segments
 daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DISCARD)
 """
 
-# With each worker of the disk tier that dies its daemon loses all that is on disk.
+# The daemon loses all pages on disk with each disk worker that dies.
 DISK_LOST = """
 import shutil
 from pagetier.daemon.disk.worker_events import WorkerEvents
@@ -59,7 +59,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def storm(folder: Path, *arguments: str, broken: str = "", core: Path | None = None) -> Done:
-    """Runs one to its end, in a process that nothing else was imported into. core: comes first on its path."""
+    """Runs a chaos run in a new process and returns the finished process. `core` comes first on its path."""
     path = os.pathsep.join(map(str, [*([core] if core else []), *FOLDERS]))
     environ = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", broken + RUN, "--report", str(folder), *arguments]
@@ -71,7 +71,7 @@ def report_in(folder: Path) -> Report:
 
 
 def found_in(done: Done, folder: Path) -> set[Kind]:
-    """What was found, in a storm that must have found something and kept the journals that say so."""
+    """Returns the kinds of violations of a run that must have found one, and asserts that it kept the journals."""
     assert done.returncode == 1, done.stderr
     report = report_in(folder)
     assert list(Path(report.journals[0]).glob("*.journal"))

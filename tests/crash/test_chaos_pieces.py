@@ -1,4 +1,4 @@
-"""What random death stands on: children whose ends are told apart, the dead that are waited for, and moments."""
+"""Tests the parts of a chaos run: exit codes of children, measurements of slots, random schedules and reports."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_who_outlasts_a_daemon_s_life_waits_for_the_next_one_anew() -> None:
 
 
 class Counters:
-    """A daemon's, as its observer sees them."""
+    """The counters of a daemon, as an observer sees them."""
 
     def __init__(self) -> None:
         self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_spared", "disk_frames"), 0)
@@ -158,7 +158,7 @@ def daemon(family: Family) -> Iterator[StormDaemon]:
 
 
 def ended(daemon: StormDaemon, family: Family, *codes: int) -> list[bool]:
-    """Whether the ends of daemons that were started one after the other, and lived together, are as they should be."""
+    """Returns whether the ends of daemons that ran at the same time, in the order of their start, were expected."""
     children = [Child(1 << 30, "daemon", number) for number in range(len(codes))]
     for child in children:
         daemon.note(child)
@@ -186,7 +186,7 @@ def test_two_daemons_that_are_both_refused_are_not_well(daemon: StormDaemon, fam
         ("level=error name=asyncio msg=x", True),
         ("level=critical name=pagetierd msg=x", True),
         ("Traceback (most recent call last):", True),
-        ('level=info name=pagetierd event=ready msg="an error is not told"', False),
+        ('level=info name=pagetierd event=ready msg="an error is not logged"', False),
         ("level=error name=pagetierd event=refused msg=x", False),
     ],
 )

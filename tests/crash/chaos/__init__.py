@@ -1,1 +1,1 @@
-"""Random death: engines of several processes, daemon and disk worker under load, killed and stopped at any moment."""
+"""Random deaths: engines of several processes, the daemon and its disk worker are killed and stopped under load."""

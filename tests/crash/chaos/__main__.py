@@ -1,4 +1,4 @@
-"""`make crash`: rounds in all scenes for as long as asked, and a report; exit code 1 where a promise was broken."""
+"""Runs `make crash`: rounds in all scenes for a given time, and a report. Exits with 1 if a promise was broken."""
 
 from __future__ import annotations
 
@@ -31,20 +31,29 @@ _ROUND_S: Final = 30.0
 
 
 class Enough(msgspec.Struct, frozen=True):
-    """What must have happened, in all scenes together, before a storm may end: on a busy machine it takes longer."""
+    """The counts that a run must reach, in all scenes together, before it may end; a busy machine takes longer."""
 
     engine_deaths: int = 0
     daemon_deaths: int = 0
     disk_reads: int = 0
 
     def seen_in(self, tally: Tally) -> bool:
-        """Whether it has."""
+        """Returns whether the counts are reached."""
         deaths = tally.engine_deaths >= self.engine_deaths and tally.daemon_deaths >= self.daemon_deaths
         return deaths and tally.pages["disk_read"] >= self.disk_reads
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line. seconds: about so long; round: of death in each round."""
+    """The options of the command line.
+
+    Attributes:
+        seconds: The approximate duration of the run.
+        round: The seconds of random deaths in each round.
+        enough: The counts that the run must reach.
+        seed: The seed of the planned deaths.
+        scenes: The scenes to run.
+        report: The folder of the report.
+    """
 
     seconds: float
     round: float
@@ -55,16 +64,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--minutes", type=float, default=18.0, help="How long, about; each scene has its turn at least once.")
-@click.option("--round", "round_", type=float, default=_ROUND_S, help="Seconds of death in a round.")
-@click.option("--seed", type=int, default=None, help="Chance that can be had again.")
+@click.option("--minutes", type=float, default=18.0, help="Approximate duration; each scene runs at least once.")
+@click.option("--round", "round_", type=float, default=_ROUND_S, help="Seconds of random deaths in a round.")
+@click.option("--seed", type=int, default=None, help="Seed of a repeatable plan of deaths.")
 @click.option("--scene", "names", multiple=True, type=click.Choice([scene.name for scene in SCENES]))
-@click.option("--engine-deaths", type=int, default=0, help="It goes on until there were so many.")
-@click.option("--daemon-deaths", type=int, default=0, help="It goes on until there were so many.")
-@click.option("--disk-reads", type=int, default=0, help="It goes on until so many pages were read from disk.")
+@click.option("--engine-deaths", type=int, default=0, help="Minimum of engine deaths before the run ends.")
+@click.option("--daemon-deaths", type=int, default=0, help="Minimum of daemon deaths before the run ends.")
+@click.option("--disk-reads", type=int, default=0, help="Minimum of pages read from disk before the run ends.")
 @click.option("--report", type=click.Path(path_type=Path), default=Path("build/crash"), help="Folder of the report.")
 def main(minutes: float, round_: float, seed: int | None, names: tuple[str, ...], report: Path, **enough: int) -> None:
-    """Kill engines, daemons and disk workers at random moments, and see whether every promise is kept."""
+    """Kill engines, daemons and disk workers at random moments, and check that every promise is kept."""
     logging.getLogger("pagetier.client").disabled = True
     scenes = tuple(scene for scene in SCENES if scene.name in names or not names)
     chosen = secrets.randbits(32) if seed is None else seed
@@ -72,19 +81,19 @@ def main(minutes: float, round_: float, seed: int | None, names: tuple[str, ...]
     wanted = Wanted(seconds=60 * minutes, round=round_, enough=until, seed=chosen, scenes=scenes, report=report)
     sys.stderr.write(f"seed {wanted.seed}\n")
     for name in sweep():
-        sys.stderr.write(f"swept {name}, which an earlier storm left\n")
+        sys.stderr.write(f"removed {name}, which an earlier run left behind\n")
     signal.signal(signal.SIGTERM, _leave)
     gc.freeze()
     sys.exit(_VIOLATED if storm(wanted).violations else 0)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """A SIGTERM ends this process as Ctrl-C does: with its children and what they have in shared memory."""
+    """Ends this process on SIGTERM as Ctrl-C does: with its children and their shared memory."""
     raise SystemExit(128 + number)
 
 
 class Log:
-    """What happened so far, in all and by scene; and the folders of journals that were kept."""
+    """The results so far, in total and by scene, and the folders of journals that were kept."""
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -92,17 +101,20 @@ class Log:
         self._scenes: dict[str, Tally] = {}
 
     def add(self, scene: Scene, done: Tally) -> None:
-        """One more round."""
+        """Adds the counts of a round."""
         self.tally.add(done)
         self._scenes.setdefault(scene.name, Tally()).add(done)
 
     def report(self, seed: int) -> Report:
-        """Of all that."""
+        """Returns the report of all rounds so far."""
         return Report.of(seed, self.tally, self._scenes, self.kept)
 
 
 def storm(wanted: Wanted) -> Report:
-    """Round after round, until a promise was broken in one; the report is written anew after each."""
+    """Runs one round after the other until a promise is broken; rewrites the report after each.
+
+    Returns the last report.
+    """
     log = Log()
     report = log.report(wanted.seed)
     with shown(wanted.seconds) as show:
@@ -118,7 +130,7 @@ def storm(wanted: Wanted) -> Report:
 
 
 def _scenes(wanted: Wanted, tally: Tally) -> Iterator[Scene]:
-    """Each in turn, once at least, until the time is over and enough has happened."""
+    """Yields each scene in turn, at least once, until the time is over and the required counts are reached."""
     ends = time.monotonic() + wanted.seconds
     yield from wanted.scenes
     for scene in cycle(wanted.scenes):
@@ -128,7 +140,7 @@ def _scenes(wanted: Wanted, tally: Tally) -> Iterator[Scene]:
 
 
 def _round(scene: Scene, number: int, wanted: Wanted, kept: list[Path], progress: Callable[[Tally], None]) -> Tally:
-    """Where promises were broken the journals go to `kept`."""
+    """Runs a round and returns its counts; if a promise was broken, adds the folder of its journals to `kept`."""
     with Round(scene, wanted.round, wanted.seed + number) as here:
         done = here.run(progress)
         if done.violations:
@@ -137,7 +149,7 @@ def _round(scene: Scene, number: int, wanted: Wanted, kept: list[Path], progress
 
 
 def _keep(round_: Round, folder: Path, number: int) -> Path:
-    """The journals of a round in which a promise was broken."""
+    """Copies the journals of a round in which a promise was broken, and returns their folder."""
     kept = folder / f"round-{number}"
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(round_.journals, kept)

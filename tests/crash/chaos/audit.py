@@ -1,4 +1,4 @@
-"""A process that looks for everything that anybody spoke of, and the judgement over the journals of a round."""
+"""Audits every page that an engine began to store, and judges the journals of a round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _THERE: Final = (Told.HIT, Told.REACHED)
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
-    """Looks for each page that anybody began to store, one by one: in a process of its own, with nobody beside it."""
+    """A client that looks up each page that an engine began to store, one by one, in a process of its own.
+
+    No engine runs beside it.
+    """
 
     scene: Scene
     socket: Path
@@ -35,11 +38,11 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
     def look_at_all(self) -> None:
-        """What is in memory is loaded and compared; of what is on disk it is noted that it is there."""
+        """Looks up all pages: loads and compares those in memory, records in the journal those that are on disk."""
         self._for_each(_note)
 
     def load_some(self) -> None:
-        """Some of what is on disk is loaded and compared; that drives out others."""
+        """Loads and compares some of the pages on disk, which evicts others."""
         self._for_each(_load, random.Random(self.seed), _FROM_DISK)
 
     def _for_each(
@@ -50,17 +53,24 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
             rng.shuffle(pages)
         with Client(self.socket) as client, Journal(self.journal) as journal:
             if not client.wait_attached(_ATTACH_S):
-                raise RuntimeError("the auditor can not attach")
+                raise RuntimeError("the auditor cannot attach to the daemon")
             for page in pages[:most]:
                 look(Witness(client, journal, self.seed, page.page_bytes), page.keys)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known at the end besides the journals of engines.
+    """What is known at the end of a round besides the journals of its engines.
 
-    may_go: as findings() takes it. before, later: what auditors were told before the deaths at rest, and after each.
-    went: how many pages can have left since. pages: in the index at that first audit, in whatever tier. settled, end:
-    how all was when the engines were gone, and at last.
+    Attributes:
+        may_go: The losses that findings() allows.
+        before: The journal of the audit before the deaths at rest.
+        later: The journals of the audits after each of these deaths.
+        went: The number of pages that may have left the cache between these audits.
+        pages: The range of the number of pages in the index, in any tier, during the first audit.
+        settled: The state after all engines had ended.
+        end: The state at the end of the round.
+        caps: The limits that the samples are compared with.
+        samples: The samples taken during the round.
     """
 
     may_go: Losses
@@ -75,7 +85,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """All violations; what processes were told, in pages; and how many stored ones were missed."""
+    """The result of a round.
+
+    Attributes:
+        violations: All broken promises.
+        told: The number of pages by the response that processes got about them.
+        missed: The number of stored pages that were not found.
+    """
 
     violations: list[Violation]
     told: dict[str, int]
@@ -83,7 +99,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(journals: Path, evidence: Evidence) -> Verdict:
-    """Over a whole round."""
+    """Returns the verdict on a whole round."""
     records = read_journals(journals)
     found = findings(records, may_go=evidence.may_go, samples=evidence.samples, caps=evidence.caps, end=evidence.end)
     found += findings([], end=evidence.settled)
@@ -95,22 +111,22 @@ def judge(journals: Path, evidence: Evidence) -> Verdict:
 
 
 def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went: int) -> Iterable[Violation]:
-    """Nobody stored between two audits: what was there is there, but for what the daemon counted."""
+    """Yields violations if more pages disappeared between two audits than the daemon counted; no store ran then."""
     gone = losses(seen(before), after)
     for loss in gone if len(gone) > went else ():
-        what = f"it was there before the deaths at rest, and not in the audit {audit!r}"
-        yield Violation(Kind.LOST, f"{what} ({len(gone)} are lost, {went} may be)", loss.promise.key)
+        what = f"it was found before the deaths at rest, but not in the audit {audit!r}"
+        yield Violation(Kind.LOST, f"{what} ({len(gone)} pages are lost, {went} may be)", loss.promise.key)
 
 
 def _in_the_index(records: Sequence[Record], pages: range) -> Iterable[Violation]:
-    """Each page of the index is found under its key."""
+    """Yields a violation if the number of pages in the index differs from the number found under their keys."""
     found, missed = (
         {key for record in records if record.told in told for key in record.each()} for told in (_THERE, {Told.MISSED})
     )
     if len(found) not in pages:
-        known = f"{pages[0]} to {pages[-1]}"
-        told = f"{len(found)} are found under their keys, {len(missed)} others that were begun are not"
-        yield Violation(Kind.FRAMES, f"the index has {known} pages, {told}")
+        indexed = f"{pages[0]} to {pages[-1]}"
+        looked_up = f"{len(found)} are found under their keys, {len(missed)} other pages with a begun store are not"
+        yield Violation(Kind.FRAMES, f"the index has {indexed} pages, {looked_up}")
 
 
 def _told(records: Iterable[Record]) -> dict[str, int]:
@@ -121,7 +137,7 @@ def _told(records: Iterable[Record]) -> dict[str, int]:
 
 
 def _pages(scene: Scene, records: Iterable[Record]) -> list[Chain]:
-    """All pages that somebody began to store, each as a chain of its own."""
+    """Returns all pages that an engine began to store, each as a chain of its own."""
     begun = {key for record in records if record.told is Told.STORING for key in record.each()}
     pages = {}
     for chain in map(chain_of, range(scene.prompts)):

@@ -1,4 +1,4 @@
-"""Forked children of one warm process: what each of them is, how it ended, and whether that was to be expected."""
+"""Forks children of one process that has imported everything, and records how each of them ended."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ _libc = ctypes.CDLL(None)
 
 
 class Child(msgspec.Struct):
-    """A child and what was done to it. stopped: until when it stands still, CLOCK_MONOTONIC in seconds; 0: it runs.
+    """A child process, and what the test did to it.
 
-    status: as waitpid() gave it, None while it lives.
+    Attributes:
+        pid: Its process ID.
+        role: Its role in reports.
+        seat: The number of its seat.
+        killed: Whether the test sent SIGKILL.
+        stopped: The time until which it is stopped, CLOCK_MONOTONIC in seconds; 0: it runs.
+        status: Its status as returned by waitpid(); None until it has ended.
     """
 
     pid: int
@@ -41,19 +47,19 @@ class Child(msgspec.Struct):
 
     @property
     def hit(self) -> bool:
-        """Whether it has ended of what was done to it, and not by itself a moment before."""
+        """Whether it died of the test's SIGKILL, and did not end by itself a moment before."""
         return self.killed and self.code == -signal.SIGKILL
 
     @property
     def code(self) -> int | None:
-        """Its exit code, or minus the signal that it died of; None while it lives."""
+        """Its exit code, or the negative number of the signal that ended it; None until it has ended."""
         return None if self.status is None else os.waitstatus_to_exitcode(self.status)
 
 
 class Family:
-    """All children of this process. The caller guarantees that it has one thread.
+    """All children of this process. The caller guarantees that this process has one thread.
 
-    folder: where children that raise write down why.
+    `folder` is where children write their tracebacks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +67,10 @@ class Family:
         self._children: dict[int, Child] = {}
 
     def fork(self, role: str, action: Callable[[], object], seat: int = 0) -> Child:
-        """A child that does this and ends: 0, or 1 where it raises. It dies with this process."""
+        """Returns a new child that runs the action and exits with 0, or 1 if it raises.
+
+        It is killed when this process ends.
+        """
         parent = os.getpid()
         pid = os.fork()
         if not pid:
@@ -71,18 +80,18 @@ class Family:
         return child
 
     def kill(self, child: Child) -> None:
-        """SIGKILL; it is gone when reap() says so. Nothing happens to who has ended."""
+        """Sends SIGKILL, unless the child has ended; reap() reports its end."""
         if child.lives:
             child.killed = True
             os.kill(child.pid, signal.SIGKILL)
 
     def signal(self, child: Child, number: signal.Signals) -> None:
-        """Any other signal."""
+        """Sends another signal, unless the child has ended."""
         if child.lives:
             os.kill(child.pid, number)
 
     def reap(self) -> list[Child]:
-        """Those that have ended since the last time."""
+        """Returns the children that have ended since the last call."""
         ended = []
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -95,7 +104,7 @@ class Family:
         return ended
 
     def wait(self, child: Child, seconds: float = _PATIENCE_S) -> list[Child]:
-        """Waits for the end of one, killing it where it takes too long; all that have ended meanwhile."""
+        """Waits until a child ends, kills it after the timeout, and returns all children that ended during the wait."""
         ends, ended = time.monotonic() + seconds, self.reap()
         while child.lives:
             if time.monotonic() > ends:
@@ -105,12 +114,12 @@ class Family:
         return ended
 
     def last_words(self, child: Child) -> str:
-        """What a child wrote down that raised."""
+        """Returns the traceback of a child that raised."""
         path = self._folder / f"{child.role}-{child.pid}.traceback"
-        return path.read_text() if path.exists() else "nothing was written down"
+        return path.read_text() if path.exists() else "no traceback was written"
 
     def end(self) -> None:
-        """Kills all and waits for them."""
+        """Kills all children and waits for them."""
         for child in list(self._children.values()):
             self.kill(child)
         while self._children:
@@ -124,14 +133,14 @@ class Family:
 
 
 def live(folder: Path, role: str, action: Callable[[], object]) -> NoReturn:
-    """Does this and ends the process: 0, or 1 where it raises, and then it writes down why."""
+    """Runs the action and exits with 0, or writes a traceback and exits with 1 if it raises."""
     code = 1
     try:
         action()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001 - whatever it is, it is written down and ends the process
+    except BaseException:  # noqa: BLE001 - any exception is written to a file and ends the process
         (folder / f"{role}-{os.getpid()}.traceback").write_text(traceback.format_exc())
     finally:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What storms left that were killed themselves: swept by the next one. Names say whose it is."""
+"""Removes what killed test runs left behind; the names contain the pid of their owner."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _SHM: Final = Path("/dev/shm")
 
 
 def prefix_of_this_process() -> str:
-    """Of all names of folders and segments of a storm."""
+    """Returns the prefix of all names of folders and segments of this run."""
     return f"{_PREFIX}{os.getpid()}-"
 
 
 def sweep(*places: Path) -> list[str]:
-    """Removes what no living process has, in these folders; where none is named, from shared memory and from where
-    temporary files are. The names."""
+    """Removes the files and folders of runs whose process is dead, and returns their names.
+
+    Without arguments it sweeps shared memory and the folder for temporary files.
+    """
     dead = [path for place in places or (_SHM, Path(tempfile.gettempdir())) for path in _of_the_dead(place)]
     for path in dead:
         _remove(path)
@@ -37,7 +39,7 @@ def _of_the_dead(place: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Somebody else's stays, and so does what somebody else sweeps at the same time."""
+    """Removes a path; ignores files of other users, and files that another run removes at the same time."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return

@@ -1,6 +1,6 @@
-"""Who lives in a cache under test: engines, a daemon, its disk worker; how they die and stand still, and who goes on.
+"""Runs the processes of a cache under test: engines, a daemon and its disk worker, and kills, stops and replaces them.
 
-A round of a storm has one, and a soak.
+A round of a chaos run has one cluster, and so has a soak test.
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ _CALM_S: Final = 20.0
 
 
 class Populace:
-    """Engines come with hire(); end() leaves no process, no shared memory and no folder of the daemon's behind.
+    """The processes of a cache under test. end() leaves no process, shared memory or folder of the daemon behind.
 
-    folder: where children that raise write down why. tally: what happens is counted in it.
+    Engines start after hire().
+
+    Args:
+        scene: The configuration of the cache.
+        folder: The folder in which children write their tracebacks.
+        rng: The source of chance.
+        tally: The counts to which events are added.
     """
 
     def __init__(self, scene: Scene, folder: Path, rng: random.Random, tally: Tally) -> None:
@@ -50,11 +56,11 @@ class Populace:
         self._workers_killed: set[int] = set()
 
     def hire(self, post: Post) -> None:
-        """From now on man() starts engines."""
+        """Sets the context of the engines; man() starts engines from now on."""
         self._crew = Crew(self.family, post, self._rng)
 
     def tend(self, now: float) -> None:
-        """What is to be done all the time: ends are noted, who stood still goes on, there is a daemon."""
+        """Does the regular work: reaps children, resumes stopped processes and starts a daemon if there is none."""
         for child in self.family.reap():
             self._note_end(child, now)
         for child in [child for child in self._stopped if child.stopped <= now]:
@@ -67,35 +73,35 @@ class Populace:
                 self._light()
 
     def man(self) -> None:
-        """An engine for each seat that has none; who does not get on is a violation, and is replaced."""
+        """Starts an engine for each seat that has none. An engine without progress is a violation, and is killed."""
         for child in self._crew.man():
             self.tally.lives[child.role] += 1
         for child in self._crew.living:
             if not child.killed and not child.stopped and self.seats.silent(child.seat) > self._hangs:
-                self.violation(Kind.HANG, f"{child.role} did nothing for {self._hangs} s", child.pid)
+                self.violation(Kind.HANG, f"{child.role} made no progress for {self._hangs} s", child.pid)
                 self._kill(child)
 
     def kill_engine(self) -> None:
-        """One of the processes of engines, whichever."""
+        """Kills a random engine process."""
         living = [child for child in self._crew.living if not child.killed]
         if living:
             self._kill(self._rng.choice(living))
 
     def kill_daemon(self) -> None:
-        """Whoever serves, or is on the way to it."""
+        """Kills the daemon that serves, and each that is starting."""
         for child in self.daemon.children:
             self._kill(child)
         self._dark_until = time.monotonic() + self._rng.choice((0.0, self._rng.uniform(0, _DARK_S)))
 
     def condemn_worker(self) -> None:
-        """The disk worker dies now or, where there is none, as soon as there is one."""
+        """Kills the disk worker now or, if there is none, as soon as there is one."""
         self._condemned = True
 
     def stop_somebody(self) -> None:
-        """An engine's process or the daemon stands still for a while."""
+        """Stops a random engine process or the daemon for a while."""
         daemons = [self.daemon.serving] if self.daemon.serving else []
-        everybody = [*self._crew.living, *daemons * 3]
-        able = [child for child in everybody if child.lives and not child.killed and not child.stopped]
+        candidates = [*self._crew.living, *daemons * 3]
+        able = [child for child in candidates if child.lives and not child.killed and not child.stopped]
         if able:
             child = self._rng.choice(able)
             child.stopped = time.monotonic() + self._rng.uniform(0, _STOPPED_S)
@@ -106,7 +112,7 @@ class Populace:
             self.tally.stops[child.role] += 1
 
     def mourn(self, now: float, observer: Observer) -> None:
-        """Whether the dead have their slots still."""
+        """Checks which dead processes still have their slots."""
         serving = self.daemon.serving
         if serving is None:
             self.mourning.no_daemon()
@@ -116,9 +122,9 @@ class Populace:
             self.mourning.look(serving.pid, {slot["pid"] for slot in observer.slots()}, now)
 
     def calm(self, observer: Observer) -> None:
-        """All engines die at once; a daemon lives, and takes back what they held.
+        """Kills all engines at once and waits until the daemon has released their slots.
 
-        Raises RuntimeError if that takes for ever.
+        Raises RuntimeError if that takes too long.
         """
         for child in list(self._stopped):
             self._go_on(child)
@@ -128,23 +134,23 @@ class Populace:
         while self._crew.living or self.mourning.waits:
             now = time.monotonic()
             if now > ends:
-                raise RuntimeError(f"the dead still have slots after {_CALM_S} s: {self.daemon.last_words()}")
+                raise RuntimeError(f"dead processes still have slots after {_CALM_S} s: {self.daemon.last_words()}")
             self.tend(now)
             self.mourn(now, observer)
             time.sleep(_TICK_S)
         self.mourning.end()
 
     def violation(self, kind: Kind, what: str, pid: int = 0) -> None:
-        """A promise was broken."""
+        """Records a broken promise."""
         self.tally.violations.append(Violation(kind, what, pid=pid))
 
     def end(self) -> None:
-        """Kills all that lives."""
+        """Kills all processes and removes what they left."""
         self.family.end()
         self.daemon.remove()
 
     def _light(self) -> None:
-        """A new daemon; now and then two at once, of which one must be refused."""
+        """Starts a daemon; sometimes two at once, of which one must be rejected."""
         for role in ["daemon", *(["daemon beside another"] if self._rng.random() < 0.1 else [])]:
             self.daemon.light()
             self.tally.lives[role] += 1

@@ -1,4 +1,4 @@
-"""A daemon that is forked from a warm process: a life costs an adoption, and not the start of an interpreter."""
+"""Forks daemons from a process that has imported everything, so that a start costs no start of an interpreter."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ _READY: Final = "ready on"
 _DISK_OPEN: Final = "event=disk_open"
 _BAD: Final = re.compile(r"Traceback|Error|\blevel=(error|critical)\b")
 _HARMLESS: Final = re.compile(r"\bevent=refused\b")
-"""Complaints that are judged elsewhere: who was refused, by the code that it ended with."""
+"""Log lines that are judged by the exit code of the rejected daemon instead."""
 
 
 class StormDaemon(RunningDaemon):
-    """One at a time serves; others may be started beside it, and must be refused. look() sees who does; none waits."""
+    """Daemons of one cache. One at a time serves; others may be started beside it and must be rejected.
+
+    No method but remove() waits; look() finds out which one serves.
+    """
 
     def __init__(self, scene: Scene, family: Family) -> None:
         super().__init__()
@@ -43,14 +46,14 @@ class StormDaemon(RunningDaemon):
         self.serving: Child | None = None
 
     def light(self) -> None:
-        """Starts one more."""
+        """Starts one more daemon."""
         arguments = ["--name", self.name, "--socket", str(self.socket), *self._scene.flags(self.disk)]
         log = self._log_of(len(self._started))
         child = self._family.fork("daemon", lambda: _serve(arguments, log), len(self._started))
         self.note(child)
 
     def note(self, child: Child) -> None:
-        """One that was started just now."""
+        """Records a daemon that was just started."""
         self._started[child.seat] = time.monotonic()
         others = [other for other in self.children if other.lives]
         self._rivals[child.seat] = others
@@ -59,7 +62,7 @@ class StormDaemon(RunningDaemon):
         self.children.append(child)
 
     def look(self) -> bool:
-        """Whether there is one that serves; who has just become ready is taken note of."""
+        """Returns whether a daemon serves, and records one that has just become ready."""
         self.children = [child for child in self.children if child.lives]
         if self.serving is not None and not self.serving.lives:
             self.serving = None
@@ -70,11 +73,11 @@ class StormDaemon(RunningDaemon):
         return self.serving is not None
 
     def observer(self) -> Observer:
-        """Of the segments, which outlive any daemon but one that is stopped."""
+        """Returns an observer of the segments, which outlive every daemon except one that is stopped."""
         return self._observer()
 
     def worker(self) -> int:
-        """The pid of the disk tier's worker; 0 while there is none."""
+        """Returns the pid of the disk worker; 0 if there is none."""
         child = self.serving
         if child is None or not child.lives:
             return 0
@@ -85,24 +88,24 @@ class StormDaemon(RunningDaemon):
             return 0
 
     def complaints(self) -> list[str]:
-        """Lines of the logs that no daemon should write."""
+        """Returns the log lines that no daemon should write."""
         return [line for line in self._logs() if _BAD.search(line) and not _HARMLESS.search(line)]
 
     def disks_opened(self) -> int:
-        """How often a disk tier was opened, and all that it holds known, so far."""
+        """Returns how often a disk tier was opened and its content loaded into the index."""
         return sum(_DISK_OPEN in line for line in self._logs())
 
     def last_words(self) -> str:
-        """What the one that was started last wrote."""
+        """Returns the log of the daemon that was started last."""
         return self._log_of(len(self._started) - 1).read_text()
 
     def ended_well(self, child: Child) -> bool:
-        """Whether a daemon's end was to be expected: killed, or refused beside another one that was not refused."""
+        """Returns whether a daemon's end was expected: killed, or rejected beside another one that was not rejected."""
         beside = any(rival.code != Exit.REFUSED for rival in self._rivals[child.seat])
         return child.hit or (beside and child.code == Exit.REFUSED)
 
     def remove(self) -> None:
-        """What it left in /dev/shm and its folder."""
+        """Removes the daemon's segments in /dev/shm and its folder."""
         for name in self.leftovers():
             (Path("/dev/shm") / name).unlink()
         self.folder.cleanup()

@@ -1,4 +1,4 @@
-"""What an engine's process does until it dies: it matches, loads, compares and stores, and lets go in every way."""
+"""Runs an engine process until it dies: it matches, loads, compares and stores, and releases pages in every way."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from pagetier.client import Client
 TIMEOUT_S: Final = 0.3
 _ATTACH_S: Final = 1.0
 _HOLD_S: Final = 0.03
-_NICE: Final = 10  # as the disk worker is: beside engines that are not and never rest it gets nothing done
+_NICE: Final = 10  # as the disk worker, which gets no processor time beside busy engines of a higher priority
 
 
 class Post(msgspec.Struct, frozen=True):
-    """Where a process works: the same for all of a round but the seat. began, ends: CLOCK_MONOTONIC in seconds."""
+    """The context of an engine process, the same for all of a round except for the seat.
+
+    Times are CLOCK_MONOTONIC seconds.
+    """
 
     scene: Scene
     socket: Path
@@ -37,20 +40,20 @@ class Post(msgspec.Struct, frozen=True):
 
     @property
     def progress(self) -> float:
-        """How much of the round is over, 0 to 1."""
+        """The share of the round that is over, 0 to 1."""
         return min(1.0, (time.monotonic() - self.began) / (self.ends - self.began))
 
     def pick(self, rng: random.Random) -> int:
-        """The number of the prompt that the next request is about."""
+        """Returns the number of the prompt for the next request."""
         return pick(rng, self.scene, self.progress)
 
     def journal(self) -> Journal:
-        """A new one, for a process that has just begun."""
+        """Returns a new journal for this process, which must have just begun."""
         return Journal.of_this_process(self.journals)
 
 
 class Engine:
-    """An attached process with a journal, and chance of its own. chance: a seed."""
+    """An attached process with a journal and a random generator; `chance` is its seed."""
 
     def __init__(self, post: Post, chance: int) -> None:
         os.nice(_NICE)
@@ -62,31 +65,31 @@ class Engine:
         self.client.wait_attached(_ATTACH_S)
 
     def witness(self, chain: Chain) -> Witness:
-        """For pages of this size."""
+        """Returns the witness for pages of this chain's size."""
         return self._witnesses[chain.page_bytes]
 
     def next_chain(self) -> Chain:
-        """What the next request is about."""
+        """Returns the prompt of the next request."""
         return chain_of(self.next_number())
 
     def next_number(self) -> int:
-        """The same as its number."""
+        """Returns the number of the prompt of the next request."""
         return self.post.pick(self.rng)
 
     def look(self, chain: Chain) -> Looked:
-        """Matches, loads and compares."""
+        """Matches, loads and compares the pages of a prompt, and returns the result."""
         looked = self.witness(chain).look(chain.keys, self.rng.choice((0.0, TIMEOUT_S)))
         self.post.seats.verified(self.post.seat, looked.loaded * chain.page_bytes)
         return looked
 
     def pause(self) -> None:
-        """Between two requests."""
+        """Reports progress and waits for a random time before the next request."""
         self.post.seats.beat(self.post.seat)
         time.sleep(self.rng.uniform(0, self.post.scene.pause))
 
 
 def lone(post: Post, chance: int) -> None:
-    """An engine of one process. Never returns; sometimes it leaves by itself."""
+    """Runs an engine of one process. Never returns; sometimes the process exits by itself."""
     engine = Engine(post, chance)
     deeds: list[tuple[Callable[[Engine], None], float]] = [
         (_serve, 0.86), (_hold, 0.06), (_change_mind, 0.04), (_fork, 0.01), (_ask_disk, 0.02), (_leave, 0.01),
@@ -98,7 +101,7 @@ def lone(post: Post, chance: int) -> None:
 
 
 def _serve(engine: Engine) -> None:
-    """A request: what is cached is loaded, the rest computed and stored, and then it is there."""
+    """Serves a request: loads the cached pages, computes and stores the rest, and looks up all of them."""
     chain = engine.next_chain()
     if engine.look(chain).available_pages < len(chain.keys):
         engine.witness(chain).store(chain.keys)
@@ -106,7 +109,7 @@ def _serve(engine: Engine) -> None:
 
 
 def _hold(engine: Engine) -> None:
-    """Pages stay what they are as long as they are pinned."""
+    """Pins pages and compares them twice: they must not change while they are pinned."""
     chain = engine.next_chain()
     witness = engine.witness(chain)
     since = time.monotonic_ns()
@@ -118,7 +121,7 @@ def _hold(engine: Engine) -> None:
 
 
 def _change_mind(engine: Engine) -> None:
-    """Room that was asked for is given back, half written, or never collected."""
+    """Reserves pages and abandons them: partly written, or before the response of the daemon arrives."""
     chain = engine.next_chain()
     witness = engine.witness(chain)
     witness.journal.write(Told.STORING, chain.keys.data)
@@ -130,12 +133,12 @@ def _change_mind(engine: Engine) -> None:
 
 
 def _ask_disk(engine: Engine) -> None:
-    """A scheduler asks for pages and does not wait for them."""
+    """Prefetches pages as a scheduler does, without waiting for them."""
     engine.client.prefetch(engine.next_chain().keys, TIMEOUT_S)
 
 
 def _fork(engine: Engine) -> None:
-    """An attached process forks; the child attaches anew, works a little and ends without a word."""
+    """Forks the attached process; the child attaches again, serves some requests and exits without detaching."""
     chance = engine.rng.getrandbits(32)
     child = os.fork()
     if child:
@@ -152,7 +155,7 @@ def _fork(engine: Engine) -> None:
 
 
 def _leave(engine: Engine) -> None:
-    """An end of its own: with or without a goodbye."""
+    """Exits, with or without detaching."""
     if engine.rng.random() < 0.5:
         engine.client.close()
     os._exit(0)

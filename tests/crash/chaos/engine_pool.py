@@ -1,4 +1,4 @@
-"""The engines of a round: as many as there are seats, each replaced when it has ended."""
+"""Keeps the engines of a round running: one for each seat, replaced when it has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ SEATS: Final = LONE_ENGINES + ENGINES_OF_RANKS * (1 + RANKS)
 
 
 class Crew:
-    """Seats of lone engines first, then those of engines with ranks: scheduler, ranks."""
+    """The engines of a round.
+
+    The seats of single-process engines come first, then those of schedulers and their ranks.
+    """
 
     def __init__(self, family: Family, post: Post, rng: random.Random) -> None:
         self._family = family
@@ -31,11 +34,11 @@ class Crew:
 
     @property
     def living(self) -> list[Child]:
-        """Processes of all engines."""
+        """The running processes of all engines."""
         return [child for engine in self._engines for child in engine if child.lives]
 
     def man(self) -> list[Child]:
-        """Starts an engine for each that has no process any more; the new processes."""
+        """Starts each engine that has no process left, and returns the new processes."""
         fresh = []
         for number, engine in enumerate(self._engines):
             if not any(child.lives for child in engine):
@@ -48,7 +51,10 @@ class Crew:
         return [self._start(Job("engine", post, chance), lambda: lone(post, chance))]
 
     def _with_ranks(self, number: int) -> list[Child]:
-        """Each end of each pipe is open in one process alone, so that a death is heard of."""
+        """Starts a scheduler and its ranks.
+
+        Each end of a pipe is open in one process only, so that its death closes the pipe.
+        """
         seat = LONE_ENGINES + (number - LONE_ENGINES) * (1 + RANKS)
         pipes = [Pipe() for _ in range(RANKS)]
         ours, theirs = [ours for ours, _ in pipes], [theirs for _, theirs in pipes]
@@ -82,7 +88,7 @@ class Crew:
         return self._start(Job("rank", post, chance, index, (theirs[index].fileno(),)), live)
 
     def _start(self, job: Job, forked: Callable[[], object]) -> Child:
-        """A process that does the job, by exec or as a fork does it."""
+        """Starts a process that runs the job, by exec or by fork."""
         action = (lambda: become(job)) if job.post.scene.spawned else forked
         return self._family.fork(job.role, action, job.post.seat)
 

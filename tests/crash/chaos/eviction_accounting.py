@@ -1,4 +1,4 @@
-"""How many pages can have left a cache for good, by the daemon's own counters: memory, and the disk if there is one."""
+"""Counts the pages that may have left the cache for good, by the daemon's own counters for memory and disk."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from oracle.checker import WORKER_NAME
 
 
 class Counters(Protocol):
-    """What the index tells of itself: an Observer of it."""
+    """The counters of an index, as an Observer reads them."""
 
     def header(self) -> dict[str, int]:
-        """The numbers in its header."""
+        """Returns the numbers in the header of the index."""
 
     def slots(self) -> list[dict[str, Any]]:
-        """Who is attached."""
+        """Returns the attached processes."""
 
 
 class _Disk(msgspec.Struct, frozen=True):
-    """Whose disk there is. worker: pid of who has it, 0: nobody; incarnation: of the index, one for each daemon."""
+    """A disk tier that is in use, or none.
+
+    Attributes:
+        worker: The pid of the disk worker; 0 if there is none.
+        incarnation: The incarnation of the index, one for each daemon.
+        open: Whether the disk tier is open.
+    """
 
     worker: int
     incarnation: int
@@ -31,12 +37,15 @@ _NO_DISK = _Disk(0, 0, open=False)
 
 
 class Leaving:
-    """Looks now and then at the counters.
+    """An upper limit for the number of pages that left the cache for good, from samples of the counters.
 
-    A page that leaves memory while a disk is open is on it (and goes with `disk_evicted`), or was not to be written
-    (`disk_spared`, or it left the disk before: `disk_evicted`), or was not written in time (`disk_lost`). While no disk
-    is open it may be gone: all that left memory between two looks counts, unless one worker had its disk open all the
-    time. What is counted here is never less than what has left; it may be more.
+    A page that leaves memory while a disk is open is on the disk (and counts in `disk_evicted` when it leaves that), or
+    was
+    not to be written (`disk_spared`, or `disk_evicted` if it left the disk before), or was not written in time
+    (`disk_lost`). While no disk is open the page may be lost: all pages that left memory between two samples count,
+    unless
+    the same worker had its disk open all the time. The result is never less than the number of lost pages; it may be
+    more.
     """
 
     def __init__(self, observer: Counters) -> None:
@@ -46,7 +55,10 @@ class Leaving:
         self._unheld = 0
 
     def look(self) -> None:
-        """A worker has its slot before its disk opens, and until that closes: so the order of reading matters."""
+        """Takes a sample.
+
+        A worker has its slot before its disk opens and until it closes, so the order of reading matters.
+        """
         disk = self._look_at_disk()
         evicted = self._observer.header()["evicted"]
         if not self._open_until_now():
@@ -55,7 +67,7 @@ class Leaving:
 
     @property
     def pages(self) -> int:
-        """So many at most have left until now."""
+        """The largest number of pages that may have been lost until now."""
         self.look()
         header = self._observer.header()
         return self._unheld + header["disk_lost"] + header["disk_evicted"] + header["disk_spared"]
@@ -66,7 +78,10 @@ class Leaving:
         return self._disk.open and self._disk.worker > 0 and same
 
     def _look_at_disk(self) -> _Disk:
-        """The slots first: a worker that has one has had its disk until then, and what is open later is its own."""
+        """Returns the disk in use.
+
+        The slots are read first, so that an open disk belongs to the worker that had a slot.
+        """
         workers = [slot["pid"] for slot in self._observer.slots() if slot["name"] == WORKER_NAME]
         header = self._observer.header()
         worker = int(workers[0]) if len(workers) == 1 else 0

@@ -1,4 +1,4 @@
-"""How a round ends: with nobody there but the daemon everything is looked for, before its last death and after it."""
+"""Audits the cache at the end of a round, with no client but the auditor, before and after the daemon's last death."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from pagetier.shm.protocol import Save, Saved
 from running_daemon import eventually
 
 COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
-"""What is told of the daemon's counters."""
+"""The counters of the daemon that the report lists."""
 
 _PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
 
 
 class Ending:
-    """Of one round; its engines are dead, and a daemon serves. gone_before: of its pages, when its journals began."""
+    """The end of a round, when its engines are dead and a daemon serves.
+
+    gone_before is the number of lost pages that the daemon had counted when the journals of the round began.
+    """
 
     def __init__(
         self,
@@ -52,9 +55,11 @@ class Ending:
         self._seed = seed
 
     def judge(self, tally: Tally, samples: Sequence[Sample]) -> Verdict:
-        """An audit, the disk worker's death and the daemon's, an audit after each, and how all is then.
+        """Audits the cache, kills the disk worker and the daemon with an audit after each, and returns the verdict.
 
-        Judged with that is all that journals tell. Raises RuntimeError where it can not be looked at all.
+        The verdict covers all journals of the round.
+
+        Raises RuntimeError if the audit itself cannot be done.
         """
         self._settle()
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
@@ -81,7 +86,7 @@ class Ending:
         return self._judged(evidence)
 
     def _after_deaths(self, tally: Tally) -> Iterator[Path]:
-        """Journals of audits after deaths at rest: of the disk worker, where there is one, and of the daemon."""
+        """Yields the journals of the audits after deaths at rest: of the disk worker, if any, and of the daemon."""
         if self._scene.disk:
             self._lose_worker()
             tally.deaths["disk worker"] += 1
@@ -91,18 +96,18 @@ class Ending:
         yield self._audit("after", Auditor.look_at_all)
 
     def stop(self) -> list[Violation]:
-        """SIGTERM: everything goes."""
+        """Stops the daemon by SIGTERM and returns the violations: complaints in its log, its exit code, leftovers."""
         child = self._daemon.serving
         found = [Violation(Kind.CRASH, f"a daemon wrote {line}") for line in self._daemon.complaints()]
         if child is not None:
             self._family.signal(child, signal.SIGTERM)
             self._family.wait(child, _PATIENCE_S)
             if child.code != 0:
-                found.append(Violation(Kind.CRASH, f"a daemon that was told to stop ended with {child.code}"))
+                found.append(Violation(Kind.CRASH, f"a daemon that got SIGTERM ended with {child.code}"))
         return found + [Violation(Kind.LEFTOVER, name) for name in self._daemon.leftovers()]
 
     def _settle(self) -> None:
-        """What is open ends or expires, who is gone loses his slot, and the disk has all that it is to have."""
+        """Waits until open entries are finished or expired, slots of dead processes are free and the disk is synced."""
         eventually(lambda: not self._daemon.header()["open_entries"], EXPIRY_S + 2.0)
         eventually(lambda: not self._strangers(), 2.0)
         if self._scene.disk:
@@ -118,7 +123,7 @@ class Ending:
         return isinstance(told, Saved) and told.synced and not told.trouble
 
     def _replace(self) -> None:
-        """SIGKILL at rest, and the next one; its worker dies with it."""
+        """Kills the daemon at rest with SIGKILL and starts the next one; its worker dies with it."""
         child = self._daemon.serving
         if child is not None:
             self._family.kill(child)
@@ -129,26 +134,30 @@ class Ending:
         self._settle()
 
     def _lose_worker(self) -> None:
-        """SIGKILL at rest; the daemon starts another one, which finds all that is on disk."""
+        """Kills the disk worker at rest with SIGKILL; the daemon starts another, which finds all pages on disk.
+
+        Raises:
+            RuntimeError: There is no disk worker, or the disk tier does not open again.
+        """
         self._leaving.look()
         opened = self._daemon.disks_opened()
         pid = self._daemon.worker()
         if not pid:
-            raise RuntimeError(f"there is no disk worker at rest: {self._daemon.last_words()}")
+            raise RuntimeError(f"the daemon has no disk worker at rest: {self._daemon.last_words()}")
         os.kill(pid, signal.SIGKILL)
         if not eventually(lambda: self._daemon.disks_opened() > opened, _PATIENCE_S):
-            raise RuntimeError(f"the disk does not come back: {self._daemon.last_words()}")
+            raise RuntimeError(f"the disk tier did not open again: {self._daemon.last_words()}")
         self._settle()
 
     def _may_go(self, since: int, tally: Tally) -> Losses:
-        """What was counted, and the one page that each daemon had no time to count when it died."""
+        """Returns the losses that the counters allow, with one page for each daemon that died before counting it."""
         gone = self._gone() - self._gone_before + tally.daemon_deaths
         losses = Losses(at_most=0 if self._scene.roomy else gone, since=since)
         tally.pages["may be missed"] += losses.at_most
         return losses
 
     def _gone(self) -> int:
-        """Pages that have left for good, as far as daemons could count."""
+        """Returns the number of pages that left the cache for good, as far as the daemons could count them."""
         return 0 if self._scene.roomy else self._leaving.pages
 
     def _caps(self) -> Caps:
@@ -156,7 +165,7 @@ class Ending:
         return Caps(arena=self._scene.arena, shm=shm, disk=self._scene.disk)
 
     def _audit(self, name: str, look: Callable[[Auditor], None]) -> Path:
-        """Its journal, which is one of the round's."""
+        """Runs an audit in a child process and returns its journal, which is one of the round's."""
         journal = self._journals / f"{name}.journal"
         auditor = Auditor(
             scene=self._scene, socket=self._daemon.socket, journals=self._journals, journal=journal, seed=self._seed
@@ -165,13 +174,13 @@ class Ending:
         return journal
 
     def _judged(self, evidence: Evidence) -> Verdict:
-        """In a child: reading journals leaves much memory behind, which every later child would inherit."""
+        """Returns the verdict, computed in a child: reading journals uses memory that later children would inherit."""
         path = self._journals / "verdict"
         self._in_child("judge", lambda: path.write_bytes(msgspec.json.encode(judge(self._journals, evidence))))
         return msgspec.json.decode(path.read_bytes(), type=Verdict)
 
     def _in_child(self, role: str, action: Callable[[], object]) -> None:
-        """Raises RuntimeError where it does not get through."""
+        """Runs an action in a child process. Raises RuntimeError if the child does not end with 0."""
         child = self._family.fork(role, action)
         self._family.wait(child, 4 * _PATIENCE_S)
         if child.code != 0:
@@ -181,14 +190,14 @@ class Ending:
 def await_disk(daemon: StormDaemon) -> None:
     """Waits until the disk tier of the first daemon is open. Raises RuntimeError if it does not open."""
     if not eventually(lambda: daemon.disks_opened() > 0, _PATIENCE_S):
-        raise RuntimeError(f"the disk does not open: {daemon.last_words()}")
+        raise RuntimeError(f"the disk tier did not open: {daemon.last_words()}")
 
 
 def await_daemon(daemon: StormDaemon, family: Family) -> None:
-    """Waits until one serves. Raises RuntimeError if none does."""
+    """Waits until a daemon serves. Raises RuntimeError if none does."""
     ends = time.monotonic() + _PATIENCE_S
     while not daemon.look():
         if time.monotonic() > ends or not daemon.children:
-            raise RuntimeError(f"no daemon gets ready: {daemon.last_words()}")
+            raise RuntimeError(f"no daemon became ready: {daemon.last_words()}")
         family.reap()
         time.sleep(_TICK_S)

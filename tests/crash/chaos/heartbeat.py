@@ -1,4 +1,4 @@
-"""What engines say of themselves in passing, in memory that outlives them: that they get on, and what they verified."""
+"""Records the progress of engines, and the bytes that they verified, in memory that outlives their processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FIELDS: Final = 3
 
 
 class Seats:
-    """Memory that processes share: a line for each seat, written by whoever has the seat.
+    """Shared memory with a row for each seat, written by the process that has the seat.
 
-    A forked process has it; one that was started by exec has it, too, if it inherited `file`, a descriptor.
+    A forked process inherits it; a process that was started by exec maps it through `file`, an inherited descriptor.
     """
 
     def __init__(self, seats: int, file: int = -1) -> None:
@@ -31,24 +31,24 @@ class Seats:
         return Seats, (len(self._lines), self.file)
 
     def beat(self, seat: int) -> None:
-        """The process of this seat gets on."""
+        """Records a step of the process in this seat."""
         self._lines[seat, _BEAT] = time.monotonic_ns()
         self._lines[seat, _STEPS] += 1
 
     def verified(self, seat: int, nbytes: int) -> None:
-        """It compared so many bytes with what they should be."""
+        """Adds the number of bytes that were compared successfully."""
         self._lines[seat, _BYTES] += nbytes
 
     def silent(self, seat: int) -> float:
-        """Seconds since the last beat."""
+        """Returns the seconds since the last step."""
         return float(time.monotonic_ns() - int(self._lines[seat, _BEAT])) / 1e9
 
     @property
     def bytes(self) -> int:
-        """Verified by all."""
+        """The number of bytes that all processes verified."""
         return int(self._lines[:, _BYTES].sum())
 
     @property
     def steps(self) -> int:
-        """Done by all."""
+        """The number of steps of all processes."""
         return int(self._lines[:, _STEPS].sum())

@@ -1,4 +1,4 @@
-"""The project with a mistake in its C core, for processes that must be found out."""
+"""Builds the project with a deliberate bug in its C core, for tests that must find it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOMS: Final = ("client", "daemon", "kernels", "tiers")
 
 
 def mutant(name: str, folder: Path) -> Path:
-    """What comes first on the path of such processes. name: of one of the stress tests' patches, DRIVER/NAME."""
+    """Builds the core with a patch of the stress tests, DRIVER/NAME; returns the folder to put first on the path."""
     package = folder / "pagetier"
     shutil.copytree(ROOT / "shm", package / "shm", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for room in _ROOMS:

@@ -1,4 +1,4 @@
-"""How far a storm is, in one line that is drawn anew; on no terminal a line now and then."""
+"""Shows the progress of a chaos run: one line that is redrawn, or a line every 30 s if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from chaos.round_counts import Tally
 
 Show: TypeAlias = Callable[[str, Tally, Tally], None]
-"""Takes where the storm is, what happened before this round, and in it."""
+"""Takes the name of the scene, the counts of the earlier rounds and those of the current round."""
 
 _LINE_EVERY_S: Final = 30.0
 _DRAW_EVERY_S: Final = 0.2
@@ -22,13 +22,13 @@ _DRAW_EVERY_S: Final = 0.2
 
 @contextmanager
 def shown(seconds: float) -> Iterator[Show]:
-    """Draws as it is told, from one thread. seconds: how long all will take."""
+    """Yields a function that shows the progress, to be called from one thread. `seconds` is the expected total time."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(seconds)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # it draws when it is told to: a thread of its own would be in the way of forks
+    # Progress draws only when it is called: a refresh thread of its own would not survive the forks.
     with Progress(*columns, console=console, auto_refresh=False) as progress:
         task, began, drawn = progress.add_task("", total=seconds), time.monotonic(), [0.0]
 
@@ -45,13 +45,13 @@ def _lines(seconds: float) -> Show:
     began = time.monotonic()
     due = [began + _LINE_EVERY_S]
 
-    def tell(where: str, before: Tally, tally: Tally) -> None:
+    def write(where: str, before: Tally, tally: Tally) -> None:
         now = time.monotonic()
         if now >= due[0]:
             due[0] = now + _LINE_EVERY_S
             sys.stderr.write(f"{now - began:.0f} of {seconds:.0f} s: {_so_far(where, before, tally)}\n")
 
-    return tell
+    return write
 
 
 def _so_far(where: str, before: Tally, now: Tally) -> str:

@@ -1,4 +1,4 @@
-"""When something happens next: independent of each other, at random moments."""
+"""Runs actions at random moments, independently of each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Fate(msgspec.Struct):
-    """Something that happens every `mean` seconds or so; never, where that is 0. due: CLOCK_MONOTONIC in seconds."""
+    """An action and the mean interval between its calls. `due` is CLOCK_MONOTONIC in seconds."""
 
     act: Callable[[], None]
     mean: float
@@ -17,7 +17,7 @@ class Fate(msgspec.Struct):
 
 
 class Fates:
-    """A few of them. now: CLOCK_MONOTONIC in seconds."""
+    """Actions that run at random moments. `now` is CLOCK_MONOTONIC in seconds."""
 
     def __init__(self, rng: random.Random, now: float) -> None:
         self._rng = rng
@@ -25,12 +25,12 @@ class Fates:
         self._fates: list[Fate] = []
 
     def add(self, act: Callable[[], None], mean: float, after: float = 0.0) -> None:
-        """From now on, or from `after` seconds later on."""
+        """Adds an action with a mean interval in seconds, never if that is 0; it starts `after` seconds later."""
         if mean:
             self._fates.append(Fate(act, mean, self._now + after + self._rng.expovariate(1 / mean)))
 
     def pass_on(self, now: float) -> None:
-        """All that is due happens, as often as it is due."""
+        """Runs all actions that are due, as often as they are due."""
         for fate in self._fates:
             while fate.due <= now:
                 fate.act()

@@ -21,14 +21,14 @@ _AWAY: Final = -1
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the scheduler tells a rank: to load what was matched, or to store its part where nothing is handed over."""
+    """A command of the scheduler to a rank: load the pages of `handover`, or store a part of the prompt without it."""
 
     number: int
     handover: MatchHandle | None = None
 
 
 def scheduler(post: Post, chance: int, ranks: list[Connection]) -> None:
-    """Serves requests until it is killed; with a rank that is gone it goes on with the other one."""
+    """Serves requests until it is killed. If one rank ends, it continues with the other; without ranks it exits."""
     engine = Engine(post, chance)
     while ranks:
         number = engine.next_number()
@@ -40,7 +40,7 @@ def scheduler(post: Post, chance: int, ranks: list[Connection]) -> None:
 
 
 def rank(post: Post, chance: int, index: int, orders: Connection) -> None:
-    """Does what it is told until the scheduler is gone, and ends without a word, or with one."""
+    """Executes the scheduler's commands until the scheduler is gone, then exits with or without detaching."""
     engine = Engine(post, chance)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -61,7 +61,7 @@ def _next(engine: Engine, orders: Connection) -> Order:
 
 
 def _carry_out(engine: Engine, order: Order, index: int) -> int:
-    """How many pages were loaded, or adopted if fewer; _AWAY where there are no segments to load from."""
+    """Returns the number of pages loaded, or adopted if fewer; _AWAY if there are no segments to load from."""
     chain = chain_of(order.number)
     if order.handover is None:
         return engine.witness(chain).store(chain.keys, Part(index, RANKS)).stored
@@ -75,7 +75,7 @@ def _carry_out(engine: Engine, order: Order, index: int) -> int:
 
 
 def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
-    """Matches a prompt and has the ranks load it; how far it is cached."""
+    """Matches a prompt and has the ranks load it. Returns the number of pages that are cached, in any tier."""
     chain = chain_of(number)
     since = time.monotonic_ns()
     with engine.client.match(chain.keys) as match:
@@ -88,17 +88,17 @@ def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
 
 
 def _expect(engine: Engine, chain: Chain, match: Match, adopted: int) -> None:
-    """What is pinned here can be adopted, all of it."""
+    """Records an error unless all pages that are pinned here could be adopted."""
     if adopted not in (_AWAY, len(match)):
-        note = f"a rank could adopt {adopted} of {len(match)} pages that the scheduler had pinned"
+        note = f"a rank adopted only {adopted} of {len(match)} pages that the scheduler had pinned"
         engine.journal.write(Told.WRONG, chain.keys[max(adopted, 0)], note=note)
 
 
 def _ask(ranks: list[Connection], order: Order) -> list[int]:
-    """Tells all ranks, and waits for their answers; those that do not answer are gone for good."""
-    told = [pipe for pipe in ranks if _tell(pipe, order)]
-    answers = {pipe: _answer(pipe) for pipe in told}
-    ranks[:] = [pipe for pipe in told if answers[pipe] is not None]
+    """Sends a command to all ranks and returns their results; ranks that do not respond are dropped from `ranks`."""
+    reached = [pipe for pipe in ranks if _tell(pipe, order)]
+    answers = {pipe: _answer(pipe) for pipe in reached}
+    ranks[:] = [pipe for pipe in reached if answers[pipe] is not None]
     return [answer for answer in answers.values() if answer is not None]
 
 

@@ -1,4 +1,4 @@
-"""What a storm has to say for itself: for people, and for machines."""
+"""Writes the report of a chaos run, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGES: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_l
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of measured times, in milliseconds."""
+    """The distribution of measured times, in milliseconds."""
 
     count: int
     median: float
@@ -26,7 +26,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Spread:
-        """All zero where nothing was measured."""
+        """Returns the distribution of times in seconds; all numbers are 0 if nothing was measured."""
         if not seconds:
             return cls(0, 0.0, 0.0, 0.0)
         median, p99, most = (float(1e3 * value) for value in np.percentile(seconds, (50, 99, 100)))
@@ -37,9 +37,15 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in one scene. slots: deaths that were measured; late: how many of them had their slot for over a
-    second; late_share: of 1. pages: as the daemons counted them while engines lived; missed, and how many might have
-    been. disk_percent: the most that the disk tier took, of its cap.
+    """The results of one scene.
+
+    Attributes:
+        rounds: The number of rounds.
+        slots: The number of deaths whose slot was measured.
+        late: The number of these slots that were in use for more than a second after the death.
+        late_share: The same as a share, 0 to 1.
+        pages: Pages as the daemons counted them while engines ran, and the pages that were missed and could have been.
+        disk_percent: The largest size of the disk tier in percent of its limit.
     """
 
     rounds: int
@@ -51,7 +57,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tally: Tally) -> Place:
-        """All rounds in one scene."""
+        """Returns the results of all rounds of a scene."""
         late = sum(seconds > LIMIT_S for seconds in tally.returned)
         return cls(
             rounds=tally.rounds,
@@ -64,10 +70,17 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of report.json. seed: has the same deaths planned again, at another run's moments.
+    """The content of report.json.
 
-    returned: from the death of an engine's process until its slot was free again. adoptions: from a daemon's fork until
-    it served. scenes: by name. journals: folders that were kept.
+    Attributes:
+        seed: The seed of the planned deaths; a second run with it plans the same deaths, at other moments of its
+            daemons.
+        told: The number of pages by the response that processes got about them.
+        returned: The time from the death of an engine's process until its slot was free again.
+        returned_late: The number of slots that were not free after a second.
+        adoptions: The time from the fork of a daemon until it served.
+        scenes: The results by name of the scene.
+        journals: The folders of journals that were kept.
     """
 
     seed: int
@@ -93,7 +106,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seed: int, tally: Tally, scenes: Mapping[str, Tally], journals: Sequence[Path]) -> Report:
-        """tally: of all scenes. journals: folders that were kept."""
+        """Returns the report of a run.
+
+        Args:
+            seed: The seed of the run.
+            tally: The counts of all scenes.
+            scenes: The counts of each scene, by its name.
+            journals: The folders of journals that were kept.
+        """
         return cls(
             seed=seed,
             seconds=round(tally.seconds, 1),
@@ -118,17 +138,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def markdown(self) -> str:
-        """Tables for people."""
+        """Returns the report as Markdown."""
         parts = [
             f"# Random death\n\nseed {self.seed}, {self.rounds} rounds, {self.seconds:.0f} s\n",
             _table("killed", self.deaths),
             _table("stopped for a while", self.stops),
             _table("started", self.lives),
-            _table("told, in pages", self.told),
-            f"{self.bytes_verified / 1e9:.1f} GB were compared byte by byte, caps in {self.samples} samples.",
-            f"A dead process's slot was free again after: {self.returned}; {self.returned_late} took over a second.",
-            "Only deaths after which a daemon lived for over a second are measured.",
-            f"A daemon served after: {self.adoptions}.\n",
+            _table("pages by response", self.told),
+            f"{self.bytes_verified / 1e9:.1f} GB were compared byte by byte, limits were checked in {self.samples} samples.",
+            f"The slot of a dead process was free again after: {self.returned}; {self.returned_late} took over a second.",
+            "Only deaths after which the daemon ran for over a second are measured.",
+            f"A new daemon served after: {self.adoptions}.\n",
             _scenes(self.scenes),
             f"## Violations: {len(self.violations)}\n",
             *(f"- {violation}" for violation in self.violations),
@@ -143,8 +163,15 @@ def _table(head: str, counts: dict[str, int]) -> str:
 
 
 def _scenes(scenes: Mapping[str, Place]) -> str:
-    """Pages as the daemons counted them, slots, and the disk."""
-    head = ["scene", "rounds", *(name.replace("_", " ") for name in _PAGES), "disk, % of its cap", "slots", "over 1 s"]
+    """Returns the table of scenes: pages as the daemons counted them, slots and disk usage."""
+    head = [
+        "scene",
+        "rounds",
+        *(name.replace("_", " ") for name in _PAGES),
+        "disk, % of its limit",
+        "slots",
+        "over 1 s",
+    ]
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
     for name, place in scenes.items():
         late = f"{place.late} ({100 * place.late_share:.1f} %)"

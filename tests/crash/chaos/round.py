@@ -1,4 +1,4 @@
-"""One round: a scene, a crew, a daemon, and death at any moment; then all is looked at and judged (final_audit.py)."""
+"""Runs one round: engines and a daemon are killed at random moments, then the cache is audited (final_audit.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _WARM_S: Final = 60.0
 
 
 class Round:
-    """As a context manager it leaves no process and no shared memory behind. seconds: of death, before the ending."""
+    """One round in a scene. As a context manager it leaves no process and no shared memory behind.
+
+    `seconds` is the duration of the random deaths, without the final audit.
+    """
 
     def __init__(self, scene: Scene, seconds: float, seed: int) -> None:
         self.scene = scene
@@ -41,7 +44,7 @@ class Round:
         self._samples: list[Sample] = []
 
     def run(self, progress: Callable[[Tally], None]) -> Tally:
-        """All of it; progress is told how far it is, some hundred times a second."""
+        """Runs the round and returns its counts; calls `progress` with the counts so far, often."""
         began = time.monotonic()
         try:
             self._live(progress)
@@ -58,7 +61,7 @@ class Round:
         return self.tally
 
     def _live(self, progress: Callable[[Tally], None]) -> None:
-        """Raises RuntimeError where something can not even be looked at, as it does not get on."""
+        """Runs all stages of the round. Raises RuntimeError if a stage hangs, so that the cache cannot be audited."""
         self._all.daemon.light()
         await_daemon(self._all.daemon, self._all.family)
         if self.scene.disk:
@@ -92,7 +95,7 @@ class Round:
     def _pass_time(
         self, fates: Fates, ends: float, progress: Callable[[Tally], None], enough: Callable[[], bool]
     ) -> None:
-        """Until then, or until it is enough."""
+        """Runs the cluster until `ends`, or until `enough` returns True."""
         while (now := time.monotonic()) < ends and not enough():
             self._all.tend(now)
             self._all.man()

@@ -1,4 +1,4 @@
-"""What happened in a round, and in all of them."""
+"""Counts the events of a round, and of all rounds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from oracle.checker import Violation
 
 
 class Tally(msgspec.Struct):
-    """Counts add up over rounds. deaths, stops: by role. told: pages, by what a process was told of them.
+    """Counts that can be added up over rounds.
 
-    lives: processes started, by role. returned: seconds from an engine's death until its slot was free again, where
-    that was measured; adoptions: seconds from a daemon's fork until it served. pages: what the daemons counted, while
-    engines lived, and how many were missed at rest and might have been. disk_use: the most in each round with a disk,
-    as a share of the cap.
+    Attributes:
+        deaths: Processes killed, by role.
+        stops: Processes stopped for a while, by role.
+        lives: Processes started, by role.
+        told: Pages, by the response that a process got about them.
+        pages: Pages as the daemons counted them while engines ran, and the pages that were missed at rest and could
+            have
+            been.
+        returned: Seconds from an engine's death until its slot was free again, where that was measured.
+        adoptions: Seconds from a daemon's fork until it served.
+        disk_use: The largest size of the disk tier in each round that has a disk, as a share of the limit.
     """
 
     deaths: Counter[str] = msgspec.field(default_factory=Counter)
@@ -34,7 +41,7 @@ class Tally(msgspec.Struct):
     seconds: float = 0.0
 
     def add(self, other: Tally) -> None:
-        """Takes another one in."""
+        """Adds the counts of another tally."""
         for field in self.__struct_fields__:
             mine, theirs = getattr(self, field), getattr(other, field)
             if isinstance(mine, list):
@@ -46,10 +53,10 @@ class Tally(msgspec.Struct):
 
     @property
     def engine_deaths(self) -> int:
-        """Processes of engines that were killed."""
+        """The number of engine processes that were killed."""
         return sum(self.deaths[role] for role in ("engine", "scheduler", "rank"))
 
     @property
     def daemon_deaths(self) -> int:
-        """Daemons that were killed."""
+        """The number of daemons that were killed."""
         return self.deaths["daemon"]

@@ -1,4 +1,4 @@
-"""Where a round takes place: how much room there is, which prompts there are, and how often somebody dies."""
+"""Describes the scenes of a chaos run: the sizes of the tiers, the prompts and the rates of deaths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from running_daemon import namespace
 FRAME: Final = 4096
 EXPIRY_S: Final = 1.5
 SMALL, LARGE = 11_008, 300_000
-"""Bytes of pages: three frames each; and so large that somebody is killed within a copy now and then."""
+"""Bytes of pages: three frames each; and so large that some kills happen within a copy."""
 
 _PAGE_TOKENS: Final = 4
 _SHARED: Final = 3
@@ -34,15 +34,27 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of cache, and what happens to it. Deaths and stops are means, in seconds from one to the next.
+    """One configuration of the cache and its events. Deaths and stops are mean intervals in seconds.
 
-    prompts: as many different ones come up in the course of a round. roomy: nothing is ever evicted, so nothing may be
-    lost. disk: bytes, 0: none. warm: no daemon and no disk worker dies before so many pages were written to disk, and
-    one was read where that can be. pause: of engines, in seconds between two requests at most. spawned: engines'
-    processes begin by exec, not by fork.
-    expiry: of reservations, in seconds. hangs: a process that did nothing for so many seconds hangs. late: a slot of
-    the dead that is taken for so many is a violation: DESIGN says one, the rest is what a machine may take on which a
-    hundred processes want two cores.
+    Attributes:
+        name: The name in reports and for `--scene`.
+        arena: The size of the arena in bytes.
+        prompts: The number of different prompts in a round.
+        roomy: Nothing is ever evicted, so nothing may be lost.
+        disk: The size of the disk tier in bytes; 0: none.
+        disk_write: The daemon's setting of the same name.
+        engine_death: The interval between deaths of engine processes.
+        daemon_death: The interval between deaths of daemons.
+        worker_death: The interval between deaths of disk workers; 0: never.
+        stop: The interval between stops of a process.
+        warm: The number of pages that must be written to disk before a daemon or a disk worker dies; where evictions
+            happen, one page must also have been read.
+        pause: The longest pause of an engine between two requests, in seconds.
+        expiry: The timeout of reservations, in seconds.
+        hangs: The number of seconds without progress after which a process counts as hung.
+        late: The number of seconds after which a dead process's slot in use is a violation. DESIGN promises one second;
+            the rest is a margin for a machine on which a hundred processes share two cores.
+        spawned: Engine processes begin by exec instead of fork.
     """
 
     name: str
@@ -63,7 +75,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     spawned: bool = False
 
     def flags(self, disk: Path) -> list[str]:
-        """Of the daemon."""
+        """Returns the command line flags of the daemon."""
         flags = [f"--arena-size={self.arena}", f"--arena-frame-size={FRAME}", "--arena-prefault=lazy"]
         flags += [f"--store-expiry={self.expiry}s"]
         flags += ["--evict-low=0", "--evict-high=0"] if self.roomy else ["--evict-low=0.02", "--evict-high=0.05"]
@@ -91,10 +103,10 @@ _SPAWNED: Final = Scene(
     arena=512 * MIB,
     prompts=400,
     roomy=True,
-    engine_death=2.0,  # an interpreter is there after half a second, and after some where nine of them start
+    engine_death=2.0,  # an interpreter takes half a second to start, longer if nine of them start at once
     daemon_death=1.6,
     spawned=True,
-    hangs=60.0,  # an interpreter that starts on a busy machine does nothing else for long
+    hangs=60.0,  # on a busy machine an interpreter spends a long time on its start alone
 )
 SCENES: Final = (
     Scene(name="roomy", arena=512 * MIB, prompts=1500, roomy=True),
@@ -109,7 +121,10 @@ SCENES: Final = (
 
 @lru_cache(maxsize=512)
 def chain_of(number: int) -> Chain:
-    """The prompt of this number; it begins as its neighbours do. Every eighth has few large pages."""
+    """Returns the prompt of this number; it shares its first pages with its neighbours.
+
+    Every eighth has few large pages.
+    """
     if number % _LARGE_EVERY == 0:
         return Chain(_SPACES[LARGE].keys(_tokens([number, number])), LARGE)
     pages = [number // _ALIKE] * _SHARED + [number] * (3 + number % 6)
@@ -117,7 +132,7 @@ def chain_of(number: int) -> Chain:
 
 
 def pick(rng: random.Random, scene: Scene, progress: float) -> int:
-    """A prompt's number: mostly one of the newest, so that several engines want to store the same at once."""
+    """Returns a prompt's number: mostly one of the newest, so that several engines store the same pages at once."""
     newest = int(progress * (scene.prompts - 1))
     if rng.random() < 0.6:
         return max(0, newest - int(rng.expovariate(1 / _NEAR)))

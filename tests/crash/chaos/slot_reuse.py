@@ -1,4 +1,4 @@
-"""How soon the slots of the dead are free again: what they held is in use again from then on."""
+"""Measures how soon the slots of dead processes are free again, and with them their memory."""
 
 from __future__ import annotations
 
@@ -10,25 +10,35 @@ import msgspec
 from oracle.checker import Kind, Violation
 
 LIMIT_S: Final = 1.0
-"""DESIGN's own promise, counted while a daemon runs."""
+"""The limit that DESIGN promises, in seconds while a daemon runs."""
 
 
 class _Back(msgspec.Struct, frozen=True):
-    """A slot that is free again. since: where the clock stood when its process died; waited: seconds from then on."""
+    """A slot that is free again.
+
+    Attributes:
+        since: The clock when its process died.
+        waited: The seconds from then until the slot was free.
+    """
 
     since: float
     waited: float
 
 
 class Mourning:
-    """The dead that still have a slot. now: CLOCK_MONOTONIC in seconds.
+    """The dead processes whose slots are still in use. All times are CLOCK_MONOTONIC in seconds.
 
-    A clock runs while a daemon serves, stands while that is stopped, and begins anew with the next daemon, as that has
-    to mourn anew. Whose slot was back soon can be told in any life, who was late only in a life that lasted: so a death
-    is measured where the daemon's life lasted for LIMIT_S after it, and then whatever became of it.
+    The clock of this class runs while a daemon serves and stands while the daemon is stopped. It restarts at 0 with the
+    next
+    daemon, because that has to detect all deaths again. A slot that is free soon can be seen in any daemon's life, a
+    slot
+    that is late only in a long one. To avoid a bias, a death is measured only if the daemon's life lasted for LIMIT_S
+    after
+    it, whatever happened afterwards.
 
-    late: seconds from when on it is a violation. returned: seconds of all that were measured; those whose daemon died
-    over it are there with what they had waited.
+    `late` is the number of seconds after which a slot in use is a violation. `returned` holds the seconds of all
+    measured
+    deaths; if a daemon died before the slot was free, the time until then.
     """
 
     def __init__(self, late: float) -> None:
@@ -43,20 +53,20 @@ class Mourning:
 
     @property
     def waits(self) -> bool:
-        """Whether somebody who is dead still has a slot, as far as was looked."""
+        """Whether a dead process still had a slot at the last observation."""
         return bool(self._waiting)
 
     def died(self, pid: int, now: float) -> None:
-        """An engine's process has ended."""
+        """Records that an engine's process has ended."""
         self._waiting[pid] = self._clock + (now - self._seen if self._seen is not None else 0.0)
 
     def stands(self, now: float) -> None:
-        """The daemon is stopped: nobody's time runs until it is looked at again."""
+        """Stops the clock because the daemon is stopped; the next observation restarts it."""
         self._go_on_to(now)
         self._seen = None
 
     def no_daemon(self) -> None:
-        """There is none: what was to be measured in the last one's life is, and the rest waits for the next one."""
+        """Measures the deaths of the last daemon's life; slots that are still in use wait for the next daemon."""
         for since in self._waiting.values():
             self._measure(_Back(since, self._clock - since))
         for back in self._back:
@@ -66,7 +76,7 @@ class Mourning:
         self._clock, self._seen = 0.0, None
 
     def look(self, daemon: int, taken: Collection[int], now: float) -> None:
-        """Who has a slot while the daemon with this pid serves."""
+        """Takes the pids that have a slot while the daemon with the pid `daemon` serves."""
         if daemon != self._life:
             self.no_daemon()
             self._life = daemon
@@ -78,12 +88,12 @@ class Mourning:
                 self._back.append(_Back(since, waited))
                 del self._waiting[pid]
             elif waited > self._late:
-                self.violations.append(Violation(Kind.LATE, f"its slot is taken after {waited:.2f} s", pid=pid))
+                self.violations.append(Violation(Kind.LATE, f"its slot is still in use after {waited:.2f} s", pid=pid))
                 self.returned.append(waited)
                 del self._waiting[pid]
 
     def end(self) -> None:
-        """Nobody would have ended this daemon before all slots were free: so all of them are measured."""
+        """Measures all remaining deaths: the run waited for all slots to be free before this daemon ended."""
         self.returned += [back.waited for back in self._back]
         self._back.clear()
 

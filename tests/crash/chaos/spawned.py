@@ -1,6 +1,6 @@
-"""Engines' processes that begin by exec, with nothing of the process that started them but descriptors.
+"""Starts engine processes by exec, so that they share only descriptors with the process that started them.
 
-`python -m chaos.spawned FILE` is what such a process runs; FILE is a descriptor of its Job.
+Such a process runs `python -m chaos.spawned FILE`; FILE is a descriptor of its Job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from chaos.ranks import rank, scheduler
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a process does. index: of a rank. pipes: descriptors, to the ranks of a scheduler or to that of a rank."""
+    """The work of a process.
+
+    Attributes:
+        role: "engine", "scheduler" or "rank".
+        post: The context of the process.
+        chance: The seed of its random generator.
+        index: The number of a rank.
+        pipes: The descriptors of the pipes: a scheduler's to its ranks, or a rank's to its scheduler.
+    """
 
     role: str
     post: Post
@@ -29,7 +37,7 @@ class Job(msgspec.Struct, frozen=True):
     pipes: tuple[int, ...] = ()
 
     def do(self) -> None:
-        """Never returns but by an exception."""
+        """Runs the job; ends only by an exception."""
         pipes = [Connection(pipe) for pipe in self.pipes]
         if self.role == "engine":
             lone(self.post, self.chance)
@@ -40,7 +48,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def become(job: Job) -> NoReturn:
-    """Puts a fresh interpreter that does the job in the place of this process, which was forked and has the pid."""
+    """Replaces this forked process by a new interpreter that runs the job; the pid stays."""
     file = os.memfd_create("pagetier-storm-job", 0)
     os.write(file, pickle.dumps(job))
     for descriptor in (*job.pipes, job.post.seats.file):
@@ -49,7 +57,7 @@ def become(job: Job) -> NoReturn:
 
 
 def main() -> None:
-    """Does the job whose descriptor is named."""
+    """Runs the job whose descriptor is the first argument."""
     logging.getLogger("pagetier.client").disabled = True
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         file.seek(0)
