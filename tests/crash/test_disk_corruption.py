@@ -1,4 +1,4 @@
-"""Any page of a tier's file is not what was written: exact bytes or a miss, and in the end the tier works again."""
+"""Tests damage to any page of a tier's file: each page is exact or a miss, and in the end the tier works again."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
 DAMAGES = len(Harm) * len(Part) * (50 if ALL else 1)
 LONG_S = 7200 if ALL else 300
 PAGES = outgoings(range(120))
-NODE_FLAGS_BEFORE = 4  # a node's key
+NODE_FLAGS_BEFORE = 4  # the key of a node
 F_SUBDATA = 2
 PAGE_FLAGS_AT = 10
 P_OVERFLOW = 4
-FLAGS_AT = 16 + 24 + 4  # behind the page's header, the meta's and a size
-LAST_PAGE_AT = 16 + 24 + 2 * 48  # behind the page's header, the meta's and two trees
+FLAGS_AT = 16 + 24 + 4  # after the page's header, the meta's and a size
+LAST_PAGE_AT = 16 + 24 + 2 * 48  # after the page's header, the meta's and two trees
 
 
 def tried(count: int, *more: str, seed: int | None = None) -> Tally:
@@ -56,16 +56,16 @@ def test_exact_bytes_or_a_miss_and_it_goes_on() -> None:
 
 
 def test_a_transaction_that_met_damage_without_a_word_ends_the_worker() -> None:
-    """Found once: a database's record was noise, LMDB said no more than that the transaction is bad, for ever."""
+    """Found once: the record of a database was noise, and LMDB reported for ever only that the transaction is bad."""
     assert tried(56, seed=1957511788).violations == []
 
 
 def test_a_tier_that_compares_nothing_is_found() -> None:
-    assert tried(400, "--mistake", "compares no checksum", "--violations", "1", seed=1).violations
+    assert tried(400, "--mistake", "verifies no checksum", "--violations", "1", seed=1).violations
 
 
 def left(folder: Path) -> Path:
-    """A closed tier that holds PAGES, in one environment; its file."""
+    """Creates a closed tier that holds PAGES, in one environment, and returns its file."""
     tier = small_tier(folder, environments=1)
     assert all(tier.write([], PAGES).stored)
     tier.close()
@@ -89,7 +89,7 @@ def test_all_kinds_of_pages_are_known(tmp_path: Path) -> None:
 
 
 def spoil_headers(file: Path, spoil: Callable[[records.Header], records.Header]) -> int:
-    """In the file, of all headers that are there, older versions too; how many were changed."""
+    """Changes all headers in the file, also older versions, and returns how many were changed."""
     data, changed = file.read_bytes(), 0
     for page in PAGES[:3]:
         packed = page.size.to_bytes(8, "little") + page.stamp.to_bytes(8, "little")
@@ -105,7 +105,7 @@ def spoil_headers(file: Path, spoil: Callable[[records.Header], records.Header])
 
 @pytest.mark.parametrize("size", [0, 1 << 40, (1 << 64) - 1])
 def test_a_page_whose_size_makes_no_sense_is_not_told(tmp_path: Path, size: int) -> None:
-    """A daemon takes a worker that tells of it for mad, and starts another: for ever, as that one tells of it, too."""
+    """A daemon rejects a worker that reports such a page and starts another, for ever, as that one reports it, too."""
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, size=size)) >= 3
     tier = small_tier(tmp_path, environments=1)
     assert keys_in(tier) == {page.key for page in PAGES[3:]}
@@ -115,7 +115,7 @@ def test_a_page_whose_size_makes_no_sense_is_not_told(tmp_path: Path, size: int)
 
 
 def test_frames_that_the_file_does_not_have_are_not_looked_for(tmp_path: Path) -> None:
-    """Dropping such a page would have asked the disk for four billion of them."""
+    """Dropping such a page would have requested four billion frames from the disk."""
     far = (records.FrameRun(2, (1 << 32) - 1),)
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, runs=far)) >= 3
     tier = small_tier(tmp_path, environments=1)
@@ -145,7 +145,7 @@ def test_a_namespace_that_makes_no_sense_is_not_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", [1 << 20, 1 << 40, 1 << 52, (1 << 64) - 1])
 def test_a_file_is_not_made_as_long_as_nonsense_says(tmp_path: Path, last: int) -> None:
-    """The number of the last page in a meta page: a proof would first lengthen the file."""
+    """A meta page holds a nonsense number of the last page: a verification would first extend the file to it."""
     file = left(tmp_path)
     with file.open("r+b") as opened:
         for meta in (0, PAGE):
@@ -161,7 +161,7 @@ def test_a_file_is_not_made_as_long_as_nonsense_says(tmp_path: Path, last: int) 
 @pytest.mark.parametrize("tree", range(2))
 @pytest.mark.parametrize("bit", range(16))
 def test_a_tree_of_another_kind_is_not_opened(tmp_path: Path, tree: int, bit: int) -> None:
-    """Flags in the meta page that LMDB goes by: it ended its process over some, and no proof looks at them."""
+    """LMDB uses flags of the meta page: some of them ended its process, and no verification reads them."""
     file = left(tmp_path)
     with file.open("r+b") as opened:
         for meta in (0, PAGE):
@@ -187,7 +187,7 @@ def test_a_note_that_can_not_be_understood_is_told_in_a_line(tmp_path: Path) -> 
 
 
 def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
-    """Else pages of the other parts, too, could not be read until something was written: who reads looks in each."""
+    """Without it, pages of the other parts could not be read until the next write: a read checks each part."""
     tier = small_tier(tmp_path, environments=2)
     assert all(tier.write([], PAGES).stored)
     file = tmp_path / "0" / "data.mdb"
@@ -208,7 +208,7 @@ def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [Part.FREE_LIST, Part.SMALL])
 def test_a_page_that_says_that_it_is_longer_is_proven(tmp_path: Path, part: Part) -> None:
-    """Found once: LMDB wrote what lay behind it in memory, said that it was an input/output error, and so for ever."""
+    """Found once: LMDB wrote memory behind the page to the file, and reported an input/output error for ever."""
     file = left(tmp_path)
     data = bytearray(file.read_bytes())
     for page in Anatomy(bytes(data)).of(part):
@@ -228,7 +228,7 @@ def test_a_page_that_says_that_it_is_longer_is_proven(tmp_path: Path, part: Part
 
 
 def life_that_drops(folder: Path, key: bytes) -> str:
-    """Of a worker that is to drop a page: what ended it. The next one is told to prove what it finds."""
+    """Runs a worker that drops a page, and returns the error that ended it; the next worker has to verify the tier."""
     tier = small_tier(folder, environments=2)
     try:
         with pytest.raises(TierError) as ended:
@@ -241,27 +241,27 @@ def life_that_drops(folder: Path, key: bytes) -> str:
 
 
 def test_what_no_proof_sees_is_begun_anew(tmp_path: Path) -> None:
-    """A frame that says of itself that it is a database: it is read, and found sound, and can not be dropped."""
+    """A frame is marked as a database: it is read and verified without an error, but it cannot be dropped."""
     tier = small_tier(tmp_path, environments=2)
     assert all(tier.write([], PAGES).stored)
     tier.close()
     key = PAGES[7].key
     file = next(file for file in tmp_path.glob("?/data.mdb") if records.frame_key(key, 0) in file.read_bytes())
     data = bytearray(file.read_bytes())
-    for node in re.finditer(re.escape(records.frame_key(key, 0)), bytes(data)):  # older versions of it, too
+    for node in re.finditer(re.escape(records.frame_key(key, 0)), bytes(data)):  # also its older versions
         data[node.start() - NODE_FLAGS_BEFORE] ^= F_SUBDATA
     file.write_bytes(data)
     assert life_that_drops(tmp_path, key).endswith("the next disk worker verifies it")
     assert life_that_drops(tmp_path, key).endswith("which verification does not detect: it is rebuilt empty")
     tier = small_tier(tmp_path, environments=2)
     assert tier.state().opened == f"rebuilt empty in 1 of 2 parts: {file} is missing"
-    assert outcomes(tier, PAGES) == {ReadOutcome.EXACT, ReadOutcome.ABSENT}, "the other part is as it was"
+    assert outcomes(tier, PAGES) == {ReadOutcome.EXACT, ReadOutcome.ABSENT}, "the other part must be unchanged"
     assert all(tier.write([], [PAGES[7]]).stored)
     tier.close()
 
 
 def disorder(file: Path) -> None:
-    """The last key is the least one."""
+    """Makes the last key the smallest."""
     data = bytearray(file.read_bytes())
     last = max(page.key for page in PAGES)
     at = [place for place in range(len(data)) if data.startswith(last, place)]
@@ -271,7 +271,7 @@ def disorder(file: Path) -> None:
 
 
 def test_keys_out_of_order_are_not_walked_for_ever(tmp_path: Path) -> None:
-    """Nobody sees how long a tree goes on that leads back: it is proven by who opens it next."""
+    """A tree that leads back to itself has no end: the next worker verifies it."""
     disorder(left(tmp_path))
     tier = small_tier(tmp_path, environments=1)
     with pytest.raises(TierError, match="keys are out of order"):

@@ -1,4 +1,4 @@
-"""A worker that dies of what lies on the disk is not started for ever to die of it again; engines notice nothing."""
+"""Tests that workers are not restarted for ever if the content of the disk kills them; engines notice nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tier_pages import keys_in, outgoings, small_tier
 PAGES = 160  # two environments with leaves of headers below a branch
 FRAMES = 32
 F_SUBDATA = 2
-FITTING = 24  # pages that one fetch may bring in, which takes no more than nine tenths of the arena
+FITTING = 24  # pages that one fetch may load, which uses at most nine tenths of the arena
 CRASHING = """
 import os, signal, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
@@ -65,7 +65,7 @@ def test_a_leaf_that_kills_its_reader_is_proven_unsound() -> None:
 
 
 def test_what_goes_on_to_kill_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it was proven sound: two workers die, and the third one has nothing to die of."""
+    """The tier passes the verification and still kills its workers: after two deaths the third finds it empty."""
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(8)
         (tmp_path / "sitecustomize.py").write_text(CRASHING)
@@ -81,7 +81,7 @@ def test_what_goes_on_to_kill_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_why_a_part_is_begun_anew_is_told() -> None:
-    """Of a worker that broke the first thing is told, not what it met as it closed what was not there any more."""
+    """The first error of a worker is logged, not an error that follows while it closes."""
     with DiskDaemon(FRAMES) as daemon:
         daemon.close_with(8)
         for file in daemon.data_files():
@@ -100,14 +100,16 @@ def test_why_a_part_is_begun_anew_is_told() -> None:
 
 
 def test_a_page_whose_frames_are_not_where_they_were_is_answered() -> None:
-    """Dropping it makes LMDB stumble; nobody waits for it, and the others are read on."""
+    """Dropping the page makes LMDB fail; its request gets a response, and the other pages are read."""
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(2 * FRAMES))
         for file in daemon.data_files():
             for page in Anatomy(file.read_bytes()).of(Part.VALUE_HEAD)[::4]:
                 overwrite(file, page, random.Random(page).randbytes(PAGE))
         on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"][:FITTING]
-        outcomes = engine.fetch(on_disk, 10)  # in one, as the first drop ends the worker: then nothing is on disk
+        outcomes = engine.fetch(
+            on_disk, 10
+        )  # in one request, because the first drop ends the worker and empties the disk
         assert set(outcomes) == {HERE, ABSENT}, daemon.told()
         assert outcomes.count(HERE) > len(on_disk) // 2
         assert daemon.findings() == []
@@ -149,7 +151,7 @@ def test_doubt_and_giving_up(tmp_path: Path) -> None:
 
 
 def found(folder: Path) -> tuple[int, str]:
-    """How many pages a tier holds, and which of these words its line has."""
+    """Returns the number of pages in a tier, and which of these words its message has."""
     tier: LmdbTier = small_tier(folder)
     words = ("proven sound in", "as it was left", "rebuilt empty")
     held, opened = len(keys_in(tier)), tier.state().opened

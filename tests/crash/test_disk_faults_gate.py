@@ -1,4 +1,4 @@
-"""The gate before a disk does what it says, and who judges can find that something is wrong."""
+"""Tests the gate before a disk, and proves that the verdicts find broken promises."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from running_daemon import eventually
 _SCRIPT = """
 import os, sys
 file = os.open(sys.argv[2] + "/data.mdb", os.O_RDWR | os.O_CREAT)
-def told(what):
+def show(what):
     try:
         print(what(), flush=True)
     except OSError as error:
         print(error.errno, flush=True)
 for number in range(3):
-    told(lambda: os.pwrite(file, b"12345678", 8 * number))
-told(lambda: os.preadv(file, [bytearray(8), bytearray(8)], 0))
-told(lambda: os.fdatasync(file))
+    show(lambda: os.pwrite(file, b"12345678", 8 * number))
+show(lambda: os.preadv(file, [bytearray(8), bytearray(8)], 0))
+show(lambda: os.fdatasync(file))
 """
 Start = Callable[[], "subprocess.Popen[str]"]
 
@@ -45,7 +45,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 @pytest.fixture
 def start(gate: Gate, tmp_path: Path) -> Start:
-    """What writes thrice, reads and syncs, in a process whose command names a worker."""
+    """Starts a process that writes three times, reads and syncs, and whose command line names a worker."""
     command = [sys.executable, "-c", _SCRIPT, "pagetier.tiers.worker", str(tmp_path)]
 
     def launch() -> subprocess.Popen[str]:
@@ -123,7 +123,7 @@ def test_who_judges_finds_what_is_wrong(on: Theatre, tmp_path: Path) -> None:
         operation.prepare()
         verdicts.goes_on(scene, operation)
         scene.daemon.signal(signal.SIGSTOP)
-        with pytest.raises(AssertionError, match="a store is refused"):
+        with pytest.raises(AssertionError, match="a store was rejected"):
             verdicts.goes_on(scene, operation)
         scene.daemon.signal(signal.SIGCONT)
         on.gate.arm(Fault(Action.FAIL, WRITES, 1, errno.ENOSPC, lasting=True))

@@ -1,6 +1,6 @@
-"""What the kernel does to a disk: strace has calls fail, wait or end the worker; files are cut, replaced or gone.
+"""Tests faults by the kernel: strace makes calls fail, wait or kill the worker; files are cut, replaced or removed.
 
-And file systems hang, so that nothing can end who waits for them, or lose what they took.
+File systems also hang, so that the worker cannot be killed, or lose data after they accepted it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def scene(on: Theatre, tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_nothing_passes_the_gate_unseen(on: Theatre, scene: Scene, tmp_path: Path) -> None:
-    """What the sweeps let go wrong is all that there is."""
+    """The sweeps cover all calls of the worker: strace sees no others."""
     scene.begin()
     operation = StoreAndSave(scene)
     operation.prepare()
@@ -105,13 +105,13 @@ def test_files_that_change_while_they_are_open(on: Theatre, change: Change, tmp_
 
 
 class Tight(OnDisk):
-    """So much is stored that all leaves memory."""
+    """So many pages are stored that all earlier ones are evicted from memory."""
 
     keeps = False
 
 
 def hangs(pid: int) -> bool:
-    """Whether a thread of it waits in the kernel, where no signal reaches it; the others may have ended."""
+    """Returns whether a thread of the process waits in the kernel and ignores signals; others may have ended."""
     return any(state_of(thread) == "D" for thread in Path(f"/proc/{pid}/task").glob("*"))
 
 
@@ -123,7 +123,7 @@ def state_of(thread: Path) -> str:
 
 
 def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
-    """Its worker can not be killed: the daemon goes on, its end does not wait, the next one has no disk meanwhile."""
+    """The worker cannot be killed: the daemon serves and stops without delay, the next one serves without a disk."""
     with (
         ext4(tmp_path / "image", tmp_path / "mount") as mount,
         Scene(on.stage.nursery, on.stage.control, tmp_path, WriteBehind.flags(mount)) as scene,
@@ -135,7 +135,7 @@ def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
         with frozen(mount):
             operation.act()
             worker = scene.worker()
-            assert eventually(lambda: hangs(worker)), "nothing hangs"
+            assert eventually(lambda: hangs(worker)), "the worker does not hang"
             verdicts.goes_on(scene, operation)
             verdicts.answers_in_time(scene, operation)
             scene.daemon.signal(signal.SIGUSR1)
@@ -146,14 +146,14 @@ def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
             verdicts.goes_on(scene, operation)
             if EVERYTHING:
                 assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _TOLD_S)
-        assert eventually(lambda: not hangs(worker)), "who hung does not end"
+        assert eventually(lambda: not hangs(worker)), "the worker that hung does not end"
         assert eventually(operation.engines_done), "an engine hangs"
         verdicts.comes_to_work(scene)
         verdicts.settle(scene, begun)
 
 
 def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> None:
-    """Writes are taken, and then the device has no room for them: fdatasync tells once, and the pages are not there."""
+    """Writes succeed, then the device has no room: only one fdatasync reports it, and the pages are lost."""
     with (
         tmpfs(tmp_path / "device", "40m") as device,
         ext4(device / "image", tmp_path / "mount") as mount,
@@ -182,13 +182,13 @@ def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> N
 
 
 def sound(data: Path) -> list[str]:
-    """What is wrong with a data file, as the disk has it."""
+    """Returns the errors in a data file, as it is on the disk."""
     wrong: list[str] = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
     return wrong
 
 
 def fill(device: Path) -> None:
-    """To the last block."""
+    """Fills a device to its last block."""
     with (device / "filler").open("wb", buffering=0) as file:
         try:
             while file.write(bytes(1 << 16)):
@@ -198,9 +198,9 @@ def fill(device: Path) -> None:
 
 
 def lose(scene: Scene) -> None:
-    """Stores, and has it synced, until the disk says that it could not."""
+    """Stores and saves pages until the daemon reports that the disk failed."""
 
-    def told() -> bool:
+    def reported() -> bool:
         scene.store(scene.numbers(4))
         saved = scene.ask(Save(0))
         assert isinstance(saved, Saved)

@@ -1,4 +1,4 @@
-"""A sync that failed is not forgotten: the system tells once, and one alone, that what it took is not on the disk."""
+"""Tests that a failed sync is remembered: the kernel reports it once, to one process, and the data is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOST = outgoings(range(1000, 1300))
 
 
 class Device:
-    """Of a file system that takes what the device has no room for."""
+    """A device smaller than the file system on it, which accepts more data than the device can hold."""
 
     def __init__(self, folder: Path, mount: Path) -> None:
         self._image = folder / "image"
@@ -28,7 +28,7 @@ class Device:
         self._mount = mount
 
     def fill(self) -> None:
-        """To the last block."""
+        """Fills the device to its last block."""
         with self._filler.open("wb", buffering=0) as file:
             try:
                 while file.write(bytes(1 << 16)):
@@ -37,11 +37,11 @@ class Device:
                 return
 
     def clear(self) -> None:
-        """There is room again."""
+        """Frees the device again."""
         self._filler.unlink()
 
     def restart(self) -> None:
-        """What is on the disk is all that there is."""
+        """Mounts the file system again, without the page cache."""
         mount_again(self._image, self._mount)
 
 
@@ -61,7 +61,7 @@ def opened(folder: Path) -> LmdbTier:
 
 
 def kept(folder: Path) -> LmdbTier:
-    """A tier with pages that are on the disk."""
+    """Returns a tier with pages that are on the disk."""
     tier = opened(folder)
     assert all(tier.write([], KEPT).stored)
     tier.sync()
@@ -73,7 +73,7 @@ def lose(tier: LmdbTier) -> None:
 
 
 def judge(device: Device, folder: Path) -> None:
-    """Who opens it next proves it, and calls clean what the disk has."""
+    """Checks that the next process that opens the tier verifies it, and that it is clean by then."""
     device.clear()
     tier = opened(folder)
     assert tier.state().clean

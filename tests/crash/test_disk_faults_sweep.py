@@ -1,4 +1,4 @@
-"""Calls to the disk that end the worker, fail, do half or hang: engines go on, nothing is lost, it works again."""
+"""Sweeps faults over the disk calls of the worker: engines continue, nothing is lost, and the disk works again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
 
 
 def parts_of(kind: type[Operation]) -> list[Part]:
-    """What is done of an operation: all, by several tests at once, or a few faults, other ones in each operation."""
+    """Returns the parts of a sweep: all, for several parallel tests, or some faults, others for each operation."""
     if not EVERYTHING:
         return [Part(_FEW * SCENARIO.index(kind), 1, _FEW)] if kind in FEW else []
     count = 8 * _PARTS if kind is StartWithSmallerDisk else _PARTS
@@ -39,8 +39,12 @@ CASES = [
 def test_calls_that_go_wrong(
     on: Theatre, kind: type[Operation], part: Part, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """How many calls a batch takes is a matter of chance, so a late one may not come; on a machine with more to do than
-    cores, fewer than half of a part's did."""
+    """Tests the faults of a part.
+
+    The number of calls of a batch varies, so a late one may not be made; on a machine with more load than cores, less
+    than
+    half of a part's faults were reached.
+    """
     swept = sweep(on, kind, tmp_path, part)
     record_property("swept", (swept.cases, swept.unstruck))
     assert 4 * swept.struck >= swept.cases

@@ -1,4 +1,4 @@
-"""Death and standstill at every named point, in each role: others go on, nothing is lost, all memory comes back."""
+"""Kills or stops a process at every failpoint, in each role: others continue, nothing is lost, memory is reused."""
 
 from __future__ import annotations
 

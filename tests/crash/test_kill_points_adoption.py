@@ -1,4 +1,4 @@
-"""A new daemon is there soon: a million pages are taken over in less than half a second of work."""
+"""Measures adoption: a new daemon takes over a million pages in less than half a second of processor time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMES = 3
 
 
 def _stored(memory: Memory) -> bytes:
-    """As many pages as there are entries; the keys of some of them."""
+    """Stores as many pages as there are entries, and returns the keys of some of them."""
     owner = memory.adopted()
     slot = attach(owner, 1)
     session = memory.session(slot)
@@ -33,7 +33,7 @@ def _stored(memory: Memory) -> bytes:
 
 
 def test_a_million_pages_are_adopted_in_half_a_second() -> None:
-    """Of processor time: who else is at work here is not what is asked. bench/lookup.py asks the clock."""
+    """Measures processor time, which other load on the machine does not change; bench/lookup.py measures the clock."""
     memory = Memory(Geometry(_FRAME, _ENTRIES, _ENTRIES, 16))
     keys = _stored(memory)
     taken = []

@@ -1,4 +1,4 @@
-"""A sweep can fail: mistakes in the core that it must find, each by the case that is named."""
+"""Proves that a sweep can fail: it must find deliberate bugs in the core, each in the named case."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kill_points.scene import Scene
 from kill_points.sweep import stage
 
 _OF_THE_CORE = ROOT / "tests" / "shm" / "stress" / "mutants" / "crash"
-# on a busy machine the others are to be as far as that before the dead is reaped
+# On a busy machine the other ranks must have reached the same place before the dead one is reaped.
 _SLOW = ("--store-quarantine", "0.5s")
 MISTAKES = [
     (_OF_THE_CORE / "pins-of-the-dead-stay.patch", Load, "match.stamped", "pinned by slots that are not taken"),
-    (HERE / "mutants" / "parts-of-the-dead-stay.patch", Store, "copy.piece", "not let go of|which nobody has"),
-    (HERE / "mutants" / "finished-parts-of-the-dead-stay.patch", StorePart, "part.gone", "not let go of"),
+    (HERE / "mutants" / "parts-of-the-dead-stay.patch", Store, "copy.piece", "was not released|which is not taken"),
+    (HERE / "mutants" / "finished-parts-of-the-dead-stay.patch", StorePart, "part.gone", "was not released"),
     (HERE / "mutants" / "one-part-is-enough.patch", StoreByRanks, "copy.piece", "other bytes than were stored"),
 ]
 

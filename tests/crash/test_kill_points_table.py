@@ -1,4 +1,4 @@
-"""Points: each is crossed by some operation, and in a release they are nothing."""
+"""Checks the failpoints: some operation crosses each of them, and a release build contains none."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from kill_points.instrumented_build import ROOT, environment
 from kill_points.operation import Role
 from pagetier.shm import _core
 
-_MOST_NS = 500  # about 50 on a machine that has nothing else to do
+_MOST_NS = 500  # about 50 on an idle machine
 
 
 def test_every_point_is_swept() -> None:
-    """After adding one: `python -m kill_points.failpoint_table` in tests/crash, and an operation that crosses it where
-    none does."""
+    """Fails after a failpoint was added, until `python -m kill_points.failpoint_table` was run in tests/crash.
+
+    If no operation crosses the failpoint, one has to be added.
+    """
     swept = {point for of_role in table().values() for of_one in of_role.values() for point in of_one}
-    assert sorted(points_in_sources() - swept) == [], "no operation crosses these"
-    assert sorted(swept - points_in_sources()) == [], "these are named nowhere any more"
+    assert sorted(points_in_sources() - swept) == [], "no operation crosses these failpoints"
+    assert sorted(swept - points_in_sources()) == [], "these failpoints are in the table but not in the sources"
 
 
 def test_every_operation_and_role_is_swept() -> None:
@@ -39,7 +41,7 @@ def _preprocessed(folder: Path) -> str:
 
 
 def test_the_core_with_points_is_the_core_without(tmp_path: Path) -> None:
-    """Token by token, once `((void)0);` is taken away: so a release is the same bit by bit."""
+    """Compares token by token without `((void)0);`, so that a release is the same as code without failpoints."""
     for path in (ROOT / "shm").rglob("*.[ch]"):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

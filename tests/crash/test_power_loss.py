@@ -1,4 +1,4 @@
-"""The power goes at any moment, and the disk has what was synced and any part of the rest."""
+"""Tests power losses at any moment: the disk has what was synced and any part of the rest."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ STATES = 6000 if ALL else 80
 AGAIN = 1500 if ALL else 40
 OF_A_DAEMON = 600 if ALL else 20
 LONG_S = 7200 if ALL else 300
-# A tier has these while it is recorded, or when it opens what was left.
-OF_WRITERS = ("says synced, and has not", "marks its files dirty in memory alone")
-OF_OPENERS = {"believes without a proof": Way.METAS_FIRST, "compares no checksum": Way.VALUES_LOST}
-TOO_EARLY = "gives up what is unsound after it said that it can be believed"
+# Bugs of a tier while it is recorded, and bugs of a tier that opens the remains.
+OF_WRITERS = ("reports a sync without syncing", "marks its files dirty in memory only")
+OF_OPENERS = {"trusts files without verification": Way.METAS_FIRST, "verifies no checksum": Way.VALUES_LOST}
+TOO_EARLY = "discards unsound parts after it marked them as clean"
 
-pytestmark = pytest.mark.skipif(not can_record(), reason="there is no compiler for the recorder")
+pytestmark = pytest.mark.skipif(not can_record(), reason="no compiler for the recorder is installed")
 
 
 def told(folder: Path, acts: tuple[str, ...] = tuple(ACTS), mistake: str = "") -> Path:
-    """Records a tale of a tier in folder/tier; the stream."""
+    """Records the workload of a tier in folder/tier and returns the stream."""
     for act in acts:
         record("power_loss.workload", folder / "tier", folder / "stream", act, mistake)
     return folder / "stream"
 
 
 def tried(stream: Path, states: int, *more: str, seed: int | None = None, module: str = "power_loss.runs") -> Tally:
-    """What so many power losses came to."""
+    """Runs this many power losses and returns the results."""
     number = int(chance().integers(1 << 31)) if seed is None else seed
     command = [sys.executable, "-m", module, str(stream), str(stream.with_name("tier"))]
     command += ["--states", str(states), "--seed", str(number), *more]
@@ -56,7 +56,7 @@ def tried(stream: Path, states: int, *more: str, seed: int | None = None, module
 
 
 def test_the_recorder_misses_nothing(tmp_path: Path) -> None:
-    """What the stream leads to is what there is, but for the lock files, which are mapped and made anew each time."""
+    """The stream leads to the existing files, except for the lock files, which are mapped and always rebuilt."""
     folder = tmp_path.resolve()
     events = read_stream(told(folder))
     history, way = History(events, folder / "tier"), Way.NOTHING_LOST
@@ -88,7 +88,7 @@ def test_a_tier_that_believes_what_it_finds_is_found(tmp_path: Path, mistake: st
 
 
 def test_getting_over_it_may_be_cut_short(tmp_path: Path) -> None:
-    """By a death at any call of the opening, or by another power loss."""
+    """A recovery is interrupted by a death at any call of the opening, or by another power loss."""
     tally = tried(told(tmp_path.resolve()), AGAIN, module="power_loss.crash_in_recovery")
     assert tally.violations == []
     assert tally.count == AGAIN
@@ -106,7 +106,7 @@ def test_every_mistake_is_tried() -> None:
 
 
 def test_what_a_real_worker_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a daemon that an engine stores to."""
+    """Records the worker of a real daemon to which an engine stores."""
     folder = tmp_path.resolve()
     for name, value in recording(folder / "tier", folder / "stream").items():
         monkeypatch.setenv(name, value)

@@ -1,1 +1,1 @@
-"""Damage of the disk: a tier's file is not what was written, anywhere; what is served is exact or a miss."""
+"""Disk corruption: any page of a tier's file is damaged; every page that is served is exact, or a miss."""

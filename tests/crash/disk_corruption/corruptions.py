@@ -1,4 +1,4 @@
-"""Ways in which a file becomes another than was written."""
+"""Damages the pages of a file in many ways."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _SECTOR: Final = 512
 
 
 class Harm(StrEnum):
-    """What happens to a page. OLDER: it is what it was at an earlier sync; SWAPPED, COPIED: with one of its kind.
+    """The kinds of damage to a page. OLDER: its content at an earlier sync; SWAPPED, COPIED: with a page of its kind.
 
-    COUNT: to one page, whichever was chosen, as chance would hardly find that bit. FLAG: those that say what a page is.
+    COUNT damages one fixed page instead of the chosen one, because chance would hardly find that bit. FLAG damages the
+    flags that define the kind of a page.
     """
 
     BIT = "a bit is flipped"
@@ -27,8 +28,8 @@ class Harm(StrEnum):
     NOISE = "it is noise"
     OLDER = "it is an older version of itself"
     SECTOR_OLDER = "a sector of it is older"
-    SWAPPED = "it changes places with one of its kind"
-    COPIED = "it is a copy of one of its kind"
+    SWAPPED = "it is swapped with a page of its kind"
+    COPIED = "it is a copy of a page of its kind"
     FOREIGN = "it is a copy of any other page"
     COUNT = "a bit of the number of frames that LMDB counts is flipped"
     FLAG = "a bit of its flags is flipped"
@@ -39,7 +40,7 @@ _WHERE: Final = {Harm.HEAD_BIT: range(200), Harm.FLAG: range(10, 12)}
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """One of many; number: chance begins with it and a seed."""
+    """A damage of a series; its number and the seed determine all random choices."""
 
     number: int
     part: Part
@@ -47,7 +48,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Patient:
-    """A file, its anatomy, and an older version of it that is as long."""
+    """A file, its anatomy, and an older version of the same length."""
 
     def __init__(self, data: bytes, older: bytes) -> None:
         self.data = data
@@ -55,7 +56,7 @@ class Patient:
         self._older = older.ljust(len(data), b"\0")
 
     def harmed(self, damage: Damage, chance: Random) -> bytes:
-        """The file after it."""
+        """Returns the file with the damage."""
         page = chance.choice(self.anatomy.of(damage.part))
         file = bytearray(self.data)
         if damage.harm is Harm.COUNT:

@@ -1,4 +1,4 @@
-"""Which page of an LMDB file is what. It walks the newest trees, and believes that they are whole."""
+"""Finds the kind of each page of an LMDB file. It walks the newest trees and trusts that they are intact."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 
 PAGE: Final = 4096
 _HEAD: Final = 16
-_META: Final = _HEAD + 24  # behind magic, version, address and map size come two trees, the last page and the number
+_META: Final = _HEAD + 24  # after magic, version, address and map size: two trees, the last page and the number
 _TREE: Final = struct.Struct("<IHHQQQQQ")
-_ENTRIES: Final = 32  # in a tree: behind flags, depth and pages
+_ENTRIES: Final = 32  # in a tree: after flags, depth and pages
 _BRANCH, _LEAF = 1, 2
 _BIG, _SUB = 1, 2
 
 
 class Part(StrEnum):
-    """Kinds of pages. SMALL: leaves of names and notes, and the tree of trees."""
+    """The kinds of pages. SMALL: leaves of names and notes, and the tree of trees."""
 
     META = "meta"
     FRAMES_BRANCH = "branch of frames"
@@ -34,7 +34,10 @@ class Part(StrEnum):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Of a leaf. value: what lies in it, or the page's number of what lies outside; at: where that lies."""
+    """A node of a leaf.
+
+    `value` is its value, or the number of the page that holds it; `at` is the place of the value.
+    """
 
     key: bytes
     flags: int
@@ -44,7 +47,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Anatomy:
-    """Of one file, as it was at rest. frames_counted_at: where it says how many there are, in 8 bytes."""
+    """The anatomy of a file at rest. `frames_counted_at` is the place of the number of frames, in 8 bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -61,7 +64,7 @@ class Anatomy:
         self._walk(roots[b"about"], Part.SMALL, Part.SMALL)
 
     def of(self, part: Part) -> list[int]:
-        """Numbers of all pages of a kind."""
+        """Returns the numbers of all pages of a kind."""
         return [number for number, its in self.pages.items() if its is part]
 
     def _walk(self, root: int, branch: Part, leaf: Part) -> None:

@@ -1,6 +1,6 @@
-"""Many damages, each used by children until one lives to its end.
+"""Runs many damages; children use each damaged tier until one of them closes it without an error.
 
-Run as a process: `python -m disk_corruption.runs --count N --seed N` prints what came of it as JSON.
+Run as a process: `python -m disk_corruption.runs --count N --seed N` prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -31,15 +31,21 @@ from power_loss.forked_work import Ended, in_a_child
 from power_loss.workload import Tale
 
 TERMS: Final = Terms(cap=3 << 20, environments=1)
-SMALLER: Final = Terms(cap=2 << 20, environments=1)  # what does not fit any more goes, also what is damaged
+SMALLER: Final = Terms(cap=2 << 20, environments=1)  # pages that no longer fit are dropped, also damaged ones
 _MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 _LONG_S: Final = 30.0
 _LIVES: Final = 4
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What came of many damages. lives: how many workers it took until one lived to its end, and how often; found: how
-    that one found the tier; deaths: by signals and TierErrors; damaged: pages that were counted as such."""
+    """The results of many damages.
+
+    Attributes:
+        lives: How often how many workers were needed until one closed the tier without an error.
+        found: The states in which that worker found the tier.
+        deaths: The signals and TierErrors that ended workers.
+        damaged: The number of pages that were counted as corrupt.
+    """
 
     seed: int
     count: int = 0
@@ -54,7 +60,7 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 class Runs:
-    """room: a folder of its own; a tier is made there, and damaged copies of it."""
+    """A series of damages. `room` is a folder for a tier and its damaged copies."""
 
     def __init__(self, room: Path, seed: int) -> None:
         self._room = room
@@ -66,7 +72,7 @@ class Runs:
         self._patient = Patient(self._data(self._whole).read_bytes(), older.said)
 
     def _made(self) -> bytes:
-        """A tier that was used for a while; what its file was somewhat earlier."""
+        """Creates a used tier, and returns an earlier content of its file."""
         tale = Tale(self._whole)
         tale.open(TERMS)
         tale.store(40)
@@ -82,7 +88,7 @@ class Runs:
         return folder / "0" / "data.mdb"
 
     def run(self, damages: Iterator[Damage], violations: int, seconds: float = inf) -> Tally:
-        """One by one, until all are tried, so many promises are broken or so much time is over."""
+        """Tries one damage after the other, until all are tried, `violations` are found or `seconds` are over."""
         began = time.monotonic()
         for damage in damages:
             self._try(damage)
@@ -105,8 +111,8 @@ class Runs:
         self._live_on(damage, moment, terms, harmed)
 
     def _live_on(self, damage: Damage, moment: Moment, terms: Terms, harmed: bytes) -> None:
-        """One worker after the other. A death by a signal has the next one prove what it finds."""
-        smaller = ", with a smaller cap" if terms is SMALLER else ""
+        """Runs one worker after the other. After a death by a signal the next one verifies the tier."""
+        smaller = ", with a smaller limit" if terms is SMALLER else ""
         what = f"{damage.part}: {damage.harm}, {moment}{smaller}, number {damage.number}"
         for life in range(1, _LIVES + 1):
             ended = in_a_child(
@@ -120,12 +126,12 @@ class Runs:
             moment = Moment.CLOSED if moment is Moment.OPEN else moment
             if ended.signal:
                 self._change_state(clean=False, boot="distrusted")
-        self.tally.violations.append(f"{what}: {Violation(Kind.HANG, f'{_LIVES} workers died of it')}")
+        self.tally.violations.append(f"{what}: {Violation(Kind.HANG, f'{_LIVES} workers died of the damage')}")
         return None
 
     def _note(self, what: str, ended: Ended) -> None:
         if ended.hung or ended.failed:
-            blame = Violation(Kind.HANG, "no end") if ended.hung else Violation(Kind.CRASH, ended.failed)
+            blame = Violation(Kind.HANG, "the worker hangs") if ended.hung else Violation(Kind.CRASH, ended.failed)
             self.tally.violations.append(f"{what}: {blame}")
         why = f"signal {ended.signal}" if ended.signal else ""
         if ended.said:
@@ -152,18 +158,18 @@ class Runs:
 
 
 def planned(count: int) -> Iterator[Damage]:
-    """All kinds of pages and of harm, in turn."""
+    """Yields damages of all kinds on pages of all kinds, in turn."""
     kinds = itertools.cycle(itertools.product(Harm, Part))
     for number, (harm, part) in enumerate(itertools.islice(kinds, count)):
         yield Damage(number, part, harm)
 
 
 def main() -> None:
-    """Exit code 1 where a promise was broken."""
+    """Runs the command line. Exits with 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m disk_corruption.runs")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=inf, help="no more are begun then")
+    parser.add_argument("--seconds", type=float, default=inf, help="start no further trial after this time")
     parser.add_argument("--violations", type=int, default=100)
     parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
     wanted = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A damaged tier is used as a worker uses it, and judged: exact bytes or a miss, and in the end it works again."""
+"""Uses a damaged tier as a worker does and judges it: each page is exact or a miss, and in the end the tier works."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ from power_loss.reopening import Looker, after_a_restart, prove_here
 from power_loss.workload import outgoing
 
 NEWCOMERS = range(900_000, 900_006)
-_SPOILT = 2  # newcomers: what a damaged list calls free may be another's, and both are found damaged when they are read
-_SOME = 6  # every so-manieth page is dropped without having been read
+_SPOILT = 2  # new pages: a page of a damaged free list may be in use, so that both users are found corrupt when read
+_SOME = 6  # one of this many pages is dropped without having been read
 
 
 class Moment(StrEnum):
-    """When it happens."""
+    """The moment of the damage."""
 
-    CLOSED = "while nobody has it open"
-    OPEN = "while it is open"
-    DOWN = "while the host is down, after power was lost"
+    CLOSED = "while the tier is closed"
+    OPEN = "while the tier is open"
+    DOWN = "while the host is down after a power loss"
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's life. how: the tier's line; ended: by which TierError, "" if by itself.
+    """The result of one worker.
 
-    listed, exact: pages; damaged: how many it counted.
+    Attributes:
+        how: The tier's message about its opening.
+        ended: The TierError that ended the worker, "" if there was none.
+        listed: The number of listed pages.
+        exact: The number of exact pages.
+        damaged: The number of pages that the tier counted as corrupt.
+        violations: The broken promises.
     """
 
     how: str = ""
@@ -43,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Use:
-    """All that a worker does with a tier, in its order. harm: what happens to the file while it is open."""
+    """All that a worker does with a tier, in order. `harm` damages the file while it is open."""
 
     def __init__(self, folder: Path, terms: Terms, harm: Callable[[], None]) -> None:
         self._folder = folder
@@ -54,7 +60,7 @@ class Use:
         self._violations: list[Violation] = []
 
     def live(self) -> Seen:
-        """From opening to closing."""
+        """Opens, uses and closes the tier, and returns the result."""
         ended = ""
         try:
             tier = self._terms.opened(self._folder)
@@ -89,11 +95,11 @@ class Use:
         listed = looker.listed()
         there = self._look(looker, listed)
         if not all(written.stored):
-            looker.blame(Kind.CRASH, f"it does not go on: {set(written.reasons)}")
+            looker.blame(Kind.CRASH, f"the tier cannot be used: {set(written.reasons)}")
         missing = [page.key for page in newcomers if page.key not in there]
         if len(missing) > _SPOILT or not listed.keys() >= set(missing):
             for key in missing:
-                looker.blame(Kind.LOST, "it came after the damage", key)
+                looker.blame(Kind.LOST, "the page was stored after the damage", key)
         tier.sync()
         self._damaged = tier.state().damaged
 
@@ -103,12 +109,12 @@ class Use:
         damaged = sum(outcome is ReadOutcome.DAMAGED for outcome in outcomes.values())
         if looker.tier.state().damaged - before != damaged:
             looker.blame(
-                Kind.INTEGRITY, f"{damaged} pages were damaged, {looker.tier.state().damaged - before} counted"
+                Kind.INTEGRITY, f"{damaged} pages were read as corrupt, {looker.tier.state().damaged - before} counted"
             )
         return [key for key, outcome in outcomes.items() if outcome is ReadOutcome.EXACT]
 
     def _write(self, tier: LmdbTier, drops: list[bytes], pages: list[Outgoing]) -> Written:
-        """As a worker's thread does: what it does not expect ends the worker, and nobody trusts the tier after."""
+        """Writes as a worker's thread does: an unexpected error ends the worker, and the tier must be verified next."""
         try:
             return tier.write(drops, pages)
         except (TierError, SystemError) as error:
@@ -117,7 +123,7 @@ class Use:
 
 
 def lived(folder: Path, terms: Terms, moment: Moment, harm: Callable[[], None], boot: Path) -> bytes:
-    """Of a child: Seen, in JSON. harm: to the file, for when it is open."""
+    """Returns the result of a worker, for a child process, as JSON. `harm` damages the file if the moment is OPEN."""
     prove_here()
     if moment is Moment.DOWN:
         after_a_restart(boot)
@@ -126,4 +132,4 @@ def lived(folder: Path, terms: Terms, moment: Moment, harm: Callable[[], None], 
 
 
 def _nothing() -> None:
-    """There is no harm."""
+    """Does no damage."""

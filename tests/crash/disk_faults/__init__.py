@@ -1,1 +1,1 @@
-"""Faults of the disk: calls of the tier's worker that end it, fail, do half or hang, and files that change under it."""
+"""Disk faults: system calls of the disk worker kill it, fail, are partial or hang, and its files are changed."""

@@ -1,4 +1,4 @@
-"""One case: an operation during which one call of the worker goes wrong, and what must be so then."""
+"""Runs one case: a call of the disk worker goes wrong during an operation, then the promises are checked."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from running_daemon import START_S, eventually
 _OVER_S: Final = 30.0
 _STRIKES_S: Final = 15.0
 _QUIET_S: Final = 0.07
-"""A little longer than from one of the daemon's looks around to the next."""
+"""A little longer than the interval of the daemon's periodic checks."""
 STOP_S: Final = 1
-"""What a stop may take to write what is unwritten; ending the worker may take as long again, and a moment."""
+"""The time that a stop may take to write unwritten pages; ending the worker may take as long again, and a little more.
+"""
 _ENDS: Final = frozenset({Action.DIE, Action.TEAR})
 
 
 class Struck(msgspec.Struct, frozen=True):
-    """How a case ended. times: how often something went wrong; reborn: whether another worker took over."""
+    """The result of a case.
+
+    Attributes:
+        times: How many calls went wrong.
+        reborn: Whether another worker took over.
+    """
 
     times: int
     reborn: bool = False
 
 
 def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[Noted]:
-    """What the worker asks of its disk in an operation when nothing goes wrong, in order."""
+    """Returns the system calls of the worker in an operation without faults, in order."""
     operation = _begin(scene, kind)
     begun = verdicts.begun(scene)
     gate.forget()
     operation.act()
-    assert eventually(operation.done, _OVER_S), f"{kind.__name__} is never over: {scene.daemon.log.read_text()}"
+    assert eventually(operation.done, _OVER_S), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
     time.sleep(_QUIET_S)
     noted = gate.noted()
     _bring_back(scene, operation)
@@ -44,7 +50,7 @@ def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[Noted]:
 
 
 def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck:
-    """Raises AssertionError where a promise is broken."""
+    """Runs an operation with a fault and returns the result. Raises AssertionError if a promise is broken."""
     operation = _begin(scene, kind)
     begun = verdicts.begun(scene)
     gate.arm(fault)
@@ -72,7 +78,7 @@ def _begin(scene: Scene, kind: type[Operation]) -> Operation:
 
 
 def _strikes(gate: Gate, operation: Operation) -> bool:
-    """Whether it does before all is over."""
+    """Returns whether the fault happens before the operation is over."""
     ends = time.monotonic() + _STRIKES_S
     while not gate.struck and time.monotonic() < ends and not operation.done():
         time.sleep(0.002)
@@ -80,9 +86,9 @@ def _strikes(gate: Gate, operation: Operation) -> bool:
 
 
 def _meanwhile(scene: Scene, operation: Operation, fault: Fault) -> None:
-    """The disk is in trouble, and stays so where the fault lasts."""
+    """Checks the engines while the disk is in trouble; a lasting fault continues until the gate is opened."""
     if operation.goes:
-        assert eventually(operation.done, 2 * STOP_S + _OVER_S), "a stop waits for the disk"
+        assert eventually(operation.done, 2 * STOP_S + _OVER_S), "the stop of the daemon waits for the disk"
         return
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
     verdicts.goes_on(scene, operation)
@@ -93,9 +99,9 @@ def _meanwhile(scene: Scene, operation: Operation, fault: Fault) -> None:
 
 
 def _comes_back(scene: Scene, operation: Operation, fault: Fault) -> None:
-    """Waits until the disk is open.
+    """Waits until the disk is open again.
 
-    Where it died the next daemon starts one at once: this one would wait a little longer each time.
+    If the worker died, the daemon is replaced: the next one starts a worker at once, this one would delay it.
     """
     if fault.action in _ENDS and not operation.goes and Role.TIER not in operation.starts:
         scene.renew()
@@ -105,9 +111,9 @@ def _comes_back(scene: Scene, operation: Operation, fault: Fault) -> None:
 
 
 def _bring_back(scene: Scene, operation: Operation) -> None:
-    """Everybody is there who is to be."""
+    """Waits until the daemon serves, the observing client is attached and the disk is open."""
     if operation.goes:
-        assert eventually(operation.done, _OVER_S), "a stop does not end"
+        assert eventually(operation.done, _OVER_S), "the stop of the daemon does not end"
         scene.daemon.start()
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
     scene.until_disk_is_open()

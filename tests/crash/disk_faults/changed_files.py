@@ -1,4 +1,4 @@
-"""Files of an open tier that somebody changes: engines go on, and the tier begins anew with what can be proven."""
+"""Changes the files of an open tier: engines continue, and the tier restarts with the pages that can be verified."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _TELLS_S: Final = 5.0
 
 
 class OnDisk(WriteBehind):
-    """Pages on disk alone, in both parts, and some in memory as well."""
+    """Pages are on disk only, in both parts, and some in memory as well."""
 
     before = PAGES
 
 
 def meet(scene: Scene, change: Change, folder: Path) -> None:
-    """Raises AssertionError where a promise is broken."""
+    """Runs a case with a change of the files. Raises AssertionError if a promise is broken."""
     scene.begin()
     operation = OnDisk(scene)
     operation.prepare()
     lines = scene.daemon.log.read_text().count("\n")
     begun = verdicts.begun(scene)
-    scene.dropping()  # what is on disk alone is somebody else's fault now; no byte may be wrong for that
+    scene.dropping()  # the change may lose pages that are on disk only, but no byte may be wrong
     change.make(folder)
     verdicts.goes_on(scene, operation)
     verdicts.answers_in_time(scene, operation)
@@ -39,7 +39,7 @@ def meet(scene: Scene, change: Change, folder: Path) -> None:
     assert _since(scene, lines).count("no disk tier") <= _MOST_RESTARTS, _since(scene, lines)
     scene.renew()
     assert eventually(lambda: scene.look(pages, START_S).loaded == len(pages), START_S), (
-        f"what was said to be on disk is not there after a restart: {_since(scene, lines)}"
+        f"pages that were reported as on disk are missing after a restart: {_since(scene, lines)}"
     )
     verdicts.settle(scene, begun)
     verdicts.works_again(scene)

@@ -1,4 +1,4 @@
-"""What becomes of a tier's files while it is open: cut, replaced, gone."""
+"""Changes of a tier's files while it is open: they are truncated, replaced or removed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ _LOCK: Final = "lock.mdb"
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something that somebody does to a tier's folder, of two parts.
+    """A change of a tier's folder with two parts.
 
-    told: words that the log must say of it soon. few: whether it is among the few that are always tried.
+    Attributes:
+        name: The name of the case.
+        make: The function that changes the folder.
+        told: Words that the log must contain soon after the change.
+        few: Whether the change belongs to the few that are always tested.
     """
 
     name: str
@@ -32,7 +36,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def _cut(folder: Path, share: float) -> None:
-    """To this share of its pages, and in all cases not to the same length."""
+    """Truncates the data files to this share of their pages, never both to the same length."""
     data = folder / "0" / _DATA
     os.truncate(data, int(data.stat().st_size // _PAGE * share) * _PAGE)
 
@@ -43,14 +47,14 @@ def _cut_both(folder: Path) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """As those who write files atomically do."""
+    """Replaces a file by rename, as programs do that write files atomically."""
     beside = path.with_name(path.name + ".other")
     beside.write_bytes(content)
     beside.rename(path)
 
 
 def _copy(folder: Path) -> None:
-    """By what it holds in this moment: a restored backup. What is written meanwhile is not in it."""
+    """Replaces the data file by a copy, like a restored backup, without the pages that are written during the copy."""
     data = folder / "0" / _DATA
     _replace(data, data.read_bytes())
 

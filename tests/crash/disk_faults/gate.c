@@ -1,7 +1,9 @@
-/* gate.c - between a tier's worker and its disk: calls on files of one folder are noted, and go wrong if a test asks.
+/* gate.c - stands between a disk worker and its disk: records calls on files of one folder, and makes them go wrong if a
+ * test asks for it.
  *
- * Preloaded. It does nothing but in a process whose command names the worker. $PT_GATE names a file that all workers of
- * a test share: gate.py writes there what is wanted, and reads what was called. Calls are counted over all threads. */
+ * It is preloaded, and does nothing except in a process whose command line names the worker. $PT_GATE names a file that all
+ * workers of a test share: gate.py writes the wanted fault there and reads the recorded calls. Calls are counted over all
+ * threads. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,11 +31,11 @@ enum call {
     WRITE, PWRITE, WRITEV, PREAD, FDATASYNC, FSYNC, MSYNC, FTRUNCATE, TRUNCATE, FALLOCATE, SYNC_FILE_RANGE,
     RENAME, UNLINK, MKDIR, RMDIR, OPEN
 };
-/* In the order of gate.Action. NO_ACTION: the call is made as it is. */
+/* In the order of gate.Action. NO_ACTION: the call is made unchanged. */
 enum action { NO_ACTION, DIE, TEAR, FAIL, SHORTEN, HOLD };
 enum { QUIET, ARMED };
 
-/* The left-th call of the set `calls` on a file whose name ends in `file`, and all later ones if lasting. */
+/* The left-th call of the set `calls` on a file whose name ends in `file` goes wrong, and all later ones if lasting. */
 typedef struct {
     _Atomic uint32_t state;
     uint32_t calls, action, error, lasting;
@@ -76,7 +78,7 @@ __attribute__((constructor)) static void find_control(void)
     shared = mapped == MAP_FAILED ? NULL : mapped;
 }
 
-/* The name below the folder; NULL if it lies elsewhere. */
+/* Returns the name below the folder; NULL for a path outside of it. */
 static const char *below(const char *path)
 {
     size_t length = strlen(shared->wanted.folder);
@@ -115,7 +117,7 @@ static _Noreturn void die(void)
         kill(getpid(), SIGKILL);
 }
 
-/* What is to become of a call on this path. */
+/* Records a call on this path and returns the action to apply to it. */
 static enum action struck(enum call call, const char *path)
 {
     const char *name = shared ? below(path) : NULL;
@@ -152,7 +154,7 @@ static enum action struck_at(enum call call, int file)
     return struck(call, path);
 }
 
-/* Half of the bytes. */
+/* Returns half of the bytes for a partial call. */
 static size_t less(enum action action, size_t length)
 {
     return action == TEAR || action == SHORTEN ? length / 2 : length;
@@ -252,7 +254,7 @@ ON(UNLINK, unlink, path, struck, (const char *path), path)
 ON(MKDIR, mkdir, path, struck, (const char *path, mode_t mode), path, mode)
 ON(RMDIR, rmdir, path, struck, (const char *path), path)
 
-/* Of a mapping nobody knows the file: all that are synced are the tier's. */
+/* The file of a mapping is unknown here, so each msync counts as one of the tier. */
 int msync(void *memory, size_t size, int flags)
 {
     enum action action = shared ? struck(MSYNC, shared->wanted.folder) : NO_ACTION;

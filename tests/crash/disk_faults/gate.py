@@ -1,4 +1,4 @@
-"""What goes wrong between a tier's worker and its disk: written for gate.c to read, which notes what was called."""
+"""Controls the system calls between a disk worker and its disk: gate.c makes them fail, and records them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _NOTED_AT: Final = 32
 
 
 class Call(Enum):
-    """What the worker asks of its disk; the value is a bit's number in gate.c. PREAD: preadv, WRITEV: pwritev, too."""
+    """The disk calls of the worker; the value is the number of a bit in gate.c.
+
+    PREAD includes preadv, WRITEV pwritev.
+    """
 
     WRITE = 0
     PWRITE = 1
@@ -50,14 +53,17 @@ class Call(Enum):
 ALL: Final = frozenset(Call)
 WRITES: Final = frozenset({Call.WRITE, Call.PWRITE, Call.WRITEV})
 CHANGES: Final = ALL - {Call.PREAD, Call.OPEN, Call.SYNC_FILE_RANGE}
-"""All after which something may be on the disk that was not there before."""
+"""The calls after which the disk may hold data that was not there before."""
 
 
 class Action(Enum):
-    """What becomes of a call. DIE: its process dies before it. TEAR: in the middle of writing, or right behind it.
+    """The effect of a fault on a call.
 
-    FAIL: it is not made, and an error is told. SHORTEN: it is made with half of the bytes. HOLD: it hangs until
-    nothing is wanted any more, and is made then.
+    DIE kills the process before the call. TEAR kills it in the middle of a write, or directly after another call.
+
+    FAIL returns an error without the call. SHORTEN makes the call with half of the bytes. HOLD blocks the call until
+    the
+    gate is opened, and makes it then.
     """
 
     DIE = 1
@@ -68,9 +74,15 @@ class Action(Enum):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is to go wrong: the number-th of these calls from now on, on a file whose name ends so.
+    """A fault: the number-th of these calls from now on goes wrong.
 
-    error: an errno, of FAIL. lasting: all later ones, too, until the gate is opened.
+    Attributes:
+        action: The effect.
+        calls: The calls that count.
+        number: Which of them goes wrong, from 1.
+        error: The errno, for FAIL.
+        lasting: All later calls go wrong, too, until the gate is opened.
+        file: The end of the file names that count.
     """
 
     action: Action
@@ -89,31 +101,31 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """A call that was made, on a file by its name below the tier's folder ("": the folder itself)."""
+    """A call that was made, on a file named relative to the tier's folder ("": the folder itself)."""
 
     call: Call
     file: str
 
 
 class Gate(MappedFile):
-    """One scene's, over the workers of a tier in one folder. Of one test at a time."""
+    """The gate of a scene, between the workers of a tier and its folder. It is used by one test at a time."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _BYTES)
         self._folder = b""
 
     def watch(self, folder: Path) -> None:
-        """Calls on the files in this folder are those that count, from now on."""
+        """Counts calls on the files in this folder from now on."""
         self._folder = os.fsencode(folder.resolve())
         self.forget()
 
     def arm(self, fault: Fault) -> None:
-        """From now on it waits for its call."""
+        """Arms a fault."""
         self._put(fault)
         _STATE.pack_into(self.memory, 0, _ARMED)
 
     def open(self) -> None:
-        """Nothing goes wrong any more, and what hung goes on."""
+        """Removes the fault; calls that hang continue."""
         _STATE.pack_into(self.memory, 0, _QUIET)
 
     def _put(self, fault: Fault | None) -> None:
@@ -129,33 +141,33 @@ class Gate(MappedFile):
 
     @property
     def struck(self) -> int:
-        """How many calls went wrong since it was armed."""
+        """The number of calls that went wrong since the gate was armed."""
         return int(_STRUCK.unpack_from(self.memory, _STRUCK_AT)[0])
 
     @property
     def pid(self) -> int:
-        """Of the worker whose call went wrong last; 0 if none did."""
+        """The pid of the worker whose call went wrong last; 0 if there is none."""
         return int(_STRUCK.unpack_from(self.memory, _STRUCK_AT)[1])
 
     def forget(self) -> None:
-        """Nothing goes wrong any more, and notes are taken anew. What is called in this very moment may be lost."""
+        """Removes the fault and clears the record of calls. A call at this very moment may be lost."""
         self._put(None)
         _NOTED.pack_into(self.memory, _NOTED_AT, 0)
         self.memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)
 
     def noted(self) -> list[Noted]:
-        """The calls since then, in their order. Raises ValueError where there were too many to note."""
+        """Returns the calls since the last forget(), in order. Raises ValueError if there were too many to record."""
         count = _NOTED.unpack_from(self.memory, _NOTED_AT)[0]
         if count > _NOTES:
-            raise ValueError(f"{count} calls are more than the {_NOTES} that can be noted")
+            raise ValueError(f"{count} calls were made, only {_NOTES} can be recorded")
         notes = _NOTE.iter_unpack(self.memory[_WANTED.size : _WANTED.size + count * _NOTE.size])
         return [Noted(Call(call), name.rstrip(b"\0").decode()) for whole, call, _, name in notes if whole]
 
     def counts(self) -> Counter[Noted]:
-        """How often which of them was made."""
+        """Returns how often each call was made."""
         return Counter(self.noted())
 
     def close(self) -> None:
-        """The file is the caller's to remove."""
+        """Unmaps the file; the caller removes it."""
         self.open()
         super().close()

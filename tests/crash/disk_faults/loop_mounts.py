@@ -1,4 +1,4 @@
-"""File systems of a test's own, in a file: one can be frozen, and one can lose what it was given."""
+"""Mounts file systems in a file, which can be frozen or lose data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _IMAGE: Final = 128 << 20
 
 @contextmanager
 def ext4(image: Path, point: Path) -> Iterator[Path]:
-    """A new one in a file with holes, without a journal, until the end of the block. Skips where it can not be."""
+    """Mounts a new ext4 without a journal in a sparse file. Skips the test if that is not possible."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        pytest.skip(f"there is no {missing[0]} here")
+        pytest.skip(f"{missing[0]} is not installed")
     with image.open("wb") as file:
         file.truncate(_IMAGE)
     _skip_unless("mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(image))
@@ -30,14 +30,14 @@ def ext4(image: Path, point: Path) -> Iterator[Path]:
 
 @contextmanager
 def tmpfs(point: Path, size: str) -> Iterator[Path]:
-    """One that takes so much and no more. Skips where it can not be mounted."""
+    """Mounts a tmpfs of this size. Skips the test if that is not possible."""
     with mounted(point, "faults-test", "-t", "tmpfs", "-o", f"size={size}"):
         yield point
 
 
 @contextmanager
 def mounted(point: Path, what: str, *words: str) -> Iterator[None]:
-    """Until the end of the block. Skips where it is not allowed."""
+    """Mounts a file system for the duration of the block. Skips the test if that is not allowed."""
     point.mkdir(exist_ok=True)
     _skip_unless("mount", *words, what, str(point))
     try:
@@ -47,14 +47,14 @@ def mounted(point: Path, what: str, *words: str) -> Iterator[None]:
 
 
 def mount_again(image: Path, point: Path) -> None:
-    """Nothing that was read or written before is in the page cache then. The caller guarantees that nobody uses it."""
+    """Mounts the image again without the content of the page cache. The caller guarantees that no process uses it."""
     subprocess.run(["umount", str(point)], check=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True)
 
 
 @contextmanager
 def frozen(point: Path) -> Iterator[None]:
-    """Whoever writes to it hangs until the end of the block, and nothing can end him."""
+    """Freezes a file system for the duration of the block: a process that writes to it hangs and cannot be killed."""
     _skip_unless("fsfreeze", "--freeze", str(point))
     try:
         yield
@@ -65,4 +65,4 @@ def frozen(point: Path) -> Iterator[None]:
 def _skip_unless(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"{command[0]} is refused here: {done.stderr.strip()}")
+        pytest.skip(f"{command[0]} is not permitted: {done.stderr.strip()}")

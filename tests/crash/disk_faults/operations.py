@@ -1,4 +1,4 @@
-"""The operations whose calls go wrong: all that a worker does with its disk."""
+"""Lists the operations of the fault sweeps: all that a worker does with its disk."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ SCENARIO: Final[tuple[type[Operation], ...]] = (
     StopWithDisk,
 )
 FEW: Final = (WriteBehind, LoadFromDisk, SaveAll, StartWithDisk, StartWithSmallerDisk, StopWithDisk)
-"""Those that are always tried."""
+"""The operations that are always tested."""
 
 
 def flags(kind: type[Operation], folder: Path) -> tuple[str, ...]:
-    """For the daemon: those of the operation, and it does not wait long for a disk when it stops."""
+    """Returns the flags of the daemon: those of the operation, and a short timeout for the disk when it stops."""
     return *kind.flags(folder), "--disk-stop", f"{STOP_S}s"

@@ -1,4 +1,4 @@
-"""gate.c and others as libraries, and the environment of processes whose workers it is to watch."""
+"""Builds gate.c and other libraries, and sets the environment that preloads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLAGS: Final = ("-shared", "-fPIC", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-
 
 
 def library(source: Path = _HERE / "gate.c") -> Path:
-    """Returns a library to be preloaded, which is made if its source has changed."""
+    """Returns a library to be preloaded; builds it if its source has changed."""
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     place = _BUILD / f"{source.stem}-{digest}.so"
     _BUILD.mkdir(exist_ok=True)
@@ -40,7 +40,7 @@ def _compile(source: Path, place: Path) -> None:
 
 @contextmanager
 def gated(control: Path) -> Iterator[None]:
-    """Processes that are started within the block, and all that these start, have the gate before their disks."""
+    """Preloads the gate into all processes that are started within the block, and into their children."""
     news = {"LD_PRELOAD": str(library()), VARIABLE: str(control)}
     before = {name: os.environ.get(name) for name in news}
     os.environ.update(news)

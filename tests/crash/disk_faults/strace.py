@@ -1,4 +1,4 @@
-"""strace on living processes: what they ask of the kernel, and calls that fail, wait or end them there."""
+"""Traces running processes with strace, and makes their system calls fail, wait or kill them."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ _OF_CALL: Final = {
     "rmdir": Call.RMDIR,
 }
 _UNKNOWN: Final = ("copy_file_range", "sendfile", "splice", "link", "linkat", "symlink", "io_uring_enter", "io_submit")
-"""Other ways to change a file, which nobody takes: one that is found in a trace is a finding."""
+"""Other calls that change a file, which the tier does not use: one in a trace is a finding."""
 _LINE: Final = re.compile(r"^\d+ +(\w+)\((.*)")
 _ATTACHED_S: Final = 10.0
 
 
 @contextmanager
 def strace(pids: Sequence[int], *words: str) -> Iterator[None]:
-    """On these processes, all their threads and all that they start, until the end of the block.
+    """Attaches strace to these processes, all their threads and children, for the duration of the block.
 
-    Skips the test where there is no strace, or it may not.
+    Skips the test if strace is not installed or not permitted.
     """
     program = shutil.which("strace")
     if program is None:
-        pytest.skip("there is no strace here")
+        pytest.skip("strace is not installed")
     command = [program, "-f", *words, *(f"--attach={pid}" for pid in pids)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for _ in pids:
             if "attached" not in (said := process.stderr.readline()):
                 process.kill()
-                pytest.skip(f"strace may not: {said.strip()}")
+                pytest.skip(f"strace is not permitted: {said.strip()}")
         try:
             yield
         finally:
@@ -71,28 +71,31 @@ def strace(pids: Sequence[int], *words: str) -> Iterator[None]:
 
 @contextmanager
 def recorded(pids: Sequence[int], file: Path) -> Iterator[None]:
-    """Every call that can change a file, or reads one as the tier does, goes into a file for calls_in()."""
+    """Records every call that can change a file, or reads one as the tier does, in a file for calls_in()."""
     with strace(pids, "--decode-fds=path", "--output", str(file), "-e", f"trace={','.join((*_OF_CALL, *_UNKNOWN))}"):
         yield
 
 
 @contextmanager
 def injected(pid: int, call: str, what: str) -> Iterator[None]:
-    """What becomes of a call of this process, in strace's words (error=EIO:when=2); each thread has its own count."""
+    """Changes the result of a call of this process, in strace's syntax (error=EIO:when=2), counted for each thread."""
     with strace([pid], "--output", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}"):
         time.sleep(0.05)
         yield
 
 
 def calls_in(file: Path, folder: Path) -> Counter[Noted]:
-    """What a trace has of the files in a folder. Raises ValueError for a way to change them that nobody knows."""
+    """Returns the calls of a trace on the files in a folder.
+
+    Raises ValueError for a call that the gate does not cover.
+    """
     found: Counter[Noted] = Counter()
     for line in file.read_text().splitlines():
         match = _LINE.match(line)
         if match is None or f"{folder}" not in match[2]:
             continue
         if match[1] in _UNKNOWN:
-            raise ValueError(f"nobody knows how to let this fail: {line}")
+            raise ValueError(f"the gate does not cover this call: {line}")
         name = match[2].split(f"{folder}", 1)[1]
         found[Noted(_OF_CALL[match[1]], re.split(r'[">]', name, maxsplit=1)[0].lstrip("/"))] += 1
     return found

@@ -1,4 +1,4 @@
-"""Cases in which strace has the kernel do it: fewer, and slower, but no library is in between."""
+"""Runs cases with strace instead of the gate: fewer and slower, but the kernel itself makes the calls fail."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kill_points.scene import Scene
 from running_daemon import START_S, eventually
 
 _OVER_S: Final = 40.0
-_DEAD_S: Final = 10.0  # until the daemon has a new worker; the operation is over by then, and makes no more calls
+_DEAD_S: Final = 10.0  # until the daemon has a new worker; by then the operation is over and makes no more calls
 
 
 class Injection(msgspec.Struct, frozen=True):
-    """What strace is to do with a call, in its own words."""
+    """A fault in strace's syntax."""
 
     call: str
     what: str
@@ -28,7 +28,7 @@ class Injection(msgspec.Struct, frozen=True):
 
     @property
     def ends(self) -> bool:
-        """Whether the worker does not survive it, where it comes by such a call."""
+        """Whether a worker that makes such a call dies of it."""
         return "signal=KILL" in self.what
 
 
@@ -42,17 +42,17 @@ class StoreAndSave(WriteBehind):
 
 
 def deaths(scene: Scene, call: str) -> int:
-    """At the first such call of a thread, at the second, and so on: at how many, which are all that there are."""
+    """Kills a thread's process at its first such call, its second, and so on; returns the number of such calls."""
     return next(at for at in itertools.count() if not meet(scene, death(call, at + 1)))
 
 
 def death(call: str, number: int) -> Injection:
-    """At that one of the operation's calls, counted from 1."""
+    """Returns the injection that kills the process at the number-th call of a thread, counted from 1."""
     return Injection(call, f"signal=KILL:when={number}")
 
 
 def meet(scene: Scene, injection: Injection) -> bool:
-    """Whether the worker died of it. Raises AssertionError where a promise is broken."""
+    """Runs a case and returns whether the worker died of the fault. Raises AssertionError if a promise is broken."""
     scene.begin()
     operation = StoreAndSave(scene)
     operation.prepare()

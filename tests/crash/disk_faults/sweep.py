@@ -1,4 +1,4 @@
-"""A sweep: one operation, again and again, in which one call after another goes wrong."""
+"""Sweeps an operation: runs it once for each fault, and checks the promises each time."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from kill_points.scene import Scene, timed
 from kill_points.sweep import Stage, stage
 
 EVERYTHING: Final = os.environ.get("SWEEP") == "all"
-"""Every call of each operation, in all ways; else a few of them."""
+"""With it, every call of each operation goes wrong in all ways; otherwise some of them."""
 _READS: Final = frozenset({Call.PREAD})
 _ROOM: Final = WRITES | {Call.FALLOCATE, Call.MKDIR, Call.OPEN}
-"""What needs blocks, or a name."""
+"""The calls that need free blocks or a new name."""
 _TROUBLE: Final = (
     Fault(Action.FAIL, _ROOM, 1, errno.ENOSPC),
     Fault(Action.FAIL, ALL, 1, errno.EIO),
     Fault(Action.FAIL, WRITES, 1, errno.EIO, file="data.mdb"),
     Fault(Action.HOLD, ALL),
 )
-"""What lasts."""
+"""The faults that last."""
 
 log = logging.getLogger("faults")
 
@@ -46,7 +46,7 @@ class Theatre(msgspec.Struct, frozen=True):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What came of it. unstruck: faults that waited for calls that did not come this time."""
+    """The result of a sweep. `unstruck` lists the faults whose calls were not made this time."""
 
     calls: Counter[Noted]
     cases: int
@@ -56,26 +56,26 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of a sweep, which one test does: number `number` of `count`. few: so many of it and no more; 0: all."""
+    """A part of a sweep, for one test: number `number` of `count`. `few` limits the number of faults; 0: no limit."""
 
     number: int
     count: int
     few: int
 
     def of(self, faults: Sequence[Fault]) -> list[Fault]:
-        """Those that are its own."""
+        """Returns the faults of this part."""
         return _some(faults, self.number, self.few) if self.few else list(faults[self.number :: self.count])
 
 
 @contextmanager
 def theatre(folder: Path) -> Iterator[Theatre]:
-    """For as many sweeps as one likes, one after another."""
+    """Yields a theatre for any number of sweeps, one after another."""
     with Gate(folder / "gate") as gate, gated(gate.path), stage(folder) as on:
         yield Theatre(on, gate)
 
 
 def sweep(on: Theatre, kind: type[Operation], folder: Path, part: Part) -> Swept:
-    """Raises AssertionError with the case in which a promise is broken."""
+    """Runs all cases of the part and returns the result. Raises AssertionError for a case that breaks a promise."""
     on.gate.watch(folder / "disk")
     with Scene(on.stage.nursery, on.stage.control, folder, flags(kind, folder)) as scene:
         calls = calls_of(scene, on.gate, kind)
@@ -83,12 +83,12 @@ def sweep(on: Theatre, kind: type[Operation], folder: Path, part: Part) -> Swept
         ended = [_run(scene, on.gate, kind, fault) for fault in chosen]
     unstruck = [f"{kind.__name__}: {fault}" for fault, one in zip(chosen, ended, strict=True) if not one.times]
     reborn = sum(one.reborn for one in ended)
-    log.warning("%s: %d calls, %d faults, %d not met", kind.__name__, len(calls), len(chosen), len(unstruck))
+    log.warning("%s: %d calls, %d faults, %d not reached", kind.__name__, len(calls), len(chosen), len(unstruck))
     return Swept(Counter(calls), len(chosen), len(chosen) - len(unstruck), reborn, unstruck)
 
 
 def faults_at(calls: Sequence[Noted]) -> list[Fault]:
-    """All that can go wrong with one of these calls, or with all from one on."""
+    """Returns all faults of each of these calls, and the lasting faults."""
     number = Counter(call.call for call in calls)
     changes = sum(number[call] for call in CHANGES)
     found = [Fault(action, CHANGES, at + 1) for at in range(changes) for action in (Action.DIE, Action.TEAR)]
@@ -104,14 +104,14 @@ def _each(number: Counter[Call], of: frozenset[Call]) -> Iterator[tuple[Call, in
 
 
 def _lasting(number: Counter[Call], fault: Fault) -> list[Fault]:
-    """Trouble that begins at the first call, and in the middle."""
+    """Returns the lasting fault from the first call on, and from the middle on."""
     count = sum(number[call] for call in fault.calls)
     begins = sorted({1, (count + 1) // 2}) if count else []
     return [msgspec.structs.replace(fault, number=at, lasting=True) for at in begins]
 
 
 def _some(faults: Sequence[Fault], shift: int, count: int) -> list[Fault]:
-    """A few of different kinds, and of each kind not the last ones, which may not come."""
+    """Returns a few faults of different kinds, without the last ones of each kind, which may not be reached."""
     kinds = [list(group) for _, group in itertools.groupby(sorted(faults, key=_when), key=_kind)]
     chosen = [(kinds[number % len(kinds)], 5 * number) for number in range(shift, shift + count)]
     return [kind[number % ((len(kind) + 1) // 2)] for kind, number in chosen]

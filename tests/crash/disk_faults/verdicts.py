@@ -1,4 +1,4 @@
-"""What must be so while a disk is in trouble, and what again when it is not."""
+"""Checks the promises while a disk is in trouble, and after its recovery."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagetier.shm.protocol import Flush, Save, Saved
 from running_daemon import START_S, eventually
 
 SLACK_S: Final = 1.5
-"""What a crowded machine may add to a deadline; a disk that hangs would add all of its time."""
+"""The delay that a busy machine may add to a timeout, in seconds; a disk that hangs would add much more."""
 _FEW: Final = 2
 _BACK_S: Final = 5.0
 _READ_S: Final = 5.0
@@ -24,59 +24,59 @@ _MENDED_S: Final = 40.0
 
 
 def goes_on(scene: Scene, operation: Operation) -> None:
-    """Whatever the disk does: what is in memory is found, new pages are stored, and neither waits."""
+    """Checks that pages in memory are found and new pages are stored, without delay, whatever the disk does."""
     if operation.keeps:
         looked, seconds = timed(lambda: scene.look(operation.known))
-        assert looked.loaded == len(operation.known), "what is in memory is not found"
+        assert looked.loaded == len(operation.known), "a page in memory was not found"
         assert seconds < SLACK_S, f"a load from memory took {seconds:.3f} s"
     fresh = scene.numbers(_FEW)
     stored, seconds = timed(lambda: scene.store(fresh))
-    assert stored == len(fresh), f"a store is refused: {scene.header()}"
+    assert stored == len(fresh), f"a store was rejected: {scene.header()}"
     assert seconds < SLACK_S, f"a store took {seconds:.3f} s"
-    assert scene.look(fresh).loaded == len(fresh), "what was just stored is not found"
+    assert scene.look(fresh).loaded == len(fresh), "a page that was just stored was not found"
 
 
 def answers_in_time(scene: Scene, operation: Operation) -> None:
-    """A load of what is on disk takes no longer than its deadline, whether it comes or not."""
+    """Checks that a load of pages on disk ends within its timeout, with or without the pages."""
     _, seconds = timed(lambda: scene.look(operation.on_disk(), SHORT_S))
     assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s from a disk that hangs"
 
 
 def is_sound(scene: Scene) -> None:
-    """The index says so itself."""
+    """Checks that the daemon finds no inconsistency in the index."""
     found = scene.daemon.findings()
     assert found == [], found
 
 
 def works_again(scene: Scene) -> list[int]:
-    """There and back: what is stored goes to disk when an administrator says so, leaves memory, and is loaded.
+    """Stores pages, saves them to disk, evicts them from memory and loads them again.
 
-    Those pages, which were said to be on disk.
+    Returns these pages, which were reported as on disk.
     """
     pages = _onto_disk(scene)
     assert pages, f"{scene.ask(Save(1))} {scene.daemon.log.read_text()}"
-    assert _come_back(scene, pages), f"what was on disk does not come back: {scene.daemon.log.read_text()}"
+    assert _come_back(scene, pages), f"pages on disk could not be loaded: {scene.daemon.log.read_text()}"
     return pages
 
 
 def comes_to_work(scene: Scene) -> list[int]:
-    """The same of a disk that may still be finding out what is wrong with it, and begins anew."""
+    """Returns the same as works_again(), for a disk that may still detect its fault and be rebuilt."""
     ends = time.monotonic() + _MENDED_S
     while time.monotonic() < ends:
         pages = _onto_disk(scene)
         if pages and _come_back(scene, pages):
             return pages
         scene.dropping()
-        _in_memory(scene)  # pages that could not be saved would be more than fit onto a small disk
-    raise AssertionError(f"the disk tier is never well again: {scene.header()} {scene.daemon.log.read_text()}")
+        _in_memory(scene)  # pages that could not be saved would not fit on a small disk
+    raise AssertionError(f"the disk tier did not recover: {scene.header()} {scene.daemon.log.read_text()}")
 
 
 def _onto_disk(scene: Scene) -> list[int]:
-    """New pages, once they are said to be there; none if they can not be."""
+    """Returns new pages after they were reported as on disk; none if they could not be written."""
     pages = scene.numbers(_FEW)
-    assert eventually(lambda: scene.store(pages) == _FEW, START_S), "no stores any more"
-    told = _saved(scene)
-    return pages if told.synced and not told.trouble else []
+    assert eventually(lambda: scene.store(pages) == _FEW, START_S), "stores do not work again"
+    saved = _saved(scene)
+    return pages if saved.synced and not saved.trouble else []
 
 
 def _come_back(scene: Scene, pages: list[int]) -> bool:
@@ -86,14 +86,14 @@ def _come_back(scene: Scene, pages: list[int]) -> bool:
 
 def _saved(scene: Scene) -> Saved:
     ends = time.monotonic() + START_S
-    told, number = Saved(0, 0, 0, synced=False), 0
-    while not (told.synced or told.trouble) or number < 2:
-        told = scene.ask(Save(number))
-        assert isinstance(told, Saved)
-        assert time.monotonic() < ends, f"{told} {scene.daemon.log.read_text()}"
+    saved, number = Saved(0, 0, 0, synced=False), 0
+    while not (saved.synced or saved.trouble) or number < 2:
+        saved = scene.ask(Save(number))
+        assert isinstance(saved, Saved)
+        assert time.monotonic() < ends, f"{saved} {scene.daemon.log.read_text()}"
         number += 1
         time.sleep(0.01)
-    return told
+    return saved
 
 
 def _in_memory(scene: Scene) -> int:
@@ -102,7 +102,7 @@ def _in_memory(scene: Scene) -> int:
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """How all stood when a case began. page: pages with higher numbers are its own."""
+    """The state at the begin of a case; pages with numbers above `page` belong to it."""
 
     worker: int
     gone: int
@@ -111,25 +111,25 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 def begun(scene: Scene) -> Begun:
-    """As it is now."""
+    """Returns the current state."""
     return Begun(scene.worker(), _gone(scene), scene.header()["evicted"], scene.numbers(1)[0])
 
 
 def _gone(scene: Scene) -> int:
-    """Pages that the daemon's own counters say have left both tiers, where the disk was there all the time."""
+    """Returns the number of pages that left both tiers by the daemon's counters, if the disk was open all the time."""
     header = scene.header()
     return sum(header[name] for name in ("disk_lost", "disk_spared", "disk_evicted", "disk_damaged"))
 
 
 def settle(scene: Scene, since: Begun) -> None:
-    """The end of a case: nobody holds anything, all memory is of use, and each page that must be there is."""
+    """Ends a case: checks that nothing is pinned, all frames can be used, and each page that must be found is found."""
     scene.dismiss()
     assert eventually(lambda: scene.client.attached, START_S), scene.daemon.log.read_text()
     assert eventually(lambda: scene.quiet() and not scene.pins(), START_S), scene.header()
     full = scene.numbers(PAGES)
-    # a page that is being written to disk can not leave in this moment
+    # A page that is being written to disk cannot be evicted at this moment.
     assert eventually(lambda: scene.store(full) == PAGES, _BACK_S), (
-        f"not all memory is of use: {scene.daemon.slots()} {scene.header()} {scene.daemon.log.read_text()}"
+        f"not all frames can be used: {scene.daemon.slots()} {scene.header()} {scene.daemon.log.read_text()}"
     )
     scene.until_disk_is_open()
     may_go = _may_go(scene, since)
@@ -142,7 +142,7 @@ def settle(scene: Scene, since: Begun) -> None:
 
 
 def _may_go(scene: Scene, since: Begun) -> Losses:
-    """While a worker is away nothing is found on disk, and what leaves memory then is nowhere."""
+    """Returns the pages that may be lost. While no worker runs, pages on disk are missed and evicted pages are lost."""
     gone = _gone(scene) - since.gone
     if scene.worker() == since.worker:
         return Losses(at_most=max(0, gone))

@@ -1,1 +1,1 @@
-"""Deaths at every named point: a build of the project in which points end or stop a process, and who chooses them."""
+"""Deaths at failpoints: a build of the project whose failpoints kill or stop a process that the test chooses."""

@@ -1,4 +1,4 @@
-"""One case: an operation, a point, who crosses it, whether he dies or is stopped there; and what must be so then."""
+"""Runs one case: a process is killed or stopped at a failpoint of an operation, then the promises are checked."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FIRED_S: Final = 8.0
 _BACK_S: Final = 1.0
 _DONE_S: Final = 30.0
 _QUIET_S: Final = 0.07
-"""A little longer than from one of the daemon's looks around to the next."""
+"""A little longer than the interval of the daemon's periodic checks."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """role crosses point while an operation goes on."""
+    """A process in this role crosses the failpoint during an operation, and is killed or stopped there."""
 
     role: Role
     point: str
@@ -37,19 +37,24 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a case ended. crossed: whether the point was; back_s: until the memory of the dead was in use again."""
+    """The result of a case.
+
+    Attributes:
+        crossed: Whether the failpoint was crossed.
+        back_s: The seconds until the memory of the dead process was in use again.
+    """
 
     crossed: bool
     back_s: float = 0.0
 
 
 def crossings(scene: Scene, kind: type[Operation]) -> dict[Role, set[str]]:
-    """Which points an operation crosses in which role, when nobody dies."""
+    """Returns the failpoints that an operation crosses in each role when no process dies."""
     operation = _begin(scene, kind)
     before = {role: operation.pid(role) for role in kind.roles if role not in kind.starts}
     scene.control.forget()
     operation.act()
-    assert eventually(operation.done, _DONE_S), f"{kind.__name__} is never over: {scene.daemon.log.read_text()}"
+    assert eventually(operation.done, _DONE_S), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
     time.sleep(_QUIET_S)
     of_pid = {pid: role for role, pid in before.items() if pid}
     if Role.ENGINE in kind.starts:
@@ -67,7 +72,7 @@ def crossings(scene: Scene, kind: type[Operation]) -> dict[Role, set[str]]:
 
 
 def run(scene: Scene, kind: type[Operation], case: Case) -> Ended:
-    """Raises AssertionError where a promise is broken."""
+    """Runs the case and returns its result. Raises AssertionError if a promise is broken."""
     operation = _begin(scene, kind)
     scene.control.arm(case.point, case.action, operation.pid(case.role))
     operation.act()
@@ -81,8 +86,10 @@ def run(scene: Scene, kind: type[Operation], case: Case) -> Ended:
     died = time.monotonic()
     (_kill if case.action is Action.KILL else _stop)(scene, operation, case.role, pid)
     if case.role is not Role.ENGINE or operation.goes:
-        died = time.monotonic()  # nobody could do anything before
-    assert eventually(lambda: _let_go(scene, operation, pid), _BACK_S), f"not let go of: {_held(scene)}"
+        died = time.monotonic()  # its memory could not be released before the others had noticed
+    assert eventually(lambda: _let_go(scene, operation, pid), _BACK_S), (
+        f"memory or a slot was not released: {_held(scene)}"
+    )
     back = time.monotonic() - died
     _end(scene, operation)
     return Ended(crossed=True, back_s=back)
@@ -96,7 +103,7 @@ def _begin(scene: Scene, kind: type[Operation]) -> Operation:
 
 
 def _fired(scene: Scene, operation: Operation) -> int:
-    """Who has crossed the point; 0 if all is over and nobody has."""
+    """Returns the pid of the process that crossed the failpoint; 0 if the operation ended without crossing it."""
     ends = time.monotonic() + _FIRED_S
     while not (pid := scene.control.fired) and time.monotonic() < ends:
         if operation.done():
@@ -105,7 +112,7 @@ def _fired(scene: Scene, operation: Operation) -> int:
     return pid
 
 
-# ---- death
+# ---- a process is killed
 
 
 def _kill(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
@@ -128,7 +135,7 @@ def _kill(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
 
 
 def _after_worker(scene: Scene, operation: Operation) -> None:
-    """The next daemon starts another at once; this one would wait a little longer each time."""
+    """Checks the clients without the worker, then replaces the daemon, which would delay each further worker."""
     if operation.goes:
         assert eventually(operation.done, _DONE_S)
         scene.daemon.start()
@@ -139,30 +146,30 @@ def _after_worker(scene: Scene, operation: Operation) -> None:
 
 
 def _goes_on_without(scene: Scene, operation: Operation) -> None:
-    """No daemon: matches and loads go on, stores are refused in time."""
+    """Checks the engines without a daemon: matches and loads work, stores are rejected within the timeout."""
     if operation.keeps:
         looked, seconds = timed(lambda: scene.look(operation.known))
-        assert looked.loaded == len(operation.known), "a page is not found without a daemon"
+        assert looked.loaded == len(operation.known), "a page was not found without a daemon"
         assert seconds < SLACK_S, f"a load took {seconds:.3f} s without a daemon"
     stored, seconds = timed(lambda: scene.store(scene.numbers(1), SHORT_S))
-    assert stored == 0, "a store without a daemon"
+    assert stored == 0, "a store succeeded without a daemon"
     assert seconds < SHORT_S + SLACK_S, f"a store took {seconds:.3f} s without a daemon"
 
 
 def _goes_on(scene: Scene, operation: Operation) -> None:
-    """The daemon lives: everything goes on for the others."""
+    """Checks that stores and loads of other engines work while the daemon runs."""
     if operation.keeps:
-        assert scene.look(operation.known).loaded == len(operation.known), "what is stored is not found"
+        assert scene.look(operation.known).loaded == len(operation.known), "a stored page was not found"
     fresh = scene.numbers(2)
     stored, seconds = timed(lambda: scene.store(fresh))
-    assert stored == len(fresh) and scene.look(fresh).loaded == len(fresh), "others can not store"
+    assert stored == len(fresh) and scene.look(fresh).loaded == len(fresh), "other engines cannot store"
     assert seconds < SLACK_S, f"a store took {seconds:.3f} s"
 
 
 def _is_well(scene: Scene, operation: Operation) -> None:
-    """After a death or a standstill. A client may need a moment to see that its link is another daemon's, or dead."""
+    """Checks the cache after a death or a stop; waits until the client has noticed the new daemon or dead link."""
     assert eventually(lambda: scene.client.attached, START_S), scene.daemon.log.read_text()
-    assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "no stores any more"
+    assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "stores do not work again"
     _goes_on(scene, operation)
     _is_sound(scene)
     for engine in operation.engines():
@@ -171,22 +178,22 @@ def _is_well(scene: Scene, operation: Operation) -> None:
     assert operation.verify(), f"{scene.header()} {scene.daemon.log.read_text()}"
 
 
-# ---- standstill
+# ---- a process is stopped
 
 
 def _stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
-    assert eventually(lambda: _state_of(pid) == "T"), "it is not stopped"
+    assert eventually(lambda: _state_of(pid) == "T"), "the process was not stopped"
     if role is Role.DAEMON:
         _goes_on_without(scene, operation)
     elif not operation.goes:
         _goes_on(scene, operation)
     if role is Role.ENGINE and not operation.goes:
-        assert scene.engine().do("store", scene.numbers(2)) == [Outcome.STORED] * 2, "nobody can attach"
+        assert scene.engine().do("store", scene.numbers(2)) == [Outcome.STORED] * 2, "no engine can attach"
     if role is Role.TIER:
         _, seconds = timed(lambda: scene.look(operation.on_disk(), SHORT_S))
-        assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s from a disk that stands still"
+        assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s while the disk worker was stopped"
     _resume(pid)
-    assert eventually(operation.done, _DONE_S), f"it does not go on: {scene.daemon.log.read_text()}"
+    assert eventually(operation.done, _DONE_S), f"the operation did not continue: {scene.daemon.log.read_text()}"
     if operation.goes and not scene.daemon.lives:
         scene.daemon.start()
     _is_well(scene, operation)
@@ -200,11 +207,11 @@ def _resume(pid: int) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-# ---- the end of it
+# ---- the end of a case
 
 
 def _let_go(scene: Scene, operation: Operation, pid: int) -> bool:
-    """Whether nothing is held by who is dead, or has no orders left."""
+    """Returns whether no pin, reservation or slot belongs to a dead process, and no pin to a finished one."""
     living = {engine.process.pid for engine in operation.engines()}
     attached = {slot["pid"] for slot in scene.daemon.observer().slots()}
     gone = pid in living or pid in (scene.daemon.pid, scene.worker()) or pid not in attached
@@ -216,7 +223,7 @@ def _held(scene: Scene) -> str:
 
 
 def _end(scene: Scene, operation: Operation) -> None:
-    """Judges the case, and proves that all memory is of use."""
+    """Judges the case, and proves that all frames can be used again."""
     scene.dismiss()
     if not scene.daemon.lives:
         scene.daemon.start()
@@ -226,9 +233,9 @@ def _end(scene: Scene, operation: Operation) -> None:
     assert violations == [], violations
     _is_sound(scene)
     full = scene.numbers(PAGES)
-    # a page that is being written to disk can not leave, and its worker lets everybody go first
+    # A page that is being written to disk cannot be evicted, and the disk worker has the lowest priority.
     seconds = START_S if scene.has_disk else _BACK_S
-    assert eventually(lambda: scene.store(full) == PAGES, seconds), f"not all memory is of use: {_held(scene)}"
+    assert eventually(lambda: scene.store(full) == PAGES, seconds), f"not all frames can be used: {_held(scene)}"
     _is_sound(scene)
 
 

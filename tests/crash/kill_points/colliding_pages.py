@@ -1,4 +1,4 @@
-"""The pages of a sweep: numbered, small, and all with one home in the dictionary, so that it has to move them about."""
+"""The pages of a sweep: numbered, small, and with the same home bucket, so that the dictionary displaces entries."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _HOME: Final = 5
 
 
 def key_of(number: int) -> bytes:
-    """Four pages each share a tag, too."""
+    """Returns the key of a page; each group of four pages also shares a tag."""
     home, tag = _HOME.to_bytes(8, "little"), (number // 4).to_bytes(8, "little")
     return home + tag + sha256(b"%d" % number).digest()[:16]
 
 
 def keys_of(numbers: Iterable[int]) -> Keys:
-    """A chain of them."""
+    """Returns a chain of pages."""
     keys = np.frombuffer(b"".join(map(key_of, numbers)), np.uint8).reshape(-1, 32)
     return SPACE.keys_of_hashes(keys ^ np.frombuffer(SPACE.digest, np.uint8))

@@ -1,4 +1,4 @@
-"""Who dies where: what a test writes for crossing.c to read, and reads of what was crossed."""
+"""Controls the failpoints: writes which process to kill for crossing.c to read, and reads what was crossed."""
 
 from __future__ import annotations
 
@@ -26,54 +26,57 @@ ANYBODY: Final = 0
 
 
 class Action(Enum):
-    """What a point does to who crosses it."""
+    """The effect of a failpoint on the process that crosses it."""
 
     KILL = signal.SIGKILL
     STOP = signal.SIGSTOP
 
 
 class Crossed(msgspec.Struct, frozen=True):
-    """A point and the process that crossed it."""
+    """A failpoint and the process that crossed it."""
 
     pid: int
     name: str
 
 
 class Control(MappedFile):
-    """One scene's: a file that its processes find by $PT_POINTS when they load the core. Of one test at a time."""
+    """The control file of a scene, used by one test at a time.
+
+    Its processes find it by $PT_POINTS when they load the core.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _BYTES)
 
     def arm(self, name: str, action: Action, pid: int = ANYBODY, times: int = 1) -> None:
-        """Whoever of this pid crosses this point for the times-th time from now on is killed or stopped there."""
+        """Arms a failpoint for the process with this pid, when it crosses it for the times-th time from now on."""
         self.disarm()
         _WANTED.pack_into(self.memory, 0, _QUIET, pid, times, action.value, 0, name.encode())
         _STATE.pack_into(self.memory, 0, _ARMED)
 
     def disarm(self) -> None:
-        """Nobody dies any more."""
+        """Disarms all failpoints."""
         _STATE.pack_into(self.memory, 0, _QUIET)
 
     @property
     def fired(self) -> int:
-        """The pid of who died or was stopped; 0 if nobody was yet."""
+        """The pid of the process that was killed or stopped; 0 if there is none yet."""
         state, *_ = _WANTED.unpack_from(self.memory, 0)
         return int(_STATE.unpack_from(self.memory, _FIRED_AT)[0]) if state == _FIRED else 0
 
     def wait_fired(self, seconds: float) -> int:
-        """The same, awaited for so long."""
+        """Waits until a process was killed or stopped, and returns its pid; 0 after the timeout."""
         ends = time.monotonic() + seconds
         while not (pid := self.fired) and time.monotonic() < ends:
             time.sleep(0.001)
         return pid
 
     def forget(self) -> None:
-        """Begins to count anew. What is crossed in this very moment may be lost."""
+        """Resets the counts of crossed failpoints. A crossing at this very moment may be lost."""
         self.memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)
 
     def crossed(self) -> Counter[Crossed]:
-        """How often who has crossed what since then."""
+        """Returns how often each process crossed each failpoint since the last reset."""
         found: Counter[Crossed] = Counter()
         for pid, times, named, name in _RECORD.iter_unpack(self.memory[_WANTED.size :]):
             if named:

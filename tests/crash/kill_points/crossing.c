@@ -1,7 +1,8 @@
-/* crossing.c - what a point does in the crash suite's build: it is counted, and ends or stops its process if a test asks.
+/* crossing.c - implements failpoints in the build of the crash tests: a crossing is counted, and kills or stops its
+ * process if a test asks for it.
  *
- * Whoever crosses a point looks into a file that all processes of a scene share ($PT_POINTS names it); control.py writes
- * what is wanted there and reads what was crossed. Without that variable a point is nothing here either. */
+ * A process that crosses a failpoint reads a control file that all processes of a scene share ($PT_POINTS names it).
+ * control.py arms failpoints in that file and reads the counts. Without the variable a failpoint does nothing here either. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -17,7 +18,7 @@
 
 enum { QUIET, ARMED, FIRED };
 
-/* name crossed by pid (0: by anybody) for the left-th time: signal. */
+/* Sends `signal` to the process `pid` (0: to any process) when it crosses `name` for the `left`-th time. */
 typedef struct {
     _Atomic uint32_t state, pid;
     _Atomic int32_t left;
@@ -59,16 +60,16 @@ static uint32_t hash(const char *name, uint32_t pid)
     return h;
 }
 
-/* Two threads that are first at once may take two records: their times are added up. */
+/* Two threads with their first crossing at the same time may take two records, whose counts control.py adds up. */
 static void count(const char *name, uint32_t pid)
 {
     for (uint32_t i = 0, at = hash(name, pid); i < RECORDS; i++) {
         record *r = &shared->records[(at + i) % RECORDS];
-        uint32_t nobody = 0;
-        if (atomic_compare_exchange_strong(&r->pid, &nobody, pid)) {
+        uint32_t unused = 0;
+        if (atomic_compare_exchange_strong(&r->pid, &unused, pid)) {
             strncpy(r->name, name, NAME_BYTES - 1);
             atomic_store(&r->named, 1);
-        } else if (nobody != pid || !atomic_load(&r->named) || strcmp(r->name, name)) {
+        } else if (unused != pid || !atomic_load(&r->named) || strcmp(r->name, name)) {
             continue;
         }
         atomic_fetch_add(&r->times, 1);
@@ -85,7 +86,7 @@ static void fire_if_wanted(const char *name, uint32_t pid)
         return;
     atomic_store(&w->fired, pid);
     atomic_store(&w->state, FIRED);
-    raise((int)w->signal); /* of this thread, so that it goes no further */
+    raise((int)w->signal); /* to this thread, so that it does not continue */
 }
 
 __attribute__((visibility("default"))) void pt_crossed(const char *name)

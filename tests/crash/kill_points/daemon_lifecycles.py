@@ -1,4 +1,4 @@
-"""Daemons that come and go."""
+"""Operations that start and stop daemons."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kill_points.scene import Scene
 
 
 def served_and_attached(scene: Scene) -> bool:
-    """Whether the daemon that was started is there, for who looks on."""
+    """Returns whether the daemon that was started serves and has the observing client attached."""
     return scene.served() and scene.client.attached
 
 
 class Start(Operation):
-    """A daemon with nothing to adopt."""
+    """A daemon starts with nothing to adopt."""
 
     roles = (Role.DAEMON,)
     starts = (Role.DAEMON,)
@@ -35,7 +35,7 @@ class Start(Operation):
 
 
 class StartOver(Start):
-    """A daemon that finds the segments of one that died while it gave them back."""
+    """A daemon starts and finds the segments of one that died while it removed them."""
 
     def prepare(self) -> None:
         Operation.prepare(self)
@@ -45,7 +45,7 @@ class StartOver(Start):
 
 
 class Adopt(Start):
-    """A daemon takes over: pages that are whole, held, being written, given up, and of which the dead stored a part."""
+    """A daemon adopts pages that are complete, pinned, being written, abandoned, or partly written by the dead."""
 
     keeps = True
 
@@ -71,7 +71,7 @@ class Adopt(Start):
 
 
 class Stop(Operation):
-    """SIGTERM: the memory is given back."""
+    """A daemon stops on SIGTERM and releases its memory."""
 
     goes = True
     keeps = False
@@ -85,7 +85,7 @@ class Stop(Operation):
 
 
 class HandOver(Stop):
-    """SIGUSR1: the pages stay for the next daemon."""
+    """A daemon stops on SIGUSR1 and leaves its pages to the next daemon."""
 
     roles = (Role.DAEMON,)
     keeps = True

@@ -1,4 +1,4 @@
-"""Disks that come and go: workers that die, daemons that start and stop with a disk."""
+"""Operations that end and start disks: workers that die, daemons that start and stop with a disk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from running_daemon import eventually
 
 
 class LoseWorker(WithDisk):
-    """The tier worker dies while it reads, and another one comes."""
+    """The disk worker dies while it reads, and another one starts."""
 
     roles = (Role.DAEMON,)
 
     def prepare(self) -> None:
-        self.scene.renew()  # a daemon that has lost a worker before waits longer for each
+        self.scene.renew()  # a daemon that has lost a worker before waits longer before it starts the next
         super().prepare()
         assert self.engine is not None
         os.kill(self.scene.worker(), signal.SIGSTOP)
@@ -36,7 +36,7 @@ class LoseWorker(WithDisk):
 
 
 class StartWithDisk(WithDisk):
-    """The next daemon, and its worker, which tells what is there."""
+    """The next daemon starts, and its worker loads the disk's inventory into the index."""
 
     starts = (Role.DAEMON, Role.TIER)
 
@@ -52,7 +52,7 @@ class StartWithDisk(WithDisk):
 
 
 class StartWithNewDisk(StartWithDisk):
-    """The folder is empty."""
+    """A daemon starts with an empty disk folder."""
 
     roles = (Role.TIER,)
     stays = False
@@ -64,7 +64,7 @@ class StartWithNewDisk(StartWithDisk):
 
 
 class StartWithSmallerDisk(StartWithDisk):
-    """Its files are longer than they may be now: pages go, and the files are written anew."""
+    """A daemon starts with a smaller disk than before: pages are evicted from disk, and the files are rewritten."""
 
     roles = (Role.TIER,)
     stays = False
@@ -86,7 +86,7 @@ class StartWithSmallerDisk(StartWithDisk):
 
 
 class StopWithDisk(WithDisk):
-    """SIGTERM: what is in memory alone is written first."""
+    """A daemon stops on SIGTERM and first writes the pages that are in memory only."""
 
     rule = "evict"
     before = 0

@@ -1,4 +1,4 @@
-"""The operations with a disk: what is in memory is written to it at once, unless it is said otherwise."""
+"""Operations with a disk. Unless a class says otherwise, stored pages are written to it at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _HEAD: Final = 32
 
 
 class WithDisk(Operation):
-    """pages: on disk alone before it begins, and still there after everything, where `stays` says so."""
+    """An operation with a disk.
+
+    `pages` are on disk only before it begins, and are still found at the end if `stays` is set.
+    """
 
     has_disk = True
     roles: ClassVar[tuple[Role, ...]] = (Role.DAEMON, Role.TIER)
@@ -40,7 +43,7 @@ class WithDisk(Operation):
             self.until_on_disk(self.before + KNOWN)
 
     def put_on_disk(self, count: int) -> list[int]:
-        """So many pages, which are nowhere else then."""
+        """Stores `count` pages, writes them to disk and evicts them from memory; returns their numbers."""
         pages = self.scene.numbers(count)
         if count:
             assert self.scene.store(pages) == count
@@ -49,20 +52,20 @@ class WithDisk(Operation):
         return pages
 
     def until_on_disk(self, count: int) -> None:
-        """All the pages that there are."""
+        """Waits until `count` pages are on disk."""
         assert eventually(lambda: self.scene.quiet() and self.scene.header()["disk_pages"] >= count), (
             self.scene.header()
         )
 
     def verify(self) -> bool:
-        """What a dead engine was storing again is found as soon as it is let go of."""
+        """Returns whether the pages are found, also those that a dead engine was storing again."""
         return not self.stays or eventually(lambda: self.scene.look(self.pages, START_S).loaded == len(self.pages))
 
     def on_disk(self) -> list[int]:
         return self.pages
 
     def lost(self) -> int:
-        """Who looks while the disk is away finds less."""
+        """Returns the number of pages that are missed while the disk is not open."""
         return len(self.pages) + KNOWN
 
     def _leave_memory(self) -> bool:
@@ -71,7 +74,7 @@ class WithDisk(Operation):
 
 
 class WriteBehind(WithDisk):
-    """Pages are stored, and written."""
+    """Pages are stored, and then written to disk."""
 
     def act(self) -> None:
         assert self.engine is not None
@@ -83,7 +86,7 @@ class WriteBehind(WithDisk):
 
 
 class Prefetch(WithDisk):
-    """Pages come in from disk."""
+    """Pages are prefetched from disk."""
 
     roles: ClassVar[tuple[Role, ...]] = (Role.ENGINE, Role.DAEMON, Role.TIER)
 
@@ -93,7 +96,7 @@ class Prefetch(WithDisk):
 
 
 class LoadFromDisk(Prefetch):
-    """The same within a load."""
+    """A load reads pages from disk."""
 
     def act(self) -> None:
         assert self.engine is not None
@@ -101,7 +104,7 @@ class LoadFromDisk(Prefetch):
 
 
 class StoreAgain(WithDisk):
-    """What is on disk alone is stored again."""
+    """Pages that are on disk only are stored again."""
 
     roles = (Role.ENGINE, Role.DAEMON)
 
@@ -111,7 +114,7 @@ class StoreAgain(WithDisk):
 
 
 class GiveUpAgain(StoreAgain):
-    """The same, but it is given up: the copy on disk stays."""
+    """Pages that are on disk only are reserved and abandoned: the copy on disk stays."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -124,7 +127,7 @@ class GiveUpAgain(StoreAgain):
 
 
 class StoreInAnotherSize(StoreAgain):
-    """What is on disk has to go for it."""
+    """Pages are stored in another size, for which the copies on disk must be dropped."""
 
     stays = False
 
@@ -135,7 +138,7 @@ class StoreInAnotherSize(StoreAgain):
 
 
 class ReadDamaged(Prefetch):
-    """A page on disk has other bytes than were written: it is a miss."""
+    """A page is corrupt on disk: reading it is a miss."""
 
     roles = (Role.DAEMON, Role.TIER)
     stays = False
@@ -154,11 +157,11 @@ class ReadDamaged(Prefetch):
                     file.seek(at + _HEAD)
                     file.write(b"damaged!")
                 return
-        raise AssertionError("the page is not in any file")
+        raise AssertionError("no file contains the page")
 
 
 class EvictToDisk(WithDisk):
-    """What leaves memory is found on disk."""
+    """Pages that are evicted from memory are found on disk."""
 
     roles = (Role.DAEMON,)
     before = 0
@@ -177,7 +180,7 @@ class EvictToDisk(WithDisk):
 
 
 class FillDisk(WithDisk):
-    """More is stored than there is room for: the coldest leave the disk."""
+    """More pages are stored than the disk holds: the coldest are evicted from disk."""
 
     size = SMALL
     before = 2
@@ -196,7 +199,7 @@ class FillDisk(WithDisk):
 
 
 class FillDiskBadly(WithDisk):
-    """Room for a page is there, but in two parts that are each too small: the tier has less room than it said."""
+    """A page fits on the disk only across two parts, each too small: the tier has less room than it reported."""
 
     size = SMALL
     before = 0
@@ -219,7 +222,7 @@ class FillDiskBadly(WithDisk):
 
 
 class FillIndex(WithDisk):
-    """More is stored than the index has entries for."""
+    """More pages are stored than the index has entries."""
 
     entries = PAGES + KNOWN
     before = PAGES
@@ -232,13 +235,13 @@ class FillIndex(WithDisk):
 
 
 class SaveAll(WithDisk):
-    """An administrator has everything written; else only what leaves memory is."""
+    """An administrator saves all pages; without that, only evicted pages are written."""
 
     rule = "evict"
     before = 0
 
     def prepare(self) -> None:
-        """A daemon that was asked to goes on with it for a while."""
+        """Starts a new daemon, because one that was asked to save continues to do so for a while."""
         self.scene.renew()
         super().prepare()
 
@@ -248,7 +251,7 @@ class SaveAll(WithDisk):
 
 
 class FlushDisk(WithDisk):
-    """An administrator drops all pages, on disk or in both tiers."""
+    """An administrator flushes all pages, on disk or in both tiers."""
 
     keeps = False
     stays = False

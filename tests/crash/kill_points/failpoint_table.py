@@ -1,5 +1,7 @@
-"""Which points are swept in which operation: crossings.json, made by `python -m kill_points.failpoint_table` when
-points are added."""
+"""The table of the failpoints to sweep in each operation: crossings.json.
+
+`python -m kill_points.failpoint_table` writes it again after failpoints were added.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,18 @@ _POINT: Final = re.compile(r'^\s*(?:PT_POINT|point)\("([\w.]+)"\)', re.MULTILINE
 
 
 def points_in_sources() -> set[str]:
-    """All that are named anywhere."""
+    """Returns all failpoints that the sources name."""
     sources = [path for room in _ROOMS for path in (ROOT / room).rglob("*.*") if path.suffix in (".py", ".h", ".c")]
     return {name for path in sources for name in _POINT.findall(path.read_text())}
 
 
 def table() -> Table:
-    """Of each operation, in each role, the points at which it is swept."""
+    """Returns the failpoints to sweep, by operation and role."""
     return msgspec.json.decode(TABLE.read_bytes(), type=Table)
 
 
 def record(nursery: Nursery, control: Control, folder: Path) -> Table:
-    """All that each operation crosses. Takes half a minute."""
+    """Records all failpoints that each operation crosses. Takes half a minute."""
     return {kind.__name__: _record_one(nursery, control, folder / kind.__name__, kind) for kind in OPERATIONS}
 
 
@@ -55,7 +57,10 @@ def _record_one(nursery: Nursery, control: Control, folder: Path, kind: type[Ope
 
 
 def shared_out(recorded: Table) -> Table:
-    """Each point in each role once, in the first operation that crosses it; and of each operation the rarest."""
+    """Returns a table with each failpoint and role once, in the first operation that crosses it.
+
+    Each operation also gets the rarest of its failpoints.
+    """
     known: set[tuple[Role, str]] = set()
     shares: Table = {}
     for operation, of_role in recorded.items():
@@ -70,13 +75,13 @@ def shared_out(recorded: Table) -> Table:
 
 
 def _rarest(recorded: Table, role: Role, points: Sequence[str]) -> list[str]:
-    """A few that few operations cross."""
+    """Returns some failpoints that few operations cross."""
     times = Counter(point for of_role in recorded.values() for point in of_role.get(role, ()))
     return sorted(points, key=lambda point: (times[point], point))[:_LEAST]
 
 
 def main() -> None:
-    """Writes crossings.json, and says which points are crossed by nothing."""
+    """Writes crossings.json, and prints the failpoints that no operation crosses."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with Control(folder / "points") as control, Nursery(control.path, folder / "log") as nursery:
@@ -84,7 +89,7 @@ def main() -> None:
     TABLE.write_bytes(msgspec.json.format(msgspec.json.encode(shares), indent=1) + b"\n")
     crossed = {point for of_role in shares.values() for points in of_role.values() for point in points}
     for point in sorted(points_in_sources() - crossed):
-        sys.stdout.write(f"nothing crosses {point}\n")
+        sys.stdout.write(f"no operation crosses {point}\n")
 
 
 if __name__ == "__main__":

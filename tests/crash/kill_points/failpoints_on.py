@@ -1,4 +1,4 @@
-"""In the crash suite's build this is pagetier.shm.failpoints: a point is crossed as those of the core are."""
+"""The module pagetier.shm.failpoints of the instrumented build: failpoints in Python work as those of the core."""
 
 import ctypes
 
@@ -10,5 +10,5 @@ _crossed.restype = None
 
 
 def point(name: str, /) -> None:
-    """Counts it, and ends or stops this process if a test asks."""
+    """Counts a crossing, and kills or stops this process if a test armed the failpoint."""
     _crossed(name.encode())

@@ -1,4 +1,4 @@
-"""Processes that live at once: forked from one that has imported everything, in the build with points."""
+"""Starts processes in milliseconds: a server that has imported the build with failpoints forks them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WARMING_S: Final = 60.0
 
 
 class Born:
-    """A process of the nursery, as subprocess.Popen has one."""
+    """A process of the fork server, with the interface of subprocess.Popen."""
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self.pid = pid
@@ -30,14 +30,14 @@ class Born:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, None while it lives."""
+        """Returns the exit code, or None while it runs."""
         if self.returncode is None and _readable(self._pidfd, 0.0):
             self.returncode = self._nursery.code_of(self.pid)
             os.close(self._pidfd)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """The exit code. Raises subprocess.TimeoutExpired if it lives on for so many seconds."""
+        """Returns the exit code. Raises subprocess.TimeoutExpired if the process still runs after `timeout` seconds."""
         if self.returncode is None and not _readable(self._pidfd, timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         code = self.poll()
@@ -45,18 +45,23 @@ class Born:
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing to who is gone."""
+        """Sends a signal, unless the process has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 class Nursery:
-    """One cradle; all that it has borne is killed at the end. control: the file for the points of all of
-    them. mutant: a mistake that their core has."""
+    """A fork server and its processes, which are killed at the end of the context.
+
+    Args:
+        control: The control file of the failpoints of all processes.
+        log: The file for the output of the server.
+        mutant: A patch with a bug for the core of these processes.
+    """
 
     def __init__(self, control: Path, log: Path, mutant: Path | None = None) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -65,7 +70,7 @@ class Nursery:
         self._alone = False
         command = [sys.executable, "-m", "kill_points.fork_server", str(theirs.fileno())]
         with theirs, log.open("ab") as output:
-            one = {"OPENBLAS_NUM_THREADS": "1"}  # threads would not come along
+            one = {"OPENBLAS_NUM_THREADS": "1"}  # a fork would not copy the threads of the library
             environ = environment(control, mutant) | one
             self._cradle = subprocess.Popen(
                 command, env=environ, pass_fds=[theirs.fileno()], stdout=output, stderr=output
@@ -81,13 +86,13 @@ class Nursery:
         return self._born[-1]
 
     def code_of(self, pid: int) -> int:
-        """Of one that has ended."""
+        """Returns the exit code of a process that has ended."""
         while pid not in self._codes:
             self._look()
         return self._codes[pid]
 
     def alone(self, seconds: float) -> bool:
-        """Whether all that was born, and what that left behind, has ended in time."""
+        """Returns whether all processes and their descendants have ended within the timeout."""
         ends = time.monotonic() + seconds
         self._look()
         while not self._alone and time.monotonic() < ends:
@@ -97,9 +102,9 @@ class Nursery:
 
     def _look(self) -> None:
         self._link.send(pickle.dumps(("ended",)))
-        told = pickle.loads(self._link.recv(_CHUNK))
-        self._alone = not told.pop(0)
-        self._codes |= told
+        reply = pickle.loads(self._link.recv(_CHUNK))
+        self._alone = not reply.pop(0)
+        self._codes |= reply
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,9 @@
-"""What kill_points.fork_client starts: it has imported everything and is attached to nothing; what it forks lives at
-once.
+"""The fork server of kill_points.fork_client.
 
-Its one thread hears of a socket whom to fork, and tells how each has ended. It is the parent of all of them, and of
-what they leave behind.
+It has imported everything and is attached to nothing, so forks start at once.
+
+Its single thread receives requests over a socket and reports the exit codes of its children. It is the parent of all of
+them and adopts their descendants.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CHUNK: Final = 1 << 20
 
 
 def main(descriptor: int) -> None:
-    """Serves until the other end is closed."""
+    """Serves requests until the other end of the socket is closed."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -51,11 +52,11 @@ def _receive(link: socket.socket) -> tuple[Any, list[int]] | None:
 
 
 def _ended() -> dict[int, int]:
-    """All who have ended since this was asked last, with their exit codes; and under 0 how many live."""
+    """Returns the exit codes of the processes that ended since the last call; key 0 holds the number that still run."""
     ended = {}
     try:
-        while (told := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[told[0]] = os.waitstatus_to_exitcode(told[1])
+        while (ended_child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[ended_child[0]] = os.waitstatus_to_exitcode(ended_child[1])
     except ChildProcessError:
         return ended | {0: 0}
     return ended | {0: 1}
@@ -71,7 +72,7 @@ def _spawn(link: socket.socket, request: Any, descriptors: list[int]) -> int:
 
 
 def _live(log: str, work: Callable[[], object]) -> None:
-    """Ends with the process."""
+    """Runs the work in this process and ends it."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)

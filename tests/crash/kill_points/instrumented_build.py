@@ -1,4 +1,4 @@
-"""The project built with points, beside the one that is tested everywhere else: rooms linked, the core its own."""
+"""Builds the project with failpoints, beside the normal build: the Python rooms are links, the core is compiled."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _INSTEAD: Final = {"failpoints.py": HERE / "failpoints_on.py"}
 
 
 def built(mutant: Path | None = None) -> Path:
-    """The folder that comes first on the path of a process that is to use it; made if its sources have changed.
+    """Returns the folder to put first on the path of a process that uses this build, which is rebuilt if needed.
 
-    mutant: a mistake that the core is to have, as a patch.
+    `mutant` is a patch with a bug for the core.
     """
     BUILD.mkdir(exist_ok=True)
     with _alone():
@@ -40,14 +40,14 @@ def built(mutant: Path | None = None) -> Path:
 
 
 def environment(control: Path, mutant: Path | None = None) -> dict[str, str]:
-    """For a process whose points are those of this control file."""
+    """Returns the environment of a process whose failpoints are controlled by this file."""
     folders = [built(mutant), HERE.parent, ROOT / "tests" / "harness"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
     return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PT_POINTS": str(control)}
 
 
 def digest_of_sources(mutant: Path | None = None) -> str:
-    """Changes with all that the core is made of, and with the files that are linked."""
+    """Returns a digest of the sources of the core and of the files that are linked."""
     sources = [*sorted((ROOT / "shm").rglob("*.[ch]")), HERE / "crossing.c", Path(__file__)]
     sources += [mutant] if mutant is not None else []
     names = sorted(path.name for path in (ROOT / "shm").glob("*.py*"))
@@ -66,7 +66,7 @@ def _link(package: Path) -> None:
 
 
 def _core_with(mutant: Path | None, copy: Path) -> Path:
-    """The room `shm`, or a copy that has the mistake; its file has no points then."""
+    """Returns the room `shm`, or a copy of it with the bug; in the copy, the patched file has no failpoints."""
     if mutant is None:
         return ROOT / "shm"
     shutil.rmtree(copy, ignore_errors=True)
@@ -87,7 +87,7 @@ def _compile(room: Path, target: Path) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Test processes that come here at once build it once."""
+    """Holds a lock, so that test processes that arrive at the same time build only once."""
     with (BUILD / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

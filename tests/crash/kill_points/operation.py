@@ -1,4 +1,4 @@
-"""What an operation of a sweep is: what has to be there before it, who does it, and when it is over."""
+"""Defines an operation of a sweep: its preparation, its action and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KNOWN: Final = 3
 
 
 class Role(Enum):
-    """Who dies."""
+    """The process that is killed or stopped."""
 
     ENGINE = "engine"
     DAEMON = "daemon"
@@ -22,10 +22,14 @@ class Role(Enum):
 
 
 class Operation(ABC):
-    """One run of it, in a scene of its flags.
+    """One run of an operation, in a scene with its flags.
 
-    roles: whose points are swept. keeps: whether the pages `known`, which are stored before it, stay in memory.
-    starts: whose process begins with it, so that nobody knows its pid before. goes: whether the daemon goes with it.
+    Attributes:
+        roles: The roles whose failpoints are swept.
+        keeps: Whether the pages `known`, which are stored before the operation, stay in memory.
+        starts: The roles whose process starts during the operation, so that its pid is not known before.
+        goes: Whether the daemon ends during the operation.
+        has_disk: Whether the operation needs a disk.
     """
 
     roles: ClassVar[tuple[Role, ...]] = (Role.ENGINE, Role.DAEMON)
@@ -42,12 +46,12 @@ class Operation(ABC):
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
-        """For the daemon; folder: for a disk."""
+        """Returns additional flags of the daemon; `folder` is the place for a disk."""
         del folder
         return ()
 
     def prepare(self) -> None:
-        """Everybody lives, and nothing is cached."""
+        """Prepares the operation, in a scene with an empty cache in which all processes run."""
         self.known = self.scene.numbers(KNOWN)
         assert self.scene.store(self.known) == KNOWN
         self.scene.rest()
@@ -55,27 +59,27 @@ class Operation(ABC):
 
     @abstractmethod
     def act(self) -> None:
-        """Begins, and waits for nobody."""
+        """Starts the operation without waiting for its end."""
 
     def done(self) -> bool:
-        """Whether all is over."""
+        """Returns whether the operation is over."""
         return self.engines_done() and self.scene.quiet()
 
     def engines_done(self) -> bool:
-        """Whether all orders are carried out."""
+        """Returns whether all engines have executed their commands."""
         return all(engine.answered for engine in self.engines())
 
     def engines(self) -> list[Engine]:
-        """Those that live, if the first has not died."""
+        """Returns the engines, without the first one if it has died."""
         first = [self.engine] if self.engine is not None else []
         return first + self.others
 
     def pids_of_engines(self) -> list[int]:
-        """Of all that live."""
+        """Returns the pids of these engines."""
         return [engine.process.pid for engine in self.engines()]
 
     def pid(self, role: Role) -> int:
-        """Of who is meant to die."""
+        """Returns the pid of the process to kill in this role, or ANYBODY if it is not known yet."""
         if role in self.starts:
             return ANYBODY
         if role is Role.DAEMON:
@@ -86,13 +90,13 @@ class Operation(ABC):
         return self.engine.process.pid
 
     def verify(self) -> bool:
-        """When all is well again, whether what belongs to the operation is, too."""
+        """Returns whether the state that the operation requires holds after the recovery."""
         return True
 
     def on_disk(self) -> list[int]:
-        """Pages that are on disk alone before it."""
+        """Returns the pages that are on disk only before the operation."""
         return []
 
     def lost(self) -> int:
-        """Pages that may be gone beyond those that the daemon's counters tell of."""
+        """Returns how many pages may be lost beyond those that the daemon's counters report."""
         return 0

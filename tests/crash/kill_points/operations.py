@@ -1,4 +1,4 @@
-"""What engines do, without a disk."""
+"""Operations of engines without a disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAIT_S: Final = 5.0
 
 
 class Store(Operation):
-    """One call, as engines do; the memory of the dead waits as long as it does where nothing is configured."""
+    """An engine stores pages with one call; the quarantine of memory has its default duration."""
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ class Store(Operation):
 
 
 class StoreOver(Operation):
-    """Into a full arena, whose coldest page was used since."""
+    """An engine stores into a full arena whose coldest page was used since."""
 
     keeps = False
 
@@ -44,7 +44,7 @@ class StoreOver(Operation):
 
 
 class EvictAhead(StoreOver):
-    """Until so little room is left that the daemon evicts by itself."""
+    """An engine stores until the daemon evicts in the background."""
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
@@ -52,9 +52,9 @@ class EvictAhead(StoreOver):
 
 
 class StoreByRanks(Operation):
-    """Two write a part each of the same pages; the other one has begun.
+    """Two ranks each write a part of the same pages; the other rank has already begun.
 
-    Where the first never asks, the pages wait for him until they expire.
+    If the first rank never requests its part, the pages wait for it until they expire.
     """
 
     @classmethod
@@ -73,15 +73,16 @@ class StoreByRanks(Operation):
         self.others[0].order("publish")
 
     def verify(self) -> bool:
-        """Whole or not to be found: who looks writes down what he finds."""
+        """Returns True; the journal of the observing client shows if a page was found that is not complete."""
         self.scene.look(self.pages)
         return True
 
 
 class StorePart(Operation):
-    """One rank stores its part of pages, and the other rank never comes.
+    """One rank stores its part of the pages, and the other rank never starts.
 
-    The pages expire long after its death: what is in use again within a second, came back because it died.
+    The pages expire long after the death of the rank, so memory that is released within a second was released by the
+    death.
     """
 
     @classmethod
@@ -96,7 +97,7 @@ class StorePart(Operation):
         return self.engines_done()
 
     def verify(self) -> bool:
-        """The rank dies after its part was done, if it has not died before."""
+        """Kills the rank if it is still alive, after its part was stored. Returns whether its memory was released."""
         if self.engine is not None:
             self.engine.process.kill()
             self.engine = None
@@ -104,7 +105,7 @@ class StorePart(Operation):
 
 
 class Load(Operation):
-    """Match, load, release."""
+    """An engine matches, loads and releases pages."""
 
     def act(self) -> None:
         assert self.engine is not None
@@ -112,7 +113,7 @@ class Load(Operation):
 
 
 class LoadHandedOver(Operation):
-    """What another process matched."""
+    """An engine loads pages that another process matched."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -125,7 +126,7 @@ class LoadHandedOver(Operation):
 
 
 class MatchGroups(Operation):
-    """A hit on which two groups agree."""
+    """An engine matches in two groups, and the hit ends where both agree."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -138,7 +139,7 @@ class MatchGroups(Operation):
 
 
 class StoreBlocks(Operation):
-    """Pages of a paged cache, there and back."""
+    """An engine stores and loads pages of a paged cache."""
 
     def act(self) -> None:
         assert self.engine is not None
@@ -146,7 +147,7 @@ class StoreBlocks(Operation):
 
 
 class GiveUp(Operation):
-    """Reserved pages are abandoned."""
+    """An engine abandons reserved pages."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -159,7 +160,7 @@ class GiveUp(Operation):
 
 
 class Overstay(Operation):
-    """A reservation expires under its living writer."""
+    """A reservation expires while its writer is alive."""
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
@@ -184,7 +185,7 @@ class Arrive(Operation):
 
 
 class Leave(Operation):
-    """An engine detaches that holds pins."""
+    """An engine that holds pins detaches."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -197,7 +198,7 @@ class Leave(Operation):
 
 
 class ComeAndGo(Operation):
-    """Clients of an engine are closed while they attach. Its process lives on: only they can tell of their slots."""
+    """Clients of an engine are closed while they attach. Its process survives, so only they can release their slots."""
 
     def act(self) -> None:
         assert self.engine is not None
@@ -207,17 +208,17 @@ class ComeAndGo(Operation):
         return super().done() and self._slots_are_free()
 
     def verify(self) -> bool:
-        """A closed client tells the next daemon, which it looks for once a second."""
+        """Returns whether the slots are free; a closed client notifies the next daemon within a second."""
         return eventually(self._slots_are_free, _WAIT_S)
 
     def _slots_are_free(self) -> bool:
-        """Whether an engine has the one that it is attached with."""
+        """Returns whether the engine has exactly the slot that it is attached with."""
         pids = Counter(slot["pid"] for slot in self.scene.daemon.observer().slots())
         return all(pids[pid] <= 1 for pid in self.pids_of_engines())
 
 
 class Bury(Operation):
-    """An engine is killed that holds pins, one that has reserved pages, and one that has stored its part of pages."""
+    """Three engines are killed: one holds pins, one has reserved pages, one has stored its part of pages."""
 
     roles = (Role.DAEMON,)
 
@@ -238,7 +239,7 @@ class Bury(Operation):
 
 
 class FlushAll(Operation):
-    """An administrator drops all pages."""
+    """An administrator flushes all pages."""
 
     roles = (Role.DAEMON,)
     keeps = False
@@ -250,7 +251,7 @@ class FlushAll(Operation):
 
 
 class DropIdle(Operation):
-    """The table of namespaces is full, and nobody uses what is in it any more."""
+    """The table of namespaces is full, and no process uses its entries any more."""
 
     roles = (Role.DAEMON,)
     keeps = False

@@ -1,4 +1,4 @@
-"""What the nursery's processes do: a daemon, and engines that carry out orders."""
+"""The functions of forked processes: a daemon, and engines that execute commands."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from running_daemon import namespace
 
 LONG_S: Final = 20.0
 _PATIENCE_S: Final = 3.0
-_MOMENT_S: Final = 0.002  # about as long as attaching takes
+_MOMENT_S: Final = 0.002  # about the duration of an attach
 _TOKENS, _BLOCKS, _HEADS, _DIM = 16, 8, 2, 64
 
 
 def daemon(arguments: Sequence[str]) -> None:
-    """pagetierd, to its end."""
+    """Runs pagetierd until it ends."""
     from pagetier.daemon.main import main
 
     main(list(arguments))
 
 
 def engine(descriptor: int, socket: Path, folder: Path) -> None:
-    """An attached process, to the end of the pipe; each order is answered with what came of it."""
+    """Runs an attached engine until the pipe is closed, and sends the result of each command."""
     pipe = Connection(descriptor)
     actor = Actor(socket, folder)
     pipe.send("attached")
@@ -54,7 +54,7 @@ def engine(descriptor: int, socket: Path, folder: Path) -> None:
 
 
 class Actor:
-    """One engine, which writes down what it is told."""
+    """An engine that records all responses in its journal. Its public methods are the commands."""
 
     def __init__(self, socket: Path, folder: Path) -> None:
         self._socket = socket
@@ -66,14 +66,14 @@ class Actor:
         self._kept: Match | GroupMatch | None = None
 
     def pass_by(self) -> None:
-        """Nothing."""
+        """Does nothing; its result shows that the engine is ready."""
 
     def store(self, numbers: Iterable[int], part: int = 0, parts: int = 1) -> list[int]:
-        """The outcomes."""
+        """Stores pages and returns their outcomes."""
         return list(self._witness.store(keys_of(numbers), Part(part, parts)).codes)
 
     def store_plainly(self, numbers: Sequence[int]) -> list[int]:
-        """As engines do, by one call."""
+        """Stores pages by one call, as engines do, and returns their outcomes."""
         keys, since = keys_of(numbers), time.monotonic_ns()
         self._witness.journal.write(Told.STORING, keys.data, since)
         pages = np.stack([words(key, SEED, PAGE).view(np.uint8) for key in keys])
@@ -82,11 +82,11 @@ class Actor:
         return list(result.codes)
 
     def look(self, numbers: Iterable[int], disk_s: float = 0.0) -> Looked:
-        """Matches, loads and compares."""
+        """Matches, loads and compares pages."""
         return self._witness.look(keys_of(numbers), disk_s)
 
     def open(self, numbers: Sequence[int], part: int = 0, parts: int = 1, size: int = PAGE) -> int:
-        """Reserves; how many pages were granted."""
+        """Reserves pages and returns how many were granted."""
         keys, since = keys_of(numbers), time.monotonic_ns()
         self._asked = list(numbers), Part(part, parts), since
         self._witness.journal.write(Told.STORING, keys.data, since, part=part, parts=parts)
@@ -94,7 +94,7 @@ class Actor:
         return len(self._open.granted)
 
     def publish(self) -> list[int]:
-        """What was reserved."""
+        """Writes and publishes the reserved pages, and returns their outcomes."""
         assert self._open is not None
         numbers, part, since = self._asked
         keys = keys_of(numbers)
@@ -105,50 +105,50 @@ class Actor:
         return list(result.codes)
 
     def abandon(self) -> None:
-        """What was reserved."""
+        """Abandons the reserved pages."""
         assert self._open is not None
         self._open.abandon()
 
     def resize(self, numbers: Sequence[int], size: int) -> None:
-        """Reserves the same pages in another size, and gives them up."""
+        """Reserves the same pages in another size, and abandons them."""
         self.open(numbers, size=size)
         self.abandon()
 
     def fill(self, numbers: Sequence[int], size: int) -> list[int]:
-        """Stores pages of another size, whatever is in them; nobody looks for these."""
+        """Stores pages of another size with arbitrary content, as they are never loaded; returns their outcomes."""
         with self._client.reserve(keys_of(numbers), size) as reservation:
             return list(reservation.publish().codes)
 
     def overstay(self, numbers: Sequence[int], seconds: float) -> list[int]:
-        """Reserves, takes its time, publishes."""
+        """Reserves pages, waits, and publishes them; returns their outcomes."""
         self.open(numbers)
         time.sleep(seconds)
         return self.publish()
 
     def hold(self, numbers: Iterable[int]) -> bytes:
-        """Pins; the match on its way to another process."""
+        """Pins pages and returns the match in the form for another process."""
         self._kept = self._client.match(keys_of(numbers))
         return pickle.dumps(self._kept)
 
     def adopt(self, handover: bytes, numbers: Sequence[int]) -> int:
-        """Pins what another process matched, loads and compares it."""
+        """Adopts, loads and compares pages that another process matched; returns how many were exact."""
         given: MatchHandle = pickle.loads(handover)
         with self._client.adopt(given) as match:
             return self._witness.load(match, keys_of(numbers))
 
     def match_groups(self, numbers: Sequence[int], others: Sequence[int]) -> int:
-        """Of one prompt in two groups; pages that were pinned, and are let go."""
+        """Matches a prompt in two groups, releases it and returns the number of pages that were pinned."""
         full = GroupKeys(FullAttention(SPACE.page_tokens), keys_of(numbers))
         window = GroupKeys(SlidingWindow(SPACE.page_tokens, 2 * SPACE.page_tokens), keys_of(others))
         with self._client.match_groups([full, window]) as match:
             return len(match)
 
     def prefetch(self, numbers: Iterable[int]) -> int:
-        """From disk; how many are in memory then."""
+        """Prefetches pages from disk and returns how many are in memory then."""
         return self._client.prefetch(keys_of(numbers), LONG_S).wait(LONG_S)
 
     def store_blocks(self, prompt: int) -> int:
-        """Two pages of a paged cache, there and back; how many came back."""
+        """Stores and loads two pages of a paged cache, and returns how many were loaded."""
         raw = [np.full((2, _BLOCKS, 4, _HEADS, _DIM), prompt + layer, np.uint16) for layer in range(2)]
         layout = engine_layouts.kv_first(raw)
         cache = PagedCache(layout, PageLayout.of_model(layout, _TOKENS, _HEADS, 2), Shard())
@@ -161,20 +161,20 @@ class Actor:
                 one[...] = 0
             done = self._client.load(match, blocks)
         right = all((one[:, : done * 4] == prompt + layer).all() for layer, one in enumerate(raw))
-        assert right, "other bytes came back"
+        assert right, "the loaded blocks have other bytes"
         return done
 
     def flush(self, tier: str | None = None) -> int:
-        """All pages; how many were dropped."""
+        """Flushes all pages and returns how many were dropped."""
         return int(getattr(self._ask(Flush(1, None, tier)), "dropped", -1))
 
     def save(self) -> bool:
-        """To disk, all of it; whether that was done."""
+        """Saves all pages to disk and returns whether that succeeded."""
         ends = time.monotonic() + LONG_S
         while time.monotonic() < ends:
-            told = self._ask(Save(1))
-            if isinstance(told, Saved) and (told.synced or told.trouble):
-                return told.synced
+            reply = self._ask(Save(1))
+            if isinstance(reply, Saved) and (reply.synced or reply.trouble):
+                return reply.synced
             time.sleep(0.01)
         return False
 
@@ -183,14 +183,14 @@ class Actor:
         self._client.close()
 
     def come_and_go(self) -> None:
-        """Others of this process, that are closed before they are attached, while they attach and when they are."""
+        """Opens other clients of this process and closes them before, while and after they attach."""
         for moment in (0.0, _MOMENT_S, LONG_S):
-            other = Client(self._socket, timeout=_PATIENCE_S, name="comes and goes")
+            other = Client(self._socket, timeout=_PATIENCE_S, name="short-lived client")
             other.wait_attached(moment)
             other.close()
 
     def _ask(self, request: Any) -> Any:
-        """As an administrator; None where the daemon goes meanwhile."""
+        """Sends a request as an administrator; returns None if the daemon ends before it responds."""
         try:
             link = Link(self._socket, LONG_S)
         except LinkError:

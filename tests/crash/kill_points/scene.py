@@ -1,4 +1,4 @@
-"""A daemon, engines and one who looks on: all that dies or is stopped in a sweep, and all that goes on meanwhile."""
+"""The processes of a sweep: a daemon, engines, and a client that observes while others die or are stopped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from running_daemon import START_S, RunningDaemon, eventually
 QUARANTINE_S: Final = 0.05
 SHORT_S: Final = 0.1
 SLACK_S: Final = 0.5
-"""What two shared cores may add to a deadline."""
+"""The delay that a machine with two shared cores may add to a timeout, in seconds."""
 
 
 class BornDaemon(RunningDaemon):
-    """A daemon of the nursery's."""
+    """A daemon that the fork server starts."""
 
     def __init__(self, nursery: Nursery, *more: str) -> None:
         super().__init__(str(FRAMES * FRAME), str(FRAME), "--store-quarantine", f"{QUARANTINE_S}s", *more)
@@ -37,18 +37,18 @@ class BornDaemon(RunningDaemon):
         self._nursery = nursery
 
     def launch(self, *more: str) -> Any:
-        """Starts it and does not wait."""
+        """Starts the daemon without waiting for it."""
         words = ["--name", self.name, "--socket", str(self.socket), *self._arguments, *more]
         self.process = self._nursery.spawn("daemon", (words,), self.log)  # type: ignore[assignment]
         return self.process
 
     def start(self, *more: str) -> Self:
-        """Starts it and waits until it serves; one that died on the way counts for nothing."""
+        """Starts the daemon and waits until it serves. Earlier daemons that died during their start are not counted."""
         self._lives = self.times_ready()
         return super().start(*more)
 
     def times_ready(self) -> int:
-        """How many daemons so far have said that they serve."""
+        """Returns how often a daemon has reported so far that it serves."""
         return self.log.read_text().count("ready on")
 
     @property
@@ -58,12 +58,12 @@ class BornDaemon(RunningDaemon):
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """The pid of the process that was started last."""
         assert self.process is not None
         return self.process.pid
 
     def observer(self) -> Observer:
-        """Without asking the daemon, who may be stopped or dead."""
+        """Opens an observer without the daemon, which may be stopped or dead."""
         files = [os.open(f"/dev/shm/{self.name}.{kind}", os.O_RDONLY) for kind in ("index", "locks")]
         try:
             return Observer(*files)
@@ -73,23 +73,26 @@ class BornDaemon(RunningDaemon):
 
 
 class Engine:
-    """An engine of the nursery's. Orders are carried out one after another; nobody waits but in answer()."""
+    """An engine that the fork server starts.
+
+    It executes commands one after another; only answer(), do() and end() wait.
+    """
 
     def __init__(self, nursery: Nursery, daemon: BornDaemon, folder: Path) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process: Born = nursery.spawn("engine", (daemon.socket, folder), daemon.log, (theirs.fileno(),))
         self._pipe = Connection(ours.detach())
-        self._owed = 1  # that it is attached
+        self._owed = 1  # the confirmation that it is attached
 
     def order(self, name: str, *arguments: Any) -> None:
-        """Tells it what to do next: a method of acting.Actor."""
+        """Sends a command: the name of a method of roles.Actor, and its arguments."""
         self._pipe.send((name, arguments))
         self._owed += 1
 
     @property
     def answered(self) -> bool:
-        """Whether it has carried out all of its orders; who died on the way has not."""
+        """Whether it has executed all of its commands; False if it died before."""
         try:
             while self._owed and self._pipe.poll():
                 self._last = self._pipe.recv()
@@ -99,7 +102,7 @@ class Engine:
         return not self._owed
 
     def answer(self) -> Any:
-        """Of its last order. Raises EOFError if it has died."""
+        """Returns the result of its last command. Raises EOFError if it has died."""
         while self._owed:
             assert self._pipe.poll(START_S), "an engine hangs"
             self._last = self._pipe.recv()
@@ -107,13 +110,13 @@ class Engine:
         return self._last
 
     def do(self, name: str, *arguments: Any) -> Any:
-        """An order, and its answer."""
+        """Sends a command and returns its result."""
         self.answer()
         self.order(name, *arguments)
         return self.answer()
 
     def end(self) -> None:
-        """As an engine that exits without detaching."""
+        """Ends the engine as a process that exits without detaching."""
         self.process.send_signal(signal.SIGCONT)
         self._pipe.close()
         try:
@@ -123,7 +126,10 @@ class Engine:
 
 
 class Scene:
-    """All of them, until the end of the block. folder: for journals; one is kept for each case."""
+    """The processes of a sweep, until the end of the context.
+
+    `folder` is the place for journals; each case has one.
+    """
 
     def __init__(self, nursery: Nursery, control: Control, folder: Path, flags: Sequence[str]) -> None:
         self.control = control
@@ -136,7 +142,7 @@ class Scene:
         self._engines: list[Engine] = []
 
     def begin(self) -> None:
-        """A new case: nothing is cached, nobody is attached but who looks on."""
+        """Begins a new case: the cache is empty, and only the observing client is attached."""
         self._cases += 1
         self.until_disk_is_open()
         self.journals = self.folder / str(self._cases)
@@ -148,48 +154,48 @@ class Scene:
         self._served_before = self.daemon.times_ready()
 
     def engine(self) -> Engine:
-        """One more, attached."""
+        """Starts an engine and waits until it is attached."""
         engine = self.arriving()
         engine.answer()
         return engine
 
     def arriving(self) -> Engine:
-        """One more that is on its way."""
+        """Starts an engine without waiting for it."""
         self._engines.append(Engine(self._nursery, self.daemon, self.journals))
         return self._engines[-1]
 
     def numbers(self, count: int) -> list[int]:
-        """Pages that nobody has heard of."""
+        """Returns new numbers of pages."""
         self._next += count
         return list(range(self._next - count, self._next))
 
     def look(self, numbers: Iterable[int], disk_s: float = 0.0) -> Looked:
-        """By who looks on."""
+        """Looks pages up with the observing client."""
         return self.onlooker.look(keys_of(numbers), disk_s)
 
     def store(self, numbers: Iterable[int], timeout: float | None = None) -> int:
-        """By who looks on: how many pages were stored or are there."""
+        """Stores pages with the observing client, and returns how many are stored or present."""
         result = self.onlooker.store(keys_of(numbers), timeout=timeout)
         return result.stored + result.present
 
     def header(self) -> dict[str, int]:
-        """As it is now, whoever lives."""
+        """Returns the current header of the index, with or without a daemon."""
         return self.daemon.observer().header()
 
     def served(self) -> bool:
-        """Whether a daemon that began in this case serves."""
+        """Returns whether a daemon that began in this case serves."""
         return self.daemon.times_ready() > self._served_before
 
     def disk_is_open(self) -> bool:
-        """Whether the disk tier works."""
+        """Returns whether the disk tier is open."""
         return b'"standing":"open"' in (self.daemon.observer().disk_text() or b"")
 
     def until_disk_is_open(self) -> None:
-        """Where there is one."""
+        """Waits until the disk tier is open, if the scene has one."""
         assert not self.has_disk or eventually(self.disk_is_open, START_S), self.daemon.log.read_text()
 
     def renew(self) -> None:
-        """The next daemon, and a worker of its own."""
+        """Replaces the daemon, and with it the disk worker."""
         self.daemon.signal(signal.SIGUSR1)
         self.daemon.wait()
         self.daemon.start()
@@ -197,31 +203,31 @@ class Scene:
         self.until_disk_is_open()
 
     def worker(self) -> int:
-        """The pid of the disk tier's worker."""
+        """Returns the pid of the disk worker; 0 if there is none."""
         slots = self.daemon.observer().slots()
         return next((int(slot["pid"]) for slot in slots if slot["name"] == "disk tier"), 0)
 
     def quiet(self) -> bool:
-        """Whether no page is being written."""
+        """Returns whether no page is being written."""
         return not self.header()["open_entries"]
 
     def rest(self) -> None:
-        """Until that is so."""
+        """Waits until no page is being written."""
         assert eventually(self.quiet), self.header()
 
     def pins(self, but: Iterable[int] = ()) -> int:
-        """Of all who are attached, the worker left out."""
+        """Returns the pins of all attached processes, except of the disk worker and the processes in `but`."""
         slots = self.daemon.observer().slots()
         return sum(slot["pins"] for slot in slots if slot["pid"] not in but and slot["name"] != "disk tier")
 
     def dismiss(self) -> None:
-        """All engines of the case end."""
+        """Ends all engines of the case."""
         for engine in self._engines:
             engine.end()
         self._engines.clear()
 
     def empty(self) -> None:
-        """Drops all pages, as nobody uses any."""
+        """Drops all pages, which no process uses."""
         since = self.dropping()
 
         def dropped() -> bool:
@@ -233,18 +239,21 @@ class Scene:
         self.dropping(since)
 
     def dropping(self, since: int | None = None) -> int:
-        """Notes that all pages go, or have gone since; when that began."""
+        """Records in the journal that all pages are dropped, since now or since the given time; returns that time."""
         since = time.monotonic_ns() if since is None else since
         self.journal.write(Told.DROPPING, keys_of(range(self._next)).data, since)
         return since
 
     def ask(self, request: Any) -> Any:
-        """The daemon, as an administrator."""
+        """Sends a request to the daemon as an administrator, and returns the response."""
         with self.daemon._looking() as (link, _):
             return link.ask(request, START_S)
 
     def violations(self, extra: int = 0) -> list[str]:
-        """What the case has broken so far, by the journals. extra: pages that may be gone for reasons of its own."""
+        """Returns the promises that the case has broken so far, by the journals.
+
+        `extra` is the number of pages that may be lost for reasons of the case.
+        """
         gone = self._gone() - self._gone_before + extra
         found = findings(read_journals(self.journals), may_go=Losses(at_most=max(0, gone)))
         return list(map(str, found))
@@ -254,7 +263,7 @@ class Scene:
         return sum(header[name] for name in ("evicted", "disk_evicted", "disk_damaged") if name in header)
 
     def _wake(self) -> None:
-        """Who was stopped when a case failed."""
+        """Resumes processes that are still stopped because a case failed."""
         if self.daemon.lives:
             self.daemon.signal(signal.SIGCONT)
             worker = self.worker()
@@ -277,11 +286,11 @@ class Scene:
 
 
 def timed(what: Callable[[], Any]) -> tuple[Any, float]:
-    """What came of it, and how many seconds it took, without those in which others had the core."""
+    """Returns the result and the seconds it took, without the time in which this thread waited for a processor."""
     began = time.monotonic() - _waited_for_a_core()
     return what(), time.monotonic() - _waited_for_a_core() - began
 
 
 def _waited_for_a_core() -> float:
-    """Seconds in which this thread was ready to run and did not."""
+    """Returns the seconds in which this thread was ready to run but had no processor."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

@@ -1,4 +1,4 @@
-"""Says at the end what was swept, for which no test fails."""
+"""Prints a summary of the sweeps, which no test checks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many cases were met, and by name those that came about by chance once, and not again."""
+    """Prints how many cases were met, and the names of those that were met by chance in the recording and not again."""
     swept = list(_swept(terminalreporter))
     missed = [case for _, cases in swept for case in cases]
     if swept:
         terminalreporter.section("sweeps")
-        terminalreporter.write_line(f"{sum(count for count, _ in swept) - len(missed)} cases met")
-        terminalreporter.write_line(f"{len(missed)} that each have another case of their own were not met again")
+        terminalreporter.write_line(f"{sum(count for count, _ in swept) - len(missed)} cases were met")
+        terminalreporter.write_line(
+            f"{len(missed)} cases were not met again; another case covers the failpoint of each"
+        )
     for case in missed:
         terminalreporter.write_line(f"  {case}")
 

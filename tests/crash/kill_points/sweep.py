@@ -1,4 +1,4 @@
-"""A sweep: one operation, again and again, with a death or a standstill at one point after another."""
+"""Sweeps an operation: runs it once for each failpoint, and kills or stops a process there."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from kill_points.operation import Operation
 from kill_points.scene import Scene
 
 EVERYTHING: Final = os.environ.get("SWEEP") == "all"
-"""Each operation at all points that it crosses; else each point once."""
+"""With it, each operation is swept at all failpoints that it crosses; otherwise each failpoint is swept once."""
 _TRIES: Final = 3
 
 log = logging.getLogger("sweep")
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Where sweeps are played: processes that are ready to be born, and the file of their points."""
+    """The fork server and the control file that sweeps share."""
 
     nursery: Nursery
     control: Control
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What came of it.
+    """The result of a sweep.
 
-    uncrossed: cases that had to be met and were not; by_chance: cases that another operation meets for certain, and
-    this one did not again. back_s: the longest time until the memory of the dead was in use again.
+    Attributes:
+        cases: The number of cases.
+        uncrossed: Cases whose failpoint had to be crossed and was not.
+        by_chance: Cases whose failpoint was not crossed again, but which another operation is certain to cross.
+        back_s: The longest time until the memory of a dead process was in use again, in seconds.
     """
 
     cases: int
@@ -47,14 +50,14 @@ class Swept(msgspec.Struct, frozen=True):
 
 @contextmanager
 def stage(folder: Path, mutant: Path | None = None) -> Iterator[Stage]:
-    """For as many sweeps as one likes, one after another; nobody is left at the end."""
+    """Yields a stage for any number of sweeps, one after another, and asserts at the end that no process is left."""
     with Control(folder / "points") as control, Nursery(control.path, folder / "log", mutant) as nursery:
         yield Stage(nursery, control)
-        assert nursery.alone(5.0), "a process was left"
+        assert nursery.alone(5.0), "a process was left behind"
 
 
 def sweep(on: Stage, kind: type[Operation], action: Action, folder: Path) -> Swept:
-    """Raises AssertionError with the case in which a promise is broken."""
+    """Runs all cases of an operation and returns the result. Raises AssertionError for a case that breaks a promise."""
     with Scene(on.nursery, on.control, folder, kind.flags(folder)) as scene:
         cases = _cases(scene, kind, action)
         ended = [_run(scene, kind, case) for case in cases]
@@ -62,7 +65,7 @@ def sweep(on: Stage, kind: type[Operation], action: Action, folder: Path) -> Swe
     uncrossed = [str(case) for case in missed if _must_be_met(kind, case)]
     by_chance = [str(case) for case in missed if not _must_be_met(kind, case)]
     back_s = max((back_s for back_s in ended if back_s is not None), default=0.0)
-    log.warning("%s: %d cases, memory back after %.3f s at most", kind.__name__, len(cases), back_s)
+    log.warning("%s: %d cases, memory was in use again after %.3f s at most", kind.__name__, len(cases), back_s)
     return Swept(len(cases), uncrossed, by_chance, back_s)
 
 
@@ -75,12 +78,12 @@ def _cases(scene: Scene, kind: type[Operation], action: Action) -> Sequence[Case
 
 
 def _must_be_met(kind: type[Operation], case: Case) -> bool:
-    """What an operation crosses once may be a chance of that run; each point has one that crosses it for certain."""
+    """Returns whether the case must be met: an operation may cross other failpoints by chance in one run only."""
     return case.point in table()[kind.__name__].get(case.role, ())
 
 
 def _run(scene: Scene, kind: type[Operation], case: Case) -> float | None:
-    """Seconds until memory was back; None where the point was not crossed, however often it was tried."""
+    """Returns the seconds until memory was in use again; None if no try crossed the failpoint."""
     for _ in range(_TRIES):
         try:
             ended = run(scene, kind, case)

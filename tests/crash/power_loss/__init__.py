@@ -1,1 +1,1 @@
-"""Power loss: what a process writes and syncs is recorded, and what a disk may be left with is opened by another."""
+"""Power loss: the writes and syncs of a process are recorded, and each disk that may result is opened by another."""

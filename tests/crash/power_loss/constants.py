@@ -1,4 +1,4 @@
-"""How a tier is opened, and which page has which key."""
+"""The settings of the recorded tiers, and the keys of their pages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SEED: Final = 8
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What LmdbTier is given, beside its folder."""
+    """The settings of an LmdbTier, without its folder."""
 
     cap: int
     frame: int = FRAME
     environments: int = 2
 
     def opened(self, folder: Path) -> LmdbTier:
-        """The tier. Raises TierError."""
+        """Returns the opened tier. Raises TierError."""
         return LmdbTier(folder, self.cap, self.frame, self.environments)
 
 
 def key_of(number: int) -> bytes:
-    """Of a page that is known by a number."""
+    """Returns the key of the page with a number."""
     return hashlib.sha256(b"power %d" % number).digest()

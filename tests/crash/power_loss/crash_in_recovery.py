@@ -1,8 +1,7 @@
-"""Death and power loss while a power loss is being got over: at every call of the opening.
+"""Tests deaths and power losses during the recovery from a power loss: at every call of the opening.
 
-Run as a process: `python -m power_loss.crash_in_recovery STREAM FOLDER --states N --seed N` prints what came of it as
-JSON. FOLDER is
-what was recorded; its place is used anew.
+Run as a process: `python -m power_loss.crash_in_recovery STREAM FOLDER --states N --seed N` prints the results as JSON.
+FOLDER is the recorded folder; it is overwritten.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _MOST_TRIES: Final = 200
 
 
 class Ruin(msgspec.Struct, frozen=True):
-    """What a loss left, of which a part is unsound: the events of getting over it, behind those that lead there.
+    """A disk after a power loss of which a part is unsound: the events that lead to it, and those of its recovery.
 
-    first: from where on it has said which pages there may be.
+    `first` is the place in the stream from which the recovery has reported which pages there may be.
     """
 
     events: list[Event]
@@ -44,7 +43,7 @@ class Ruin(msgspec.Struct, frozen=True):
 
 
 def ruined(stream: Path, folder: Path, seed: int, mistake: str) -> Ruin:
-    """Finds a loss that leaves one, and records how it is got over."""
+    """Finds a power loss that leaves an unsound part, and records the recovery from it."""
     history = History(read_stream(stream), folder)
     for loss in planned(history, _MOST_TRIES, seed, [Way.METAS_FIRST, Way.ONE_LOST]):
         chance = Random(f"{seed} {loss.number}")
@@ -65,7 +64,7 @@ def _got_over(folder: Path, told: Told, mistake: str) -> Ruin:
 
 
 def second_losses(ruin: Ruin, states: int, seed: int) -> Iterator[Loss]:
-    """The process dies and the host does not, anywhere while it opens before anywhere else; or the power goes again."""
+    """Yields second losses: deaths of the process alone, first during the opening, or power losses."""
     chance, cuts = Random(seed), range(ruin.first, len(ruin.events) + 1)
     ways = [way for way in Way if way is not Way.NOTHING_LOST]
     opened = next(at for at in cuts if ruin.events[at].mark.startswith("opened"))
@@ -77,7 +76,7 @@ def second_losses(ruin: Ruin, states: int, seed: int) -> Iterator[Loss]:
 
 
 def main() -> None:
-    """Exit code 1 where a promise was broken."""
+    """Runs the command line. Exits with 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m power_loss.crash_in_recovery")
     parser.add_argument("stream", type=Path)
     parser.add_argument("folder", type=Path)

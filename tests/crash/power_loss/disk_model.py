@@ -1,8 +1,9 @@
-"""What a disk may hold when the power goes: all that was synced, and of the rest what chance has brought there.
+"""Models what a disk may hold after a power loss: all that was synced, and a random part of the rest.
 
-The rules are those of POSIX, and no file system's kinder ones: a write reaches the disk when a sync of its file that
-began after it has ended, and any time before that, each sector of 512 bytes by itself. A name reaches it when its
-folder is synced, and any time before that, but not before the names of the same folder that came earlier.
+The rules are those of POSIX, without the stronger guarantees of any file system: a write reaches the disk at the latest
+when a sync of its file that began after it has ended, and at any time before that, each sector of 512 bytes on its own.
+A name reaches the disk at the latest when its folder is synced, and at any time before that, but not before earlier
+names of the same folder.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ _NAMES: Final = frozenset((Kind.MADE, Kind.MOVED, Kind.SWAPPED, Kind.GONE, Kind.
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Of a file's bytes or length, or of a name. at: its place in the stream; safe: from which place on it is on the
-    disk; place: the file, by a number of its own (inodes are used again), or the folder's path."""
+    """A change of a file's bytes or length, or of a name.
+
+    Attributes:
+        at: Its place in the stream.
+        safe: The place in the stream from which on it is on the disk.
+        place: The number of the file, which is unique although inodes are reused, or the path of the folder.
+        event: The event in the stream.
+    """
 
     at: int
     safe: int
@@ -31,25 +38,25 @@ class Change(msgspec.Struct, frozen=True):
     event: Event
 
     def pending(self, cut: int) -> bool:
-        """Whether it may be on the disk or not if the power goes just before the stream's event `cut`."""
+        """Returns whether the disk may or may not have it if the power fails just before the stream's event `cut`."""
         return self.at < cut <= self.safe
 
 
 class Survived(msgspec.Struct, frozen=True):
-    """Of a change how much has reached the disk. sectors: which of those that it touches, None for all."""
+    """The part of a change that has reached the disk: the numbers of its sectors, None for all of them."""
 
     change: Change
     sectors: frozenset[int] | None = None
 
 
 Fate = Callable[[Sequence[Change]], Sequence[Survived]]
-"""Decides over the pending changes of bytes and lengths, in order; what it leaves out is lost."""
+"""Decides over the pending changes of bytes and lengths, in order; changes that it omits are lost."""
 NamesFate = Callable[[Sequence[Change]], int]
-"""How many of a folder's pending changes of names are there, from the first on."""
+"""Decides how many of a folder's pending changes of names have reached the disk, from the first on."""
 
 
 class History:
-    """All changes of a stream, and when each is safe. folder: what the stream calls the tier's folder."""
+    """All changes of a stream, and when each is safe. `folder` is the path of the tier's folder in the stream."""
 
     def __init__(self, events: Sequence[Event], folder: Path) -> None:
         self.events = events
@@ -75,11 +82,11 @@ class History:
         self._data = {one.at for one in self.names if one.event.kind is Kind.MADE and one.event.path.name == "data.mdb"}
 
     def unsynced(self, cut: int) -> bool:
-        """Whether a byte of any data file may be lost then."""
+        """Returns whether a byte of any data file may be lost then."""
         return any(change.pending(cut) and change.place in self._data for change in self.contents)
 
     def changed(self, since: int, cut: int) -> bool:
-        """Whether anything was done to a data file between two places of the stream."""
+        """Returns whether a data file was changed between two places of the stream."""
         return any(since < change.at < cut and change.place in self._data for change in self.contents)
 
     def _folder_of(self, event: Event) -> Path:
@@ -90,13 +97,15 @@ class History:
         return msgspec.structs.replace(change, safe=_safe_from(syncs, change.at))
 
     def boundaries(self) -> list[int]:
-        """Places in the stream where a sync has just ended, or is about to."""
+        """Returns the places in the stream where a sync has just ended, or is about to end."""
         after = [at + 1 for at, event in enumerate(self.events) if event.kind is Kind.SYNCED]
         return after + [at for at, event in enumerate(self.events) if event.kind is Kind.SYNCED]
 
     def left(self, cut: int, fate: Fate, names: NamesFate) -> dict[Path, bytes | None]:
-        """What is under the folder, by relative paths, if the power goes just before the event `cut`: bytes of files,
-        None for folders."""
+        """Returns the content of the disk if the power fails just before the event `cut`.
+
+        The keys are paths relative to the folder, the values are the bytes of files, None for folders.
+        """
         survived = {one.change.at: one for one in fate([one for one in self.contents if one.pending(cut)])}
         files: dict[int, bytearray] = defaultdict(bytearray)
         for change in self.contents:
@@ -127,7 +136,7 @@ class History:
 
 
 def _sync_ends(events: Sequence[Event]) -> Mapping[tuple[int, int], list[tuple[int, int]]]:
-    """Of each file (inode and its how-manieth use) where its syncs began and where they had ended."""
+    """Returns where the syncs of each file began and ended; the key is the inode and the number of its reuses."""
     uses: dict[int, int] = defaultdict(int)
     begun: dict[tuple[int, int], int] = {}
     ends: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -163,7 +172,7 @@ def _apply(file: bytearray, one: Survived) -> None:
         file.extend(bytes(event.offset - len(file)))
         return
     end = event.offset + len(event.data)
-    file.extend(bytes(max(0, end - len(file))))  # where sectors are lost the length may be there all the same
+    file.extend(bytes(max(0, end - len(file))))  # the file may have its new length although sectors are lost
     for begin, stop in [(event.offset, end)] if one.sectors is None else _pieces(event.offset, end, one.sectors):
         file[begin:stop] = event.data[begin - event.offset : stop - event.offset]
 
@@ -174,13 +183,13 @@ def _pieces(begin: int, end: int, sectors: frozenset[int]) -> Iterator[tuple[int
 
 
 def sectors_of(change: Change) -> range:
-    """The sectors that a write touches, by their numbers in the file."""
+    """Returns the sectors that a write touches, by their numbers in the file."""
     event = change.event
     return range(event.offset // SECTOR, -(-(event.offset + len(event.data)) // SECTOR))
 
 
 def _what_moved(names: Sequence[Change]) -> dict[int, int]:
-    """Of each change that moves a file which one it is: where its new name is there, its old one need not have been."""
+    """Returns the file that each rename moves: the new name may be on the disk although the old one never was."""
     tree: dict[Path, int] = {}
     moved = {}
     for change in names:
@@ -195,7 +204,7 @@ def _what_moved(names: Sequence[Change]) -> dict[int, int]:
 
 
 def _rename(tree: dict[Path, int | None], change: Change, root: Path, moved: Mapping[int, int]) -> None:
-    """One change of names."""
+    """Applies one change of names."""
     event, path = change.event, change.event.path
     if path == root or not path.is_relative_to(root):
         return
@@ -216,5 +225,5 @@ def _rename(tree: dict[Path, int | None], change: Change, root: Path, moved: Map
 
 
 def _is_in(tree: Mapping[Path, int | None], path: Path) -> bool:
-    """Whether the folder that it is in is there."""
+    """Returns whether the parent folder exists."""
     return all(parent in tree or parent == Path() for parent in path.parents)

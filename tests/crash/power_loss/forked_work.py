@@ -1,4 +1,4 @@
-"""Work that may crash or never end, done in a child that is forked for it."""
+"""Runs work that may crash or hang in a forked child."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ _NOTHING = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a child ended. said: what the work returned; failed: the traceback of an exception; signal: that killed it;
-    hung: whether it was killed because it took too long."""
+    """The result of a child.
+
+    Attributes:
+        said: The bytes that the work returned.
+        failed: The traceback of an exception.
+        signal: The signal that killed the child.
+        hung: Whether it was killed after the timeout.
+    """
 
     said: bytes = b""
     failed: str = ""
@@ -26,7 +32,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def in_a_child(work: Callable[[], bytes], seconds: float) -> Ended:
-    """Does the work. The caller guarantees that this process has one thread only."""
+    """Runs the work in a child and returns its result. The caller guarantees that this process has one thread only."""
     mine, its = os.pipe()
     child = os.fork()
     if not child:
@@ -44,7 +50,7 @@ def in_a_child(work: Callable[[], bytes], seconds: float) -> Ended:
 
 
 def hung_or_gone(child: int) -> bool:
-    """Whether there is somebody to kill; who has ended already is not reaped by this."""
+    """Returns whether the child still runs and must be killed; a child that has ended is not reaped by this call."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
@@ -59,7 +65,7 @@ def _ended(said: bytes, status: int, *, hung: bool) -> Ended:
 
 
 def _said(pipe: int, ends: float) -> tuple[bytes, bool]:
-    """All until the child closes it, and whether it did not in time."""
+    """Returns all bytes until the child closes the pipe, and whether it failed to do so within the timeout."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     said = b""
@@ -77,7 +83,7 @@ def _work(work: Callable[[], bytes], pipe: int) -> None:
         os.dup2(_NOTHING, 2)
         _say(pipe, work())
         code = 0
-    except BaseException:  # noqa: BLE001  the parent is told, whatever it is
+    except BaseException:  # noqa: BLE001  any exception is reported to the parent
         _say(pipe, traceback.format_exc().encode())
     finally:
         os._exit(code)

@@ -1,4 +1,4 @@
-"""What chance brings to the disk before the power goes: ways to choose among what was written and not synced."""
+"""Chooses at random which unsynced writes reach the disk before the power fails, in several ways."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from power_loss.disk_model import Change, Fate, NamesFate, Survived, sectors_of
 from power_loss.write_stream import Kind
 
 _METAS_END: Final = 2 * 4096
-_VALUE: Final = 4096  # who writes more than a page at once writes a value, or several pages of trees
+_VALUE: Final = 4096  # a write of more than a page is a value, or several pages of trees
 
 
 class Way(StrEnum):
-    """How chance chooses. METAS: the two pages from which LMDB reads where everything is."""
+    """The ways to choose. METAS are the two pages that hold the roots of all trees of LMDB."""
 
     NOTHING_LOST = "nothing is lost"
     ALL_LOST = "all is lost"
@@ -33,12 +33,12 @@ class Way(StrEnum):
 
 
 def fate(way: Way, chance: Random) -> Fate:
-    """For History.left()."""
+    """Returns a random choice for History.left()."""
     return lambda pending: _chosen(way, pending, chance)
 
 
 def names_fate(way: Way, chance: Random) -> NamesFate:
-    """The same for names."""
+    """Returns the same for names."""
     if way is Way.NOTHING_LOST:
         return len
     if way is Way.ALL_LOST:

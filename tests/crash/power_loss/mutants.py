@@ -1,4 +1,4 @@
-"""Mistakes that a tier may be given, so that it is seen that they are found."""
+"""Deliberate bugs of a tier, which the tests must find."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _compares_nothing() -> None:
 
 MISTAKES: Final[dict[str, Callable[[], None]]] = {
     "": lambda: None,
-    "says synced, and has not": _syncs_nothing,
-    "marks its files dirty in memory alone": _writes_state_without_sync,
-    "believes without a proof": _believes,
-    "gives up what is unsound after it said that it can be believed": _gives_up_late,
-    "compares no checksum": _compares_nothing,
+    "reports a sync without syncing": _syncs_nothing,
+    "marks its files dirty in memory only": _writes_state_without_sync,
+    "trusts files without verification": _believes,
+    "discards unsound parts after it marked them as clean": _gives_up_late,
+    "verifies no checksum": _compares_nothing,
 }
 
 
 def make(mistake: str) -> None:
-    """In this process, from now on."""
+    """Applies a bug to this process."""
     MISTAKES[mistake]()

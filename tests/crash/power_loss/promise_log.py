@@ -1,4 +1,4 @@
-"""What a tale says in the stream: which pages were promised when."""
+"""Reads from the marks of a stream which pages were promised at which time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from power_loss.write_stream import Event
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Pages by their numbers. begun: whose storing had begun; stored: that were reported stored, and not told to go.
+    """The promises about pages, by their numbers.
 
-    synced: where in the stream it was said last that all of them are on the disk.
+    Attributes:
+        begun: Pages whose store had begun.
+        stored: Pages that were reported stored, and not dropped since.
+        synced: The place in the stream of the last report that all of them are on the disk.
     """
 
     begun: frozenset[int] = frozenset()
@@ -23,7 +26,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Promises:
-    """Of a stream, at any place of it."""
+    """The promises of a stream, at any place of it."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         told = list(_told(events))
@@ -31,7 +34,7 @@ class Promises:
         self._told = [Told(), *(one for _, one in told)]
 
     def at(self, cut: int) -> Told:
-        """Just before an event."""
+        """Returns the promises just before an event."""
         return self._told[bisect_left(self._places, cut)]
 
 

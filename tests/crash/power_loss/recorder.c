@@ -1,10 +1,10 @@
-/* Preloaded into a process: what it does to files under one folder goes, in order, to the end of a stream.
+/* recorder.c - is preloaded into a process and appends its changes of files under one folder, in order, to a stream.
  *
- * A change is written down when it is done and before its thread goes on; a sync when it begins and when it has succeeded.
- * So a change that stands before a sync's beginning was there when that began. Several processes may share a stream.
- * Writes through a descriptor that syncs by itself count as any others: more may be lost here than on a disk.
- * What is not caught here (mappings that are written to, system calls made by hand) is found by comparing what the
- * stream leads to with the files. RECORD_UNDER: the folder, without links in it; RECORD_TO: the stream. */
+ * A change is written down after it is done and before its thread continues; a sync when it begins and when it has
+ * succeeded. So a change that precedes the begin of a sync in the stream was done when the sync began. Several processes
+ * may share a stream. Writes through a descriptor that syncs by itself count as any others: more may be lost here than on
+ * a disk. Changes that are not caught here (writes to mappings, direct system calls) are found by comparing the result of
+ * the stream with the files. RECORD_UNDER names the folder, without links in its path; RECORD_TO names the stream. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-"""Runs a process with the recorder in it; what it did to a folder comes back as a stream."""
+"""Runs a process with the recorder, which writes the changes of a folder to a stream."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SUPPORT: Final = HERE.parents[1] / "harness"
 
 
 def can_record() -> bool:
-    """Whether there is a compiler."""
+    """Returns whether a compiler is installed."""
     return shutil.which(shlex.split(_compiler())[0]) is not None
 
 
 def recorder() -> Path:
-    """The library to preload; built if its source is newer."""
+    """Returns the library to preload; builds it if its source is newer."""
     _BUILD.mkdir(exist_ok=True)
     source, library = HERE / "recorder.c", _BUILD / "recorder.so"
     with (_BUILD / "recorder.lock").open("w") as lock:
@@ -38,19 +38,19 @@ def recorder() -> Path:
 
 
 def recording(folder: Path, stream: Path) -> dict[str, str]:
-    """Variables for a process, and for those that it starts. folder: what is recorded, without links in its path."""
+    """Returns the environment of a recorded process and its children. `folder` is recorded; its path has no links."""
     return {"LD_PRELOAD": str(recorder()), "RECORD_UNDER": str(folder), "RECORD_TO": str(stream)}
 
 
 def plain() -> dict[str, str]:
-    """Variables for a process that imports these modules, and starts no threads by itself."""
+    """Returns the environment of a process that imports these modules without starting threads."""
     paths = os.pathsep.join(map(str, (_CRASH, _SUPPORT)))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
     return kept | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def record(module: str, folder: Path, stream: Path, *arguments: str) -> None:
-    """Runs a module on a folder, recorded. Raises CalledProcessError if it fails."""
+    """Runs a module on a folder and records it. Raises CalledProcessError if it fails."""
     command = [sys.executable, "-m", module, str(folder), *arguments]
     subprocess.run(command, env=plain() | recording(folder, stream), check=True, timeout=120)
 

@@ -1,6 +1,7 @@
-"""A tier that was left by a power loss is opened, used and left again: while it is recorded.
+"""Opens, uses and leaves a tier after a power loss, while it is recorded.
 
-Run as a process: its folder, a file for the boot, the file with the numbers of pages that may be in it, and a mistake.
+Run as a process with its folder, a file for the boot ID, the file with the numbers of pages that may be in it, and the
+name of a deliberate bug.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FIRST_PAGE = 30_000
 
 
 def laid(folder: Path) -> list[Event]:
-    """Events that lead to what is there now, all of it on the disk."""
+    """Returns events that create the current files, all of them synced."""
     events: list[Event] = []
     for path in sorted(folder.rglob("*")):
         inode, name = path.stat().st_ino, str(path).encode()
@@ -41,7 +42,7 @@ def _synced(path: Path) -> list[Event]:
 
 
 def main() -> None:
-    """It ends as if it were killed."""
+    """Runs the process; it ends as if it were killed."""
     folder, boot, numbers, mistake = sys.argv[1:]
     mutants.make(mistake)
     after_a_restart(Path(boot))

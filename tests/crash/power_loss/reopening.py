@@ -1,4 +1,4 @@
-"""A folder is opened as after a host restart, and judged: exact bytes or a miss, and it goes on."""
+"""Opens a folder as after a host restart and judges it: each page is exact or a miss, and the tier still works."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from power_loss.constants import FRAME, SEED, Terms, key_of
 from power_loss.workload import outgoing
 
 NEWCOMERS = range(900_000, 900_006)
-_MOST_BYTES = 1 << 30  # nobody has room for a page that says that it is bigger
+_MOST_BYTES = 1 << 30  # a page that claims to be larger is not read
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """Keys of pages. may: that somebody began to store; must: that have to be there. stored: how many would be there
-    if nothing were lost, for people."""
+    """The expected keys.
+
+    Attributes:
+        may: Keys of pages whose store had begun.
+        must: Keys of pages that must be found.
+        stored: The number of pages that would be found if nothing were lost, for the output.
+    """
 
     may: frozenset[bytes]
     must: frozenset[bytes] = frozenset()
@@ -31,8 +36,14 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder was found to be. how: the tier's line. exact, damaged: pages that were listed, by how reading
-    went; rebuilt: whether a part of it was."""
+    """The state of a folder after it was opened.
+
+    Attributes:
+        how: The tier's message about its opening.
+        exact: The number of listed pages that were read with their exact bytes.
+        damaged: The number of listed pages that were found corrupt.
+        violations: The broken promises.
+    """
 
     how: str
     exact: int
@@ -45,7 +56,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Looker:
-    """Reads pages of a tier, and collects what ought not to be."""
+    """Reads the pages of a tier, and collects broken promises."""
 
     def __init__(self, tier: Tier, frame: int) -> None:
         self.tier = tier
@@ -53,18 +64,18 @@ class Looker:
         self.violations: list[Violation] = []
 
     def listed(self) -> dict[bytes, int]:
-        """Sizes of all that it says that it holds."""
+        """Returns the sizes of all pages that the tier lists."""
         sizes: dict[bytes, int] = {}
         for held in self.tier.contents():
             for at in range(len(held)):
                 key = held.keys[32 * at : 32 * at + 32]
                 if key in sizes:
-                    self.blame(Kind.INTEGRITY, "it is listed twice", key)
+                    self.blame(Kind.INTEGRITY, "the page is listed twice", key)
                 sizes[key] = int.from_bytes(held.sizes[8 * at : 8 * at + 8], "little")
         return sizes
 
     def outcome(self, key: bytes, size: int) -> ReadOutcome:
-        """How reading a page goes; what is called exact is."""
+        """Reads a page and returns the outcome; a page that is called exact is compared with its expected content."""
         if size > _MOST_BYTES:
             return ReadOutcome.ABSENT
         frames = [memoryview(bytearray(self._frame)) for _ in range(-(-size // self._frame))]
@@ -74,23 +85,23 @@ class Looker:
         return outcome
 
     def exact(self, sizes: dict[bytes, int]) -> dict[bytes, int]:
-        """Those that are."""
+        """Returns the pages that can be read exactly."""
         return {key: size for key, size in sizes.items() if self.outcome(key, size) is ReadOutcome.EXACT}
 
     def blame(self, kind: Kind, what: str, key: bytes = b"") -> None:
-        """Something ought not to be."""
+        """Records a broken promise."""
         self.violations.append(Violation(kind, what, key))
 
 
 def after_a_restart(boot: Path) -> None:
-    """For this process the host has started anew, once more each time. boot: a file, another one each time."""
+    """Simulates a host restart for this process, another one with each call. `boot` is a new file each time."""
     boot.write_text(f"the boot after {recovery.boot_id()}")
     recovery._BOOT_ID = boot  # type: ignore[misc]
     recovery.boot_id.cache_clear()
 
 
 def prove_here() -> None:
-    """For this process proofs are no processes of their own: the same text, a hundred times faster."""
+    """Runs verifications within this process instead of a new one: the same code, a hundred times faster."""
     recovery.prove = lambda folders, seconds: [_proof_here(folder) for folder in folders]
 
 
@@ -106,12 +117,12 @@ def _proof_here(folder: Path) -> str:
 
 
 def unsound(folder: Path) -> list[str]:
-    """Which of a tier's parts can not be proven as they are."""
+    """Returns the parts of a tier that fail the verification."""
     return [path.name for path in folder.glob("[0-9]") if (path / "data.mdb").exists() and _proof_here(path)]
 
 
 def _is_believed(folder: Path) -> bool:
-    """Whether its state file says that no proof is needed. One of nonsense says nothing."""
+    """Returns whether its state file says that no verification is needed; an invalid file does not."""
     with suppress(msgspec.MsgspecError, UnicodeDecodeError):
         state = recovery.read_state(folder)
         return state is not None and (state.clean or state.boot == recovery.boot_id())
@@ -119,12 +130,12 @@ def _is_believed(folder: Path) -> bool:
 
 
 def judged(folder: Path, terms: Terms, expected: Expected) -> Found:
-    """Opens it, looks at all of it, goes on with it, closes it, and looks once more."""
+    """Opens a folder, reads all pages, uses the tier, closes it, and checks it once more."""
     doubtful = unsound(folder) if _is_believed(folder) else []
     looker = Looker(terms.opened(folder), terms.frame)
     how = looker.tier.state().opened
     if doubtful and how == "as it was left":
-        looker.blame(Kind.INTEGRITY, f"parts are believed and unsound: {doubtful}")
+        looker.blame(Kind.INTEGRITY, f"unsound parts were opened without verification: {doubtful}")
     sizes = looker.listed()
     exact = looker.exact(sizes)
     _expect(looker, sizes, exact, expected)
@@ -140,18 +151,18 @@ def _expect(looker: Looker, sizes: Iterable[bytes], exact: Collection[bytes], ex
             looker.blame(Kind.NOWHERE, "", key)
     for key in expected.must:
         if key not in exact:
-            looker.blame(Kind.LOST, "it was there before the power went", key)
+            looker.blame(Kind.LOST, "the page was on the disk before the power loss", key)
 
 
 def _go_on(looker: Looker, exact: dict[bytes, int]) -> dict[bytes, int]:
-    """Some pages go and others come: none of those that stay is touched. What is exact then."""
+    """Drops some pages and stores others, and returns the pages that are exact then; no other page may change."""
     pages = [outgoing(number) for number in NEWCOMERS]
     gone = _making_room(exact, sum(len(page.frames) for page in pages) * FRAME)
     written = looker.tier.write(gone, pages)
     if written.undropped or not all(written.stored):
-        looker.blame(Kind.CRASH, f"it does not go on: {written.undropped or set(written.reasons)}")
+        looker.blame(Kind.CRASH, f"the tier cannot be used: {written.undropped or set(written.reasons)}")
     left = {key: size for key, size in exact.items() if key not in gone} | {page.key: page.size for page in pages}
-    _still(looker, left, "before others came")
+    _still(looker, left, "before other pages were stored")
     return left
 
 
@@ -167,21 +178,21 @@ def _making_room(exact: dict[bytes, int], wanted: int) -> Sequence[bytes]:
 
 def _still(looker: Looker, pages: dict[bytes, int], when: str) -> None:
     for key in pages.keys() - looker.exact(pages).keys():
-        looker.blame(Kind.LOST, f"it was there {when}", key)
+        looker.blame(Kind.LOST, f"the page was found {when}", key)
 
 
 def _once_more(folder: Path, terms: Terms, exact: dict[bytes, int]) -> list[Violation]:
     looker = Looker(terms.opened(folder), terms.frame)
     if looker.tier.state().opened != "as it was left":
-        looker.blame(Kind.LOST, f"it was closed, and is found to be {looker.tier.state().opened}")
-    _still(looker, exact, "before it was closed")
+        looker.blame(Kind.LOST, f"a closed tier was opened as: {looker.tier.state().opened}")
+    _still(looker, exact, "before the tier was closed")
     if terms.frame == FRAME and looker.listed().keys() - exact.keys():
         with suppress(TierError):
-            looker.blame(Kind.NOWHERE, "what was dropped is there again")
+            looker.blame(Kind.NOWHERE, "a dropped page is listed again")
     looker.tier.close()
     return looker.violations
 
 
 def keys_of(numbers: Iterable[int]) -> frozenset[bytes]:
-    """Of pages of a tale."""
+    """Returns the keys of pages by their numbers."""
     return frozenset(map(key_of, numbers))

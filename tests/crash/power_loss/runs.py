@@ -1,8 +1,7 @@
-"""Many power losses of one recording: each leaves a folder that a child opens and judges.
+"""Simulates many power losses of one recording: a child opens and judges the folder that each leaves.
 
-Run as a process: `python -m power_loss.runs STREAM FOLDER --states N --seed N` prints what came of it as JSON. FOLDER
-is
-what was recorded.
+Run as a process: `python -m power_loss.runs STREAM FOLDER --states N --seed N` prints the results as JSON. FOLDER is
+the recorded folder.
 """
 
 from __future__ import annotations
@@ -36,14 +35,18 @@ from power_loss.write_stream import read_stream
 
 MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 _LONG_S: Final = 60.0
-_REAL_PROOFS: Final = 50  # one in so many is made by a process of its own, as all are outside of tests
+_REAL_PROOFS: Final = 50  # one of this many verifications runs in its own process, as all do outside of tests
 _BOTH: Final = (Way.NOTHING_LOST, Way.ALL_LOST)
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The power goes just before an event of the stream. number: chance begins with it and the seed.
+    """A power loss just before an event of the stream.
 
-    boots: how often the host has started between what was recorded first and what opens it.
+    Attributes:
+        number: The number that, with the seed, determines all random choices.
+        cut: The place of the event in the stream.
+        way: The way to choose which changes are lost.
+        boots: How often the host has restarted between the recording and the process that opens the folder.
     """
 
     number: int
@@ -53,10 +56,15 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What came of many losses. states: by how the folder was found; by_way: of each how many were rebuilt, and all.
+    """The results of many power losses.
 
-    Pages, summed over all states: stored: that were reported stored, and not told to go; must: that had to be there;
-    exact: that were there; damaged: that were listed and not served.
+    Attributes:
+        states: The number of folders by the state in which they were found.
+        by_way: For each way the number of rebuilt folders, and of all.
+        stored: Pages that were reported stored and not dropped, summed over all losses, like the next three.
+        must: Pages that had to be found.
+        exact: Pages that were found.
+        damaged: Pages that were listed and not served.
     """
 
     seed: int
@@ -75,7 +83,7 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 class OfATale:
-    """What has to be there by what a tale says: all that was stored, where it was synced or no byte of it is lost."""
+    """Expects what a workload was promised: all stored pages, if they were synced or no byte of them is lost."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -89,7 +97,7 @@ class OfATale:
 
 
 class OfKeys:
-    """Any of these may be there, none must."""
+    """Expects that any of these pages may be found, and none must."""
 
     def __init__(self, keys: Path) -> None:
         packed = keys.read_bytes()
@@ -100,7 +108,7 @@ class OfKeys:
 
 
 class Trials:
-    """Of one recording. room: a folder for what is left each time."""
+    """Power losses of one recording. `room` is a folder for the files that each loss leaves."""
 
     def __init__(self, history: History, terms: Terms, expected: Callable[[Loss], Expected], room: Path) -> None:
         self._history = history
@@ -109,7 +117,7 @@ class Trials:
         self._room = room
 
     def run(self, losses: Iterable[Loss], seed: int, violations: int, seconds: float = inf) -> Tally:
-        """One by one, until all are tried, so many promises are broken or so much time is over."""
+        """Tries one loss after the other, until all are tried, `violations` are found or `seconds` are over."""
         began, self.tally = time.monotonic(), Tally(seed=seed)
         for loss in losses:
             self._note(loss, self._after(loss))
@@ -148,7 +156,7 @@ class Trials:
 
 
 def lay(folder: Path, left: Mapping[Path, bytes | None]) -> None:
-    """Files and folders as they were left."""
+    """Writes the files and folders that a loss left."""
     folder.mkdir()
     for path, content in sorted(left.items()):
         if content is None:
@@ -158,7 +166,7 @@ def lay(folder: Path, left: Mapping[Path, bytes | None]) -> None:
 
 
 def kind_of(how: str) -> str:
-    """The tier's line without its numbers and reasons."""
+    """Returns the tier's message without its numbers and reasons."""
     if how.startswith("rebuilt empty in"):
         return "rebuilt in part"
     if how.startswith("rebuilt empty"):
@@ -167,8 +175,10 @@ def kind_of(how: str) -> str:
 
 
 def planned(history: History, states: int, seed: int, ways: Sequence[Way]) -> Iterator[Loss]:
-    """Chance, in these ways. Where all are wanted, half of the states, if there are so many, are prefixes at boundaries
-    of syncs, with all and with nothing of what was not synced."""
+    """Yields random losses in these ways.
+
+    If all ways are wanted, up to half of the states are cuts at syncs, with all and with none of the unsynced changes.
+    """
     chance = Random(seed)
     sure = [Loss(0, cut, way) for cut in history.boundaries() for way in _BOTH] if len(ways) > 1 else []
     chance.shuffle(sure)
@@ -182,24 +192,26 @@ def planned(history: History, states: int, seed: int, ways: Sequence[Way]) -> It
 
 def _crashed(ended: Ended) -> Found:
     if ended.hung:
-        blame = Violation(Kind.HANG, "opening it and looking at it")
+        blame = Violation(Kind.HANG, "opening and reading the tier hangs")
     else:
         blame = Violation(Kind.CRASH, ended.failed or f"killed by signal {ended.signal}")
     return Found(how="not opened", exact=0, damaged=0, violations=[blame])
 
 
 def main() -> None:
-    """Exit code 1 where a promise was broken."""
+    """Runs the command line. Exits with 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m power_loss.runs")
     parser.add_argument("stream", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--states", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
-    parser.add_argument("--way", type=Way, action="append", help="only so; may be given several times")
-    parser.add_argument("--seconds", type=float, default=inf, help="no more are begun then")
+    parser.add_argument("--way", type=Way, action="append", help="try only this way; may be given several times")
+    parser.add_argument("--seconds", type=float, default=inf, help="start no further trial after this time")
     parser.add_argument("--violations", type=int, default=100)
-    parser.add_argument("--keys", type=Path, help="of all pages, end to end: what was recorded is no tale")
+    parser.add_argument(
+        "--keys", type=Path, help="file with the keys of all pages, of a recording without a workload's marks"
+    )
     parser.add_argument("--terms", type=msgspec.json.Decoder(Terms).decode, default=TERMS)
     wanted = parser.parse_args()
     mutants.make(wanted.mistake)

@@ -1,6 +1,6 @@
-"""What a disk tier goes through while it is recorded: all that it does to its files, some of it often.
+"""The workload of a disk tier that is recorded: every kind of change to its files, some of them often.
 
-Run as a process: its folder, which act, and a mistake that the tier is to have.
+Run as a process with its folder, the name of an act, and the name of a deliberate bug.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 
 
 class Tale:
-    """A tier that says in the stream what was promised. Pages are numbered in the order in which they are stored."""
+    """A tier that writes its promises to the stream. Pages are numbered in the order in which they are stored."""
 
     def __init__(self, folder: Path, first: int = 0) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class Tale:
         self.say("synced", [])
 
     def store(self, pages: int, drops: int = 0) -> None:
-        """New pages, the oldest of which leave where there is no room; and some are dropped as it is."""
+        """Stores new pages and drops `drops` old ones in the same write; the tier may also evict the oldest."""
         wanted = list(range(self._next, self._next + pages))
         self._next += pages
         gone = self._held[:drops]
@@ -66,17 +66,17 @@ class Tale:
         self.say("stored", stored)
 
     def store_again(self, pages: int) -> None:
-        """In place of the same pages."""
+        """Stores the oldest pages again, in place of their copies."""
         numbers = self._held[:pages]
         assert all(self.tier.write([], [outgoing(number) for number in numbers]).stored)
 
     def fill(self) -> None:
-        """Until something has to go for each page that comes."""
+        """Stores pages until each new page needs the eviction of another."""
         while self._free() > 40:
             self.store(6)
 
     def turn_over(self, times: int) -> None:
-        """With a full tier: as much goes as comes."""
+        """Stores and drops pages in a full tier."""
         for _ in range(times):
             self.store(6, drops=8)
 
@@ -84,17 +84,17 @@ class Tale:
         return self.tier.room - self.tier.state().used_frames
 
     def open_smaller(self, terms: Terms) -> None:
-        """Any page may be gone then."""
+        """Opens the tier with a smaller limit, which may evict any page."""
         self.say("shrinking", [])
         self.open(terms)
 
     def say(self, word: str, numbers: Iterable[int]) -> None:
-        """In the stream, for Promises."""
+        """Writes a mark to the stream, for Promises."""
         _mark(f"{word} {' '.join(map(str, numbers))}")
 
 
 def outgoing(number: int) -> Outgoing:
-    """Its size and namespace follow from its number as well."""
+    """Returns the page with this number, whose size and namespace also follow from the number."""
     size = _SIZES[number % len(_SIZES)]
     whole = memoryview(content(key_of(number), SEED, size).ljust(-(-size // FRAME) * FRAME, b"\xee"))
     frames = [whole[at : at + FRAME] for at in range(0, len(whole), FRAME)]
@@ -102,7 +102,7 @@ def outgoing(number: int) -> Outgoing:
 
 
 def first_act(tale: Tale) -> None:
-    """A young tier, then a full one, syncs now and then; a clean end."""
+    """Fills a new tier, with a sync now and then, and closes it."""
     tale.open(TERMS)
     tale.store(8)
     tale.sync()
@@ -117,7 +117,7 @@ def first_act(tale: Tale) -> None:
 
 
 def second_act(tale: Tale) -> None:
-    """Found as it was left, used, made smaller, used; the process dies."""
+    """Opens the tier as it was left, uses it, makes it smaller, uses it, and dies."""
     tale.open(TERMS)
     tale.turn_over(1)
     tale.close()
@@ -128,7 +128,7 @@ def second_act(tale: Tale) -> None:
 
 
 def third_act(tale: Tale) -> None:
-    """Found as the dead left it."""
+    """Opens the tier as the dead process left it, and marks it for verification."""
     tale.open(SMALLER)
     tale.turn_over(2)
     tale.tier.distrust()
@@ -136,7 +136,7 @@ def third_act(tale: Tale) -> None:
 
 
 def fourth_act(tale: Tale) -> None:
-    """Nobody trusts it: it is proven, and goes on."""
+    """Opens the tier, which has to be verified, and uses it."""
     tale.open(SMALLER)
     tale.turn_over(2)
     tale.sync()
@@ -152,12 +152,12 @@ ACTS: Final = {"first": first_act, "second": second_act, "third": third_act, "fo
 
 def _mark(text: str) -> None:
     here = ctypes.CDLL(None)
-    if hasattr(here, "record_mark"):  # else nobody records
+    if hasattr(here, "record_mark"):  # otherwise the process is not recorded
         here.record_mark(text.encode())
 
 
 def main() -> None:
-    """An act: the numbers of its pages begin where no other act's do. It ends as if it were killed."""
+    """Runs an act and ends as if killed; its page numbers do not overlap with those of the other acts."""
     folder, act, mistake = sys.argv[1:]
     mutants.make(mistake)
     ACTS[act](Tale(Path(folder), _AN_ACT * list(ACTS).index(act)))

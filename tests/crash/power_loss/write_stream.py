@@ -1,4 +1,4 @@
-"""The stream of changes and syncs that recorder.c writes, read."""
+"""Reads the stream of changes and syncs that recorder.c writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD: Final = struct.Struct("<IIQQQ")
 
 
 class Kind(IntEnum):
-    """What happened; the numbers are the recorder's."""
+    """The kinds of events, with the numbers of the recorder."""
 
     WRITE = 1
     LENGTH = 2
@@ -30,8 +30,15 @@ class Kind(IntEnum):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One of the stream. inode: of the file, or of the folder that was made or synced. offset: where a write begins, or
-    a file's new length. data: what was written, the path or both paths with a zero between, or a mark's text."""
+    """An event of the stream.
+
+    Attributes:
+        kind: The kind of the event.
+        thread: The thread that caused it.
+        inode: The inode of the file, or of the folder that was made or synced.
+        offset: The begin of a write, or a file's new length.
+        data: The written bytes, the path, both paths with a zero between, or the text of a mark.
+    """
 
     kind: Kind
     thread: int
@@ -41,22 +48,22 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> Path:
-        """Of what was made, synced or removed; what was moved, or one of two that were swapped."""
+        """The path that was made, synced or removed; the source of a move, or one of two paths that were swapped."""
         return Path(self.data.split(b"\0")[0].decode())
 
     @property
     def other(self) -> Path:
-        """Where it was moved, or the other one."""
+        """The target of a move, or the other one of two paths that were swapped."""
         return Path(self.data.split(b"\0")[1].decode())
 
     @property
     def mark(self) -> str:
-        """What the process said of itself there; "" of anything else."""
+        """The mark that the process wrote; "" for all other events."""
         return self.data.decode() if self.kind is Kind.MARK else ""
 
 
 def read_stream(path: Path) -> list[Event]:
-    """All of it, in order. Raises ValueError where it makes no sense."""
+    """Returns all events of a stream, in order. Raises ValueError for an invalid stream."""
     return list(_events(path.read_bytes()))
 
 
