@@ -1,4 +1,4 @@
-"""Attached processes that mean harm: caps hold, and an engine beside them is served, or refused in time and told."""
+"""Tests adversarial engines: limits hold, and an engine beside them is served or rejected in time with a reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_who_keeps_to_the_calls_has_his_share_and_no_more(daemon: RunningDaemon,
 
 
 def test_who_holds_every_page_by_himself_is_named(daemon: RunningDaemon) -> None:
-    """Then an engine's stores are refused, in time, and its loads go on. His end gives all of it back."""
+    """An engine's stores are rejected in time while its loads work. The attacker's death releases all pages."""
     keys = namespace(salt="full").keys(range(16 * HELD))
     with daemon.client() as client:
         assert client.store(keys, [bytes(FRAME)] * HELD).stored == HELD
@@ -50,7 +50,7 @@ def test_who_holds_every_page_by_himself_is_named(daemon: RunningDaemon) -> None
             assert result.refused and "pinned" in result.reason, result
             assert time.monotonic() - began < SERVED_S
             with client.match(keys) as match:
-                assert len(match) == len(keys), "who is there already is found"
+                assert len(match) == len(keys), "pages stored before the attack are found"
             assert eventually(lambda: "(scribbler)" in daemon.log.read_text())
             assert daemon.log.read_text().count("event=arena_pinned") == 1
         assert eventually(lambda: len(daemon.slots()) == 1, 20)
@@ -58,9 +58,9 @@ def test_who_holds_every_page_by_himself_is_named(daemon: RunningDaemon) -> None
 
 
 def test_who_writes_to_lock_words_costs_pages_and_nothing_else(daemon: RunningDaemon) -> None:
-    """The daemon serves on; what he pinned in others' names is free when he is gone, and the next daemon is sound.
+    """The daemon survives; pins in the names of other slots end with the attacker; the next daemon is sound.
 
-    A page may be lost, or be found before it is whole: that is not judged here.
+    A page may be lost, or be found before it is complete: this test does not check that.
     """
     with Honest(daemon.socket, FRAME) as honest:
         with harm("hostile_engines", "scribbles", daemon.socket):

@@ -1,4 +1,4 @@
-"""The control socket against peers that mean harm: an engine beside them is served, and they cost the daemon little."""
+"""Tests adversarial peers of the control socket: an engine is served, and the peers cost the daemon few resources."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from running_daemon import RunningDaemon, eventually
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FRAME, FRAMES = 64 << 10, 1024
 ROUNDS = 30
-SERVED_S = 15.0  # on a machine that is crowded, too; who waits for longer than 10 s is refused
-ON_THEIR_WAY = 3 * 128  # connections that the loop has taken out of the queue, and not closed yet
+SERVED_S = 15.0  # also on a busy machine; a client that waits longer than 10 s is rejected
+ON_THEIR_WAY = 3 * 128  # connections that the loop has accepted and not closed yet
 FEW = 512  # descriptors
-DESCRIPTORS, MEMORY = 2 * MOST_SILENT + ON_THEIR_WAY, 192 << 20  # of two users; each may say 2 MiB before it is known
-# of one kind and user a minute, where there are two kinds at most; the daemon's own lines; a run may cross a minute
+DESCRIPTORS, MEMORY = (
+    2 * MOST_SILENT + ON_THEIR_WAY,
+    192 << 20,
+)  # of two users; each may send 2 MiB before it is identified
+# Log lines of one kind and user a minute, for at most two kinds, and the daemon's own; a run may span two minutes.
 MOST_LINES = 4 * LINES + 20
 
 
@@ -37,7 +40,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def expect_served(daemon: RunningDaemon, *acts: str, user: int | None = None) -> None:
-    """Beside all of these at once; and what they opened is closed when they are gone."""
+    """Checks an engine beside all of these attacks at once, and that their connections are closed at the end."""
     assert daemon.process is not None
     with Honest(daemon.socket, FRAME) as honest, Sampled(daemon.process.pid) as sampled:
         assert honest.wait_for(3)
@@ -64,12 +67,12 @@ def test_nonsense(daemon: RunningDaemon) -> None:
 
 
 def test_connections_without_end(daemon: RunningDaemon) -> None:
-    """A user's own connections may wait for each other, so the honest one is attached already."""
+    """Connections of one user may wait for each other, so the honest engine attaches first."""
     expect_served(daemon, "silent", "turned_away")
 
 
 def test_ten_thousand_connections_to_a_daemon_with_few_descriptors() -> None:
-    """An attached engine is served all the time, one that comes later attaches, and nothing stays open."""
+    """An attached engine is served all the time, a later one attaches, and nothing stays open."""
     with RunningDaemon(str(FRAMES * FRAME), str(FRAME), before=["prlimit", f"--nofile={FEW}"]) as daemon:
         with Honest(daemon.socket, FRAME) as honest, Sampled(_pid(daemon)) as sampled, ExitStack() as stack:
             assert honest.wait_for(3)
@@ -107,7 +110,7 @@ def test_walks_through_a_large_index() -> None:
 def test_who_may_not_attach_can_do_less(daemon: RunningDaemon) -> None:
     expect_served(daemon, "garbage", "silent", "hoarding", "turned_away", user=NOBODY)
     with daemon.client(), harm("bad_peers", "silent", daemon.socket, NOBODY), daemon.client() as late:
-        assert late.attached, "another user's silence is no reason to wait"
+        assert late.attached, "the silence of another user must not delay an engine"
 
 
 @as_root

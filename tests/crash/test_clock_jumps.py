@@ -1,4 +1,4 @@
-"""The wall clock of daemon, disk worker and engines jumps while they work: time passes by the monotonic clock alone."""
+"""Tests jumps of the realtime clock of daemon, disk worker and engines: all timeouts use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trials.clock import Clock
 from trials.company import Company
 from trials.engine import PAGE
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler here")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
 DAY_S = 86_400.0
 YEAR_S = 366 * DAY_S
 JUMPS = (3600.0, -3600.0, 10 * YEAR_S, -20 * YEAR_S, 0.5, -56 * YEAR_S, 0.0)
-LATE_S = 4.0  # an engine's patience is 5 s, and what it waits for that long is refused
+LATE_S = 4.0  # an engine's timeout is 5 s, after which a request is rejected
 EXPIRY_S = 60
 
 
@@ -40,7 +40,7 @@ def daemon(tmp_path: Path, clock: Clock) -> Iterator[RunningDaemon]:
 
 
 def syncs(daemon: RunningDaemon) -> bool:
-    """Whether all that is in memory comes to be on disk."""
+    """Returns whether all pages in memory are written to disk."""
 
     def synced() -> bool:
         with daemon._looking() as (link, _):
@@ -51,7 +51,7 @@ def syncs(daemon: RunningDaemon) -> bool:
 
 
 def notices(daemon: RunningDaemon, jump: float) -> bool:
-    """Whether the daemon's own clock has jumped, by a line that it is asked to log."""
+    """Returns whether the daemon's own clock has jumped, by the timestamp of a log line."""
     year = datetime.fromtimestamp(time.time() + jump, UTC).year
     lines = len(daemon.log.read_text().splitlines())
     daemon.signal(signal.SIGHUP)

@@ -1,6 +1,6 @@
-"""Daemons that start at once, and daemons of another format: who serves is one, and what it serves is exact.
+"""Tests daemons that start at once, and daemons of another format: only one serves, and its pages are exact.
 
-Which segments a daemon refuses, one by one, is in tests/daemon/index/test_leftover_segments.py.
+Segments that a daemon rejects are tested one by one in tests/daemon/index/test_leftover_segments.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OTHER_FORMAT = 99
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """With room for 64 pages."""
+    """Yields a daemon with room for 64 pages."""
     with RunningDaemon(str(64 * PAGE), str(PAGE)) as running:
         yield running
 
@@ -32,7 +32,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def race(daemon: RunningDaemon, count: int, *more: str) -> tuple[list[subprocess.Popen[bytes]], list[int]]:
-    """Starts so many at once. Those that serve, and the exit codes of the others."""
+    """Starts this many daemons at once; returns those that serve, and the exit codes of the others."""
     racers = [daemon.launch(*more) for _ in range(count)]
     assert eventually(lambda: sum(racer.poll() is not None for racer in racers) >= count - 1, START_S)
     left = [racer for racer in racers if racer.poll() is None]
@@ -62,7 +62,7 @@ def test_of_daemons_that_start_at_once_one_serves(daemon: RunningDaemon, left: s
 
 
 def write_format(daemon: RunningDaemon, number: int) -> int:
-    """What an upgrade finds; returns the format that was there."""
+    """Changes the format number of the segments as an upgrade would, and returns the previous one."""
     with (Path("/dev/shm") / f"{daemon.name}.index").open("r+b") as index:
         index.seek(FORMAT_AT)
         (before,) = struct.unpack("<I", index.read(4))
@@ -77,16 +77,16 @@ def test_an_upgrade_to_another_format_is_refused_and_costs_stores_alone(daemon: 
         daemon.kill()
         ours = write_format(daemon, OTHER_FORMAT)
         assert daemon.launch().wait(START_S) == Exit.UNFIT
-        assert found(client, prompt(0)) == 8, "who was attached goes on"
+        assert found(client, prompt(0)) == 8, "attached engines continue"
         assert store(client, prompt(1), timeout=0.1).refused == 8
         write_format(daemon, ours)
         daemon.start()
         assert eventually(lambda: store(client, prompt(1)).stored == 8)
-        assert [found(client, prompt(number)) for number in range(2)] == [8, 8], "nothing was lost over it"
+        assert [found(client, prompt(number)) for number in range(2)] == [8, 8], "the rejected upgrade lost no page"
 
 
 def test_an_upgrade_to_another_format_is_cold_where_that_is_asked_for(daemon: RunningDaemon) -> None:
-    """Engines that were attached go over to the new segments; the old ones' pages are found by nobody any more."""
+    """Attached engines change to the new segments; the pages of the old ones are no longer found."""
     with daemon.client() as client, daemon.client() as sleeper:
         assert store(client, prompt(0)).stored == 8
         with sleeper.match(prompt(0)) as match:
@@ -97,14 +97,18 @@ def test_an_upgrade_to_another_format_is_cold_where_that_is_asked_for(daemon: Ru
             assert eventually(lambda: store(client, prompt(1)).stored == 8)
             assert found(client, prompt(0)) == 0
             into = bytearray(8 * PAGE)
-            assert sleeper.load(match, into) in (0, 8), "what it had pinned it may have read, or not any more"
+            assert sleeper.load(match, into) in (0, 8), (
+                "pinned pages of the old segments are read completely or not at all"
+            )
         assert eventually(lambda: found(sleeper, prompt(1)) == 8)
         assert found(sleeper, prompt(0)) == 0
-        assert eventually(lambda: store(sleeper, prompt(0)).stored == 8), "it matches as soon as it has mapped them"
+        assert eventually(lambda: store(sleeper, prompt(0)).stored == 8), (
+            "it stores as soon as it has mapped the new segments"
+        )
         assert found(client, prompt(0)) == 8
 
 
 def cold(daemon: RunningDaemon) -> bool:
-    """Whether a newcomer finds nothing."""
+    """Returns whether a new client finds no page."""
     with Client(daemon.socket) as newcomer:
         return newcomer.wait_attached(START_S) and found(newcomer, prompt(0)) == 0

@@ -206,4 +206,4 @@ def lose(scene: Scene) -> None:
         assert isinstance(saved, Saved)
         return bool(saved.trouble)
 
-    assert eventually(told, 20.0), scene.daemon.log.read_text()
+    assert eventually(reported, 20.0), scene.daemon.log.read_text()

@@ -1,4 +1,4 @@
-"""Daemon, disk worker and engines stand still together under load, and go on: a host or a container that was frozen."""
+"""Tests that daemon, disk worker and engines survive a common stop under load, as in a frozen host or container."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from daemon_with_disk import is_open, worker_of
 from running_daemon import RunningDaemon, eventually
 from trials.company import Company
 
-FROZEN_S = float(os.environ.get("FROZEN", "3"))  # FROZEN=60: as long as a live migration may take
-EXPIRY_S = 1.0  # shorter than that, so that whatever is told by time is told wrongly if it can be
+FROZEN_S = float(os.environ.get("FROZEN", "3"))  # FROZEN=60: the duration of a long live migration
+EXPIRY_S = 1.0  # shorter than the stop, so that a wrong use of time would be visible
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
 
 @contextmanager
 def frozen(pids: list[int], waking: list[int]) -> Iterator[None]:
-    """These processes stand still in the block, and go on one after the other, in the order of `waking`."""
+    """Stops these processes for the duration of the block, then resumes them one by one in the order of `waking`."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -59,7 +59,9 @@ def test_all_stand_still_and_go_on(daemon: RunningDaemon, first: str) -> None:
         company.work(rounds=20)
         served = company.leave()
     assert all(one.wrong == 0 for one in served), served
-    assert sum(one.missed for one in served) <= daemon.header()["disk_lost"], "a store waits for the disk for so long"
+    assert sum(one.missed for one in served) <= daemon.header()["disk_lost"], (
+        "more pages were missed than the disk lost"
+    )
     assert max(one.worst_s for one in served) < FROZEN_S + 6
     log = daemon.log.read_text()
     assert "process_died" not in log and "disk_down" not in log, log

@@ -1,4 +1,4 @@
-"""As many engines as there are slots, all storing and loading."""
+"""Runs as many engines as there are slots, all storing and loading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS_FIRST = ("--nice", "10")
 
 RUN = "import runpy; runpy.run_module('load', run_name='__main__', alter_sys=True)"
 
-# Of the pages of every fourth engine nothing is granted.
+# Every store of each fourth engine is rejected.
 REFUSING = """
 from pagetier.daemon.index.service import Service, _refused
 reserve = Service.reserve
@@ -32,7 +32,7 @@ Service.reserve = lambda self, slot, request: reserve(self, slot, request) if sl
 
 
 def load(*arguments: str, broken: str = "") -> tuple[int, dict[str, Any], str]:
-    """Its exit code, what it says, and what it wrote beside."""
+    """Runs a load test and returns its exit code, its JSON output and its standard error."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS)), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", broken + RUN, "--json", *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

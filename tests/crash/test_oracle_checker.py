@@ -1,4 +1,4 @@
-"""The checker finds each kind of broken promise, and nothing where all were kept."""
+"""Tests that the checker finds each kind of broken promise, and no violation if all were kept."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def test_looks_while_a_disk_was_away_claim_nothing() -> None:
 
 def test_what_was_told_to_go_may_go() -> None:
     assert kinds(*STORED, told(Told.DROPPING, 4), told(Told.MISSED, 6)) == []
-    assert kinds(*STORED, told(Told.MISSED, 4), told(Told.DROPPING, 6)) == [Kind.LOST], "it was missed before"
+    assert kinds(*STORED, told(Told.MISSED, 4), told(Told.DROPPING, 6)) == [Kind.LOST], "the page was missed before"
     late = (told(Told.DROPPING, 1), told(Told.STORING, 3), told(Told.STORED, 3, 5), told(Told.MISSED, 6))
-    assert kinds(*late) == [Kind.LOST], "it was stored after the dropping was over"
-    assert kinds(told(Told.DROPPING, 1, 4), *late) == [], "it was stored meanwhile"
+    assert kinds(*late) == [Kind.LOST], "the page was stored after the drop had ended"
+    assert kinds(told(Told.DROPPING, 1, 4), *late) == [], "the page was stored during the drop"
 
 
 def test_parts_are_a_page_only_if_they_are_of_one_filling() -> None:
@@ -101,7 +101,9 @@ def test_parts_are_a_page_only_if_they_are_of_one_filling() -> None:
     assert kinds(part(0, b"1", 1), missed) == []
     assert kinds(part(0, b"1", 1), part(1, b"2", 3), missed) == []
     assert kinds(part(0, b"1", 1), part(1, b"1", 3), missed) == [Kind.LOST]
-    assert kinds(part(0, b"1", 1), part(1, b"1", 10), missed) == [], "it was not whole when somebody looked"
+    assert kinds(part(0, b"1", 1), part(1, b"1", 10), missed) == [], (
+        "the page was not complete at the time of the match"
+    )
 
 
 @pytest.mark.parametrize("what", ["arena", "shm", "disk"])

@@ -1,4 +1,4 @@
-"""A journal outlives its process at any instruction, and says what it was told."""
+"""Tests that a journal survives the death of its process at any instruction, with all responses in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages say whose they are in every word, and a wrong byte is found wherever it is."""
+"""Tests that each word of a page names its owner, and that a wrong byte is found at any place."""
 
 from __future__ import annotations
 

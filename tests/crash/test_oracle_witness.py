@@ -1,4 +1,4 @@
-"""The oracle at a real daemon: what a witness writes down, and what the checker makes of it."""
+"""Tests the oracle with a real daemon: the records of a witness, and the verdict of the checker on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel kills one of a company for want of memory in its control group: the others go on, and nothing is lost."""
+"""Tests that the kernel kills one process for lack of memory in its control group: the others continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLED_S = 30.0
 
 @contextmanager
 def hog(group: Group) -> Iterator[None]:
-    """Takes all of the group's memory, until the end of the block."""
+    """Runs a process that takes all of the group's memory, until the end of the block."""
     command = [*group.before, sys.executable, str(Path(__file__).parent / "trials" / "hog.py")]
     with subprocess.Popen(command) as process:
         try:
@@ -31,7 +31,7 @@ def hog(group: Group) -> Iterator[None]:
 
 
 def prefer(pid: int) -> None:
-    """The kernel kills this process first."""
+    """Makes this process the first that the kernel kills."""
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 

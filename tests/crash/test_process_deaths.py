@@ -1,6 +1,6 @@
-"""Processes that are not what they seem: equal numbers in namespaces of their own, other programs after exec, sleepers.
+"""Tests processes that are hard to identify: equal pids in separate namespaces, other programs after exec, sleepers.
 
-What a fork does is in tests/client/test_client_lifecycle.py, as is a process that exits and never detaches.
+Forks, and processes that exit without detaching, are tested in tests/client/test_client_lifecycle.py.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FRAMES = 64
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """With room for 64 pages."""
+    """Yields a daemon with room for 64 pages."""
     with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
         yield running
 
 
 def fill(client: Client, first: int, prompts: int = FRAMES // 8) -> int:
-    """Stores prompt after prompt; the pages that were stored."""
+    """Stores prompt after prompt, and returns the number of pages stored."""
     return sum(store(client, prompt(number)).stored for number in range(first, first + prompts))
 
 
@@ -45,7 +45,7 @@ def fill(client: Client, first: int, prompts: int = FRAMES // 8) -> int:
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 can_unshare = pytest.mark.skipif(
     subprocess.run([*OWN_PIDS, "true"], capture_output=True, check=False).returncode != 0,
-    reason="PID namespaces can not be made here",
+    reason="PID namespaces cannot be created here",
 )
 HOLDER = """
 import os, sys, threading
@@ -68,7 +68,7 @@ sys.stdin.readline()
 
 
 def namespaced(socket: Path) -> subprocess.Popen[str]:
-    """An engine that is process 1 of a namespace of its own."""
+    """Starts an engine that is process 1 of its own PID namespace."""
     command = [*OWN_PIDS, sys.executable, "-c", HOLDER, str(socket), *sys.path]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -82,22 +82,24 @@ def said(process: subprocess.Popen[str], order: str) -> str:
 
 @can_unshare
 def test_processes_with_equal_process_and_thread_ids_die_their_own_deaths(daemon: RunningDaemon) -> None:
-    """A mutex whose owner is such an id calls the living holder dead when its namesake dies."""
+    """A mutex that identifies its owner by such an ID declares the living owner dead when its namesake dies."""
     with ExitStack() as stack:
         other = stack.enter_context(daemon.client())
         engines = [stack.enter_context(namespaced(daemon.socket)) for _ in range(3)]
         assert [said(engine, str(number)) for number, engine in enumerate(engines)] == ["1 1 8 8"] * 3
         slots = [slot for slot in daemon.slots() if slot["pins"] == 8]
-        assert len({slot["pid"] for slot in slots}) == 3, "the daemon knows them apart"
+        assert len({slot["pid"] for slot in slots}) == 3, "the daemon distinguishes the engines"
         os.kill(pid_of(engines[1]), signal.SIGKILL)
         engines[1].wait(10)
         second = Second(daemon)
         assert second.sees(lambda: sum(slot["pins"] for slot in daemon.slots()) == 16)
-        assert second.sees(lambda: store(other, prompt(1001)).stored == 8), "what the dead one was granted"
+        assert second.sees(lambda: store(other, prompt(1001)).stored == 8), (
+            "the reservation of the dead engine is released"
+        )
         fill(other, 2000)
-        assert found(other, prompt(1)) == 0, "and what it had pinned can leave"
+        assert found(other, prompt(1)) == 0, "the pages pinned by the dead engine can be evicted"
         for number in (0, 2):
-            assert found(other, prompt(number)) == 8, "the living one's pins hold"
+            assert found(other, prompt(number)) == 8, "the pins of the living engine stay"
             assert said(engines[number], "") == "8"
             assert found(other, prompt(1000 + number)) == 8
         for number in (0, 2):
@@ -105,7 +107,7 @@ def test_processes_with_equal_process_and_thread_ids_die_their_own_deaths(daemon
 
 
 def pid_of(unshare: subprocess.Popen[str]) -> int:
-    """The process that unshare started, by the number that we know it by."""
+    """Returns the pid, in this namespace, of the process that unshare started."""
     return int(Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()[0])
 
 
@@ -113,7 +115,7 @@ def pid_of(unshare: subprocess.Popen[str]) -> int:
 
 
 def _exec(client: Client, pipe: Connection) -> None:
-    """Becomes another program, which knows of nothing, while it has pages pinned and others granted."""
+    """Executes another program, which knows nothing of the cache, while pages are pinned and others reserved."""
     held = client.match(prompt(0)), client.reserve(prompt(1), PAGE)
     pipe.send(len(held[0]))
     os.execvp("sleep", ["sleep", "60"])
@@ -126,10 +128,12 @@ def test_after_exec_a_process_holds_what_it_held_until_it_ends(daemon: RunningDa
             assert child.told() == 8
             assert eventually(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
             descriptors = [str(link.readlink()) for link in Path(f"/proc/{child.pid}/fd").iterdir()]
-            assert not [to for to in descriptors if daemon.name in to], "the other program inherits no segment"
+            assert not [to for to in descriptors if daemon.name in to], "the new program inherits no segment"
             assert daemon.name not in Path(f"/proc/{child.pid}/maps").read_text()
             time.sleep(0.6)  # longer than the quarantine
-            assert {slot["pid"]: slot["pins"] for slot in daemon.slots()}[child.pid] == 8, "its GPU may still write"
+            assert {slot["pid"]: slot["pins"] for slot in daemon.slots()}[child.pid] == 8, (
+                "its GPU may still access the pages"
+            )
             assert store(client, prompt(1)).pending == 8
             child.kill()
             second = Second(daemon)
@@ -138,7 +142,7 @@ def test_after_exec_a_process_holds_what_it_held_until_it_ends(daemon: RunningDa
 
 
 def test_the_death_of_who_never_met_this_daemon_is_heard(daemon: RunningDaemon) -> None:
-    """One sleeps, one is another program since: neither attaches to the next daemon, which finds them in the index."""
+    """One is stopped, one runs another program: neither attaches to the next daemon, which finds them in the index."""
     with daemon.client() as client, ExitStack() as stack:
         assert store(client, prompt(0)).stored == 8
         sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
@@ -179,7 +183,7 @@ def test_who_never_detaches_leaves_nothing_however_it_ends(daemon: RunningDaemon
         held = client.match(prompt(0)), client.reserve(prompt(1), PAGE), client.reserve_async(prompt(2), PAGE)
         pipe.send(len(held[0]))
         pipe.recv()
-        os.close(2)  # what it has to say is no news
+        os.close(2)  # suppresses its traceback
         faulthandler.disable()
         ENDS[end]()
 
@@ -199,7 +203,7 @@ def test_who_never_detaches_leaves_nothing_however_it_ends(daemon: RunningDaemon
 
 
 def _sleep_over(client: Client, pipe: Connection) -> None:
-    """Has pages pinned and others granted; writes, publishes and reads when it wakes."""
+    """Pins pages and reserves others; writes, publishes and reads after it was resumed."""
     match, reservation = client.match(prompt(0)), client.reserve(prompt(1), PAGE)
     pipe.send(len(match))
     pipe.recv()
@@ -217,7 +221,7 @@ def _sleep_over(client: Client, pipe: Connection) -> None:
 
 @pytest.mark.parametrize("daemon_dies", [False, True])
 def test_who_sleeps_keeps_its_slot_and_what_it_was_granted_goes_to_nobody(daemon_dies: bool) -> None:
-    """Longer than a reservation lives, over a new daemon and many newcomers; then it writes all the same."""
+    """It is stopped for longer than a reservation lasts, over a new daemon and many new clients, and then writes."""
     flags = (str(FRAMES * PAGE), str(PAGE), "--store-expiry", "0.5s")
     with RunningDaemon(*flags) as daemon, ExitStack() as stack:
         other = stack.enter_context(daemon.client())
@@ -235,7 +239,7 @@ def test_who_sleeps_keeps_its_slot_and_what_it_was_granted_goes_to_nobody(daemon
             fill(newcomer, 100 + newcomer.session.slot * 10, 4)  # type: ignore[union-attr]
         assert len({slot["slot"] for slot in daemon.slots()} | {0}) == 7
         sleeper.signal(signal.SIGCONT)
-        assert sleeper.ask(None) == (0, 8), "it is told that it was late; what it had pinned is what it was"
+        assert sleeper.ask(None) == (0, 8), "its store is reported as late, and its pinned pages are unchanged"
         for newcomer in newcomers:
             first = 100 + newcomer.session.slot * 10  # type: ignore[union-attr]
             assert all(found(other, prompt(number)) in (0, 8) for number in range(first, first + 4))
@@ -245,7 +249,7 @@ def test_who_sleeps_keeps_its_slot_and_what_it_was_granted_goes_to_nobody(daemon
 
 
 def test_who_sleeps_over_a_stop_touches_only_what_was(daemon: RunningDaemon) -> None:
-    """The next daemon's segments are others, in which its slot is another's."""
+    """The next daemon has other segments, in which its slot belongs to another process."""
     with ExitStack() as stack:
         first = stack.enter_context(daemon.client())
         assert store(first, prompt(0)).stored == 8

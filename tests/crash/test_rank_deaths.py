@@ -1,6 +1,6 @@
-"""Deaths in an engine of several processes: a rank among others that write the same page, a scheduler over its workers.
+"""Tests deaths in an engine of several processes: a rank among others that write the same page, and a scheduler.
 
-What a single process leaves is in tests/client/test_client_lifecycle.py, and in copiers in tests/client/async_copy.
+Deaths of single processes are in tests/client/test_client_lifecycle.py, and in copiers in tests/client/async_copy.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LONG_S = 20.0
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """With room for 64 pages."""
+    """Yields a daemon with room for 64 pages."""
     with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
         yield running
 
 
 def rank_life(rank: int) -> Callable[[Client, Connection], object]:
-    """Reserves its part of a prompt's pages, writes half of them, the other half, and publishes, as it is told to."""
+    """Returns a rank that reserves its part of a prompt, writes both halves and publishes, on commands."""
 
     def live(client: Client, pipe: Connection) -> None:
         part = Part(rank, RANKS)
@@ -54,7 +54,7 @@ def rank_life(rank: int) -> Callable[[Client, Connection], object]:
     return live
 
 
-def all_told(ranks: list[Mortal], order: object) -> list[int]:
+def ask_all(ranks: list[Mortal], order: object) -> list[int]:
     for rank in ranks:
         rank.tell(order)
     return [rank.told() for rank in ranks]
@@ -62,7 +62,7 @@ def all_told(ranks: list[Mortal], order: object) -> list[int]:
 
 @pytest.mark.parametrize("progress", ["reserved", "half written", "written"])
 def test_a_rank_dies_while_the_others_still_write_the_same_page(daemon: RunningDaemon, progress: str) -> None:
-    """The page is never found, its frames wait for the survivors, and then it can be stored anew."""
+    """The page is never found, its frames wait for the surviving ranks, and then it can be stored again."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
         ranks = [stack.enter_context(attached(daemon.socket, rank_life(rank))) for rank in range(RANKS)]
@@ -73,9 +73,9 @@ def test_a_rank_dies_while_the_others_still_write_the_same_page(daemon: RunningD
         all_told(ranks[1:], None)
         ranks[0].kill()
         assert Second(daemon).sees(lambda: daemon.header()["doomed"] == 8)
-        assert daemon.header()["used_frames"] == 8, "the others still write to them"
+        assert daemon.header()["used_frames"] == 8, "the other ranks still write to the frames"
         all_told(ranks[1:], None)
-        assert all_told(ranks[1:], None) == [0] * (RANKS - 1), "they are told that it was for nothing"
+        assert ask_all(ranks[1:], None) == [0] * (RANKS - 1), "the other ranks learn that their page was dropped"
         assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 0)
         assert found(reader, keys) == 0
         assert store(reader, keys).stored == 8
@@ -101,7 +101,7 @@ def test_a_rank_that_died_after_its_part_was_done_spoils_nothing(daemon: Running
 
 
 def store_part(client: Client, pipe: Connection) -> None:
-    """Stores one part of each page of a prompt; detaches and ends when the message is None."""
+    """Stores one part of each page of a prompt; detaches and exits when the message is None."""
     while (order := pipe.recv()) is not None:
         number, index, count = order
         part = Part(index, count)
@@ -116,7 +116,7 @@ def storing(stack: ExitStack, daemon: RunningDaemon, count: int) -> list[Mortal]
 
 
 def kill_all(ranks: list[Mortal]) -> None:
-    """Kills them before any of them is waited for."""
+    """Kills all ranks before it waits for any of them."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)
     for rank in ranks:
@@ -137,7 +137,7 @@ def test_finished_parts_of_dead_ranks_hold_no_memory(daemon: RunningDaemon) -> N
 
 
 def test_an_engine_of_eight_ranks_that_died_stores_its_prompt_within_a_second(daemon: RunningDaemon) -> None:
-    """Its last rank had not begun: no page was whole, none of the parts is of use, and none is in the way."""
+    """Its last rank had not begun: no page was complete, and the stored parts do not block a new store."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
         dead, restarted = storing(stack, daemon, 8), storing(stack, daemon, 8)
@@ -164,12 +164,12 @@ def test_a_rank_that_joined_and_lives_keeps_the_page_until_it_dies(daemon: Runni
         assert last.ask((1, 2, 4)) == 8 and last.ask((1, 3, 4)) == 8
         assert found(reader, prompt(1)) == 8
         kill_all([joined])
-        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 8), "the page that is whole stays"
+        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 8), "only the complete page stays"
         assert found(reader, prompt(1)) == 8
 
 
 def test_a_rank_that_detached_is_not_dead(daemon: RunningDaemon) -> None:
-    """Its pages wait for the other ranks, whoever gets its slot and dies."""
+    """Its pages wait for the other ranks, also after its slot was reused by a process that died."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
         left, last = storing(stack, daemon, 2)
@@ -184,7 +184,7 @@ def test_a_rank_that_detached_is_not_dead(daemon: RunningDaemon) -> None:
 
 
 def test_finished_parts_of_ranks_that_died_without_a_daemon(daemon: RunningDaemon) -> None:
-    """The next daemon finds them dead."""
+    """The next daemon detects their deaths."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
         dead, living = storing(stack, daemon, 2)
@@ -202,7 +202,7 @@ def test_finished_parts_of_ranks_that_died_without_a_daemon(daemon: RunningDaemo
 
 
 def schedule(client: Client, pipe: Connection) -> None:
-    """Matches a prompt for its workers, hands it over, and keeps it pinned until its death."""
+    """Matches a prompt, hands it to the workers, and keeps it pinned until its death."""
     while True:
         match = client.match(prompt(pipe.recv()))
         pipe.send(pickle.dumps(match))
@@ -210,7 +210,7 @@ def schedule(client: Client, pipe: Connection) -> None:
 
 
 def work(client: Client, pipe: Connection) -> None:
-    """Adopts what it is handed, copies page after page, slowly, and tells whether all are what they should be."""
+    """Adopts a match, copies page after page slowly, and reports whether all are exact."""
     while True:
         keys, handover = pipe.recv()
         with client.adopt(pickle.loads(handover)) as match:
@@ -224,7 +224,7 @@ def work(client: Client, pipe: Connection) -> None:
 
 
 def test_the_scheduler_dies_while_its_workers_copy(daemon: RunningDaemon) -> None:
-    """Their pins are their own: what they copy stays, whatever others need room for. What nobody copies does not."""
+    """The workers have pins of their own: the pages that they copy stay, others can be evicted."""
     with ExitStack() as stack:
         other = stack.enter_context(daemon.client())
         scheduler = stack.enter_context(attached(daemon.socket, schedule))
@@ -237,11 +237,11 @@ def test_the_scheduler_dies_while_its_workers_copy(daemon: RunningDaemon) -> Non
         for number in range(100, 110):
             assert eventually(lambda number=number: store(other, prompt(number)).stored == 8)  # type: ignore[misc]
         assert [worker.told() for worker in workers] == [8, 8]
-        assert found(other, prompt(1)) == 0, "room was short all the time"
+        assert found(other, prompt(1)) == 0, "the other stores must have needed the room"
 
 
 def test_the_scheduler_dies_before_its_workers_have_what_it_found(daemon: RunningDaemon) -> None:
-    """Then nobody keeps the pages: what has left by then is a miss, and what is there is exact."""
+    """No process keeps the pages pinned then: evicted pages are a miss, the others are exact."""
     with ExitStack() as stack:
         other = stack.enter_context(daemon.client())
         scheduler = stack.enter_context(attached(daemon.socket, schedule))
@@ -259,4 +259,4 @@ def test_the_scheduler_dies_before_its_workers_have_what_it_found(daemon: Runnin
         for number in range(2):
             adopted.append(worker.ask((number, handovers[number])))
             assert worker.told() == adopted[-1]
-        assert adopted == [0, 8], "the coldest have left"
+        assert adopted == [0, 8], "the coldest pages were evicted"

@@ -1,6 +1,6 @@
-"""The kernel makes a disk read-only under a running tier, as it does after errors; then it is mounted again.
+"""Tests a disk that the kernel makes read-only under a running tier, as after errors, and that is mounted again.
 
-Engines go on meanwhile, and what was on the disk is there afterwards.
+Engines continue in between, and pages on the disk are found afterwards.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from disk_faults.loop_mounts import ext4, mount_again
 from pagetier.daemon.disk.status import Standing
 from running_daemon import eventually
 
-ON_DISK = range(40)  # more than there is room for in memory
+ON_DISK = range(40)  # more than fits into memory
 
 
 class OnMount(DiskDaemon):
-    """With a disk tier on that file system."""
+    """A daemon with a disk tier on that file system."""
 
     def __init__(self, mount: Path) -> None:
         super().__init__(16, "64MiB", "--disk-write", "through", "--disk-sync", "1s")
@@ -35,11 +35,11 @@ def mount(tmp_path: Path) -> Iterator[Path]:
 
 
 def make_read_only(mount: Path) -> None:
-    """By an error of the file system's own: files that are open for writing do not keep the kernel from it."""
+    """Makes it read-only by an error of the file system: a remount is not possible while files are open for writing."""
     device = subprocess.run(["findmnt", "-no", "SOURCE", str(mount)], capture_output=True, text=True, check=True).stdout
     trigger = Path("/sys/fs/ext4") / Path(device.strip()).name / "trigger_fs_error"
     if not trigger.exists():
-        pytest.skip("this kernel makes no errors on request")
+        pytest.skip("this kernel cannot simulate a file system error")
     trigger.write_text("pagetier-test")
 
 
@@ -52,7 +52,7 @@ def test_a_disk_becomes_read_only_and_comes_back(mount: Path, tmp_path: Path) ->
             assert engine.places(range(first, first + 4)) == {"memory": 4}
         assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
         assert daemon.until(lambda disk: "Read-only file system" in disk.trouble and "dmesg" in disk.trouble)
-        assert engine.places(ON_DISK)["disk"] == 0, "nobody is told to wait for a disk that is not there"
+        assert engine.places(ON_DISK)["disk"] == 0, "no match offers pages of a disk that is not open"
         assert "Read-only file system" in daemon.doctor()
         assert eventually(lambda: not daemon.worker() and mounted_again(tmp_path / "image", mount), 20)
         daemon.wait_open(restarts=1)
@@ -64,7 +64,7 @@ def test_a_disk_becomes_read_only_and_comes_back(mount: Path, tmp_path: Path) ->
 
 
 def mounted_again(image: Path, mount: Path) -> bool:
-    """Whether it is: the next worker may be looking whether it can open its files."""
+    """Returns whether the remount succeeded: the next worker may just be trying to open its files."""
     try:
         mount_again(image, mount)
     except subprocess.CalledProcessError:

@@ -1,6 +1,6 @@
-"""Segments damaged between two daemons: exact bytes or a miss, never a crash or an endless loop, and sound afterwards.
+"""Tests segments damaged between two daemons: exact bytes or a miss, no crash, no endless loop, and a sound end.
 
-SWEEP=all: over 2,000 injuries in 500 lives. The bytes of pages are not damaged here: in memory nothing could tell.
+SWEEP=all runs over 2,000 injuries in 500 lives. The bytes of pages are not damaged: in memory they have no checksum.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def trials(seed: int, lives: int, each: int) -> Iterator[Trial]:
 
 
 def complaint(trial: Trial) -> str:
-    """Which promise was broken, or ""."""
+    """Returns the broken promise, or ""."""
     if trial.late or trial.code == BROKE or "Traceback" in trial.log:
-        return trial.late or f"it ended with code {trial.code}"
+        return trial.late or f"the daemon ended with code {trial.code}"
     if trial.code is not None:
         refused = trial.code == Exit.UNFIT and "--fresh discards what is in them" in trial.log
-        return "" if refused else f"it ended with code {trial.code}"
+        return "" if refused else f"the daemon ended with code {trial.code}"
     seen = trial.seen
     if seen.wrong or seen.findings:
         return "; ".join(seen.wrong + seen.findings)
-    return "" if seen.attached and seen.stored else "it does not serve"
+    return "" if seen.attached and seen.stored else "the daemon does not serve"
 
 
 @pytest.mark.parametrize("chunk", range(_CHUNKS))
@@ -48,14 +48,14 @@ def test_exact_bytes_or_a_miss(chunk: int) -> None:
     seed = int(chance().integers(1 << 31))
     whole, *damaged = trials(seed, _LIVES, _EACH)
     assert not complaint(whole), whole
-    assert whole.seen.hits > 100 and not whole.seen.hits + whole.seen.misses < 180, "the test needs pages"
+    assert whole.seen.hits > 100 and not whole.seen.hits + whole.seen.misses < 180, "the test needs more pages"
     wrong = {complaint(trial): trial for trial in damaged if complaint(trial)}
     assert not wrong, (seed, wrong)
     assert any(trial.seen.hits < whole.seen.hits for trial in damaged), "nothing was damaged"
 
 
 def test_what_can_not_be_told_is_told() -> None:
-    """The judge finds what it is there for."""
+    """Proves that the judgement detects each broken promise."""
     (whole,) = trials(1, 1, 0)
     for broken in (
         {"late": "an engine hangs"},

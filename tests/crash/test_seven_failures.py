@@ -1,6 +1,6 @@
-"""Seven failures that were found in LMCache's server, each as a test of what happens here instead.
+"""Tests seven failures that were found in LMCache's server, with the behaviour required here.
 
-Against the real daemon, with processes that really die.
+All tests use the real daemon, with processes that really die.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from running_daemon import RunningDaemon, eventually
 from seeded_random import chance
 
 FRAMES = 64
-NOTICED_S = 6.0  # what is not noticed by then never is
+NOTICED_S = 6.0  # an event that is not noticed by then never is
 
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """With room for 64 pages."""
+    """Yields a daemon with room for 64 pages."""
     with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
         yield running
 
@@ -52,7 +52,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def _write_and_tell(client: Client, pipe: Connection) -> None:
-    """Fills all pages of a prompt but for the last bytes, which is all that is missing, and waits for its death."""
+    """Fills all pages of a prompt except for the last bytes, reports that, and waits for its death."""
     keys = prompt(pipe.recv())
     with client.reserve(keys, PAGE) as reservation:
         for at, key in enumerate(keys):
@@ -70,13 +70,15 @@ def test_a_writer_that_dies_before_its_commit_is_never_served(daemon: RunningDae
                 assert found(reader, keys) == 0 and store(reader, keys).pending == len(keys)
                 writer.kill()
                 second = Second(daemon)
-            assert found(reader, keys) == 0, "what was never committed is not there, also when its writer is dead"
+            assert found(reader, keys) == 0, (
+                "a page that was never committed is not found, also when its writer is dead"
+            )
             stored = second.sees(lambda keys=keys: store(reader, keys).stored == len(keys))  # type: ignore[misc]
-            assert stored, "and keeps nobody else from storing it"
+            assert stored, "an uncommitted page must not prevent another store"
             assert found(reader, keys) == len(keys)
 
 
-# --- 2: an error answers nobody --------------------------------------------------------------------------------------
+# --- 2: the response to an error is lost ------------------------------------------------------------------------------
 
 
 def test_an_error_is_told_to_who_asked_and_holds_up_nobody_behind(daemon: RunningDaemon) -> None:
@@ -120,7 +122,7 @@ def test_a_fetch_whose_disk_dies_is_answered() -> None:
 
 
 def test_a_restart_is_noticed_however_fast_it_is(daemon: RunningDaemon) -> None:
-    """A stop takes the memory away: who did not notice would find pages in it that nobody else has."""
+    """A stop releases the memory: a client that did not notice would find pages that no other client has."""
     with daemon.client() as client:
         for number in range(3):
             keys, newer = prompt(number), prompt(100 + number)
@@ -170,7 +172,7 @@ def test_a_killed_daemon_is_noticed_at_once_also_by_who_waits_for_it(daemon: Run
         daemon.kill()
         second = Second(daemon)
         assert second.sees(lambda: not client.attached)
-        assert second.sees(ended.is_set), "not at his deadline, 15 s later"
+        assert second.sees(ended.is_set), "not at the end of its timeout, 15 s later"
         waiting.join()
     daemon.start()
 
@@ -179,7 +181,7 @@ def test_a_killed_daemon_is_noticed_at_once_also_by_who_waits_for_it(daemon: Run
 
 
 def _look_up_and_stay(client: Client, pipe: Connection) -> None:
-    """A look-up locks what it found, until it is loaded: here it never is."""
+    """Matches pages, which pins them until they are loaded: here they never are."""
     locked = [client.match(prompt(number)) for number in pipe.recv()]
     pipe.send(sum(map(len, locked)))
     pipe.recv()
@@ -193,7 +195,7 @@ def test_what_a_dead_process_had_locked_can_leave_within_a_second(daemon: Runnin
         with attached(daemon.socket, _look_up_and_stay) as reader:
             assert reader.ask(everything) == FRAMES
             owners = {slot["pid"]: slot["pins"] for slot in daemon.slots() if slot["pins"]}
-            assert owners == {reader.pid: FRAMES}, "each lock says whose it is"
+            assert owners == {reader.pid: FRAMES}, "each pin names its owner"
             assert store(client, prompt(50)).refused == 8
             reader.kill()
             second = Second(daemon)
@@ -205,7 +207,7 @@ def test_what_a_dead_process_had_locked_can_leave_within_a_second(daemon: Runnin
 
 
 def _scramble(files: list[Path], rng: random.Random) -> None:
-    """Bits flip everywhere but in the pages by which LMDB finds its way: those are proven when it is opened."""
+    """Flips bits everywhere except in the pages that hold LMDB's trees, which are verified when the tier is opened."""
     for file in files:
         with file.open("r+b") as opened:
             for at in range(1 << 16, file.stat().st_size, 1 << 16):
@@ -214,7 +216,7 @@ def _scramble(files: list[Path], rng: random.Random) -> None:
 
 
 def test_a_page_that_rots_on_disk_is_a_miss() -> None:
-    """On a disk of which every 64 KiB have rotten, with pages of 60,000 bytes: some are whole, and those are served."""
+    """Every 64 KiB of the disk have a flipped bit, with pages of 60,000 bytes: some pages are intact and served."""
     seed = int(chance().integers(1 << 32))
     with DiskDaemon(16) as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(96))
@@ -222,7 +224,7 @@ def test_a_page_that_rots_on_disk_is_a_miss() -> None:
         served = []
         for number in range(96 - 17):
             engine.fetch([number])
-            served.append(engine.where(number))  # raises if other bytes are there
+            served.append(engine.where(number))  # raises if a page has other bytes
         assert served.count("nowhere") > 20 and set(served) <= {"memory", "nowhere", "disk"}, served
         assert daemon.snapshot().disk_work.damaged > 20
 
@@ -231,7 +233,7 @@ def test_a_page_that_rots_on_disk_is_a_miss() -> None:
 
 
 def _burst(client: Client, pipe: Connection) -> None:
-    """Prompt after prompt as fast as it goes; the outcomes of all."""
+    """Stores prompt after prompt as fast as possible, and returns all outcomes."""
     first, count = pipe.recv()
     pipe.send([set(store(client, prompt(number)).outcomes) for number in range(first, first + count)])
     pipe.recv()
@@ -242,12 +244,14 @@ def test_of_a_burst_the_newest_pages_stay_and_what_is_said_to_be_stored_was(daem
     with daemon.client() as client, attached(daemon.socket, _burst) as one, attached(daemon.socket, _burst) as other:
         one.tell((0, prompts))
         other.tell((1000, prompts))
-        assert [one.told(), other.told()] == [[{Outcome.STORED}] * prompts] * 2, "none is refused while older ones stay"
+        assert [one.told(), other.told()] == [[{Outcome.STORED}] * prompts] * 2, (
+            "no page is rejected while older ones stay"
+        )
         kept = {first: [found(client, prompt(first + at)) for at in range(prompts)] for first in (0, 1000)}
         assert sum(map(sum, kept.values())) == FRAMES, kept
-        assert any(pages[-1] == 8 for pages in kept.values()), "who ended first may have nothing left"
+        assert any(pages[-1] == 8 for pages in kept.values()), "the engine that ended first may have no page left"
         for pages in kept.values():
-            assert pages[0] == 0 and pages == sorted(pages), "the oldest have left"
+            assert pages[0] == 0 and pages == sorted(pages), "the oldest pages were evicted"
 
 
 def test_what_is_too_much_at_once_is_refused_at_its_tail_and_told(daemon: RunningDaemon) -> None:

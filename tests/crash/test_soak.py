@@ -1,4 +1,4 @@
-"""A quarter of a minute of a soak; and proof that a leak that is really there is found."""
+"""Runs a soak of 15 s, and proves that a real leak is found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MINUTES = 0.15
 
 RUN = "import runpy; runpy.run_module('soak', run_name='__main__', alter_sys=True)"
 
-# Whoever attaches costs a daemon two descriptors and 4 MiB for ever.
+# Each attach costs the daemon two descriptors and 4 MiB for ever.
 LEAK = """
 import os
 from pagetier.daemon.index.service import Service
@@ -30,7 +30,7 @@ Service.attach = attach
 
 
 def soak(folder: Path, broken: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs one to its end, in a process that nothing else was imported into."""
+    """Runs a soak to its end, in a new process."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS)), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", broken + RUN, "--minutes", str(MINUTES), "--report", str(folder)]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -42,7 +42,7 @@ def report_in(folder: Path) -> dict[str, Any]:
     return told
 
 
-def grown(told: dict[str, Any]) -> set[str]:
+def grown(report: dict[str, Any]) -> set[str]:
     return {growth["name"] for growth in told["growths"] if growth["proven"] > growth["limit"]}
 
 

@@ -1,4 +1,4 @@
-"""What a soak is judged by: whether it finds growth and slowness that are there, and none that are not."""
+"""Tests how a soak is judged: growth and slowdown are found, and noise is not mistaken for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 
 
 def walk(rng: np.random.Generator, lives: int, slope: float, noise: float = 0.3) -> list[Point]:
-    """A value a minute, for an hour in each life; slope: an hour, in each life; each begins anew at 30 or so."""
+    """Returns a value a minute for an hour in each life, with a slope per hour; each life starts at about 30."""
     return [
         Point(HOUR * life + 60.0 * minute, life, 30 + slope * minute / 60 + float(rng.normal(0, noise)))
         for life in range(lives)
@@ -97,7 +97,7 @@ def part(rng: np.random.Generator, speed: float, scale: float = 5e-6) -> list[Co
 
 
 def slower(calls: float, machine: float, share: float = 0.99) -> bool:
-    """Whether it is found that calls take so many times as long at the end, on a machine that does, too."""
+    """Returns whether calls that take `calls` times as long are found slower, if the machine takes `machine` times."""
     rng = chance()
     control = part(rng, 1.0, 2e-6), part(rng, machine, 2e-6)
     return not drift("match", share, Windows(part(rng, 1.0), part(rng, calls), *control)).equal
@@ -112,7 +112,7 @@ def test_slower_calls_are_found_and_a_slower_machine_is_none() -> None:
 
 
 def measured(leak: float = 0.0, drag: float = 1.0) -> Measured:
-    """An hour, of one daemon that gains so many MiB and whose calls take so many times as long at its end."""
+    """Returns an hour of one daemon that gains `leak` MiB and whose calls are `drag` times slower at the end."""
     rng, plan = chance(), Plan.of(HOUR, 1)
     readings = [
         Reading(

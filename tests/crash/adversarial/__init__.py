@@ -1,1 +1,1 @@
-"""Peers that mean harm, an honest engine beside them, and a look at what they cost the daemon."""
+"""Adversarial peers, an honest engine beside them, and measurements of their cost for the daemon."""

@@ -1,6 +1,6 @@
-"""Who speaks to the control socket and means harm: `python -m adversarial.wire ACT SOCKET USER`, until it is killed.
+"""Adversarial peers of the control socket: `python -m adversarial.bad_peers ACT SOCKET USER`, until it is killed.
 
-A line "begun" on standard output says that the harm is at work. It imports no engine's client: so it starts at once.
+A line "begun" on standard output reports that the attack runs. The module imports no client, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WALKERS: Final = 100
 
 
 def connected(path: Path) -> socket.socket:
-    """A connection; the daemon's queue may be full for a while."""
+    """Returns a connection; retries while the daemon's queue is full."""
     while True:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         peer.settimeout(0.5)
@@ -55,18 +55,18 @@ def connected(path: Path) -> socket.socket:
 
 
 def say(peer: socket.socket, data: bytes) -> None:
-    """As much of it as the daemon takes."""
+    """Sends as much of the data as the daemon accepts."""
     with suppress(OSError):
         peer.sendall(data)
 
 
 def begun() -> None:
-    """Says once that it is at work."""
+    """Reports once that the attack runs."""
     os.write(1, b"begun\n")
 
 
 def repeated(act: Callable[[Path, random.Random], None]) -> Callable[[Path], None]:
-    """Does it again and again."""
+    """Returns an attack that repeats this one for ever."""
 
     def work(path: Path) -> None:
         chance = random.Random(_SEED)
@@ -79,26 +79,26 @@ def repeated(act: Callable[[Path, random.Random], None]) -> Callable[[Path], Non
 
 
 def garbage(path: Path, chance: random.Random) -> None:
-    """Bytes of chance, and gone."""
+    """Sends random bytes and disconnects."""
     with connected(path) as peer:
         say(peer, chance.randbytes(chance.randrange(1, 2000)))
 
 
 def half(path: Path, chance: random.Random) -> None:
-    """A greeting of which some is missing, and gone."""
+    """Sends an incomplete greeting and disconnects."""
     whole = pack(Attach(BUILD, 1, "half"))
     with connected(path) as peer:
         say(peer, whole[: chance.randrange(len(whole))])
 
 
 def huge(path: Path, chance: random.Random) -> None:
-    """Lengths up to 4 GiB, and as much of the message as is taken."""
+    """Announces lengths up to 4 GiB, and sends as much of the message as the daemon accepts."""
     with connected(path) as peer:
         say(peer, struct.pack("<I", chance.choice([1 << 20, 1 << 21, (1 << 26) - 1, (1 << 32) - 1])) + bytes(4 << 20))
 
 
 def rights(path: Path, chance: random.Random) -> None:
-    """Descriptors of anything, as many as a message takes, with a greeting, in the middle of one, and with nonsense."""
+    """Sends descriptors, as many as a message takes: with a greeting, in the middle of one, and with garbage."""
     files = [os.open(name, os.O_RDONLY) for name in ("/dev/null", "/dev/zero", "/proc/self/maps")]
     files += [end.detach() for end in socket.socketpair()]
     whole = pack(Attach(BUILD, 1, "rights"))
@@ -111,7 +111,7 @@ def rights(path: Path, chance: random.Random) -> None:
 
 
 def silent(path: Path) -> None:
-    """Opens as many connections as it may, and says nothing; opens them again when they are closed."""
+    """Opens as many connections as allowed and sends nothing; opens them again when they are closed."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _MANY + 100), hard))
     peers: list[socket.socket] = []
@@ -124,7 +124,7 @@ def silent(path: Path) -> None:
 
 
 def crowd(path: Path) -> None:
-    """Opens 2,000 connections and keeps them: silent, half a greeting, a whole one, and a length of 4 GiB."""
+    """Opens 2,000 connections and keeps them: silent, with half a greeting, a whole one, or a length of 4 GiB."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, CROWD + 100), hard))
     greetings = (b"", pack(Attach(BUILD, 1, "crowd"))[:-1], pack(Observe(BUILD)), bytes([255] * 4))
@@ -137,7 +137,7 @@ def crowd(path: Path) -> None:
 
 
 def hoarding(path: Path) -> None:
-    """Says all but the last byte of a long greeting over each of many connections; every other one is far too long."""
+    """Sends all but the last byte of a long greeting over many connections; every other greeting is far too long."""
     peers = list[socket.socket]()
     while True:
         peer = connected(path)
@@ -151,7 +151,7 @@ def hoarding(path: Path) -> None:
 
 
 def stuffing(path: Path) -> None:
-    """Attaches over each of many connections, and says all but the last byte of as long a request as there may be."""
+    """Attaches over many connections, and sends all but the last byte of the longest permitted request over each."""
     links = list[Link]()
     while True:
         with suppress(LinkError):
@@ -167,7 +167,7 @@ def stuffing(path: Path) -> None:
 
 
 def _flood(path: Path, greeting: Attach | Observe, *requests: Request) -> None:
-    """Asks without end, and reads no answer."""
+    """Sends requests without end, and reads no response."""
     link = Link(path, 10.0)
     link.greet(greeting, 10.0)
     data = b"".join(map(pack, requests))
@@ -189,7 +189,7 @@ def _drain(peer: socket.socket, nbytes: int) -> bool:
 
 
 def asking(path: Path) -> None:
-    """What costs the daemon most, over one connection."""
+    """Sends the most expensive requests over one connection."""
     space = Space(b"h" * 32, "hostile", 16)
     keys = os.urandom(32 * 1000)
     reserve = Reserve(1, space, 0, 1, keys, struct.pack("<Q", 1 << 16) * 1000)
@@ -197,13 +197,13 @@ def asking(path: Path) -> None:
 
 
 def watching(path: Path) -> None:
-    """The same as somebody who only looks."""
+    """Does the same as an observer."""
     requests: list[Request] = [Flush(1, None), Check(2)]
     _flood(path, Observe(BUILD), *requests * 500)
 
 
 def saving(path: Path) -> None:
-    """Asks over each of many connections how far the disk is, for which all that is there is walked through."""
+    """Requests the progress of a save over many connections, for which the daemon walks through all pages."""
     peers = [_watching(path) for _ in range(_WALKERS)]
     begun()
     while True:
@@ -223,7 +223,7 @@ def _watching(path: Path) -> socket.socket:
 
 
 def crowding(path: Path) -> None:
-    """Has as many connections as it may, and only looks over each of them."""
+    """Attaches as an observer over as many connections as allowed."""
     links = list[Link]()
     with suppress(LinkError):
         while True:
@@ -235,7 +235,7 @@ def crowding(path: Path) -> None:
 
 
 def turned_away(path: Path) -> None:
-    """Greets again and again with another build."""
+    """Attaches again and again with another build, which is rejected."""
     count = 0
     while True:
         with suppress(LinkError):
@@ -263,7 +263,7 @@ ACTS: Final[dict[str, Callable[[Path], None]]] = {
 
 
 def main() -> None:
-    """Becomes the user, and acts."""
+    """Changes to the user and runs the attack."""
     act, path, user = sys.argv[1:]
     if int(user) != os.geteuid():
         os.setgroups([])

@@ -1,4 +1,4 @@
-"""An engine that does its work beside the hostile ones, and keeps how it was served."""
+"""An honest engine that works beside adversarial ones and records how it was served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _REST_S: Final = 0.002
 
 
 class Served(msgspec.Struct):
-    """worst_s: the longest that one store, look or load took. wrong: pages with other bytes, which never may be."""
+    """The service that the engine got.
+
+    Attributes:
+        worst_s: The longest duration of a store, match or load, in seconds.
+        wrong: The number of pages with other bytes, which must be 0.
+    """
 
     rounds: int = 0
     stored: int = 0
@@ -33,7 +38,7 @@ class Served(msgspec.Struct):
 
 
 class Honest:
-    """Stores prompts, finds and loads them again, one after the other, from `with` to its end; then see `served`."""
+    """An engine that stores, matches and loads prompts one by one, within a context; `served` has the result."""
 
     def __init__(self, socket: Path, page_bytes: int, seed: int = 1) -> None:
         self.served = Served()
@@ -44,7 +49,7 @@ class Honest:
         self._thread = threading.Thread(target=self._run, name="honest")
 
     def wait_for(self, rounds: int, seconds: float = 60.0) -> bool:
-        """Until it has done so many more rounds."""
+        """Waits until it has done this many more rounds; returns False after the timeout."""
         wanted, ends = self.served.rounds + rounds, time.monotonic() + seconds
         while self.served.rounds < wanted and time.monotonic() < ends:
             time.sleep(0.01)

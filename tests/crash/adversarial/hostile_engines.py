@@ -1,6 +1,6 @@
-"""Attached processes that mean harm: `python -m adversarial.engines ACT SOCKET USER`, until it is killed.
+"""Adversarial attached engines: `python -m adversarial.hostile_engines ACT SOCKET USER`, until it is killed.
 
-Some keep to the client's calls, others write to lock words by themselves: those are mapped here once more.
+Some use the client's calls only; others write to the lock words, which this module maps once more.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _PINS: Final = (1 << 56) - 1
 
 @cache
 def begun() -> None:
-    """Says once that it is at work."""
+    """Reports once that the attack runs."""
     os.write(1, b"begun\n")
 
 
 def prompts() -> Iterator[Keys]:
-    """One after the other, without end."""
+    """Yields prompts without end."""
     number = 0
     while True:
         yield namespace(salt=f"hostile {os.getpid()}").keys(range(number, number + 16 * PAGES))
@@ -45,14 +45,14 @@ def prompts() -> Iterator[Keys]:
 
 
 def attached(path: Path) -> Client:
-    """A client that is."""
+    """Returns an attached client."""
     client = Client(path, name="hostile", timeout=5.0)
     assert client.wait_attached(20)
     return client
 
 
 def reserves(path: Path) -> None:
-    """Reserves all it is let have, writes nothing, and goes on asking."""
+    """Reserves as much as possible, writes nothing, and continues to reserve."""
     client, kept = attached(path), list[Reservation]()
     for keys in prompts():
         reservation = client.reserve(keys, PAGE)
@@ -63,7 +63,7 @@ def reserves(path: Path) -> None:
 
 
 def pins(path: Path) -> None:
-    """Stores as much as there is room for, and lets go of no page that it finds."""
+    """Stores as much as possible, and keeps every page pinned."""
     client, kept = attached(path), list[Match]()
     for number, keys in enumerate(prompts()):
         client.store(keys, [bytes(PAGE)] * PAGES)
@@ -73,7 +73,7 @@ def pins(path: Path) -> None:
 
 
 def gives_up(path: Path) -> None:
-    """Reserves, and lets go of it without a page, as fast as it can."""
+    """Reserves and abandons pages as fast as possible."""
     client = attached(path)
     for number, keys in enumerate(prompts()):
         with client.reserve(keys, PAGE):
@@ -83,7 +83,7 @@ def gives_up(path: Path) -> None:
 
 
 def mapped_words(path: Path) -> tuple[npt.NDArray[np.uint64], int]:
-    """The lock words, by entry, to be written to; and the slot."""
+    """Returns the lock words, by entry and writable, and the slot."""
     link = Link(path, 20.0)
     greeting = link.greet(Attach(BUILD, 13, "scribbler"), 20.0)
     _KEPT.append(link)
@@ -109,7 +109,7 @@ def holds_all(path: Path) -> None:
 
 
 def scribbles(path: Path) -> None:
-    """Writes anything to lock words, parts, ticks and seals of all entries."""
+    """Writes random values to lock words, parts, ticks and seals of all entries."""
     words, _ = mapped_words(path)
     random = np.random.default_rng(8)
     while True:
@@ -129,7 +129,7 @@ ACTS: Final[dict[str, Callable[[Path], None]]] = {
 
 
 def main() -> None:
-    """Acts, until it is killed."""
+    """Runs the attack until it is killed."""
     act, path, _ = sys.argv[1:]
     ACTS[act](Path(path))
 

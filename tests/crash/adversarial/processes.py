@@ -1,4 +1,4 @@
-"""Hostile processes, started and ended."""
+"""Starts and ends adversarial processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__
 
 @contextmanager
 def harm(module: str, act: str, socket: Path, user: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does `act` of a module of hostile, from when it is at work to the end of the block."""
+    """Runs `act` of a module of this package, from the begin of the attack to the end of the block."""
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""What the daemon has open, and how much memory of its own it has, now and at most."""
+"""Measures the open descriptors and the private memory of the daemon, now and at most."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import msgspec
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """anon: bytes of RssAnon."""
+    """The resources of a process; `anon` is RssAnon in bytes."""
 
     descriptors: int
     anon: int
 
 
 def cost_of(pid: int) -> Cost:
-    """Of a process that lives."""
+    """Returns the resources of a running process."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return Cost(len(list(Path(f"/proc/{pid}/fd").iterdir())), int(found[1]) << 10)
 
 
 class Sampled:
-    """Looks again and again, from `with` to its end; then `most` is the most of each."""
+    """Samples the resources within a context; afterwards `most` holds the maximum of each."""
 
     def __init__(self, pid: int, every_s: float = 0.05) -> None:
         self.first = self.most = cost_of(pid)

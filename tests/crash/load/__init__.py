@@ -1,1 +1,1 @@
-"""As many attached processes as there are slots, all storing and loading: nothing refused that fits, nobody starves."""
+"""As many attached processes as there are slots, all storing and loading: each gets its fair share."""

@@ -1,4 +1,4 @@
-"""`python -m load`: 56 engines on one machine; exit code 1 where a promise was broken or somebody starved."""
+"""Runs `python -m load`: 56 engines on one machine. Exits with 1 if a promise was broken or an engine starved."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ _FAILED: Final = 1
 
 
 @click.command()
-@click.option("--engines", type=int, default=56, help="Attached processes; so many slots there are.")
-@click.option("--seconds", type=float, default=30.0, help="How long it is measured, when all have done something.")
-@click.option("--requests", type=int, default=30, help="It goes on until the mean engine has had so many.")
-@click.option("--nice", type=int, default=0, help="Of the engines: 10 leaves others on the machine their share.")
-@click.option("--seed", type=int, default=None, help="Chance that can be had again.")
-@click.option("--json", "form", flag_value="json", help="An object instead of a table.")
+@click.option("--engines", type=int, default=56, help="Attached processes; the default is the number of slots.")
+@click.option(
+    "--seconds", type=float, default=30.0, help="Duration of the measurement, after all engines have started."
+)
+@click.option("--requests", type=int, default=30, help="Minimum of requests of the mean engine before the run ends.")
+@click.option("--nice", type=int, default=0, help="Nice value of the engines; 10 leaves other processes their share.")
+@click.option("--seed", type=int, default=None, help="Seed of a repeatable run.")
+@click.option("--json", "form", flag_value="json", help="Print an object instead of a table.")
 def main(engines: int, seconds: float, requests: int, nice: int, seed: int | None, form: str | None) -> None:
-    """Many engines store and load: nothing is refused that fits, and nobody starves."""
+    """Store and load with many engines, and check that no store that fits is rejected and no engine starves."""
     logging.getLogger("pagetier.client").disabled = True
     chosen = secrets.randbits(32) if seed is None else seed
     sys.stderr.write(f"seed {chosen}\n")
@@ -55,16 +57,14 @@ def _show(outcome: Outcome) -> None:
     console.print(table)
     for column, pages in ((Column.STORED, outcome.stored), (Column.LOADED, outcome.loaded)):
         console.print(f"pages {column.name.lower()} by a process: {_spread(pages)}")
-    console.print(
-        f"{outcome.refused} refused, {outcome.present} there already, {outcome.pending} being stored by others"
-    )
+    console.print(f"{outcome.refused} rejected, {outcome.present} present, {outcome.pending} being stored by others")
     had, waited = outcome.daemon.ran, outcome.daemon.waited
     console.print(f"the daemon had {100 * had:.0f} % of a core and waited for one {100 * waited:.0f} % of the time;")
     console.print(
         f"the engines had {outcome.processes.ran:.2f} cores, and {outcome.processes.waited:.0f} waited for one"
     )
     console.print(f"{outcome.evicted:,} pages were evicted")
-    console.print(f"one engine too many is told: {outcome.refusal or 'nothing'}")
+    console.print(f"the response to one engine too many: {outcome.refusal or 'none'}")
     for line in (*outcome.wrongs, *map(str, outcome.violations)):
         console.print(f"WRONG: {line}")
 

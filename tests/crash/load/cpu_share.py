@@ -1,4 +1,4 @@
-"""How much of a core a process had, and how long it waited for one."""
+"""Measures how much processor time processes had, and how long they waited for a processor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Turns(msgspec.Struct, frozen=True):
-    """Of all threads of some processes, in seconds: at work, and ready to work with no core free."""
+    """The seconds in which all threads of some processes ran, and in which they were ready without a free core."""
 
     ran: float = 0.0
     waited: float = 0.0
@@ -17,13 +17,13 @@ class Turns(msgspec.Struct, frozen=True):
         return Turns(self.ran + other.ran, self.waited + other.waited)
 
     def since(self, before: Turns, seconds: float) -> Turns:
-        """What has come to it in so many seconds, as shares of that time."""
+        """Returns the difference to an earlier value, as shares of the seconds between."""
         ran, waited = ((self.ran - before.ran) / seconds, (self.waited - before.waited) / seconds)
         return Turns(round(ran, 3), round(waited, 3))
 
 
 def turns_of(pid: int) -> Turns:
-    """Of one process so far; nothing where it is gone, or where the kernel does not say."""
+    """Returns the times of a process so far; zero if it has ended or the kernel does not report them."""
     threads = Path(f"/proc/{pid}/task")
     try:
         return sum((_of_thread(thread) for thread in threads.iterdir()), start=Turns())

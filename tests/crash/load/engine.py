@@ -1,4 +1,4 @@
-"""One of many engines: it stores new prompts, and loads those that others have stored."""
+"""An engine of the load test: it stores new prompts, and loads those of other engines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASONS: Final = "reasons"
 
 
 class Call(IntEnum):
-    """What is timed."""
+    """The timed calls."""
 
     MATCH = 0
     RESERVE = 1
@@ -35,7 +35,7 @@ class Call(IntEnum):
 
 
 class Desk(msgspec.Struct, frozen=True):
-    """Where an engine works: what all have in common, and its seat, of so many."""
+    """The context of an engine: the shared state, and its seat."""
 
     socket: Path
     journals: Path
@@ -47,36 +47,36 @@ class Desk(msgspec.Struct, frozen=True):
     nice: int
 
     def prompt(self, turn: int, seat: int) -> Chain:
-        """What the engine in this seat stores in its so-manieth turn: nobody else's, but that heads are shared."""
+        """Returns the prompt that the engine in this seat stores in this turn; prompts share only their heads."""
         return chain_of(turn * (self.seats | 1) + seat)
 
 
 class TimedClient(Client):
-    """Notes how long its calls took."""
+    """A client that records the durations of its calls."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         super().__init__(desk.socket, timeout=TIMEOUT_S, name=f"engine {desk.seat}", threads=1)
 
     def match(self, keys: Keys) -> Match:
-        """As a client's."""
+        """Implements Client.match()."""
         return self._desk.times.timed(self._desk.seat, Call.MATCH, lambda: Client.match(self, keys))
 
     def load(self, match: Match, into: HostBuffers, first: int = 0, timeout: float | None = None) -> int:  # type: ignore[override]
-        """As a client's, of what is in memory."""
+        """Implements Client.load() for pages in memory."""
         call = lambda: Client.load(self, match, into, first, timeout)  # noqa: E731
         return self._desk.times.timed(self._desk.seat, Call.LOAD, call)
 
     def reserve(  # type: ignore[override]
         self, keys: Keys, sizes: int, part: Part = WHOLE, timeout: float | None = None
     ) -> Reservation:
-        """As a client's."""
+        """Implements Client.reserve()."""
         call = lambda: Client.reserve(self, keys, sizes, part, timeout)  # noqa: E731
         return self._desk.times.timed(self._desk.seat, Call.RESERVE, call)
 
 
 class BusyEngine:
-    """In a forked process."""
+    """The work of a forked engine."""
 
     def __init__(self, desk: Desk) -> None:
         os.nice(desk.nice)
@@ -87,9 +87,9 @@ class BusyEngine:
         self._witnesses = {size: Witness(self._client, self._journal, desk.seed, size) for size in (SMALL, LARGE)}
 
     def run(self) -> None:
-        """Until it is killed. Raises RuntimeError if it can not attach."""
+        """Runs until it is killed. Raises RuntimeError if it cannot attach."""
         if not self._client.wait_attached(TIMEOUT_S):
-            raise RuntimeError("it can not attach")
+            raise RuntimeError("the engine cannot attach to the daemon")
         self._count(Column.ATTACHED, 1)
         turn = 0
         while True:
@@ -99,13 +99,13 @@ class BusyEngine:
             turn += 1
 
     def _others(self) -> Chain:
-        """What somebody has stored, as one of his last prompts."""
+        """Returns one of the last prompts of another engine."""
         seat = self._rng.randrange(self._desk.seats)
         last = self._desk.ledger.of(seat, Column.REQUESTS) - 1
         return self._desk.prompt(max(0, last - self._rng.randrange(_BACK)), seat)
 
     def _store(self, chain: Chain) -> None:
-        """As an engine does it: first it looks for what is there."""
+        """Stores a prompt as an engine does: after a match."""
         self._look(chain)
         began = time.perf_counter()
         result = self._witnesses[chain.page_bytes].store(chain.keys)
@@ -125,6 +125,6 @@ class BusyEngine:
 
 
 def reasons(journals: Path) -> list[str]:
-    """Why pages were refused, a line for each store in which some were."""
+    """Returns the reasons of rejected stores, one line each."""
     path = journals / _REASONS
     return path.read_text().splitlines() if path.exists() else []

@@ -1,4 +1,4 @@
-"""As many engines as there are slots, at work for a while; then all that they were told is judged."""
+"""Runs as many engines as there are slots for a while, and judges the responses that they got."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from running_daemon import eventually
 from soak.latency_histogram import Times, longest, quantile
 
 SHARE: Final = 0.1
-"""Of the mean: who gets less pages stored or loaded starves."""
+"""The share of the mean below which an engine with fewer stored or loaded pages starves."""
 
 _SCENE: Final = Scene(name="load", arena=256 * MIB, prompts=0, roomy=False, expiry=60.0)
 
@@ -44,7 +44,7 @@ _LONGEST_S: Final = 300.0
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Of one kind of call, in milliseconds."""
+    """The durations of one kind of call, in milliseconds."""
 
     call: str
     count: int
@@ -54,10 +54,15 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of the JSON object. Pages, by process; seconds: measured; refusal: what one engine too many is told.
+    """The content of the JSON output. Lists have one number of pages for each process.
 
-    daemon, processes: how much of a core the daemon had, and all engines together, and how many of their threads waited
-    for one.
+    Attributes:
+        seconds: The duration of the measurement.
+        daemon: The share of a core that the daemon had, and the share of time that it waited for one.
+        processes: The same for all engines together.
+        refusal: The response to one engine too many.
+        violations: The broken promises.
+        wrongs: Other failures: starved engines, rejected stores and wrong slots.
     """
 
     seed: int
@@ -79,12 +84,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether a promise was broken, or anything that a load must not do has happened."""
+        """Whether a promise was broken or another failure was found."""
         return bool(self.violations or self.wrongs)
 
 
 class Load:
-    """As a context manager it leaves no process and no shared memory behind. nice: of the engines."""
+    """A load test. As a context manager it leaves no process and no shared memory behind.
+
+    `nice` is the nice value of the engines.
+    """
 
     def __init__(self, engines: int, seed: int, nice: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process(), ignore_cleanup_errors=True)
@@ -101,9 +109,10 @@ class Load:
         self._wrongs: list[str] = []
 
     def run(self, seconds: float, requests: int) -> Outcome:
-        """All of it: for so long, and until the mean engine has had so many requests.
+        """Runs the test for `seconds`, and until the mean engine has had `requests` requests; returns the result.
 
-        Raises RuntimeError where it does not come to that.
+        Raises:
+            RuntimeError: An engine ended, or the requests took too long.
         """
         self._daemon.light()
         await_daemon(self._daemon, self._family)
@@ -143,11 +152,11 @@ class Load:
         )
 
     def _requests(self) -> float:
-        """Of the mean engine, so far."""
+        """Returns the number of requests of the mean engine so far."""
         return float(self._ledger.numbers()[:, Column.REQUESTS].mean())
 
     def _turns(self) -> list[Turns]:
-        """Of the daemon, and of all engines."""
+        """Returns the processor times of the daemon and of all engines."""
         serving = self._daemon.serving
         daemon = turns_of(serving.pid) if serving else Turns()
         return [daemon, sum((turns_of(child.pid) for child in self._engines), start=Turns())]
@@ -159,7 +168,10 @@ class Load:
             self._engines.append(self._family.fork("engine", partial(_work, desk), seat))
 
     def _pass_time(self, seconds: float, enough: Callable[[], bool]) -> None:
-        """Raises RuntimeError if an engine ends meanwhile, or if it is not enough in time and had to be."""
+        """Waits for `seconds` and until `enough`.
+
+        Raises RuntimeError if an engine ends or the condition is not met in time.
+        """
         ends, due = time.monotonic() + seconds, 0.0
         while (now := time.monotonic()) < ends and not enough():
             for child in self._family.reap():
@@ -170,7 +182,7 @@ class Load:
             time.sleep(_TICK_S)
 
     def _one_too_many(self) -> str:
-        """What it is told; nothing where there are slots left."""
+        """Returns the response to one engine too many; "" if there are free slots."""
         if self._count < SLOTS:
             return ""
         link = Link(self._daemon.socket, _ANSWER_S)
@@ -180,26 +192,26 @@ class Load:
             return str(error)
         finally:
             link.close()
-        self._wrongs.append(f"{SLOTS} engines are attached, and another one could be, too")
+        self._wrongs.append(f"an engine could attach although {SLOTS} are attached")
         return ""
 
     def _end(self) -> None:
-        """One engine dies, and who was too many gets its slot; then all die."""
+        """Kills one engine, whose slot the rejected one gets; then kills all."""
         with Client(self._daemon.socket) as waiting:
             self._family.kill(self._engines[0])
             if not waiting.wait_attached(_PATIENCE_S):
-                self._wrongs.append("an engine died, and nobody got its slot")
+                self._wrongs.append("an engine died, and its slot was not reused")
         for child in self._engines:
             self._family.kill(child)
         for child in self._engines:
             self._family.wait(child)
 
     def _judge_shares(self, done: Numbers) -> None:
-        """Nothing is refused, and nobody starves."""
+        """Records rejected stores and engines that starve."""
         refused = int(self._ledger.numbers()[:, Column.REFUSED].sum())
         if refused:
             why = "; ".join(sorted(set(reasons(self._journals))))
-            self._wrongs.append(f"{refused} pages were refused, though all of them fit: {why}")
+            self._wrongs.append(f"{refused} pages were rejected although all of them fit: {why}")
         for column in (Column.STORED, Column.LOADED):
             pages = done[:, column]
             if pages.min() < SHARE * pages.mean():
@@ -207,7 +219,7 @@ class Load:
                 self._wrongs.append(f"engine {pages.argmin()} has {pages.min()} pages {column.name.lower()}, {of_all}")
 
     def _judged(self) -> list[Violation]:
-        """By the oracle, in a child, as reading journals takes much memory."""
+        """Returns the oracle's violations, from a child because reading journals uses much memory."""
         eventually(lambda: not self._daemon.slots(), _PATIENCE_S)
         header, end = self._observer.header(), end_of(self._daemon)
         caps = Caps(arena=_SCENE.arena, shm=segments_bytes(self._observer))
@@ -222,7 +234,7 @@ class Load:
         child = self._family.fork("judge", judge)
         self._family.wait(child, 4 * _PATIENCE_S)
         if child.code != 0:
-            raise RuntimeError(f"it can not be judged: {self._family.last_words(child)}")
+            raise RuntimeError(f"the journals cannot be judged: {self._family.last_words(child)}")
         complaints = [Violation(Kind.CRASH, f"a daemon wrote {line}") for line in self._daemon.complaints()]
         return msgspec.json.decode(path.read_bytes(), type=list[Violation]) + complaints
 

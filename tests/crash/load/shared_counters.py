@@ -1,4 +1,4 @@
-"""What each process of a load did, in memory that outlives it."""
+"""Counts the work of each process of a load test in memory that outlives it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
-"""By seat and Column."""
+"""The counts by seat and Column."""
 
 
 class Column(IntEnum):
-    """What is counted of a process: pages, but for its requests. REFUSED: of those that it wanted to store."""
+    """The counts of a process, in pages except for its requests. REFUSED: pages whose store was rejected."""
 
     ATTACHED = 0
     REQUESTS = 1
@@ -25,20 +25,20 @@ class Column(IntEnum):
 
 
 class Ledger:
-    """Anonymous memory that forked processes share: a line for each seat, written by its process alone."""
+    """Anonymous memory that forked processes share: a row for each seat, written by its process only."""
 
     def __init__(self, seats: int) -> None:
         self._memory = mmap.mmap(-1, seats * len(Column) * 8)
         self._lines = np.frombuffer(self._memory, dtype=np.int64).reshape(seats, len(Column))
 
     def add(self, seat: int, column: Column, count: int) -> None:
-        """So many more."""
+        """Adds to a count."""
         self._lines[seat, column] += count
 
     def of(self, seat: int, column: Column) -> int:
-        """As it is now."""
+        """Returns the current value of a count."""
         return int(self._lines[seat, column])
 
     def numbers(self) -> Numbers:
-        """As they are now; the caller's own."""
+        """Returns a copy of all counts."""
         return self._lines.copy()

@@ -1,1 +1,1 @@
-"""Segments that are damaged while no daemon has them, a real daemon that adopts them, and an engine that looks."""
+"""Segment corruption: segments are damaged while no daemon runs, then a real daemon adopts them and an engine reads."""

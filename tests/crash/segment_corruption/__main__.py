@@ -1,6 +1,6 @@
-"""`python -m segment_corruption SEED LIVES EACH`: so many lives of a daemon over segments with EACH injuries.
+"""Runs `python -m segment_corruption SEED LIVES EACH`: LIVES daemons, each over segments with EACH injuries.
 
-A line of JSON for each (a Trial). The exit code says nothing: who reads the lines judges.
+Prints a line of JSON for each (a Trial). The exit code is always 0; the reader of the lines judges them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ _KINDS: Final = ("index", "locks", "arena")
 
 
 class Trial(msgspec.Struct):
-    """One life. code: with which the daemon ended by itself, None if it served. late: who hung."""
+    """One life of a daemon.
+
+    Attributes:
+        code: The exit code if the daemon ended by itself; None if it served.
+        late: The process that hung, "" if none did.
+    """
 
     injuries: list[Injury]
     seen: Seen
@@ -33,12 +38,12 @@ class Trial(msgspec.Struct):
 
 
 def image_of(name: str) -> Image:
-    """The bytes of the segments as they are."""
+    """Returns the bytes of the current segments."""
     return {kind: bytearray(_file(name, kind).read_bytes()) for kind in _KINDS}
 
 
 def put(name: str, image: Image) -> None:
-    """Makes the segments these bytes."""
+    """Replaces the segments by these bytes."""
     for kind, data in image.items():
         _file(name, kind).write_bytes(data)
 
@@ -48,7 +53,7 @@ def _file(name: str, kind: str) -> Path:
 
 
 def prepare(name: str, folder: Path) -> tuple[Image, Image]:
-    """Segments after a crash, and as they were half-way: in between pages left and their room was used again."""
+    """Returns segments after a crash, and an older version, with evictions and reused frames in between."""
     daemon = Daemon(name, folder, 0)
     assert daemon.ready(), daemon.log
     asked(lambda: engine.fill(daemon.socket, range(engine.HALF)))
@@ -59,7 +64,7 @@ def prepare(name: str, folder: Path) -> tuple[Image, Image]:
 
 
 def tried(name: str, folder: Path, number: int, injuries: list[Injury]) -> Trial:
-    """A daemon over the segments as they are now, and what an engine sees."""
+    """Runs a daemon over the current segments, and returns what an engine observes."""
     trial = Trial(injuries, Seen())
     daemon = Daemon(name, folder, number)
     try:
@@ -74,7 +79,7 @@ def tried(name: str, folder: Path, number: int, injuries: list[Injury]) -> Trial
 
 
 def main() -> None:
-    """Prints one line for each life, of which the first is over segments without damage."""
+    """Prints one line for each life, the first over segments without damage."""
     seed, lives, each = map(int, sys.argv[1:])
     chance, name = random.Random(seed), f"pagetier-test-{secrets.token_hex(6)}"
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:

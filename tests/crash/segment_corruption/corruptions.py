@@ -1,4 +1,4 @@
-"""Damage to the bytes of index and lock words: which areas there are, and what may become of them."""
+"""Damages the bytes of index and lock words, by area and kind of damage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PAGE: Final = 4096
 LINE: Final = 64
 _AT_SLOTS: Final = struct.Struct("<6Q")  # at_slots, at_spaces, at_buckets[2], at_entries, at_frames
 _AT_SLOTS_OFFSET: Final = 112
-_HEADER_BYTES: Final = 1024  # what of its page is not text of the disk tier
+_HEADER_BYTES: Final = 1024  # the part of the header's page that is not text of the disk tier
 
 
 class Area(msgspec.Struct, frozen=True):
-    """Bytes [begin, end) of a segment; record: of how many it is made."""
+    """The bytes [begin, end) of a segment, made of records of `record` bytes."""
 
     name: str
     kind: str
@@ -30,7 +30,10 @@ class Area(msgspec.Struct, frozen=True):
 
 
 def areas_of(image: Image) -> tuple[Area, ...]:
-    """All of index and lock words. The bytes of pages are not among them: they have no checksum in memory."""
+    """Returns all areas of index and lock words.
+
+    The bytes of pages are not included: in memory they have no checksum.
+    """
     index, locks = image["index"], image["locks"]
     slots, spaces, one, other, entries, frames = _AT_SLOTS.unpack_from(index, _AT_SLOTS_OFFSET)
     return (
@@ -48,7 +51,7 @@ def areas_of(image: Image) -> tuple[Area, ...]:
 
 
 class Injury(msgspec.Struct, frozen=True):
-    """What was done: to which area, how, and where in its segment."""
+    """A damage: its area, its kind, and its place in the segment."""
 
     area: str
     how: str
@@ -56,7 +59,7 @@ class Injury(msgspec.Struct, frozen=True):
 
 
 def injure(image: Image, older: Image, chance: random.Random) -> Injury:
-    """Damages the image in one place; older: the same segments some time ago."""
+    """Damages the image in one place. `older` is an earlier version of the same segments."""
     area = chance.choice(areas_of(older))
     how = chance.choice(list(_HOW))
     at = chance.randrange(area.begin, area.end)
@@ -82,7 +85,7 @@ def _number(now: bytearray, older: bytearray, area: Area, at: int, chance: rando
 
 
 def _block(area: Area, at: int, chance: random.Random) -> slice:
-    """A record, a line or a page of the area."""
+    """Returns a record, a cache line or a page of the area."""
     size = min(chance.choice([area.record, LINE, PAGE]), area.end - area.begin)
     begin = min(at - at % size, area.end - size)
     return slice(max(begin, area.begin), max(begin, area.begin) + size)
@@ -112,7 +115,7 @@ def _swapped(now: bytearray, older: bytearray, area: Area, at: int, chance: rand
 
 
 def _elsewhere(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
-    """Part of a record becomes that of another one: a key, a link, a word."""
+    """Copies a part of a record to another one: a key, a link or a word."""
     records, size = (area.end - area.begin) // area.record, min(area.record, chance.choice([4, 8, 32]))
     inside = chance.randrange(0, max(1, area.record - size + 1), 4)
     one, other = (area.begin + chance.randrange(records) * area.record + inside for _ in range(2))

@@ -1,4 +1,4 @@
-"""What the engines do: they fill the segments before the damage, and look at all of it afterwards."""
+"""Engines that fill the segments before the damage, and read all of them afterwards."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SEED: Final = 8
 ATTACHED_S: Final = 20.0
 PAGES: Final = 6
 PROMPTS: Final = 28
-HALF: Final = 10  # the prompts of the first half are older than the older image
+HALF: Final = 10  # the prompts of the first half were stored before the older image was taken
 SIZES: Final = (4096, 9000, 5000)
 
 
 class Seen(msgspec.Struct):
-    """What an engine found. wrong: pages with other bytes, in words; findings: what the daemon finds wrong."""
+    """The observations of an engine. `wrong` describes pages with other bytes; `findings` are the daemon's findings."""
 
     hits: int = 0
     misses: int = 0
@@ -35,23 +35,23 @@ class Seen(msgspec.Struct):
 
 
 def keys_of(prompt: int) -> Keys:
-    """Of three namespaces in turn."""
+    """Returns the keys of a prompt; prompts use three namespaces in turn."""
     return namespace(salt=f"damage {prompt % 3}").keys(range(prompt, prompt + 16 * PAGES))
 
 
 def size_of(prompt: int) -> int:
-    """Bytes of its pages."""
+    """Returns the bytes of the prompt's pages."""
     return SIZES[prompt % len(SIZES)]
 
 
 def store(client: Client, prompt: int) -> int:
-    """How many of its pages were stored."""
+    """Stores a prompt and returns how many of its pages were stored."""
     keys, size = keys_of(prompt), size_of(prompt)
     return client.store(keys, [content(keys[page], SEED, size) for page in range(PAGES)]).stored
 
 
 def fill(socket: Path, prompts: range) -> bytes:
-    """Stores them, and dies with pins, and with reservations that it has not written."""
+    """Stores prompts, and dies with pins and with unwritten reservations."""
     client = Client(socket)
     assert client.wait_attached(ATTACHED_S)
     for prompt in prompts:
@@ -62,7 +62,7 @@ def fill(socket: Path, prompts: range) -> bytes:
 
 
 def look(socket: Path) -> bytes:
-    """A Seen as JSON: of all prompts, one page after the other, and of some that nobody stored."""
+    """Returns a Seen as JSON: of all prompts page by page, and of some that were never stored."""
     seen = Seen()
     client = Client(socket, timeout=ATTACHED_S)
     seen.attached = client.wait_attached(ATTACHED_S)

@@ -1,4 +1,4 @@
-"""Daemons and engines as children of a warm process that has no threads: a life costs no start of an interpreter."""
+"""Runs daemons and engines as forks of a process without threads that has imported everything, for a fast start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from pagetier.daemon import main as daemon_main
 
 LATE_S: Final = 60.0
-BROKE: Final = 99  # how a child ends that raised something
+BROKE: Final = 99  # the exit code of a child that raised an exception
 FLAGS: Final = (
     *("--arena-size", "1MiB", "--arena-frame-size", "4KiB", "--index-entries", "256", "--index-namespaces", "8"),
     *("--store-quarantine", "50ms", "--arena-threads", "1"),
@@ -21,11 +21,11 @@ FLAGS: Final = (
 
 
 class LateError(Exception):
-    """Somebody took so long that he hangs."""
+    """A process did not end or respond in time, so it counts as hung."""
 
 
 class Daemon:
-    """One life of it, on the segments `name`."""
+    """One life of a daemon on the segments `name`."""
 
     def __init__(self, name: str, folder: Path, number: int) -> None:
         self.socket = folder / "pagetier.sock"
@@ -37,29 +37,29 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Its log so far."""
         return self._log.read_text()
 
     def ready(self) -> bool:
-        """Waits until it serves, or has ended; False if it has. Raises LateError."""
+        """Waits until it serves and returns True, or False if it has ended. Raises LateError after the timeout."""
         ends = time.monotonic() + LATE_S
         while "ready on" not in self.log:
             if self.code() is not None:
                 return False
             if time.monotonic() > ends:
-                raise LateError("the daemon does not get ready")
+                raise LateError("the daemon did not become ready")
             time.sleep(0.002)
         return True
 
     def code(self) -> int | None:
-        """Its exit code, None while it lives; below 0 a signal."""
+        """Its exit code, None while it runs; negative for a signal."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Ends it, and its exit code."""
+        """Ends it by a signal and returns its exit code."""
         if self.code() is None:
             os.kill(self.pid, number)
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -67,7 +67,7 @@ class Daemon:
 
 
 def asked(work: Callable[[], bytes]) -> bytes:
-    """What `work` gives in a child of its own, which ends as by a crash. Raises LateError."""
+    """Returns the result of `work` in a child, which then ends as by a crash. Raises LateError after the timeout."""
     here, there = os.pipe()
     pid = _fork(lambda: _write(there, work()))
     os.close(there)

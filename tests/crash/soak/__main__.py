@@ -1,4 +1,4 @@
-"""`make soak`: a long run, its report and its chart; exit code 1 where anything broke, grew or slowed."""
+"""Runs `make soak`: a long run, its report and its chart. Exits with 1 if anything failed, grew or slowed down."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _NOTHING: Final = Tally()
 
 
 @click.command()
-@click.option("--minutes", type=float, default=90.0, help="How long it is measured, after it has got warm.")
-@click.option("--seed", type=int, default=None, help="Chance that can be had again.")
+@click.option("--minutes", type=float, default=90.0, help="Duration of the measurement, after the warm-up.")
+@click.option("--seed", type=int, default=None, help="Seed of a repeatable plan of deaths.")
 @click.option("--report", type=click.Path(path_type=Path), default=Path("bench/results"), help="Folder of the report.")
-@click.option("--churn", is_flag=True, help="One daemon lives all the time, clients attach and detach quickly.")
-@click.option("--beside", default="", help="What else the machine did meanwhile, for the report.")
+@click.option("--churn", is_flag=True, help="Keep one daemon all the time; clients attach and detach quickly.")
+@click.option("--beside", default="", help="Other load on the machine, for the report.")
 def main(minutes: float, seed: int | None, report: Path, churn: bool, beside: str) -> None:
-    """Engines, daemons and disk workers die for a long time, and nothing breaks, grows or slows."""
+    """Kill engines, daemons and disk workers for a long time, and check that nothing fails, grows or slows down."""
     logging.getLogger("pagetier.client").disabled = True
     chosen = secrets.randbits(32) if seed is None else seed
     sys.stderr.write(f"seed {chosen}\n")
@@ -50,7 +50,7 @@ def main(minutes: float, seed: int | None, report: Path, churn: bool, beside: st
 
 
 def soak(plan: Plan, folder: Path, beside: str) -> Report:
-    """All of it."""
+    """Runs a soak, writes its report and returns it."""
     with Soak(plan) as here, shown(plan.seconds + plan.warm) as show:
         here.run(lambda tally: show("soak", _NOTHING, tally))
         for journals in here.kept:
@@ -67,7 +67,7 @@ def soak(plan: Plan, folder: Path, beside: str) -> Report:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """A SIGTERM ends this process as Ctrl-C does: with its children and what they have in shared memory."""
+    """Ends this process on SIGTERM as Ctrl-C does: with its children and their shared memory."""
     raise SystemExit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""Lines over time, as SVG: panels below each other with one axis of time."""
+"""Draws lines over time as SVG: panels below each other with one axis of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARKED: Final = "#cccccc"
 
 
 class Line(msgspec.Struct, frozen=True):
-    """at in seconds, values in the panel's unit; a value that is not finite interrupts it."""
+    """A line of a panel: `at` in seconds, `values` in the panel's unit; a value that is not finite interrupts it."""
 
     name: str
     at: Sequence[float]
@@ -25,7 +25,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """log: whether its axis has equal steps for equal ratios; else it begins at 0."""
+    """A panel with its lines. Its scale has equal steps for equal ratios, or begins at 0."""
 
     title: str
     lines: Sequence[Line]
@@ -33,48 +33,48 @@ class Panel(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """From the least to the most that is shown."""
+    """A linear scale from the smallest to the largest value shown."""
 
     low: float
     high: float
 
     def place(self, value: float) -> float:
-        """0 at the bottom, 1 at the top."""
+        """Returns the position of a value: 0 at the bottom, 1 at the top."""
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Four steps or so."""
+        """Returns about four ticks."""
         step = _round((self.high - self.low) / 4)
         first = math.ceil(self.low / step)
         return [step * at for at in range(first, int(self.high / step) + 1)]
 
 
 class Ratios(Scale, frozen=True):
-    """Equal steps for equal ratios; low is above 0."""
+    """A logarithmic scale; `low` is above 0."""
 
     def place(self, value: float) -> float:
-        """0 at the bottom, 1 at the top."""
+        """Returns the position of a value: 0 at the bottom, 1 at the top."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def ticks(self) -> list[float]:
-        """Powers of ten."""
+        """Returns the powers of ten."""
         powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
         return [10.0**power for power in powers]
 
 
 def from_zero(lines: Iterable[Line]) -> Scale:
-    """Shows all values, and 0."""
+    """Returns a scale that shows all values, and 0."""
     return Scale(0.0, 1.08 * max(_values(lines), default=1.0) or 1.0)
 
 
 def in_ratios(lines: Iterable[Line]) -> Ratios:
-    """Shows all values; those that are not above 0 are not shown."""
+    """Returns a scale that shows all values above 0."""
     values = [value for value in _values(lines) if value > 0] or [1.0]
     return Ratios(min(values) / 1.5, max(values) * 1.5)
 
 
 def chart(title: str, seconds: float, panels: Sequence[Panel], marks: Sequence[float] = ()) -> str:
-    """An SVG file. marks: moments that are marked in all panels."""
+    """Returns an SVG file. `marks` are times in seconds that are marked in all panels."""
     height = 34 + len(panels) * (_HEIGHT + _TOP + _BOTTOM)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"',
@@ -132,6 +132,6 @@ def _values(lines: Iterable[Line]) -> list[float]:
 
 
 def _round(step: float) -> float:
-    """1, 2 or 5 times a power of ten, not below."""
+    """Returns 1, 2 or 5 times a power of ten, at least `step`."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= step * 0.999)

@@ -1,4 +1,4 @@
-"""What a soak's chart shows."""
+"""Lays out the chart of a soak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_POINTS: Final = 600
 
 
 def picture(report: Report, readings: Sequence[Reading]) -> str:
-    """As SVG. Each daemon's death is marked."""
+    """Returns the chart as SVG. Each daemon's death is marked."""
     some = readings[:: max(1, len(readings) // _MOST_POINTS)]
     panels = [
         *(_latency(call, control, report.windows) for call, control in (("match", "gather"), ("reserve", "echo"))),
@@ -25,7 +25,7 @@ def picture(report: Report, readings: Sequence[Reading]) -> str:
         _measured("descriptors; readers of LMDB", some, _handles()),
         _measured("taken, MiB", some, {"disk": lambda r: r.disk / _MIB, "/dev/shm": lambda r: r.shm / _MIB}),
     ]
-    title = f"{report.seconds / 60:.0f} minutes with a death or a fault every few seconds; dashed: a daemon died"
+    title = f"{report.seconds / 60:.0f} minutes with a death or a fault every few seconds; dashed: death of a daemon"
     return chart(title, report.seconds, panels, _deaths(readings))
 
 
@@ -35,7 +35,7 @@ _Value = Callable[[Reading], float]
 
 def _latency(call: str, control: str, windows: Sequence[Window]) -> Panel:
     lines = [_quantile(call, at, windows) for at in range(len(SHARES))] + [_quantile(control, 0, windows)]
-    return Panel(f"{call}, µs; beside it a fixed piece of work ({control})", lines, in_ratios(lines))
+    return Panel(f"{call}, µs; with the fixed reference work ({control})", lines, in_ratios(lines))
 
 
 def _quantile(call: str, which: int, windows: Sequence[Window]) -> Line:
@@ -69,6 +69,6 @@ def _of(reading: Reading, role: str, name: str) -> float:
 
 
 def _deaths(readings: Sequence[Reading]) -> list[float]:
-    """When a daemon was another one than before."""
+    """Returns the times at which the daemon was a new one."""
     known = [(reading.at, reading.daemon.pid) for reading in readings if reading.daemon]
     return [at for (_, before), (at, now) in pairwise(known) if now != before]

@@ -1,6 +1,7 @@
-"""Journals of a long run in chapters: each is judged when it is over, then forgotten but for which pages were begun.
+"""Splits the journals of a long run into chapters, each judged when it is over and then removed.
 
-All processes write to the chapter that is open; which it is stands in memory that they share.
+Only the list of pages whose store had begun is kept. All processes write to the current chapter, whose number is in
+shared memory.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _CARRIED: Final = f"carried{SUFFIX}"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """On one chapter: what was broken, and what processes were told, in pages."""
+    """The verdict on one chapter: the broken promises, and the number of pages by the response about them."""
 
     violations: list[Violation]
     told: dict[str, int]
 
 
 class Chapters:
-    """Folders in one folder. turn() in one process; forked ones write to whichever is open."""
+    """The chapters of a run, each a folder. One process calls turn(); forked processes write to the current chapter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,26 +42,28 @@ class Chapters:
 
     @property
     def number(self) -> int:
-        """Of the one that is open."""
+        """The number of the current chapter."""
         return int(self._open[0])
 
     def path(self, number: int) -> Path:
-        """The folder of a chapter."""
+        """Returns the folder of a chapter."""
         return self._folder / f"chapter-{number}"
 
     def turn(self) -> None:
-        """Opens the next one. What is written to the last one in the next moment is there before it is judged."""
+        """Opens the next chapter. Lines that are being written to the last one are there before it is judged."""
         self.path(self.number + 1).mkdir()
         self._open[0] += 1
 
     def journal(self) -> Journal:
-        """A process's own."""
+        """Returns a journal for the calling process."""
         return _Chaptered(self)
 
     def judge(self, number: int, verdict: Path) -> None:
-        """What was broken in a chapter that is over. The next one is told which pages were begun, and this one goes.
+        """Judges a chapter that is over, adds the pages whose store had begun to the next one, and removes it.
 
-        To be called in the order of chapters, in a process of its own: it takes much memory.
+        To be called in the order of chapters, in a process of its own because it uses much memory. The verdict is
+        written to
+        the file `verdict`.
         """
         records = read_journals(self.path(number))
         told: dict[str, int] = defaultdict(int)
@@ -75,7 +78,7 @@ class Chapters:
 
 
 class _Chaptered(Journal):
-    """Writes to the chapter that is open when it writes."""
+    """A journal that writes to the current chapter."""
 
     def __init__(self, chapters: Chapters) -> None:
         self._chapters = chapters
@@ -89,7 +92,7 @@ class _Chaptered(Journal):
         return self._file
 
     def _put(self, line: bytes) -> None:
-        """Once more where another chapter was opened meanwhile: who stood still may find his own judged without it."""
+        """Writes a line, again if a new chapter was opened: a stopped process may miss the end of its chapter."""
         super()._put(line)
         if self._chapters.number != self._number:
             super()._put(line)
@@ -101,7 +104,7 @@ class _Chaptered(Journal):
 
 
 def _carry(records: Iterable[Record], path: Path) -> None:
-    """Which parts of which pages were begun, as if that had been at the beginning of all."""
+    """Writes which parts of which pages had begun, as if at the beginning of the run."""
     begun: dict[tuple[int, int], set[bytes]] = defaultdict(set)
     for record in records:
         if record.told is Told.STORING:

@@ -1,4 +1,4 @@
-"""How long calls took, counted by duration in memory that outlives who counted."""
+"""Counts the durations of calls in shared memory that outlives the counting process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 _T = TypeVar("_T")
 
 Counts = npt.NDArray[np.int64]
-"""How often each duration was seen: a number for each step of the scale below."""
+"""The number of calls for each step of the scale of durations."""
 
 _LEAST_S: Final = 1e-7
 _OCTAVES: Final = 28
@@ -23,9 +23,9 @@ BUCKETS: Final = _OCTAVES * _STEPS
 
 
 class Times:
-    """Anonymous memory that forked processes share: a scale for each seat and kind of call, written by its seat alone.
+    """Anonymous memory shared by forked processes: a histogram for each seat and kind of call, written by that seat.
 
-    Durations are told apart by 2.2 %, from 100 ns to 26 s; what is beyond counts as the last.
+    Its steps are 2.2 % apart, from 100 ns to 26 s; longer durations count in the last step.
     """
 
     def __init__(self, seats: int, kinds: int) -> None:
@@ -33,30 +33,30 @@ class Times:
         self._counts = np.frombuffer(self._memory, dtype=np.int64).reshape(seats, kinds, BUCKETS)
 
     def note(self, seat: int, kind: int, seconds: float) -> None:
-        """One call took so long."""
+        """Counts one call of this duration."""
         self._counts[seat, kind, bucket_of(seconds)] += 1
 
     def timed(self, seat: int, kind: int, call: Callable[[], _T]) -> _T:
-        """Does it, and notes how long it took."""
+        """Calls a function and counts its duration."""
         began = time.perf_counter()
         done = call()
         self.note(seat, kind, time.perf_counter() - began)
         return done
 
     def counts(self) -> Counts:
-        """So far: by kind, all seats together. The caller's own."""
+        """Returns a copy of the counts by kind, summed over all seats."""
         return np.asarray(self._counts.sum(axis=0))
 
 
 def bucket_of(seconds: float) -> int:
-    """The step of the scale."""
+    """Returns the step of the scale for a duration."""
     if seconds <= _LEAST_S:
         return 0
     return min(BUCKETS - 1, int(_STEPS * math.log2(seconds / _LEAST_S)))
 
 
 def quantile(counts: Counts, share: float) -> float:
-    """Seconds, below which so large a share of the calls stayed; nan where there were none."""
+    """Returns the duration in seconds below which this share of the calls stayed; nan if there were none."""
     total = int(counts.sum())
     if not total:
         return math.nan
@@ -68,6 +68,6 @@ def quantile(counts: Counts, share: float) -> float:
 
 
 def longest(counts: Counts) -> float:
-    """Seconds, a little more than the longest call took; 0 where there were none."""
+    """Returns an upper limit of the longest call in seconds; 0 if there were none."""
     used = np.flatnonzero(counts)
     return float(_LEAST_S * 2 ** ((int(used[-1]) + 1) / _STEPS)) if len(used) else 0.0

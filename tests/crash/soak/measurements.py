@@ -1,4 +1,4 @@
-"""What was measured so far, in files: who forks others must not grow himself."""
+"""Keeps the measurements in files, because the memory of a process that forks others must not grow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOWS: Final = "windows"
 
 
 class Shelf:
-    """Readings, and for each window how often each duration of each kind of call was seen. kinds: of calls."""
+    """The readings, and for each window the histogram of each kind of call. `kinds` is the number of kinds."""
 
     def __init__(self, folder: Path, kinds: int) -> None:
         self._readings = folder / _READINGS
@@ -29,24 +29,24 @@ class Shelf:
         self._before: Counts = np.zeros((kinds, BUCKETS), dtype=np.int64)
 
     def put(self, reading: Reading) -> None:
-        """One more."""
+        """Adds a reading."""
         with self._readings.open("ab") as file:
             file.write(_encode(reading) + b"\n")
 
     def begin(self, counts: Counts) -> None:
-        """The first window begins here. counts: so far, as Times has them."""
+        """Starts the first window. `counts` are the counts so far, as Times returns them."""
         self._before = counts
 
     def end_window(self, counts: Counts) -> None:
-        """A window is over, and the next one begins."""
+        """Ends a window and starts the next one."""
         with self._windows.open("ab") as file:
             file.write((counts - self._before).tobytes())
         self._before = counts
 
     def readings(self) -> list[Reading]:
-        """All, in order."""
+        """Returns all readings, in order."""
         return [_decode(line) for line in self._readings.read_bytes().splitlines()]
 
     def windows(self) -> Counts:
-        """All, in order: by window, kind and duration."""
+        """Returns all windows in order: counts by window, kind and duration."""
         return np.fromfile(self._windows, dtype=np.int64).reshape(-1, self._kinds, BUCKETS)

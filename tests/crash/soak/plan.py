@@ -1,4 +1,4 @@
-"""How long a soak is, what happens in it and how often, and what is called growth."""
+"""Plans a soak: its duration, the rates of its events, and the limits of growth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oracle.journal import Journal
 from soak.journal_rotation import Chapters
 
 WINDOWS: Final = 12
-"""In which the first and the last part are cut: what is compared are medians of so many."""
+"""The number of windows in the first and the last part, whose medians are compared."""
 
 _PART_S: Final = 600.0
 _PARTS: Final = 9
@@ -25,10 +25,19 @@ _PROMPTS_A_SECOND: Final = 3.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """seconds: measured, after it is warm. part: of the beginning and the end that are compared, in seconds.
+    """The plan of a soak.
 
-    chapter, sample, point: seconds from one to the next: chapters of journals, readings, points of a slope. skip: how
-    long a new process may grow. growth: bytes of private memory that anything may gain in its life.
+    Attributes:
+        seconds: The duration of the measurement, after the warm-up.
+        seed: The seed of the planned deaths.
+        scene: The configuration of the cache and its events.
+        part: The seconds at the beginning and at the end that are compared.
+        chapter: The interval between chapters of journals, in seconds.
+        sample: The interval between readings.
+        point: The interval between points of a slope.
+        skip: The seconds during which a new process may grow.
+        warm: The longest duration of the warm-up, in seconds.
+        growth: The bytes of private memory that a process may gain in its life.
     """
 
     seconds: float
@@ -44,12 +53,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window(self) -> float:
-        """Seconds of one."""
+        """The seconds of a window."""
         return self.part / WINDOWS
 
     @property
     def evens_out(self) -> bool:
-        """Whether it is long enough for what comes and goes, as slots and pages being written, to have a level."""
+        """Whether the run is long enough for values that vary, as the number of slots and of pages being written."""
         return self.seconds >= _LONG_S
 
     @classmethod
@@ -70,13 +79,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def churning(self) -> Plan:
-        """Returns the plan with one daemon and one disk worker for all of it, and clients that come and go quickly."""
+        """Returns the plan with one daemon and one disk worker only, and clients that attach and detach often."""
         scene = msgspec.structs.replace(self.scene, daemon_death=0.0, worker_death=0.0, engine_death=_CHURN_S)
         return msgspec.structs.replace(self, scene=scene)
 
 
 def _scene(seconds: float) -> Scene:
-    """More prompts than there is room for on disk, and more there than in memory: something leaves all the time."""
+    """Returns a scene with more prompts than fit on disk, and a disk larger than memory: pages are always evicted."""
     is_long = seconds >= _LONG_S
     return Scene(
         name="soak",
@@ -95,17 +104,17 @@ def _scene(seconds: float) -> Scene:
 
 
 class SoakPost(Post, frozen=True, kw_only=True):
-    """Where a process of a soak works: prompts come up again and again, and journals have chapters."""
+    """The context of a process of a soak: prompts repeat, and journals have chapters."""
 
     chapters: Chapters
 
     def pick(self, rng: random.Random) -> int:
-        """Mostly one of the newest, else one of the last half: the same mixture at any time."""
+        """Returns mostly one of the newest prompts, otherwise one of the last half: the same mixture at any time."""
         newest = int((time.monotonic() - self.began) * _PROMPTS_A_SECOND)
         is_near = rng.random() < 0.6
         back = int(rng.expovariate(1 / _NEAR)) if is_near else rng.randrange(self.scene.prompts // 2)
         return (newest - back) % self.scene.prompts
 
     def journal(self) -> Journal:
-        """In the chapter that is open."""
+        """Returns a journal that writes to the current chapter."""
         return self.chapters.journal()

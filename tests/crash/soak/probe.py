@@ -1,4 +1,4 @@
-"""A client that nobody kills: it times the same calls all the time, each beside a fixed piece of work."""
+"""A client that is never killed: it times the same calls all the time, and a fixed reference work before each."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ _ECHO: Final = b"a message as long as a small request is, there and back again..
 
 
 class Timed(IntEnum):
-    """What is timed. REFUSED: a reserve that got no room, as when the daemon has just died; GATHER and ECHO: the fixed
-    work, memory read here and there as a match does it, and a message to another process and back."""
+    """The timed calls.
+
+    REFUSED is a reserve that was rejected, for example after a daemon's death. GATHER and ECHO are the reference work:
+    scattered memory reads as in a match, and a message to another process and back.
+    """
 
     MATCH = 0
     RESERVE = 1
@@ -44,16 +47,18 @@ CONTROLS: Final = {Timed.MATCH: Timed.GATHER, Timed.RESERVE: Timed.ECHO}
 
 
 class Probe:
-    """For one forked process. It matches pages that are always in memory, and reserves a new page, which it gives back.
+    """The work of the probe's process.
 
-    About once a second it does what an engine does, too: so that what that leaves behind is seen in its own memory.
+    It matches pages that are always in memory, and reserves and abandons a new page.
+
+    About once a second it also does what an engine does, so that growth caused by that is visible in its memory.
     """
 
     def __init__(self, post: Post, times: Times, chance: int) -> None:
         self._post = post
         self._times = times
         self._rng = random.Random(chance)
-        self._echo = _echo()  # before there are threads, and a link that it would keep open
+        self._echo = _echo()  # before this process has threads, and a connection that the child would keep open
         self._client = Client(post.socket, timeout=TIMEOUT_S)
         self._journal = post.journal()
         self._witnesses = {size: Witness(self._client, self._journal, post.seed, size) for size in (SMALL, LARGE)}
@@ -61,7 +66,7 @@ class Probe:
         self._rows = np.random.default_rng(chance).integers(0, _TABLE_ROWS, _ROWS)
 
     def run(self) -> None:
-        """Until it is killed."""
+        """Runs until it is killed."""
         self._client.wait_attached(_ATTACH_S)
         keys = _hot_keys()
         due = time.monotonic()
@@ -89,7 +94,7 @@ class Probe:
         self._echo.recv(len(_ECHO))
 
     def _be_an_engine(self, hot: Keys) -> None:
-        """What is hot is kept there and compared; one prompt is looked for, and stored where it is not there."""
+        """Stores the hot pages if needed, loads and compares them, and looks up and stores one other prompt."""
         witness = self._witnesses[SMALL]
         if witness.look(hot).hits < len(hot):
             witness.store(hot)
@@ -100,13 +105,13 @@ class Probe:
 
 
 def _hot_keys() -> Keys:
-    """The pages of some prompts of small pages, one after the other."""
+    """Returns the pages of some prompts of small pages, concatenated."""
     chains = [chain_of(number) for number in _PROMPTS]
     return Keys(chains[0].keys.namespace, b"".join(dict.fromkeys(key for chain in chains for key in chain.keys)))
 
 
 def _echo() -> socket.socket:
-    """A process that sends back what it is sent, and ends with this one."""
+    """Starts a process that echoes messages and ends with this one; returns the socket to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What a soak has to say for itself: whether anything grew, slowed or broke; for people, and for machines."""
+"""Writes the report of a soak: whether anything grew, slowed down or failed, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _ALL_OF_IT: Final = 0
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What lies on the shelf at the end. windows: by window, kind and duration. warm: whether the disk was full."""
+    """The measurements of a run.
+
+    `windows` are counts by window, kind and duration; `warm`: the disk was full at the begin.
+    """
 
     plan: Plan
     tally: Tally
@@ -33,7 +36,10 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Quantiles of one kind of call in one window, in microseconds, as SHARES has them. at: its end, in seconds."""
+    """The quantiles of one kind of call in one window, in microseconds, for SHARES.
+
+    `at` is the end of the window in seconds.
+    """
 
     at: float
     call: str
@@ -42,10 +48,16 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of the JSON file. deaths, stops, lives: by role. told: pages. late: the longest of each kind of call.
+    """The content of the JSON file.
 
-    part: seconds of the beginning and of the end that are compared. warm: whether the disk was full when measuring
-    began; where not, its growth is not judged.
+    Attributes:
+        machine: The machine of the run.
+        beside: Other load on the machine.
+        part: The seconds at the beginning and at the end that are compared.
+        deaths: Processes killed, by role; `stops` and `lives` are the stopped and the started ones.
+        told: The number of pages by the response that processes got about them.
+        warm: Whether the disk was full when the measurement began; otherwise its growth is not judged.
+        longest_ms: The longest call of each kind.
     """
 
     machine: str
@@ -72,12 +84,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether anything broke, grew or slowed."""
+        """Whether anything failed, grew or slowed down."""
         return bool(self.violations) or not all(g.flat for g in self.growths) or not all(d.equal for d in self.drifts)
 
 
 def report_of(measured: Measured, machine: str, beside: str) -> Report:
-    """machine: what it ran on; beside: what else ran there."""
+    """Returns the report of a run on this machine; `beside` is the other load on it."""
     tally = measured.tally
     return Report(
         machine=machine,
@@ -109,7 +121,7 @@ def _longest_ms(windows: Counts, kind: Timed) -> float:
 
 
 def drifts_of(measured: Measured) -> list[Drift]:
-    """Each quantile of each kind of call; none where the run was too short for two parts that are apart."""
+    """Returns the drift of each quantile of each kind of call; none if the run was too short for two separate parts."""
     windows = measured.windows
     if len(windows) < 2 * WINDOWS:
         return []
@@ -123,7 +135,7 @@ def drifts_of(measured: Measured) -> list[Drift]:
 
 
 def growths_of(measured: Measured) -> list[Growth]:
-    """Of everything that is to stay as it is; of what comes and goes, where there was time for it."""
+    """Returns the growth of each value that must stay constant; of varying values only if the run was long enough."""
     found = [*_of_process(measured, "daemon"), *_of_process(measured, "probe")]
     found.append(_growth(measured, "LMDB readers", "", _plain("readers", 1), 2))
     if measured.plan.evens_out:
@@ -163,9 +175,9 @@ def _private(role: str) -> _Read:
 
 
 def _at_all(read: _Read) -> _Read:
-    """As if it were one life: each begins as high as the one before."""
+    """Returns the reading as if all lives were one, each starting at the level of the one before."""
 
-    def anew(reading: Reading) -> tuple[int, float] | None:
+    def one_life(reading: Reading) -> tuple[int, float] | None:
         value = read(reading)
         return None if value is None else (_ALL_OF_IT, value[1])
 
@@ -177,7 +189,7 @@ def _descriptors(role: str) -> _Read:
 
 
 def _of_vitals(role: str, value: Callable[[Vitals], float]) -> _Read:
-    """A process's life is its pid's."""
+    """Returns a reader of a process's value; the pid identifies its life."""
 
     def read(reading: Reading) -> tuple[int, float] | None:
         vitals: Vitals | None = getattr(reading, role)

@@ -1,4 +1,4 @@
-"""A soak's report as Markdown."""
+"""Formats the report of a soak as Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from soak.slowdown_test import MARGIN, Drift, Ratio
 
 
 def markdown(report: Report, chart: str) -> str:
-    """For people. chart: the file name of the picture beside it."""
+    """Returns the report as Markdown. `chart` is the file name of the chart beside it."""
     verdict = (
         "A promise was broken, or a series grew or slowed down."
         if report.failed
@@ -26,11 +26,11 @@ def markdown(report: Report, chart: str) -> str:
         _counts("stopped for a while", report.stops),
         _counts("started", report.lives),
         _counts("reported, in pages", report.told),
-        f"{report.bytes_verified / 1e9:.1f} GB were compared byte by byte; the caps held in {report.samples} samples.",
-        f"A daemon served after: {report.adoptions}. A dead process's slot was free after: {report.slots_returned}.\n",
+        f"{report.bytes_verified / 1e9:.1f} GB were compared byte by byte; {report.samples} samples were checked against the limits.",
+        f"A daemon served after: {report.adoptions}. The slot of a dead process was free after: {report.slots_returned}.\n",
         f"## Growth\n\n{_GROWTH}\n",
         *_growths(report.growths),
-        "" if report.warm else "\nThe disk was not full when measuring began: its cap is judged, its growth is not.",
+        "" if report.warm else "\nThe disk was not full when measuring began: its limit is checked, its growth is not.",
         f"\n## Slowdown\n\n{_compared(report)}{_DRIFT}\n",
         *_drifts(report.drifts),
         "\nThe longest calls, in ms: " + ", ".join(f"{call} {ms}" for call, ms in report.longest_ms.items()) + ".\n",

@@ -1,4 +1,4 @@
-"""What is read off processes, files and the index, about once a second."""
+"""Reads measurements of processes, files and the index, about once a second."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 
 _RSS_ANON: Final = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 _LOCK_FILE: Final = "lock.mdb"
-_READERS_FROM, _READER_BYTES, _READERS_AT = 128, 64, 56  # as LMDB 0.9 has it on 64 bits; a test holds it to that
+_READERS_FROM, _READER_BYTES, _READERS_AT = 128, 64, 56  # as in LMDB 0.9 on 64 bits; a test verifies it
 
 
 class Vitals(msgspec.Struct, frozen=True):
-    """Of a process that lives. rss: private memory in bytes, RssAnon; descriptors: that it has open."""
+    """Measurements of a running process: its private memory in bytes (RssAnon), and its open descriptors."""
 
     pid: int
     rss: int
@@ -24,9 +24,14 @@ class Vitals(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it at a moment. at: seconds since the soak began; shm, disk: bytes taken; readers: of LMDB, in use.
+    """All measurements at a moment.
 
-    daemon, worker: None while there is none.
+    Attributes:
+        at: Seconds since the measurement began.
+        daemon: The daemon's process; None if there is none.
+        worker: The disk worker's process; None if there is none.
+        readers: Slots of LMDB's reader tables in use.
+        disk: Bytes of the disk tier's files; `shm` those of the shared memory.
     """
 
     at: float
@@ -43,7 +48,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def vitals(pid: int) -> Vitals | None:
-    """None where it is gone, or is none that may be looked at."""
+    """Returns the measurements of a process; None if it has ended or may not be read."""
     try:
         found = _RSS_ANON.search(Path(f"/proc/{pid}/status").read_bytes())
         descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
@@ -53,12 +58,12 @@ def vitals(pid: int) -> Vitals | None:
 
 
 def readers(disk: Path) -> int:
-    """Slots of LMDB's reader tables that a process holds, of all environments below the folder."""
+    """Returns the number of slots of LMDB's reader tables in use, in all environments below the folder."""
     return sum(len(list(_holders(path))) for path in disk.rglob(_LOCK_FILE))
 
 
 def _holders(path: Path) -> Iterator[int]:
-    """The pids in a lock file; none where it goes meanwhile."""
+    """Yields the pids in a lock file; none if it disappears."""
     try:
         table = path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether something grows: the slope of a series with its interval, by Theil and Sen, over lives that begin anew."""
+"""Tests whether a value grows: the Theil-Sen slope of a series with its interval, within the lives of processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOUR_S: Final = 3600.0
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A value at a moment, in seconds, of one life: a process that is replaced begins anew, and so does its memory."""
+    """A value at a time in seconds. A process that is replaced starts a new life, with new memory."""
 
     at: float
     life: int
@@ -23,7 +23,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Slope(msgspec.Struct, frozen=True):
-    """How fast something grows, an hour; with 99 % between low and high, which are infinite where points are few."""
+    """A growth rate per hour, with the 99 % interval from low to high, infinite if there are too few points."""
 
     each_hour: float
     low: float
@@ -32,10 +32,13 @@ class Slope(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one series. first, last: medians of the first and the last tenth of all points.
+    """The verdict on one series.
 
-    span: of the longest life, in hours. proven: that it has grown by so much in a life as long as that is as good as
-    sure. limit: more is a leak.
+    Attributes:
+        first: The median of the first tenth of all points; `last` of the last tenth.
+        span: The longest life, in hours.
+        proven: The growth in a life of that length that is proven with 99 %.
+        limit: The largest growth that is no leak.
     """
 
     name: str
@@ -50,14 +53,14 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flat(self) -> bool:
-        """Whether it keeps the limit."""
+        """Whether the growth stays within the limit."""
         return self.proven <= self.limit
 
 
 def thinned(points: Iterable[Point], every: float, skip: float) -> list[Point]:
-    """Medians of pieces of time, so that neighbours are not the same moment told twice; without how lives begin.
+    """Returns medians of time slices, so that neighbouring points are independent, without the start of each life.
 
-    every, skip: seconds.
+    `every` is the length of a slice, `skip` that of a start, both in seconds.
     """
     kept = []
     for life, its in groupby(points, lambda point: point.life):
@@ -72,7 +75,7 @@ def thinned(points: Iterable[Point], every: float, skip: float) -> list[Point]:
 
 
 def slope_of(points: Iterable[Point]) -> Slope:
-    """The median of the slopes of all pairs within a life; its interval is Sen's, with Kendall's variances added up."""
+    """Returns the median slope of all pairs within a life, with Sen's interval from the sum of Kendall's variances."""
     slopes, variance, count = [], 0.0, 0
     for its in _lives(points).values():
         at, values = (np.array([getattr(point, name) for point in its]) for name in ("at", "value"))
@@ -85,7 +88,7 @@ def slope_of(points: Iterable[Point]) -> Slope:
 
 
 def judged(name: str, unit: str, points: Sequence[Point], limit: float) -> Growth:
-    """limit: by how much it may grow in the longest life, in the unit."""
+    """Returns the verdict on a series. `limit` is the growth allowed in the longest life, in the series' unit."""
     slope = slope_of(points)
     span = max((its[-1].at - its[0].at for its in _lives(points).values()), default=0.0) / _HOUR_S
     values = [point.value for point in points] or [math.nan]
@@ -111,7 +114,7 @@ def _lives(points: Iterable[Point]) -> Mapping[int, list[Point]]:
 
 
 def _with_interval(slopes: np.ndarray, width: float, points: int) -> Slope:
-    """slopes: in order."""
+    """Returns the median slope with its interval; `slopes` are sorted."""
     if not len(slopes):
         return Slope(0.0, -math.inf, math.inf, points)
     low, high = round((len(slopes) - width) / 2), round((len(slopes) + width) / 2)

@@ -1,4 +1,4 @@
-"""Whether calls took longer at the end than at the beginning; fixed work beside them tells how the machine did."""
+"""Tests whether calls took longer at the end than at the beginning, relative to a fixed reference work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BETWEEN: Final = (0.5, 99.5)
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Of the end over the beginning: medians over windows; with 99 % it is between low and high."""
+    """The ratio of the end to the beginning, from medians over windows, with its 99 % interval from low to high."""
 
     value: float
     low: float
@@ -26,7 +26,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """The first and the last of them, each with what was timed in it: counts of calls, and of the fixed work beside."""
+    """The first and the last windows, each with the counts of calls and of the reference work."""
 
     first: Sequence[Counts]
     last: Sequence[Counts]
@@ -35,10 +35,15 @@ class Windows(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantile of one kind of call. first, last: seconds, medians over windows; calls: timed in both parts.
+    """The comparison of one quantile of one kind of call.
 
-    ratio: of the calls themselves. machine: of the fixed work. beside: of the calls in units of the fixed work of the
-    same window, which is what tells a slower cache from a slower machine.
+    Attributes:
+        first: The median over the first windows in seconds; `last` over the last ones.
+        calls: The number of calls timed in both parts.
+        ratio: The ratio of the calls.
+        machine: The ratio of the reference work.
+        beside: The ratio of the calls in units of the reference work of the same window, which distinguishes a slower
+            cache from a slower machine.
     """
 
     call: str
@@ -52,12 +57,12 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equal(self) -> bool:
-        """Slower is what is so by the clock and beside the fixed work, both by more than the margin, with 99 %."""
+        """Whether it is not slower by more than the margin, both by the clock and relative to the reference work."""
         return not min(self.ratio.low, self.beside.low) > MARGIN
 
 
 def drift(call: str, share: float, windows: Windows, seed: int = 0) -> Drift:
-    """Windows are drawn anew with replacement, each with its control, to see how far chance goes."""
+    """Returns the comparison, with intervals from bootstrap samples of the windows, each with its reference work."""
     first, last = (_logs(part, share) for part in (windows.first, windows.last))
     first_control, last_control = (_logs(part, share) for part in (windows.first_control, windows.last_control))
     rng = np.random.default_rng(seed)
@@ -78,7 +83,7 @@ def _logs(windows: Sequence[Counts], share: float) -> np.ndarray:
 
 
 def _ratio(first: np.ndarray, last: np.ndarray, rng: np.random.Generator) -> Ratio:
-    """first, last: logarithms, one a window."""
+    """Returns the ratio of logarithms, one a window."""
     drawn = _medians(last, rng) - _medians(first, rng)
     low, high = np.exp(np.percentile(drawn, _BETWEEN))
     return Ratio(math.exp(float(np.median(last) - np.median(first))), float(low), float(high))

@@ -1,4 +1,4 @@
-"""A soak as it happens: it gets warm, it is measured while somebody dies every few seconds, it ends as a storm does."""
+"""Runs a soak: a warm-up, the measurement with deaths every few seconds, and the final audit of a chaos round."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Progress: TypeAlias = Callable[[Tally], None]
 _TICK_S: Final = 0.01
 _SAMPLE_S: Final = 0.1
 _GRACE_S: Final = 3.0
-_JUDGES_S: Final = 900.0  # they are as nice as can be
+_JUDGES_S: Final = 900.0  # judges run at the lowest priority
 _JUDGES_NICE: Final = 10
 _HANG_EVERY_S: Final = 20.0
 _HANG_S: Final = 1.0
 
 
 class Soak:
-    """As a context manager it leaves no process and no shared memory behind.
+    """A soak. As a context manager it leaves no process and no shared memory behind.
 
-    kept: chapters of journals in which a promise was broken. warm: whether the disk was full when measuring began.
+    `warm` tells whether the disk was full when the measurement began.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -66,7 +66,7 @@ class Soak:
         self._hanging: tuple[int, float] = (0, 0.0)
 
     def run(self, progress: Progress) -> None:
-        """All of it; what happened is in `tally` and `shelf`. progress is told often how far it is."""
+        """Runs the soak; its results are in `tally` and `shelf`. `progress` is called often with the counts so far."""
         began = time.monotonic()
         try:
             self._live(progress)
@@ -80,12 +80,12 @@ class Soak:
 
     @property
     def kept(self) -> list[Path]:
-        """Folders, while the context lasts."""
+        """The folders of chapters with a broken promise, valid within the context."""
         numbers = range(self._chapters.number + 1) if self.tally.violations else ()
         return [path for path in map(self._chapters.path, numbers) if path.exists()]
 
     def _live(self, progress: Progress) -> None:
-        """Raises RuntimeError where something can not even be looked at, as it does not get on."""
+        """Runs all stages. Raises RuntimeError if a stage hangs, so that the cache cannot be audited."""
         self._all.daemon.light()
         await_daemon(self._all.daemon, self._all.family)
         await_disk(self._all.daemon)
@@ -117,7 +117,7 @@ class Soak:
         return fates
 
     def _warm_up(self, fates: Fates, progress: Progress) -> None:
-        """Until the disk is full, so that from then on nothing has a reason to grow; not for ever."""
+        """Waits until the disk is full, so that nothing has a reason to grow later, or until the warm-up is over."""
         ends = time.monotonic() + self.plan.warm
         self._pass_time(fates, progress, lambda now: now >= ends or self._is_full())
         self.warm = self._is_full()
@@ -184,7 +184,7 @@ class Soak:
         )
 
     def _hang_worker(self) -> None:
-        """As a disk that hangs."""
+        """Stops the disk worker, which looks like a disk that hangs."""
         pid = self._all.daemon.worker()
         if pid and not self._hanging[0]:
             with contextlib.suppress(ProcessLookupError):
@@ -200,7 +200,7 @@ class Soak:
                 os.kill(pid, signal.SIGCONT)
 
     def _turn_pages(self, now: float) -> None:
-        """A new chapter now and then; the last one is judged beside, when its last line is written."""
+        """Opens a new chapter now and then, and has the last one judged after its last line was written."""
         if now >= self._turned + self.plan.chapter and self._next_to_judge == self._chapters.number:
             self._chapters.turn()
             self._turned, self._gone_at_turn = now, self._leaving.pages
@@ -219,11 +219,11 @@ class Soak:
         return self._place / "chapter-verdict"
 
     def _hear_judge(self) -> None:
-        """Raises RuntimeError where a judge has failed."""
+        """Takes the verdict of a judge that has ended. Raises RuntimeError if it failed."""
         if self._judge is None or self._judge.lives:
             return
         if self._judge.code != 0:
-            raise RuntimeError(f"a chapter can not be judged: {self._all.family.last_words(self._judge)}")
+            raise RuntimeError(f"a chapter cannot be judged: {self._all.family.last_words(self._judge)}")
         verdict = msgspec.json.decode(self._verdict.read_bytes(), type=Verdict)
         self.tally.told.update(verdict.told)
         self.tally.violations += verdict.violations
@@ -231,7 +231,7 @@ class Soak:
         self._next_to_judge += 1
 
     def _finish(self) -> None:
-        """What is left of the journals is judged as a round of a storm is, with all audits."""
+        """Judges the rest of the journals as those of a chaos round, with all audits."""
         self._judge_all()
         journals = self._chapters.path(self._chapters.number)
         family, daemon = self._all.family, self._all.daemon
@@ -244,11 +244,11 @@ class Soak:
         self.tally.violations += [*verdict.violations, *ending.stop()]
 
     def _judge_all(self) -> None:
-        """But the last chapter, which is told by the one before it which pages were begun."""
+        """Judges all chapters but the last, which gets the list of begun pages from the one before."""
         ends = time.monotonic() + _JUDGES_S
         while self._next_to_judge < self._chapters.number:
             if time.monotonic() > ends:
-                raise RuntimeError(f"a chapter can not be judged within {_JUDGES_S:.0f} s")
+                raise RuntimeError(f"a chapter cannot be judged within {_JUDGES_S:.0f} s")
             self._all.tend(time.monotonic())
             self._turn_pages(self._turned + _GRACE_S)
             time.sleep(_TICK_S)

@@ -1,1 +1,1 @@
-"""What a host does to a whole company at once: a daemon, its disk worker, and engines in processes of their own."""
+"""Events that affect all processes of a host at once: a daemon, its disk worker and separate engine processes."""

@@ -1,6 +1,6 @@
-/* clock.c - shifts the realtime clock of a process by what a file says: the first 8 bytes are nanoseconds, signed.
+/* clock.c - shifts the realtime clock of a process by the first 8 bytes of a file: nanoseconds, signed.
  *
- * Preloaded; $PT_CLOCK names the file. CLOCK_MONOTONIC stays as it is. */
+ * It is preloaded; $PT_CLOCK names the file. CLOCK_MONOTONIC is not changed. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>

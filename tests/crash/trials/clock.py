@@ -1,4 +1,4 @@
-"""A realtime clock that jumps when a test says so, for processes that are started with its variables."""
+"""A realtime clock that jumps on a test's command, for processes that are started with its variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from disk_faults.preload import library
 
 
 class Clock:
-    """Its shift lies in a file, which all processes that have it map."""
+    """The clock. Its shift is in a file that all processes with this clock map."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -18,16 +18,16 @@ class Clock:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Of the environment of a process that is to have it."""
+        """Returns the environment variables of a process with this clock."""
         return {"LD_PRELOAD": str(library(Path(__file__).with_name("clock.c"))), "PT_CLOCK": str(self._file)}
 
     @property
     def before(self) -> list[str]:
-        """A command that runs another one with it."""
+        """Returns a command prefix that runs another command with this clock."""
         return ["env", *(f"{name}={value}" for name, value in self.variables.items())]
 
     def jump(self, seconds: float) -> None:
-        """From now on it shows the host's clock and so many seconds more."""
+        """Shifts the clock: from now on it shows the host's time plus `seconds`."""
         shift = struct.pack("<q", int(seconds * 1e9))
         if not self._file.exists():
             self._file.write_bytes(shift)

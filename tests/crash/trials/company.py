@@ -1,4 +1,4 @@
-"""Engines beside a daemon, and what each of them was served."""
+"""Runs engines beside a daemon, and reads how each of them was served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORKS_S: Final = 60.0
 
 
 class Member:
-    """One engine. before: a command that runs it."""
+    """One engine. `before` is the prefix of its command."""
 
     def __init__(self, daemon: RunningDaemon, seed: int, before: Sequence[str], variables: Mapping[str, str]) -> None:
         self.told = Path(daemon.folder.name) / f"engine-{seed}"
@@ -32,25 +32,25 @@ class Member:
 
     @property
     def served(self) -> Served:
-        """Until now."""
+        """The service that it got so far."""
         for line in reversed(self.told.read_bytes().splitlines(keepends=True)):
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(line, type=Served)
         return Served()
 
     def wait_for(self, rounds: int, seconds: float = _WORKS_S) -> bool:
-        """Until it has done so many more rounds."""
+        """Waits until it has done this many more rounds; returns False after the timeout."""
         wanted = self.served.rounds + rounds
         return eventually(lambda: self.served.rounds >= wanted, seconds)
 
     def bury(self) -> int:
-        """Waits until something has ended it; its exit code."""
+        """Waits until the engine was killed, and returns its exit code."""
         code = self.process.wait(_WORKS_S)
         self.end()
         return code
 
     def end(self) -> None:
-        """Kills it, if it lives."""
+        """Kills the engine if it still runs."""
         self.process.kill()
         self.process.wait()
         if self.process.stdin is not None:
@@ -58,7 +58,7 @@ class Member:
                 self.process.stdin.close()
 
     def leave(self) -> Served:
-        """Has it end by itself; raises AssertionError if it did not end well."""
+        """Ends the engine regularly and returns how it was served. Raises AssertionError if it failed."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(_WORKS_S) == 0, self.told.read_text()
@@ -66,7 +66,7 @@ class Member:
 
 
 class Company:
-    """As a context manager it leaves no engine behind."""
+    """Some engines beside a daemon. As a context manager it leaves no engine behind."""
 
     def __init__(self, daemon: RunningDaemon, variables: Mapping[str, str] | None = None) -> None:
         self._daemon = daemon
@@ -80,12 +80,12 @@ class Company:
         return self.members[-1]
 
     def work(self, rounds: int = 20) -> None:
-        """Waits until each engine has done so many more rounds."""
+        """Waits until each engine has done this many more rounds."""
         for member in self.members:
             assert member.wait_for(rounds), f"{member.told.read_text()[-2000:]}\n{self._daemon.log.read_text()}"
 
     def leave(self) -> list[Served]:
-        """Has all end; what they were served."""
+        """Ends all engines and returns how each was served."""
         return [member.leave() for member in self.members]
 
     def __enter__(self) -> Self:

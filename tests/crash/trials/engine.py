@@ -1,6 +1,6 @@
 """An engine that stores prompts and loads them again: `python -m trials.engine SOCKET SEED`, until its input ends.
 
-It writes a line of JSON after each request, so that what it has done outlives it.
+It writes a line of JSON after each request, which outlives it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _REST_S: Final = 0.005
 
 
 class Served(msgspec.Struct):
-    """What it was given so far.
+    """The service that it got so far.
 
-    missed: pages that it had been told are stored, and that were neither in memory nor on disk. wrong: pages with
-    other bytes. worst_s: the longest that one request took.
+    Attributes:
+        missed: Pages that were reported as stored, and were neither in memory nor on disk.
+        wrong: Pages with other bytes.
+        worst_s: The longest request, in seconds.
     """
 
     rounds: int = 0
@@ -44,7 +46,7 @@ class Served(msgspec.Struct):
 
 
 class Engine:
-    """It asks for prompts in an order that follows from the seed."""
+    """An engine whose sequence of prompts follows from the seed."""
 
     def __init__(self, socket: Path, seed: int) -> None:
         self.served = Served()
@@ -54,7 +56,7 @@ class Engine:
         self._stored: set[bytes] = set()
 
     def request(self) -> None:
-        """One prompt: what is cached is loaded, what is not is stored."""
+        """Serves one prompt: loads the cached pages and stores the others."""
         began = time.monotonic()
         number = self._chance.randrange(PROMPTS)
         keys = namespace(salt=f"{self._seed} {number}").keys(range(16 * PAGES))
@@ -64,7 +66,7 @@ class Engine:
         self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
 
     def close(self) -> None:
-        """Says goodbye."""
+        """Detaches."""
         self._client.close()
 
     def _look(self, keys: Keys) -> None:
@@ -86,7 +88,7 @@ class Engine:
 
 
 def main() -> None:
-    """Works until standard input ends."""
+    """Runs until standard input ends."""
     engine = Engine(Path(sys.argv[1]), int(sys.argv[2]))
     while not select.select([sys.stdin], [], [], _REST_S)[0]:
         engine.request()

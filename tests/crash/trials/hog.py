@@ -1,4 +1,4 @@
-"""Takes memory until its control group has none left: `python -m trials.hog`, killed when something else was."""
+"""Allocates memory until its control group has none left: `python -m trials.hog`, killed after the test's victim."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PIECE = 1 << 20
 
 
 def main() -> None:
-    """Never ends by itself."""
+    """Runs until it is killed."""
     taken = []
     while True:
         taken.append(b"x" * _PIECE)
