@@ -23,7 +23,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 @pytest.mark.parametrize("act", ["reserves", "pins", "gives_up"])
-def test_who_keeps_to_the_calls_has_his_share_and_no_more(daemon: RunningDaemon, act: str) -> None:
+def test_an_engine_that_uses_only_the_api_gets_its_share_at_most(daemon: RunningDaemon, act: str) -> None:
     with Honest(daemon.socket, FRAME) as honest, harm("hostile_engines", act, daemon.socket):
         assert honest.wait_for(ROUNDS), honest.served
         (hostile,) = (slot for slot in daemon.slots() if slot["name"] == "hostile")
@@ -39,7 +39,7 @@ def test_who_keeps_to_the_calls_has_his_share_and_no_more(daemon: RunningDaemon,
         assert daemon.log.read_text().count("event=pins_bounded") == 1
 
 
-def test_who_holds_every_page_by_himself_is_named(daemon: RunningDaemon) -> None:
+def test_an_engine_that_pins_every_page_is_named_in_the_log(daemon: RunningDaemon) -> None:
     """An engine's stores are rejected in time while its loads work. The attacker's death releases all pages."""
     keys = namespace(salt="full").keys(range(16 * HELD))
     with daemon.client() as client:
@@ -57,7 +57,7 @@ def test_who_holds_every_page_by_himself_is_named(daemon: RunningDaemon) -> None
         assert client.store(namespace(salt="again").keys(range(16 * MORE)), [bytes(FRAME)] * MORE).stored == MORE
 
 
-def test_who_writes_to_lock_words_costs_pages_and_nothing_else(daemon: RunningDaemon) -> None:
+def test_an_engine_that_scribbles_on_lock_words_costs_only_pages(daemon: RunningDaemon) -> None:
     """The daemon survives; pins in the names of other slots end with the attacker; the next daemon is sound.
 
     A page may be lost, or be found before it is complete: this test does not check that.

@@ -62,16 +62,16 @@ def _pid(daemon: RunningDaemon) -> int:
     return daemon.process.pid
 
 
-def test_nonsense(daemon: RunningDaemon) -> None:
+def test_garbage_does_not_delay_an_engine(daemon: RunningDaemon) -> None:
     expect_served(daemon, "garbage", "half", "huge", "rights")
 
 
-def test_connections_without_end(daemon: RunningDaemon) -> None:
+def test_endless_connections_do_not_delay_an_engine(daemon: RunningDaemon) -> None:
     """Connections of one user may wait for each other, so the honest engine attaches first."""
     expect_served(daemon, "silent", "turned_away")
 
 
-def test_ten_thousand_connections_to_a_daemon_with_few_descriptors() -> None:
+def test_ten_thousand_connections_do_not_exhaust_few_descriptors() -> None:
     """An attached engine is served all the time, a later one attaches, and nothing stays open."""
     with RunningDaemon(str(FRAMES * FRAME), str(FRAME), before=["prlimit", f"--nofile={FEW}"]) as daemon:
         with Honest(daemon.socket, FRAME) as honest, Sampled(_pid(daemon)) as sampled, ExitStack() as stack:
@@ -89,32 +89,32 @@ def test_ten_thousand_connections_to_a_daemon_with_few_descriptors() -> None:
         assert eventually(lambda: Sampled(_pid(daemon)).first.descriptors <= sampled.first.descriptors, 20)
 
 
-def test_greetings_that_never_end(daemon: RunningDaemon) -> None:
+def test_incomplete_greetings_do_not_delay_an_engine(daemon: RunningDaemon) -> None:
     expect_served(daemon, "hoarding")
 
 
-def test_requests_that_never_end(daemon: RunningDaemon) -> None:
+def test_incomplete_requests_do_not_delay_an_engine(daemon: RunningDaemon) -> None:
     expect_served(daemon, "stuffing")
 
 
-def test_requests_without_end(daemon: RunningDaemon) -> None:
+def test_endless_requests_do_not_delay_an_engine(daemon: RunningDaemon) -> None:
     expect_served(daemon, "asking", "watching")
 
 
-def test_walks_through_a_large_index() -> None:
+def test_requests_that_walk_a_large_index_do_not_delay_an_engine() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--index-entries", "1000000") as daemon:
         expect_served(daemon, "saving")
 
 
 @as_root
-def test_who_may_not_attach_can_do_less(daemon: RunningDaemon) -> None:
+def test_a_user_that_may_not_attach_cannot_delay_an_engine(daemon: RunningDaemon) -> None:
     expect_served(daemon, "garbage", "silent", "hoarding", "turned_away", user=NOBODY)
     with daemon.client(), harm("bad_peers", "silent", daemon.socket, NOBODY), daemon.client() as late:
         assert late.attached, "the silence of another user must not delay an engine"
 
 
 @as_root
-def test_who_may_only_watch_leaves_room_for_an_engine() -> None:
+def test_observers_leave_connections_for_an_engine() -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
         Path(daemon.folder.name).chmod(0o755)
         with ExitStack() as stack:

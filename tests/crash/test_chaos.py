@@ -78,7 +78,7 @@ def found_in(done: Done, folder: Path) -> set[Kind]:
     return {violation.kind for violation in report.violations}
 
 
-def test_nothing_is_lost_when_anything_dies_at_random(tmp_path: Path) -> None:
+def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
     done = storm(tmp_path, "--minutes", "0", "--round", str(ROUND_S), *UNTIL_ENOUGH)
     assert done.returncode == 0, done.stderr
     report = report_in(tmp_path)
@@ -95,7 +95,7 @@ def test_nothing_is_lost_when_anything_dies_at_random(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "kind"), [(HALF_WRITTEN, Kind.BYTES), (COLD_START, Kind.LOST)], ids=["half", "cold"]
 )
-def test_what_lies_or_forgets_is_found(tmp_path: Path, broken: str, kind: Kind) -> None:
+def test_ranks_and_daemons_with_bugs_are_found(tmp_path: Path, broken: str, kind: Kind) -> None:
     done = storm(tmp_path, *UNTIL_FOUND, broken=broken)
     assert kind in found_in(done, tmp_path)
 
@@ -109,6 +109,6 @@ def test_a_disk_that_is_lost_with_its_worker_is_found(tmp_path: Path) -> None:
     ("name", "kind"),
     [("stress/abandoned-page-published", Kind.BYTES), ("crash/pins-of-the-dead-stay", Kind.INTEGRITY)],
 )
-def test_a_mistake_in_the_core_is_found(tmp_path: Path, name: str, kind: Kind) -> None:
+def test_a_bug_in_the_core_is_found(tmp_path: Path, name: str, kind: Kind) -> None:
     done = storm(tmp_path / "report", *UNTIL_FOUND, core=mutant(name, tmp_path / "core"))
     assert kind in found_in(done, tmp_path / "report")

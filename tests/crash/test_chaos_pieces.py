@@ -31,7 +31,7 @@ def family(tmp_path: Path) -> Iterator[Family]:
     alone.end()
 
 
-def test_ends_are_told_apart(family: Family) -> None:
+def test_the_ends_of_children_are_distinguished(family: Family) -> None:
     def fail() -> None:
         raise ValueError("for a reason")
 
@@ -46,12 +46,12 @@ def test_ends_are_told_apart(family: Family) -> None:
     assert "for a reason" in family.last_words(bad)
 
 
-def test_who_does_not_end_in_time_is_killed(family: Family) -> None:
+def test_a_child_that_does_not_end_in_time_is_killed(family: Family) -> None:
     child = family.fork("asleep", signal.pause)
     assert family.wait(child, 0.05) == [child] and child.killed
 
 
-def test_a_slot_that_does_not_come_back_in_time_is_a_violation() -> None:
+def test_a_slot_that_is_not_free_in_time_is_a_violation() -> None:
     mourning = Mourning(SCENES[0].late)
     mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
@@ -65,7 +65,7 @@ def test_a_slot_that_does_not_come_back_in_time_is_a_violation() -> None:
     assert mourning.returned == [5.25, 1.0]
 
 
-def test_a_stopped_daemon_s_clock_stands_and_does_not_begin_anew() -> None:
+def test_the_clock_stands_while_the_daemon_is_stopped() -> None:
     mourning = Mourning(SCENES[0].late)
     mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
@@ -80,7 +80,7 @@ def test_a_stopped_daemon_s_clock_stands_and_does_not_begin_anew() -> None:
     assert [found.kind for found in mourning.violations] == [Kind.LATE]
 
 
-def test_of_a_daemon_s_life_all_deaths_are_measured_or_none() -> None:
+def test_only_deaths_in_long_lives_of_daemons_are_measured() -> None:
     mourning = Mourning(SCENES[0].late)
     for life, lasts in enumerate((0.5, 2.0)):
         began = 10.0 * life
@@ -93,7 +93,7 @@ def test_of_a_daemon_s_life_all_deaths_are_measured_or_none() -> None:
     assert mourning.returned == [0.25]
 
 
-def test_who_outlasts_a_daemon_s_life_waits_for_the_next_one_anew() -> None:
+def test_a_slot_that_outlasts_a_daemon_is_measured_again_with_the_next() -> None:
     mourning = Mourning(SCENES[0].late)
     mourning.look(1, set(), 10.0)
     mourning.died(7, 10.0)
@@ -124,7 +124,7 @@ class Counters:
             self.numbers[name] += pages
 
 
-def test_what_leaves_memory_is_gone_only_where_no_disk_was_open() -> None:
+def test_evicted_pages_count_as_lost_only_while_no_disk_is_open() -> None:
     counters = Counters()
     leaving = Leaving(counters)
     counters.happens(worker=0, frames=0, evicted=3)
@@ -140,7 +140,7 @@ def test_what_leaves_memory_is_gone_only_where_no_disk_was_open() -> None:
     assert leaving.pages == 1036
 
 
-def test_storms_sweep_what_dead_storms_left_and_nothing_else(tmp_path: Path, family: Family) -> None:
+def test_a_run_removes_only_the_remains_of_dead_runs(tmp_path: Path, family: Family) -> None:
     gone = family.fork("gone", lambda: None)
     family.wait(gone)
     for name in (f"pagetier-storm-{gone.pid}-a.index", f"pagetier-storm-{os.getpid()}-a.index", "pagetier-storm-x"):
@@ -167,16 +167,16 @@ def ended(daemon: StormDaemon, family: Family, *codes: int) -> list[bool]:
     return [daemon.ended_well(child) for child in children]
 
 
-def test_a_daemon_s_end_is_well_where_it_was_refused_beside_another_one(daemon: StormDaemon, family: Family) -> None:
+def test_a_daemon_may_end_if_it_is_rejected_beside_another(daemon: StormDaemon, family: Family) -> None:
     assert ended(daemon, family, Exit.REFUSED, Exit.OK) == [True, False]
 
 
-def test_a_daemon_that_ends_by_itself_or_is_refused_alone_is_not_well(daemon: StormDaemon, family: Family) -> None:
+def test_a_daemon_may_not_end_by_itself_or_be_rejected_alone(daemon: StormDaemon, family: Family) -> None:
     assert ended(daemon, family, Exit.REFUSED) == [False]
     assert ended(daemon, family, Exit.OK) == [False]
 
 
-def test_two_daemons_that_are_both_refused_are_not_well(daemon: StormDaemon, family: Family) -> None:
+def test_two_daemons_may_not_both_be_rejected(daemon: StormDaemon, family: Family) -> None:
     assert ended(daemon, family, Exit.REFUSED, Exit.REFUSED) == [False, False]
 
 
@@ -190,13 +190,13 @@ def test_two_daemons_that_are_both_refused_are_not_well(daemon: StormDaemon, fam
         ("level=error name=pagetierd event=refused msg=x", False),
     ],
 )
-def test_what_a_daemon_should_not_write_is_a_complaint(daemon: StormDaemon, line: str, bad: bool) -> None:
+def test_unexpected_log_lines_are_complaints(daemon: StormDaemon, line: str, bad: bool) -> None:
     daemon.note(Child(1 << 30, "daemon", 0))
     (Path(daemon.folder.name) / "log-0").write_text(line + "\n")
     assert daemon.complaints() == [line] * bad
 
 
-def test_a_storm_goes_on_until_enough_has_happened() -> None:
+def test_a_run_continues_until_the_required_counts_are_reached() -> None:
     tally = Tally()
     enough = Enough(engine_deaths=2, daemon_deaths=1, disk_reads=3)
     tally.deaths.update({"rank": 2, "daemon": 1})
@@ -205,7 +205,7 @@ def test_a_storm_goes_on_until_enough_has_happened() -> None:
     assert enough.seen_in(tally) and Enough().seen_in(Tally())
 
 
-def test_moments_come_as_often_as_they_should_and_never_where_there_are_none() -> None:
+def test_a_schedule_keeps_its_mean_intervals() -> None:
     often: list[int] = []
     never: list[int] = []
     fates = Fates(random.Random(1), 0.0)
@@ -216,7 +216,7 @@ def test_moments_come_as_often_as_they_should_and_never_where_there_are_none() -
     assert 850 < len(often) < 1150 and not never
 
 
-def test_prompts_share_beginnings_and_come_up_in_turn() -> None:
+def test_prompts_share_prefixes_and_progress_with_the_run() -> None:
     one, other = chain_of(17), chain_of(18)
     assert one.keys[:3] == other.keys[:3] and one.keys[3] != other.keys[3]
     rng = random.Random(1)
@@ -224,7 +224,7 @@ def test_prompts_share_beginnings_and_come_up_in_turn() -> None:
     assert max(early) <= 150 < max(late)
 
 
-def test_a_report_says_what_was_broken() -> None:
+def test_a_report_lists_broken_promises() -> None:
     tally = Tally(rounds=1, violations=[Violation(Kind.LOST, "for a reason", b"k" * 32)])
     tally.deaths.update({"engine": 2, "rank": 3, "daemon": 4, "engine, by itself": 5})
     tally.pages.update({"evicted": 77})

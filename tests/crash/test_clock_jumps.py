@@ -60,7 +60,7 @@ def notices(daemon: RunningDaemon, jump: float) -> bool:
     )
 
 
-def test_nothing_waits_expires_or_is_lost(daemon: RunningDaemon, clock: Clock) -> None:
+def test_a_clock_jump_delays_expires_and_loses_nothing(daemon: RunningDaemon, clock: Clock) -> None:
     worker = worker_of(daemon)
     with Company(daemon, clock.variables) as company, daemon.client() as client:
         reservation = client.reserve(namespace(salt="slow").keys(range(16)), PAGE)

@@ -43,7 +43,7 @@ ENDS: dict[str, Callable[[RunningDaemon], object]] = {"nothing": RunningDaemon.s
 
 
 @pytest.mark.parametrize("left", ENDS)
-def test_of_daemons_that_start_at_once_one_serves(daemon: RunningDaemon, left: str) -> None:
+def test_only_one_of_several_daemons_that_start_at_once_serves(daemon: RunningDaemon, left: str) -> None:
     with daemon.client() as client:
         for life in range(3):
             assert store(client, prompt(life)).stored == 8
@@ -71,7 +71,7 @@ def write_format(daemon: RunningDaemon, number: int) -> int:
     return int(before)
 
 
-def test_an_upgrade_to_another_format_is_refused_and_costs_stores_alone(daemon: RunningDaemon) -> None:
+def test_an_upgrade_to_another_format_is_rejected_and_loses_no_page(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         assert store(client, prompt(0)).stored == 8
         daemon.kill()
@@ -85,7 +85,7 @@ def test_an_upgrade_to_another_format_is_refused_and_costs_stores_alone(daemon: 
         assert [found(client, prompt(number)) for number in range(2)] == [8, 8], "the rejected upgrade lost no page"
 
 
-def test_an_upgrade_to_another_format_is_cold_where_that_is_asked_for(daemon: RunningDaemon) -> None:
+def test_an_upgrade_to_another_format_with_fresh_starts_empty(daemon: RunningDaemon) -> None:
     """Attached engines change to the new segments; the pages of the old ones are no longer found."""
     with daemon.client() as client, daemon.client() as sleeper:
         assert store(client, prompt(0)).stored == 8

@@ -46,7 +46,7 @@ def tried(count: int, *more: str, seed: int | None = None) -> Tally:
     return msgspec.json.decode(done.stdout, type=Tally)
 
 
-def test_exact_bytes_or_a_miss_and_it_goes_on() -> None:
+def test_a_damaged_tier_serves_exact_bytes_or_misses_and_still_works() -> None:
     tally = tried(DAMAGES)
     assert tally.violations == []
     assert tally.count == DAMAGES
@@ -55,12 +55,12 @@ def test_exact_bytes_or_a_miss_and_it_goes_on() -> None:
     assert tally.damaged > 0
 
 
-def test_a_transaction_that_met_damage_without_a_word_ends_the_worker() -> None:
+def test_a_transaction_that_fails_from_unreported_damage_ends_the_worker() -> None:
     """Found once: the record of a database was noise, and LMDB reported for ever only that the transaction is bad."""
     assert tried(56, seed=1957511788).violations == []
 
 
-def test_a_tier_that_compares_nothing_is_found() -> None:
+def test_a_tier_that_verifies_no_checksum_is_found() -> None:
     assert tried(400, "--mistake", "verifies no checksum", "--violations", "1", seed=1).violations
 
 
@@ -104,7 +104,7 @@ def spoil_headers(file: Path, spoil: Callable[[records.Header], records.Header])
 
 
 @pytest.mark.parametrize("size", [0, 1 << 40, (1 << 64) - 1])
-def test_a_page_whose_size_makes_no_sense_is_not_told(tmp_path: Path, size: int) -> None:
+def test_a_page_with_an_invalid_size_is_not_reported(tmp_path: Path, size: int) -> None:
     """A daemon rejects a worker that reports such a page and starts another, for ever, as that one reports it, too."""
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, size=size)) >= 3
     tier = small_tier(tmp_path, environments=1)
@@ -114,7 +114,7 @@ def test_a_page_whose_size_makes_no_sense_is_not_told(tmp_path: Path, size: int)
     tier.close()
 
 
-def test_frames_that_the_file_does_not_have_are_not_looked_for(tmp_path: Path) -> None:
+def test_frames_beyond_the_end_of_the_file_are_not_read(tmp_path: Path) -> None:
     """Dropping such a page would have requested four billion frames from the disk."""
     far = (records.FrameRun(2, (1 << 32) - 1),)
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, runs=far)) >= 3
@@ -129,7 +129,7 @@ def test_frames_that_the_file_does_not_have_are_not_looked_for(tmp_path: Path) -
     smaller.close()
 
 
-def test_a_namespace_that_makes_no_sense_is_not_told(tmp_path: Path) -> None:
+def test_an_invalid_namespace_is_not_reported(tmp_path: Path) -> None:
     file = left(tmp_path)
     data = file.read_bytes()
     packed = msgspec.msgpack.encode(PAGES[0].space)
@@ -144,7 +144,7 @@ def test_a_namespace_that_makes_no_sense_is_not_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [1 << 20, 1 << 40, 1 << 52, (1 << 64) - 1])
-def test_a_file_is_not_made_as_long_as_nonsense_says(tmp_path: Path, last: int) -> None:
+def test_a_file_is_not_extended_to_an_invalid_length(tmp_path: Path, last: int) -> None:
     """A meta page holds a nonsense number of the last page: a verification would first extend the file to it."""
     file = left(tmp_path)
     with file.open("r+b") as opened:
@@ -174,7 +174,7 @@ def test_a_tree_of_another_kind_is_not_opened(tmp_path: Path, tree: int, bit: in
     tier.close()
 
 
-def test_a_note_that_can_not_be_understood_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_unreadable_note_is_reported_in_one_line(tmp_path: Path) -> None:
     file = left(tmp_path)
     data = file.read_bytes()
     about = msgspec.msgpack.encode(records.About(records.FORMAT, FRAME, BUILD))
@@ -186,7 +186,7 @@ def test_a_note_that_can_not_be_understood_is_told_in_a_line(tmp_path: Path) -> 
     tier.close()
 
 
-def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
+def test_damage_found_by_a_read_is_verified_by_the_next_worker(tmp_path: Path) -> None:
     """Without it, pages of the other parts could not be read until the next write: a read checks each part."""
     tier = small_tier(tmp_path, environments=2)
     assert all(tier.write([], PAGES).stored)
@@ -207,7 +207,7 @@ def test_damage_that_a_read_meets_is_proven_by_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [Part.FREE_LIST, Part.SMALL])
-def test_a_page_that_says_that_it_is_longer_is_proven(tmp_path: Path, part: Part) -> None:
+def test_a_page_that_claims_to_be_longer_is_verified(tmp_path: Path, part: Part) -> None:
     """Found once: LMDB wrote memory behind the page to the file, and reported an input/output error for ever."""
     file = left(tmp_path)
     data = bytearray(file.read_bytes())
@@ -240,7 +240,7 @@ def life_that_drops(folder: Path, key: bytes) -> str:
             tier.close()
 
 
-def test_what_no_proof_sees_is_begun_anew(tmp_path: Path) -> None:
+def test_damage_that_no_verification_detects_is_rebuilt(tmp_path: Path) -> None:
     """A frame is marked as a database: it is read and verified without an error, but it cannot be dropped."""
     tier = small_tier(tmp_path, environments=2)
     assert all(tier.write([], PAGES).stored)
@@ -270,7 +270,7 @@ def disorder(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_keys_out_of_order_are_not_walked_for_ever(tmp_path: Path) -> None:
+def test_keys_out_of_order_do_not_cause_an_endless_walk(tmp_path: Path) -> None:
     """A tree that leads back to itself has no end: the next worker verifies it."""
     disorder(left(tmp_path))
     tier = small_tier(tmp_path, environments=1)
@@ -282,7 +282,7 @@ def test_keys_out_of_order_are_not_walked_for_ever(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_keys_out_of_order_are_no_end_where_the_cap_is_smaller(tmp_path: Path) -> None:
+def test_keys_out_of_order_are_detected_with_a_smaller_limit(tmp_path: Path) -> None:
     disorder(left(tmp_path))
     tier = small_tier(tmp_path, cap=2 << 20, environments=1)
     assert tier.state().opened == "rebuilt empty: LMDB refuses it (its keys are out of order)"

@@ -49,7 +49,7 @@ def overwrite(file: Path, page: int, content: bytes) -> None:
         opened.write(content)
 
 
-def test_a_leaf_that_kills_its_reader_is_proven_unsound() -> None:
+def test_a_leaf_that_kills_its_reader_fails_the_verification() -> None:
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(PAGES)
         file = daemon.data_files()[0]
@@ -64,7 +64,7 @@ def test_a_leaf_that_kills_its_reader_is_proven_unsound() -> None:
             engine.goes_on(1000)
 
 
-def test_what_goes_on_to_kill_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_that_keeps_killing_workers_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tier passes the verification and still kills its workers: after two deaths the third finds it empty."""
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(8)
@@ -80,7 +80,7 @@ def test_what_goes_on_to_kill_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
             engine.goes_on(1000)
 
 
-def test_why_a_part_is_begun_anew_is_told() -> None:
+def test_the_reason_for_rebuilding_a_part_is_logged() -> None:
     """The first error of a worker is logged, not an error that follows while it closes."""
     with DiskDaemon(FRAMES) as daemon:
         daemon.close_with(8)
@@ -99,7 +99,7 @@ def test_why_a_part_is_begun_anew_is_told() -> None:
             engine.goes_on(1000)
 
 
-def test_a_page_whose_frames_are_not_where_they_were_is_answered() -> None:
+def test_a_page_with_misplaced_frames_gets_a_response() -> None:
     """Dropping the page makes LMDB fail; its request gets a response, and the other pages are read."""
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(2 * FRAMES))
@@ -116,7 +116,7 @@ def test_a_page_whose_frames_are_not_where_they_were_is_answered() -> None:
         engine.goes_on(1000)
 
 
-def test_a_reader_that_stumbles_does_not_end_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_of_a_reader_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(8)
         (tmp_path / "sitecustomize.py").write_text(STUMBLING.format(flag=str(tmp_path / "flag")))
@@ -131,7 +131,7 @@ def test_a_reader_that_stumbles_does_not_end_in_silence(tmp_path: Path, monkeypa
         assert len(daemon.lines("no disk tier: SystemError: a cursor stumbles")) == 1
 
 
-def test_doubt_and_giving_up(tmp_path: Path) -> None:
+def test_a_distrusted_tier_is_verified_and_a_discarded_tier_is_rebuilt(tmp_path: Path) -> None:
     folder = tmp_path / "tier"
     doubt(folder)
     tier = small_tier(folder)

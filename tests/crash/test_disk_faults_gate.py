@@ -55,7 +55,7 @@ def start(gate: Gate, tmp_path: Path) -> Start:
     return launch
 
 
-def test_calls_are_noted_and_pass(gate: Gate, start: Start) -> None:
+def test_calls_are_recorded_and_passed_on(gate: Gate, start: Start) -> None:
     assert start().communicate()[0].split() == ["8", "8", "8", "16", "None"]
     calls = [Call.OPEN, Call.PWRITE, Call.PWRITE, Call.PWRITE, Call.PREAD, Call.FDATASYNC]
     assert gate.noted() == [Noted(call, "data.mdb") for call in calls]
@@ -76,13 +76,13 @@ def test_calls_are_noted_and_pass(gate: Gate, start: Start) -> None:
     ],
     ids=str,
 )
-def test_calls_fail_or_do_half(gate: Gate, start: Start, fault: Fault, said: list[str]) -> None:
+def test_calls_fail_or_are_partial(gate: Gate, start: Start, fault: Fault, said: list[str]) -> None:
     gate.arm(fault)
     assert start().communicate()[0].split() == said
 
 
 @pytest.mark.parametrize(("action", "written"), [(Action.DIE, 8), (Action.TEAR, 12)])
-def test_a_death_before_a_write_and_in_it(
+def test_a_process_dies_before_or_within_a_write(
     gate: Gate, start: Start, tmp_path: Path, action: Action, written: int
 ) -> None:
     gate.arm(Fault(action, WRITES, 2))
@@ -102,7 +102,7 @@ def test_a_call_hangs_until_the_gate_is_opened(gate: Gate, start: Start, tmp_pat
     assert process.communicate()[0].split() == ["8", "8", "8", "16", "None"]
 
 
-def test_every_call_goes_wrong_in_every_way() -> None:
+def test_a_sweep_covers_every_call_and_every_fault() -> None:
     faults = faults_at([Noted(Call.PWRITE, "0/data.mdb"), Noted(Call.FDATASYNC, "0/data.mdb")])
     single = {(fault.action, fault.calls, fault.number, fault.error) for fault in faults if not fault.lasting}
     assert len(single) == 2 * 2 + 2 + 2 + 1 + 1
@@ -115,7 +115,7 @@ def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
         yield made
 
 
-def test_who_judges_finds_what_is_wrong(on: Theatre, tmp_path: Path) -> None:
+def test_the_verdicts_find_broken_promises(on: Theatre, tmp_path: Path) -> None:
     on.gate.watch(tmp_path / "disk")
     with Scene(on.stage.nursery, on.stage.control, tmp_path, WriteBehind.flags(tmp_path)) as scene:
         scene.begin()

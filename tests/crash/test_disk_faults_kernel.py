@@ -51,7 +51,7 @@ def scene(on: Theatre, tmp_path: Path) -> Iterator[Scene]:
         yield made
 
 
-def test_nothing_passes_the_gate_unseen(on: Theatre, scene: Scene, tmp_path: Path) -> None:
+def test_the_gate_covers_every_call_of_the_worker(on: Theatre, scene: Scene, tmp_path: Path) -> None:
     """The sweeps cover all calls of the worker: strace sees no others."""
     scene.begin()
     operation = StoreAndSave(scene)
@@ -82,24 +82,26 @@ def test_nothing_passes_the_gate_unseen(on: Theatre, scene: Scene, tmp_path: Pat
 
 
 @pytest.mark.parametrize("injection", _INJECTED_ALL if EVERYTHING else _INJECTED, ids=str)
-def test_calls_that_the_kernel_is_told_to_fail(scene: Scene, injection: Injection) -> None:
+def test_calls_that_the_kernel_fails_break_no_promise(scene: Scene, injection: Injection) -> None:
     strace_cases.meet(scene, injection)
 
 
-def test_death_at_the_first_write(scene: Scene) -> None:
+def test_death_at_the_first_write_breaks_no_promise(scene: Scene) -> None:
     assert strace_cases.meet(scene, death("pwrite64", 1))
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes minutes: make faults")
 @pytest.mark.parametrize("call", _DEADLY)
-def test_death_at_each_call(scene: Scene, call: str, record_property: Callable[[str, object], None]) -> None:
+def test_death_at_each_call_breaks_no_promise(
+    scene: Scene, call: str, record_property: Callable[[str, object], None]
+) -> None:
     number = deaths(scene, call)
     record_property("deaths", number)
     assert number
 
 
 @pytest.mark.parametrize("change", _CHANGED, ids=str)
-def test_files_that_change_while_they_are_open(on: Theatre, change: Change, tmp_path: Path) -> None:
+def test_changed_files_of_an_open_tier_break_no_promise(on: Theatre, change: Change, tmp_path: Path) -> None:
     with Scene(on.stage.nursery, on.stage.control, tmp_path, OnDisk.flags(tmp_path)) as scene:
         meet(scene, change, tmp_path / "disk")
 
@@ -122,7 +124,7 @@ def state_of(thread: Path) -> str:
         return "gone"
 
 
-def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
+def test_a_file_system_that_hangs_does_not_delay_engines(on: Theatre, tmp_path: Path) -> None:
     """The worker cannot be killed: the daemon serves and stops without delay, the next one serves without a disk."""
     with (
         ext4(tmp_path / "image", tmp_path / "mount") as mount,
@@ -152,7 +154,7 @@ def test_a_file_system_that_hangs(on: Theatre, tmp_path: Path) -> None:
         verdicts.settle(scene, begun)
 
 
-def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> None:
+def test_a_file_system_that_loses_data_is_detected(on: Theatre, tmp_path: Path) -> None:
     """Writes succeed, then the device has no room: only one fdatasync reports it, and the pages are lost."""
     with (
         tmpfs(tmp_path / "device", "40m") as device,
@@ -182,7 +184,7 @@ def test_a_file_system_that_loses_what_it_took(on: Theatre, tmp_path: Path) -> N
 
 
 def sound(data: Path) -> list[str]:
-    """Returns the errors in a data file, as it is on the disk."""
+    """Returns the errors that a data file has on the disk."""
     wrong: list[str] = verify(str(data), subdir=False)  # type: ignore[no-untyped-call]
     return wrong
 

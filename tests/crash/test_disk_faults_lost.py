@@ -89,7 +89,7 @@ def judge(device: Device, folder: Path) -> None:
     tier.close()
 
 
-def test_as_a_tier_is_closed(device: Device, folder: Path) -> None:
+def test_a_sync_that_fails_at_the_close_is_remembered(device: Device, folder: Path) -> None:
     tier = kept(folder)
     device.fill()
     lose(tier)
@@ -98,7 +98,7 @@ def test_as_a_tier_is_closed(device: Device, folder: Path) -> None:
     judge(device, folder)
 
 
-def test_as_a_tier_is_opened_that_a_dead_process_left(device: Device, folder: Path) -> None:
+def test_a_sync_that_fails_at_the_open_after_a_death_is_remembered(device: Device, folder: Path) -> None:
     kept(folder).close()
     device.fill()
 

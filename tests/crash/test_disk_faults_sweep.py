@@ -36,7 +36,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "part"), CASES)
-def test_calls_that_go_wrong(
+def test_disk_calls_that_go_wrong_break_no_promise(
     on: Theatre, kind: type[Operation], part: Part, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Tests the faults of a part.

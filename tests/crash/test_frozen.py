@@ -41,7 +41,7 @@ def frozen(pids: list[int], waking: list[int]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("first", ["daemon", "worker", "engines"])
-def test_all_stand_still_and_go_on(daemon: RunningDaemon, first: str) -> None:
+def test_all_processes_continue_after_a_common_stop(daemon: RunningDaemon, first: str) -> None:
     assert daemon.process is not None
     with Company(daemon) as company:
         for seed in range(3):

@@ -21,7 +21,7 @@ def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("action", Action)
 @pytest.mark.parametrize("kind", OPERATIONS)
-def test_at_every_point(
+def test_a_death_or_stop_at_any_failpoint_breaks_no_promise(
     on: Stage, kind: type[Operation], action: Action, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     swept = sweep(on, kind, action, tmp_path)

@@ -26,7 +26,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("mutant", "kind", "point", "what"), MISTAKES, ids=[one[0].stem for one in MISTAKES])
-def test_mistakes_are_found(mutant: Path, kind: type[Operation], point: str, what: str, tmp_path: Path) -> None:
+def test_a_sweep_finds_bugs_in_the_core(
+    mutant: Path, kind: type[Operation], point: str, what: str, tmp_path: Path
+) -> None:
     with (
         stage(tmp_path, mutant) as on,
         pytest.raises(AssertionError, match=what),

@@ -18,7 +18,7 @@ from pagetier.shm import _core
 _MOST_NS = 500  # about 50 on an idle machine
 
 
-def test_every_point_is_swept() -> None:
+def test_every_failpoint_is_swept() -> None:
     """Fails after a failpoint was added, until `python -m kill_points.failpoint_table` was run in tests/crash.
 
     If no operation crosses the failpoint, one has to be added.
@@ -40,7 +40,7 @@ def _preprocessed(folder: Path) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def test_the_core_with_points_is_the_core_without(tmp_path: Path) -> None:
+def test_a_core_without_failpoints_is_otherwise_the_same(tmp_path: Path) -> None:
     """Compares token by token without `((void)0);`, so that a release is the same as code without failpoints."""
     for path in (ROOT / "shm").rglob("*.[ch]"):
         copy = tmp_path / path.relative_to(ROOT)
@@ -50,11 +50,11 @@ def test_the_core_with_points_is_the_core_without(tmp_path: Path) -> None:
     assert "".join(_preprocessed(ROOT).replace("((void)0);", "").split()) == "".join(_preprocessed(tmp_path).split())
 
 
-def test_the_core_that_is_installed_has_no_points() -> None:
+def test_the_installed_core_has_no_failpoints() -> None:
     assert b"pt_crossed" not in Path(_core.__file__).read_bytes()
 
 
-def test_in_python_a_point_is_nothing() -> None:
+def test_a_failpoint_in_python_costs_next_to_nothing() -> None:
     command = [sys.executable, "-m", "timeit", "-n", "100000", "-s", "from pagetier.shm.failpoints import point"]
     told = subprocess.run([*command, 'point("client.attached")'], check=True, capture_output=True, text=True).stdout
     nanoseconds = float(told.split("best of")[1].split(": ")[1].split()[0])
@@ -66,7 +66,7 @@ def _cross(control: Control, name: str) -> int:
     return subprocess.run([sys.executable, "-c", code], env=environment(control.path), check=False).returncode
 
 
-def test_who_is_meant_dies_at_the_crossing_that_is_meant(tmp_path: Path) -> None:
+def test_a_process_dies_at_the_armed_crossing(tmp_path: Path) -> None:
     with Control(tmp_path / "points") as control:
         assert _cross(control, "some.point") == 0
         assert [(one.name, times) for one, times in control.crossed().items()] == [("some.point", 2)]

@@ -40,7 +40,7 @@ def load(*arguments: str, broken: str = "") -> tuple[int, dict[str, Any], str]:
     return done.returncode, msgspec.json.decode(done.stdout), done.stderr
 
 
-def test_all_slots_store_and_load_and_nobody_is_refused_or_starves() -> None:
+def test_engines_in_all_slots_store_and_load_without_starving() -> None:
     code, told, beside = load("--seconds", str(SECONDS), "--requests", "20", *OTHERS_FIRST)
     assert code == 0 and not told["violations"] and not told["wrongs"], (told, beside)
     assert told["engines"] == SLOTS == len(told["stored"]) and told["refused"] == 0
@@ -50,12 +50,12 @@ def test_all_slots_store_and_load_and_nobody_is_refused_or_starves() -> None:
     assert {latency["call"] for latency in told["latencies"] if latency["p50"]} == {"match", "reserve", "load", "store"}
 
 
-def test_who_is_refused_what_fits_is_found() -> None:
+def test_rejected_stores_that_fit_are_found() -> None:
     code, told, beside = load("--seconds", "1", "--requests", "1", "--engines", "8", *OTHERS_FIRST, broken=REFUSING)
     assert code == 1 and told["refused"] and any("refused" in wrong for wrong in told["wrongs"]), (told, beside)
 
 
-def test_who_starves_is_found() -> None:
+def test_a_starving_engine_is_found() -> None:
     with Load(4, 1, 0) as judge:
         ledger = Ledger(4)
         for seat, pages in enumerate((100, 5, 100, 100)):

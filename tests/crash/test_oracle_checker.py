@@ -29,50 +29,50 @@ def kinds(*records: Record, **more: Any) -> list[Kind]:
 STORED = (told(Told.STORING, 1), told(Told.STORED, 1, 3))
 
 
-def test_a_life_in_which_all_is_kept() -> None:
+def test_a_run_that_keeps_all_promises_has_no_violation() -> None:
     life = (*STORED, told(Told.HIT, 5), told(Told.LOADED, 6), told(Told.MISSED, 7, key=OTHER))
     sample = Sample(at=1, arena=100, shm=200, disk=300)
     assert findings(life, samples=[sample], caps=CAPS, end=WELL, staying={5}) == []
 
 
-def test_other_bytes() -> None:
+def test_wrong_bytes_are_a_violation() -> None:
     (found,) = findings([*STORED, told(Told.WRONG, 5, note="byte 3 is wrong")])
     assert (found.kind, found.key, found.pid) == (Kind.BYTES, PAGE, 1) and "byte 3" in str(found)
 
 
 @pytest.mark.parametrize("sight", [Told.HIT, Told.LOADED, Told.PRESENT])
-def test_a_page_that_nobody_stored(sight: Told) -> None:
+def test_a_hit_on_a_page_that_was_never_stored_is_a_violation(sight: Told) -> None:
     assert kinds(told(sight, 5)) == [Kind.NOWHERE]
     assert kinds(told(Told.STORING, 1, key=OTHER), told(sight, 5)) == [Kind.NOWHERE]
     assert kinds(told(Told.STORING, 1), told(sight, 5)) == []
 
 
-def test_a_page_of_two_of_which_only_one_has_begun() -> None:
+def test_a_hit_on_a_page_with_a_missing_part_is_a_violation() -> None:
     first, second = (told(Told.STORING, 1 + part, part=part, parts=2) for part in range(2))
     assert kinds(first, told(Told.HIT, 5)) == [Kind.NOWHERE]
     assert kinds(first, second, told(Told.HIT, 5)) == []
 
 
-def test_a_stored_page_that_is_missed() -> None:
+def test_a_miss_of_a_stored_page_is_a_violation() -> None:
     assert kinds(*STORED, told(Told.MISSED, 4)) == [Kind.LOST]
 
 
-def test_a_page_that_was_seen_and_is_missed_where_nothing_goes() -> None:
+def test_a_miss_of_a_page_that_was_hit_before_is_a_violation() -> None:
     life = (told(Told.STORING, 1), told(Told.HIT, 2), told(Told.MISSED, 4))
     assert kinds(*life) == [Kind.LOST]
     assert kinds(*life, may_go=Losses(at_most=1)) == []
 
 
-def test_a_look_that_began_before_the_store_was_over_claims_nothing() -> None:
+def test_a_match_that_began_before_the_store_ended_may_miss() -> None:
     assert kinds(*STORED, told(Told.MISSED, 2, 9)) == []
 
 
-def test_a_store_without_an_answer_is_no_promise() -> None:
+def test_a_store_without_a_response_is_no_promise() -> None:
     assert kinds(told(Told.STORING, 1), told(Told.MISSED, 4)) == []
     assert kinds(told(Told.STORING, 1), told(Told.REFUSED, 2), told(Told.MISSED, 4)) == []
 
 
-def test_more_fillings_are_missed_than_have_left() -> None:
+def test_more_misses_than_evicted_pages_are_a_violation() -> None:
     again = (told(Told.STORED, 5), told(Told.MISSED, 7))
     life = (*STORED, told(Told.MISSED, 4), *again)
     assert kinds(*life, may_go=Losses(at_most=2)) == []
@@ -80,12 +80,12 @@ def test_more_fillings_are_missed_than_have_left() -> None:
     assert kinds(*life, may_go=None) == []
 
 
-def test_looks_while_a_disk_was_away_claim_nothing() -> None:
+def test_matches_while_the_disk_was_not_open_may_miss() -> None:
     assert kinds(*STORED, told(Told.MISSED, 4), may_go=Losses(since=5)) == []
     assert kinds(*STORED, told(Told.MISSED, 6), may_go=Losses(since=5)) == [Kind.LOST]
 
 
-def test_what_was_told_to_go_may_go() -> None:
+def test_a_dropped_page_may_be_missed() -> None:
     assert kinds(*STORED, told(Told.DROPPING, 4), told(Told.MISSED, 6)) == []
     assert kinds(*STORED, told(Told.MISSED, 4), told(Told.DROPPING, 6)) == [Kind.LOST], "the page was missed before"
     late = (told(Told.DROPPING, 1), told(Told.STORING, 3), told(Told.STORED, 3, 5), told(Told.MISSED, 6))
@@ -93,7 +93,7 @@ def test_what_was_told_to_go_may_go() -> None:
     assert kinds(told(Told.DROPPING, 1, 4), *late) == [], "the page was stored during the drop"
 
 
-def test_parts_are_a_page_only_if_they_are_of_one_filling() -> None:
+def test_parts_make_a_page_only_if_they_belong_to_one_reservation() -> None:
     def part(index: int, serial: bytes, at: int) -> Record:
         return told(Told.STORED, at, part=index, parts=2, serials=serial * 8)
 
@@ -107,7 +107,7 @@ def test_parts_are_a_page_only_if_they_are_of_one_filling() -> None:
 
 
 @pytest.mark.parametrize("what", ["arena", "shm", "disk"])
-def test_more_than_the_cap(what: str) -> None:
+def test_a_sample_over_the_limit_is_a_violation(what: str) -> None:
     most = Sample(at=1, arena=100, shm=200, disk=300)
     over = msgspec.structs.replace(most, **{what: getattr(CAPS, what) + 1})
     (found,) = findings([], samples=[most, over], caps=CAPS)
@@ -127,6 +127,6 @@ def test_more_than_the_cap(what: str) -> None:
         ({"attached": (Attachment(7, "disk tier", 2),)}, Kind.PINS),
     ],
 )
-def test_a_cache_that_is_not_at_rest(change: dict[str, Any], kind: Kind) -> None:
+def test_a_cache_that_is_not_at_rest_at_the_end_is_a_violation(change: dict[str, Any], kind: Kind) -> None:
     assert kinds(end=msgspec.structs.replace(WELL, **change), staying={5}) == [kind]
     assert kinds(end=WELL, staying={5}) == []

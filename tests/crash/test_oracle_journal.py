@@ -14,7 +14,7 @@ from oracle.journal import Journal, Told, read_journal, read_journals
 KEYS = [bytes([number]) * 32 for number in range(5)]
 
 
-def test_what_was_written_is_read_as_it_was(tmp_path: Path) -> None:
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     with Journal.of_this_process(tmp_path) as journal:
         journal.write(Told.STORED, KEYS[:2], 17, part=1, parts=2, serials=bytes(range(16)))
         journal.write(Told.WRONG, KEYS[4], note='byte 7 is "wrong"\n')
@@ -50,7 +50,7 @@ def test_a_torn_last_record_is_dropped(tmp_path: Path, cut: int) -> None:
     assert [record.told for record in read_journal(path)] == [Told.STORING]
 
 
-def test_nonsense_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+def test_an_invalid_record_in_the_middle_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.journal"
     path.write_bytes(b"nonsense\n")
     with pytest.raises(ValueError, match="JSON"):

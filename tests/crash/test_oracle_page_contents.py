@@ -23,7 +23,7 @@ def test_a_page_follows_from_key_seed_and_size() -> None:
     assert wrong(page, KEYS[0], SEED) is None
 
 
-def test_no_word_of_any_page_is_a_word_of_another_or_of_another_seed() -> None:
+def test_all_words_of_all_pages_and_seeds_differ() -> None:
     pages = [content(key, seed, 4096) for key in KEYS for seed in (SEED, SEED + 1, -1)]
     words = np.concatenate([np.frombuffer(page, np.uint64) for page in pages])
     assert len(np.unique(words)) == len(words)
@@ -38,7 +38,7 @@ def test_the_first_wrong_byte_is_found(nbytes: int, data: st.DataObject) -> None
     assert found is not None and found.at == at
 
 
-def test_a_wrong_word_says_whose_it_is() -> None:
+def test_a_wrong_word_names_its_owner() -> None:
     page = bytearray(content(KEYS[0], SEED, 1024))
     page[512:1024] = content(KEYS[3], SEED, 1024)[:512]
     found = wrong(page, KEYS[0], SEED)
@@ -46,7 +46,7 @@ def test_a_wrong_word_says_whose_it_is() -> None:
     assert "word 0 of the page with tag" in str(found)
 
 
-def test_what_was_never_written_is_nobody_s() -> None:
+def test_bytes_that_were_never_written_have_no_owner() -> None:
     page = bytearray(content(KEYS[0], SEED, 1024))
     page[8:16] = bytes(8)
     found = wrong(page, KEYS[0], SEED)
@@ -54,7 +54,7 @@ def test_what_was_never_written_is_nobody_s() -> None:
     assert "never written" in str(found)
 
 
-def test_pages_are_made_and_compared_fast_enough_not_to_be_what_is_measured() -> None:
+def test_pages_are_made_and_compared_fast() -> None:
     def seconds() -> float:
         begins = time.process_time()
         assert wrong(content(KEYS[0], SEED, 1 << 24), KEYS[0], SEED) is None
@@ -63,6 +63,6 @@ def test_pages_are_made_and_compared_fast_enough_not_to_be_what_is_measured() ->
     assert min(seconds() for _ in range(5)) < 0.2
 
 
-def test_a_page_with_more_words_than_can_be_counted_is_refused() -> None:
+def test_a_page_with_too_many_words_is_rejected() -> None:
     with pytest.raises(ValueError, match="more words than"):
         content(KEYS[0], SEED, (128 << 20) + 1)

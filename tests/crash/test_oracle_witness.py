@@ -37,7 +37,7 @@ def whats(folder: Path) -> list[Told]:
     return [record.told for record in read_journals(folder)]
 
 
-def test_pages_that_are_stored_looked_for_and_right(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
+def test_a_witness_records_stores_hits_and_loads(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
     assert witness.look(KEYS) == Looked(0, 0, 0)
     assert witness.store(KEYS[:3]).stored == 3
     assert witness.store(KEYS[:3]).present == 3
@@ -52,14 +52,16 @@ def test_pages_that_are_stored_looked_for_and_right(daemon: RunningDaemon, witne
     assert findings(read_journals(tmp_path), samples=[sample], caps=caps, end=end_of(daemon)) == []
 
 
-def test_other_bytes_under_a_key_are_seen(witness: Witness, tmp_path: Path) -> None:
+def test_a_witness_records_wrong_bytes(witness: Witness, tmp_path: Path) -> None:
     witness.journal.write(Told.STORING, KEYS[0])
     assert witness.client.store(KEYS[:1], np.ones((1, PAGE), np.uint8)).stored == 1
     assert witness.look(KEYS[:1]) == Looked(1, 1, 0)
     assert [found.kind for found in findings(read_journals(tmp_path))] == [Kind.BYTES]
 
 
-def test_an_evicted_page_is_seen_where_nothing_may_go(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
+def test_the_checker_finds_an_eviction_that_is_not_allowed(
+    daemon: RunningDaemon, witness: Witness, tmp_path: Path
+) -> None:
     assert witness.store(KEYS[:1]).stored == 1
     others = SPACE.keys(range(10_000, 10_000 + 16 * 16))
     assert witness.store(others).stored == 16
@@ -67,7 +69,7 @@ def test_an_evicted_page_is_seen_where_nothing_may_go(daemon: RunningDaemon, wit
     assert [found.kind for found in findings(read_journals(tmp_path))] == [Kind.LOST]
 
 
-def test_parts_of_two_writers_are_a_promise(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
+def test_parts_of_two_writers_make_a_promise(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
     with daemon.client() as client:
         other = Witness(client, witness.journal, SEED, PAGE)
         assert witness.store(KEYS[:2], Part(0, 2)).stored == 2
@@ -77,13 +79,13 @@ def test_parts_of_two_writers_are_a_promise(daemon: RunningDaemon, witness: Witn
     assert findings(read_journals(tmp_path)) == []
 
 
-def test_who_is_not_attached_claims_nothing(tmp_path: Path) -> None:
-    with Client(tmp_path / "nobody.sock") as client, Journal.of_this_process(tmp_path) as journal:
+def test_a_client_that_is_not_attached_records_no_miss(tmp_path: Path) -> None:
+    with Client(tmp_path / "missing.sock") as client, Journal.of_this_process(tmp_path) as journal:
         assert Witness(client, journal, SEED, PAGE).look(KEYS).away
     assert whats(tmp_path) == []
 
 
-def test_a_cache_that_is_in_use_is_not_at_rest(daemon: RunningDaemon, witness: Witness) -> None:
+def test_a_cache_with_pins_is_not_at_rest(daemon: RunningDaemon, witness: Witness) -> None:
     witness.store(KEYS[:1])
     with witness.client.match(KEYS[:1]):
         assert {found.kind for found in findings([], end=end_of(daemon))} == {Kind.SLOT, Kind.PINS}

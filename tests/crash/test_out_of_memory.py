@@ -36,7 +36,7 @@ def prefer(pid: int) -> None:
 
 
 @pytest.mark.parametrize("victim", ["daemon", "worker", "engine"])
-def test_one_is_killed_for_want_of_memory(tmp_path: Path, victim: str) -> None:
+def test_a_process_killed_for_lack_of_memory_affects_no_other(tmp_path: Path, victim: str) -> None:
     flags = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB", "--disk-write", "through")
     with (
         limited(LIMIT) as group,

@@ -55,7 +55,7 @@ def tried(stream: Path, states: int, *more: str, seed: int | None = None, module
     return msgspec.json.decode(done.stdout, type=Tally)
 
 
-def test_the_recorder_misses_nothing(tmp_path: Path) -> None:
+def test_the_recorder_records_all_changes(tmp_path: Path) -> None:
     """The stream leads to the existing files, except for the lock files, which are mapped and always rebuilt."""
     folder = tmp_path.resolve()
     events = read_stream(told(folder))
@@ -77,35 +77,35 @@ def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mistake", OF_WRITERS)
-def test_a_tier_that_writes_carelessly_is_found(tmp_path: Path, mistake: str) -> None:
+def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str) -> None:
     assert tried(told(tmp_path.resolve(), ("first",), mistake), 400, "--violations", "1", seed=1).violations
 
 
 @pytest.mark.parametrize(("mistake", "way"), OF_OPENERS.items())
-def test_a_tier_that_believes_what_it_finds_is_found(tmp_path: Path, mistake: str, way: Way) -> None:
+def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way) -> None:
     more = ["--violations", "1", "--mistake", mistake, "--way", way]
     assert tried(told(tmp_path.resolve(), ("first",)), 400, *more, seed=1).violations
 
 
-def test_getting_over_it_may_be_cut_short(tmp_path: Path) -> None:
+def test_a_recovery_may_be_interrupted(tmp_path: Path) -> None:
     """A recovery is interrupted by a death at any call of the opening, or by another power loss."""
     tally = tried(told(tmp_path.resolve()), AGAIN, module="power_loss.crash_in_recovery")
     assert tally.violations == []
     assert tally.count == AGAIN
 
 
-def test_a_tier_that_is_believed_too_early_is_found(tmp_path: Path) -> None:
+def test_a_tier_that_is_trusted_too_early_is_found(tmp_path: Path) -> None:
     more = ["--violations", "1", "--mistake", TOO_EARLY]
     assert tried(
         told(tmp_path.resolve(), ("first",)), 200, *more, seed=1, module="power_loss.crash_in_recovery"
     ).violations
 
 
-def test_every_mistake_is_tried() -> None:
+def test_every_bug_is_tested() -> None:
     assert {"", TOO_EARLY, *OF_WRITERS, *OF_OPENERS} == set(MISTAKES)
 
 
-def test_what_a_real_worker_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_losses_of_a_real_worker_break_no_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records the worker of a real daemon to which an engine stores."""
     folder = tmp_path.resolve()
     for name, value in recording(folder / "tier", folder / "stream").items():

@@ -81,7 +81,7 @@ def said(process: subprocess.Popen[str], order: str) -> str:
 
 
 @can_unshare
-def test_processes_with_equal_process_and_thread_ids_die_their_own_deaths(daemon: RunningDaemon) -> None:
+def test_processes_with_equal_process_and_thread_ids_are_distinguished(daemon: RunningDaemon) -> None:
     """A mutex that identifies its owner by such an ID declares the living owner dead when its namesake dies."""
     with ExitStack() as stack:
         other = stack.enter_context(daemon.client())
@@ -121,7 +121,7 @@ def _exec(client: Client, pipe: Connection) -> None:
     os.execvp("sleep", ["sleep", "60"])
 
 
-def test_after_exec_a_process_holds_what_it_held_until_it_ends(daemon: RunningDaemon) -> None:
+def test_a_process_keeps_its_pins_after_exec_until_it_ends(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         assert store(client, prompt(0)).stored == 8
         with attached(daemon.socket, _exec) as child:
@@ -141,7 +141,7 @@ def test_after_exec_a_process_holds_what_it_held_until_it_ends(daemon: RunningDa
         assert not any(slot["pins"] for slot in daemon.slots())
 
 
-def test_the_death_of_who_never_met_this_daemon_is_heard(daemon: RunningDaemon) -> None:
+def test_deaths_of_processes_of_an_earlier_daemon_are_noticed(daemon: RunningDaemon) -> None:
     """One is stopped, one runs another program: neither attaches to the next daemon, which finds them in the index."""
     with daemon.client() as client, ExitStack() as stack:
         assert store(client, prompt(0)).stored == 8
@@ -178,7 +178,7 @@ ENDS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_who_never_detaches_leaves_nothing_however_it_ends(daemon: RunningDaemon, end: str) -> None:
+def test_a_process_that_does_not_detach_leaves_nothing(daemon: RunningDaemon, end: str) -> None:
     def live(client: Client, pipe: Connection) -> None:
         held = client.match(prompt(0)), client.reserve(prompt(1), PAGE), client.reserve_async(prompt(2), PAGE)
         pipe.send(len(held[0]))
@@ -220,7 +220,7 @@ def _sleep_over(client: Client, pipe: Connection) -> None:
 
 
 @pytest.mark.parametrize("daemon_dies", [False, True])
-def test_who_sleeps_keeps_its_slot_and_what_it_was_granted_goes_to_nobody(daemon_dies: bool) -> None:
+def test_a_stopped_process_keeps_its_slot_and_its_reserved_frames(daemon_dies: bool) -> None:
     """It is stopped for longer than a reservation lasts, over a new daemon and many new clients, and then writes."""
     flags = (str(FRAMES * PAGE), str(PAGE), "--store-expiry", "0.5s")
     with RunningDaemon(*flags) as daemon, ExitStack() as stack:
@@ -248,7 +248,7 @@ def test_who_sleeps_keeps_its_slot_and_what_it_was_granted_goes_to_nobody(daemon
         assert eventually(lambda: daemon.header()["open_entries"] == 0)
 
 
-def test_who_sleeps_over_a_stop_touches_only_what_was(daemon: RunningDaemon) -> None:
+def test_a_process_stopped_over_a_restart_touches_only_the_old_segments(daemon: RunningDaemon) -> None:
     """The next daemon has other segments, in which its slot belongs to another process."""
     with ExitStack() as stack:
         first = stack.enter_context(daemon.client())

@@ -61,20 +61,20 @@ def ask_all(ranks: list[Mortal], order: object) -> list[int]:
 
 
 @pytest.mark.parametrize("progress", ["reserved", "half written", "written"])
-def test_a_rank_dies_while_the_others_still_write_the_same_page(daemon: RunningDaemon, progress: str) -> None:
+def test_a_rank_may_die_while_others_write_the_same_page(daemon: RunningDaemon, progress: str) -> None:
     """The page is never found, its frames wait for the surviving ranks, and then it can be stored again."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
         ranks = [stack.enter_context(attached(daemon.socket, rank_life(rank))) for rank in range(RANKS)]
         keys = prompt(1)
-        assert all_told(ranks, 1) == [8] * RANKS
+        assert ask_all(ranks, 1) == [8] * RANKS
         for _ in range(["reserved", "half written", "written"].index(progress)):
-            all_told(ranks[:1], None)
-        all_told(ranks[1:], None)
+            ask_all(ranks[:1], None)
+        ask_all(ranks[1:], None)
         ranks[0].kill()
         assert Second(daemon).sees(lambda: daemon.header()["doomed"] == 8)
         assert daemon.header()["used_frames"] == 8, "the other ranks still write to the frames"
-        all_told(ranks[1:], None)
+        ask_all(ranks[1:], None)
         assert ask_all(ranks[1:], None) == [0] * (RANKS - 1), "the other ranks learn that their page was dropped"
         assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 0)
         assert found(reader, keys) == 0
@@ -82,18 +82,18 @@ def test_a_rank_dies_while_the_others_still_write_the_same_page(daemon: RunningD
         assert found(reader, keys) == 8
 
 
-def test_a_rank_that_died_after_its_part_was_done_spoils_nothing(daemon: RunningDaemon) -> None:
+def test_a_rank_that_died_after_its_part_was_stored_costs_no_page(daemon: RunningDaemon) -> None:
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
         ranks = [stack.enter_context(attached(daemon.socket, rank_life(rank))) for rank in range(RANKS)]
-        assert all_told(ranks, 1) == [8] * RANKS
+        assert ask_all(ranks, 1) == [8] * RANKS
         for _ in range(2):
-            all_told(ranks, None)
-        assert all_told(ranks[:1], None) == [8]
+            ask_all(ranks, None)
+        assert ask_all(ranks[:1], None) == [8]
         ranks[0].kill()
         time.sleep(0.5)  # longer than the quarantine
         assert found(reader, prompt(1)) == 0
-        assert all_told(ranks[1:], None) == [8] * (RANKS - 1)
+        assert ask_all(ranks[1:], None) == [8] * (RANKS - 1)
         assert found(reader, prompt(1)) == 8
 
 
@@ -123,7 +123,7 @@ def kill_all(ranks: list[Mortal]) -> None:
         rank.kill()
 
 
-def test_finished_parts_of_dead_ranks_hold_no_memory(daemon: RunningDaemon) -> None:
+def test_finished_parts_of_dead_ranks_are_released(daemon: RunningDaemon) -> None:
     with ExitStack() as stack:
         other = stack.enter_context(daemon.client())
         ranks = storing(stack, daemon, 2)
@@ -168,7 +168,7 @@ def test_a_rank_that_joined_and_lives_keeps_the_page_until_it_dies(daemon: Runni
         assert found(reader, prompt(1)) == 8
 
 
-def test_a_rank_that_detached_is_not_dead(daemon: RunningDaemon) -> None:
+def test_a_rank_that_detached_does_not_count_as_dead(daemon: RunningDaemon) -> None:
     """Its pages wait for the other ranks, also after its slot was reused by a process that died."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
@@ -183,7 +183,7 @@ def test_a_rank_that_detached_is_not_dead(daemon: RunningDaemon) -> None:
         assert found(reader, prompt(1)) == 8
 
 
-def test_finished_parts_of_ranks_that_died_without_a_daemon(daemon: RunningDaemon) -> None:
+def test_finished_parts_of_ranks_that_died_without_a_daemon_are_released(daemon: RunningDaemon) -> None:
     """The next daemon detects their deaths."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
@@ -223,7 +223,7 @@ def work(client: Client, pipe: Connection) -> None:
         pipe.send(len(into))
 
 
-def test_the_scheduler_dies_while_its_workers_copy(daemon: RunningDaemon) -> None:
+def test_workers_finish_their_copies_after_the_death_of_the_scheduler(daemon: RunningDaemon) -> None:
     """The workers have pins of their own: the pages that they copy stay, others can be evicted."""
     with ExitStack() as stack:
         other = stack.enter_context(daemon.client())
@@ -232,7 +232,7 @@ def test_the_scheduler_dies_while_its_workers_copy(daemon: RunningDaemon) -> Non
         for number in range(FRAMES // 8):
             assert store(other, prompt(number)).stored == 8
         handover = scheduler.ask(0)
-        assert all_told(workers, (0, handover)) == [8, 8]
+        assert ask_all(workers, (0, handover)) == [8, 8]
         scheduler.kill()
         for number in range(100, 110):
             assert eventually(lambda number=number: store(other, prompt(number)).stored == 8)  # type: ignore[misc]
@@ -240,7 +240,7 @@ def test_the_scheduler_dies_while_its_workers_copy(daemon: RunningDaemon) -> Non
         assert found(other, prompt(1)) == 0, "the other stores must have needed the room"
 
 
-def test_the_scheduler_dies_before_its_workers_have_what_it_found(daemon: RunningDaemon) -> None:
+def test_pages_of_a_dead_scheduler_are_exact_or_a_miss(daemon: RunningDaemon) -> None:
     """No process keeps the pages pinned then: evicted pages are a miss, the others are exact."""
     with ExitStack() as stack:
         other = stack.enter_context(daemon.client())

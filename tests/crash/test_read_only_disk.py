@@ -43,7 +43,7 @@ def make_read_only(mount: Path) -> None:
     trigger.write_text("pagetier-test")
 
 
-def test_a_disk_becomes_read_only_and_comes_back(mount: Path, tmp_path: Path) -> None:
+def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: Path) -> None:
     with OnMount(mount) as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, ON_DISK)
         make_read_only(mount)

@@ -54,7 +54,7 @@ def test_exact_bytes_or_a_miss(chunk: int) -> None:
     assert any(trial.seen.hits < whole.seen.hits for trial in damaged), "nothing was damaged"
 
 
-def test_what_can_not_be_told_is_told() -> None:
+def test_the_judgement_finds_each_broken_promise() -> None:
     """Proves that the judgement detects each broken promise."""
     (whole,) = trials(1, 1, 0)
     for broken in (

@@ -81,7 +81,7 @@ def test_a_writer_that_dies_before_its_commit_is_never_served(daemon: RunningDae
 # --- 2: the response to an error is lost ------------------------------------------------------------------------------
 
 
-def test_an_error_is_told_to_who_asked_and_holds_up_nobody_behind(daemon: RunningDaemon) -> None:
+def test_an_error_gets_a_response_and_delays_no_later_request(daemon: RunningDaemon) -> None:
     space = Space(b"d" * 32, "space", 16)
     with Peer(daemon.socket) as peer:
         peer.ask(Attach(BUILD, 1, "asks nonsense"))
@@ -106,7 +106,7 @@ def test_an_error_is_told_to_who_asked_and_holds_up_nobody_behind(daemon: Runnin
     assert answers[7] == Findings(7, [])
 
 
-def test_a_fetch_whose_disk_dies_is_answered() -> None:
+def test_a_fetch_gets_a_response_if_the_disk_worker_dies() -> None:
     with DiskDaemon(16) as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(40))
         daemon.kill_worker(signal.SIGSTOP)
@@ -156,7 +156,7 @@ def test_after_a_crash_and_a_fast_restart_nothing_is_lost(daemon: RunningDaemon)
 # --- 4: a killed daemon is noticed late ------------------------------------------------------------------------------
 
 
-def test_a_killed_daemon_is_noticed_at_once_also_by_who_waits_for_it(daemon: RunningDaemon) -> None:
+def test_a_killed_daemon_is_noticed_at_once_also_by_a_waiting_client(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         daemon.signal(signal.SIGSTOP)
         ended = threading.Event()
@@ -187,7 +187,7 @@ def _look_up_and_stay(client: Client, pipe: Connection) -> None:
     pipe.recv()
 
 
-def test_what_a_dead_process_had_locked_can_leave_within_a_second(daemon: RunningDaemon) -> None:
+def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: RunningDaemon) -> None:
     everything = range(FRAMES // 8)
     with daemon.client() as client:
         for number in everything:
@@ -215,7 +215,7 @@ def _scramble(files: list[Path], rng: random.Random) -> None:
                 opened.write(bytes([rng.randrange(256)]))
 
 
-def test_a_page_that_rots_on_disk_is_a_miss() -> None:
+def test_a_corrupt_page_on_disk_is_a_miss() -> None:
     """Every 64 KiB of the disk have a flipped bit, with pages of 60,000 bytes: some pages are intact and served."""
     seed = int(chance().integers(1 << 32))
     with DiskDaemon(16) as daemon, Engine(daemon) as engine:
@@ -239,7 +239,7 @@ def _burst(client: Client, pipe: Connection) -> None:
     pipe.recv()
 
 
-def test_of_a_burst_the_newest_pages_stay_and_what_is_said_to_be_stored_was(daemon: RunningDaemon) -> None:
+def test_a_burst_keeps_the_newest_pages_and_reports_stores_correctly(daemon: RunningDaemon) -> None:
     prompts = 5 * FRAMES // 8
     with daemon.client() as client, attached(daemon.socket, _burst) as one, attached(daemon.socket, _burst) as other:
         one.tell((0, prompts))
@@ -254,7 +254,7 @@ def test_of_a_burst_the_newest_pages_stay_and_what_is_said_to_be_stored_was(daem
             assert pages[0] == 0 and pages == sorted(pages), "the oldest pages were evicted"
 
 
-def test_what_is_too_much_at_once_is_refused_at_its_tail_and_told(daemon: RunningDaemon) -> None:
+def test_a_store_that_is_too_large_is_rejected_at_its_tail(daemon: RunningDaemon) -> None:
     keys = prompt(1, FRAMES + 16)
     with daemon.client() as client:
         assert store(client, prompt(0)).stored == 8

@@ -38,15 +38,15 @@ def soak(folder: Path, broken: str = "") -> subprocess.CompletedProcess[str]:
 
 def report_in(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("soak-*.json")
-    told: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    return told
+    report: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return report
 
 
 def grown(report: dict[str, Any]) -> set[str]:
-    return {growth["name"] for growth in told["growths"] if growth["proven"] > growth["limit"]}
+    return {growth["name"] for growth in report["growths"] if growth["proven"] > growth["limit"]}
 
 
-def test_nothing_breaks_or_grows_in_a_short_soak(tmp_path: Path) -> None:
+def test_a_short_soak_finds_no_violation_and_no_growth(tmp_path: Path) -> None:
     done = soak(tmp_path)
     assert done.returncode == 0, done.stderr
     told = report_in(tmp_path)

@@ -48,21 +48,21 @@ def grown(points: list[Point]) -> Growth:
 
 
 @pytest.mark.parametrize("lives", [1, 4])
-def test_what_grows_is_found_and_what_does_not_is_not(lives: int) -> None:
+def test_growth_is_found_and_noise_is_not(lives: int) -> None:
     rng = chance()
     assert not grown(walk(rng, lives, slope=4.0)).flat
     assert grown(walk(rng, lives, slope=0.0)).flat
     assert grown(walk(rng, lives, slope=-4.0)).flat
 
 
-def test_a_leak_that_begins_anew_with_each_life_is_found_and_a_higher_beginning_is_none() -> None:
+def test_a_leak_in_each_life_is_found_and_a_higher_start_is_none() -> None:
     points = [Point(60.0 * at, at // 10, 30.0 + 3 * (at // 10)) for at in range(60)]
     assert grown(points).flat
     saw = [Point(60.0 * at, at // 10, 30.0 + at % 10) for at in range(60)]
     assert not grown(saw).flat and slope_of(saw).each_hour == pytest.approx(60)
 
 
-def test_one_wild_reading_is_no_growth_and_few_are_no_proof() -> None:
+def test_an_outlier_is_no_growth_and_few_points_prove_nothing() -> None:
     rng = chance()
     points = walk(rng, 1, 0.0)
     points[-1] = Point(points[-1].at, 0, 3000.0)
@@ -70,7 +70,7 @@ def test_one_wild_reading_is_no_growth_and_few_are_no_proof() -> None:
     assert slope_of(points[:2]).low == -math.inf and grown(points[:1]).flat
 
 
-def test_how_a_life_begins_does_not_count() -> None:
+def test_the_start_of_a_life_does_not_count() -> None:
     points = [Point(float(at), 1, min(at, 10)) for at in range(100)]
     kept = thinned(points, every=5.0, skip=10.0)
     assert {point.value for point in kept} == {10} and len(kept) == 18
@@ -103,7 +103,7 @@ def slower(calls: float, machine: float, share: float = 0.99) -> bool:
     return not drift("match", share, Windows(part(rng, 1.0), part(rng, calls), *control)).equal
 
 
-def test_slower_calls_are_found_and_a_slower_machine_is_none() -> None:
+def test_slower_calls_are_found_and_a_slower_machine_is_not() -> None:
     assert slower(calls=1.6, machine=1.0) and slower(calls=1.6, machine=1.0, share=0.5)
     assert not slower(calls=1.0, machine=1.0) and not slower(calls=1.0, machine=1.0, share=0.5)
     assert not slower(calls=3.0, machine=3.0)
@@ -138,7 +138,7 @@ def measured(leak: float = 0.0, drag: float = 1.0) -> Measured:
     return Measured(plan, Tally(rounds=1), readings, windows, warm=True)
 
 
-def test_a_report_fails_for_what_grows_or_slows_and_for_nothing_else() -> None:
+def test_a_report_fails_only_for_growth_and_slowdown() -> None:
     for told, bad in ((measured(), ()), (measured(leak=8), ("GROWS",)), (measured(drag=2), ("SLOWER",))):
         report = report_of(told, "a machine", "It was alone.")
         text = markdown(report, "x.svg")
@@ -148,20 +148,20 @@ def test_a_report_fails_for_what_grows_or_slows_and_for_nothing_else() -> None:
         ElementTree.fromstring(picture(report, told.readings))
 
 
-def test_growth_of_the_disk_is_judged_only_where_it_was_full() -> None:
+def test_growth_of_the_disk_is_judged_only_if_it_was_full() -> None:
     told = measured()
     assert "disk" in {growth.name for growth in growths_of(told)}
     cold = msgspec.structs.replace(told, warm=False)
     assert "disk" not in {growth.name for growth in growths_of(cold)}
 
 
-def test_a_chart_is_a_picture_whatever_is_in_it() -> None:
+def test_a_chart_is_valid_with_any_values() -> None:
     lines = [Line("a < b", [0.0, 1.0, 2.0], [1.0, math.nan, 3.0]), Line("none", [], [])]
     drawn = chart("t & u", 120.0, [Panel("p", lines, from_zero(lines)), Panel("q", lines, in_ratios(lines))], [1.0])
     assert len(ElementTree.fromstring(drawn).findall(".//{http://www.w3.org/2000/svg}path")) == 4
 
 
-def test_chapters_are_judged_one_by_one_and_know_what_was_begun_before(tmp_path: Path) -> None:
+def test_chapters_are_judged_in_order_and_know_earlier_stores(tmp_path: Path) -> None:
     chapters = Chapters(tmp_path)
     with chapters.journal() as journal:
         journal.write(Told.STORING, KEY)
@@ -181,7 +181,7 @@ def test_chapters_are_judged_one_by_one_and_know_what_was_begun_before(tmp_path:
     assert [chapters.path(number).exists() for number in range(3)] == [False, False, True]
 
 
-def test_readers_are_counted_as_lmdb_has_them(tmp_path: Path) -> None:
+def test_readers_of_lmdb_are_counted(tmp_path: Path) -> None:
     assert readers(tmp_path) == 0
     for name, count in (("0", 3), ("1", 1)):
         (tmp_path / name).mkdir()
@@ -194,7 +194,7 @@ def test_readers_are_counted_as_lmdb_has_them(tmp_path: Path) -> None:
         environment.close()
 
 
-def test_vitals_are_a_process_s_own() -> None:
+def test_measurements_belong_to_their_process() -> None:
     before = vitals(os.getpid())
     ours, theirs = socket.socketpair()
     filler = np.ones(4 << 20)

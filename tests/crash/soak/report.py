@@ -181,7 +181,7 @@ def _at_all(read: _Read) -> _Read:
         value = read(reading)
         return None if value is None else (_ALL_OF_IT, value[1])
 
-    return anew
+    return one_life
 
 
 def _descriptors(role: str) -> _Read:
