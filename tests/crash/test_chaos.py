@@ -58,7 +58,7 @@ WorkerEvents.ended = forget
 Done = subprocess.CompletedProcess[str]
 
 
-def storm(folder: Path, *arguments: str, broken: str = "", core: Path | None = None) -> Done:
+def run_chaos(folder: Path, *arguments: str, broken: str = "", core: Path | None = None) -> Done:
     """Runs a chaos run in a new process and returns the finished process. `core` comes first on its path."""
     path = os.pathsep.join(map(str, [*([core] if core else []), *FOLDERS]))
     environ = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
@@ -79,7 +79,7 @@ def found_in(done: Done, folder: Path) -> set[Kind]:
 
 
 def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
-    done = storm(tmp_path, "--minutes", "0", "--round", str(ROUND_S), *UNTIL_ENOUGH)
+    done = run_chaos(tmp_path, "--minutes", "0", "--round", str(ROUND_S), *UNTIL_ENOUGH)
     assert done.returncode == 0, done.stderr
     report = report_in(tmp_path)
     assert report.violations == [] and report.rounds >= 4
@@ -96,12 +96,12 @@ def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
     ("broken", "kind"), [(HALF_WRITTEN, Kind.BYTES), (COLD_START, Kind.LOST)], ids=["half", "cold"]
 )
 def test_ranks_and_daemons_with_bugs_are_found(tmp_path: Path, broken: str, kind: Kind) -> None:
-    done = storm(tmp_path, *UNTIL_FOUND, broken=broken)
+    done = run_chaos(tmp_path, *UNTIL_FOUND, broken=broken)
     assert kind in found_in(done, tmp_path)
 
 
 def test_a_disk_that_is_lost_with_its_worker_is_found(tmp_path: Path) -> None:
-    done = storm(tmp_path, "--minutes", "1", "--round", "3", "--scene", "tight, disk", broken=DISK_LOST)
+    done = run_chaos(tmp_path, "--minutes", "1", "--round", "3", "--scene", "tight, disk", broken=DISK_LOST)
     assert Kind.LOST in found_in(done, tmp_path)
 
 
@@ -110,5 +110,5 @@ def test_a_disk_that_is_lost_with_its_worker_is_found(tmp_path: Path) -> None:
     [("stress/abandoned-page-published", Kind.BYTES), ("crash/pins-of-the-dead-stay", Kind.INTEGRITY)],
 )
 def test_a_bug_in_the_core_is_found(tmp_path: Path, name: str, kind: Kind) -> None:
-    done = storm(tmp_path / "report", *UNTIL_FOUND, core=mutant(name, tmp_path / "core"))
+    done = run_chaos(tmp_path / "report", *UNTIL_FOUND, core=mutant(name, tmp_path / "core"))
     assert kind in found_in(done, tmp_path / "report")

@@ -10,99 +10,99 @@ from pathlib import Path
 
 import pytest
 
-from chaos.__main__ import Enough
-from chaos.child_processes import Child, Family
+from chaos.__main__ import RequiredCounts
+from chaos.child_processes import Child, ChildProcesses
 from chaos.cleanup import sweep
-from chaos.daemons import StormDaemon
-from chaos.eviction_accounting import Leaving
-from chaos.random_schedule import Fates
+from chaos.daemons import ChaosDaemon
+from chaos.eviction_accounting import EvictionAccounting
+from chaos.random_schedule import Schedule
 from chaos.report import Report
 from chaos.round_counts import Tally
 from chaos.scenario import SCENES, chain_of, pick
-from chaos.slot_reuse import Mourning
+from chaos.slot_reuse import SlotReuse
 from oracle.checker import WORKER_NAME, Kind, Violation
 from pagetier.daemon.common.exit_codes import Exit
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[Family]:
-    alone = Family(tmp_path)
+def processes(tmp_path: Path) -> Iterator[ChildProcesses]:
+    alone = ChildProcesses(tmp_path)
     yield alone
     alone.end()
 
 
-def test_the_ends_of_children_are_distinguished(family: Family) -> None:
+def test_the_ends_of_children_are_distinguished(processes: ChildProcesses) -> None:
     def fail() -> None:
         raise ValueError("for a reason")
 
-    well, bad = family.fork("well", lambda: None), family.fork("bad", fail)
-    hit, killed = family.fork("hit", signal.pause), family.fork("killed", signal.pause)
+    well, bad = processes.fork("well", lambda: None), processes.fork("bad", fail)
+    hit, killed = processes.fork("hit", signal.pause), processes.fork("killed", signal.pause)
     os.kill(hit.pid, signal.SIGKILL)
-    family.kill(killed)
+    processes.kill(killed)
     for child in (well, bad, hit, killed):
-        family.wait(child)
+        processes.wait(child)
     assert (well.code, bad.code, hit.code, killed.code) == (0, 1, -signal.SIGKILL, -signal.SIGKILL)
     assert [child.killed for child in (well, bad, hit, killed)] == [False, False, False, True]
-    assert "for a reason" in family.last_words(bad)
+    assert "for a reason" in processes.last_output(bad)
 
 
-def test_a_child_that_does_not_end_in_time_is_killed(family: Family) -> None:
-    child = family.fork("asleep", signal.pause)
-    assert family.wait(child, 0.05) == [child] and child.killed
+def test_a_child_that_does_not_end_in_time_is_killed(processes: ChildProcesses) -> None:
+    child = processes.fork("asleep", signal.pause)
+    assert processes.wait(child, 0.05) == [child] and child.killed
 
 
 def test_a_slot_that_is_not_free_in_time_is_a_violation() -> None:
-    mourning = Mourning(SCENES[0].late)
-    mourning.look(1, set(), 10.0)
-    mourning.died(7, 10.0)
-    mourning.died(8, 10.0)
-    mourning.look(1, {7, 8}, 10.75)
-    mourning.look(1, {7}, 11.0)
-    assert mourning.waits and not mourning.violations
-    mourning.look(1, {7}, 15.25)
-    assert [found.kind for found in mourning.violations] == [Kind.LATE] and not mourning.waits
-    mourning.end()
-    assert mourning.returned == [5.25, 1.0]
+    slot_reuse = SlotReuse(SCENES[0].late)
+    slot_reuse.look(1, set(), 10.0)
+    slot_reuse.died(7, 10.0)
+    slot_reuse.died(8, 10.0)
+    slot_reuse.look(1, {7, 8}, 10.75)
+    slot_reuse.look(1, {7}, 11.0)
+    assert slot_reuse.waits and not slot_reuse.violations
+    slot_reuse.look(1, {7}, 15.25)
+    assert [found.kind for found in slot_reuse.violations] == [Kind.LATE] and not slot_reuse.waits
+    slot_reuse.end()
+    assert slot_reuse.returned == [5.25, 1.0]
 
 
 def test_the_clock_stands_while_the_daemon_is_stopped() -> None:
-    mourning = Mourning(SCENES[0].late)
-    mourning.look(1, set(), 10.0)
-    mourning.died(7, 10.0)
+    slot_reuse = SlotReuse(SCENES[0].late)
+    slot_reuse.look(1, set(), 10.0)
+    slot_reuse.died(7, 10.0)
     for second in range(2):
-        mourning.look(1, {7}, 10.5 + 2 * second)
-        mourning.stands(10.75 + 2 * second)
-        assert not mourning.violations
-        mourning.look(1, {7}, 11.75 + 2 * second)
-    mourning.look(1, {7}, 17.0)
-    assert not mourning.violations
-    mourning.look(1, {7}, 17.25)
-    assert [found.kind for found in mourning.violations] == [Kind.LATE]
+        slot_reuse.look(1, {7}, 10.5 + 2 * second)
+        slot_reuse.stands(10.75 + 2 * second)
+        assert not slot_reuse.violations
+        slot_reuse.look(1, {7}, 11.75 + 2 * second)
+    slot_reuse.look(1, {7}, 17.0)
+    assert not slot_reuse.violations
+    slot_reuse.look(1, {7}, 17.25)
+    assert [found.kind for found in slot_reuse.violations] == [Kind.LATE]
 
 
 def test_only_deaths_in_long_lives_of_daemons_are_measured() -> None:
-    mourning = Mourning(SCENES[0].late)
+    slot_reuse = SlotReuse(SCENES[0].late)
     for life, lasts in enumerate((0.5, 2.0)):
         began = 10.0 * life
-        mourning.look(life, set(), began)
-        mourning.died(7 + life, began)
-        mourning.look(life, set(), began + 0.25)
-        mourning.died(17 + life, began + lasts - 0.25)
-        mourning.look(life, set(), began + lasts)
-        mourning.no_daemon()
-    assert mourning.returned == [0.25]
+        slot_reuse.look(life, set(), began)
+        slot_reuse.died(7 + life, began)
+        slot_reuse.look(life, set(), began + 0.25)
+        slot_reuse.died(17 + life, began + lasts - 0.25)
+        slot_reuse.look(life, set(), began + lasts)
+        slot_reuse.no_daemon()
+    assert slot_reuse.returned == [0.25]
 
 
 def test_a_slot_that_outlasts_a_daemon_is_measured_again_with_the_next() -> None:
-    mourning = Mourning(SCENES[0].late)
-    mourning.look(1, set(), 10.0)
-    mourning.died(7, 10.0)
-    mourning.look(1, {7}, 11.5)
-    mourning.look(2, {7}, 20.0)
-    assert mourning.returned == [1.5] and mourning.waits
-    mourning.look(2, set(), 20.25)
-    mourning.end()
-    assert mourning.returned == [1.5, 0.25] and not mourning.violations
+    slot_reuse = SlotReuse(SCENES[0].late)
+    slot_reuse.look(1, set(), 10.0)
+    slot_reuse.died(7, 10.0)
+    slot_reuse.look(1, {7}, 11.5)
+    slot_reuse.look(2, {7}, 20.0)
+    assert slot_reuse.returned == [1.5] and slot_reuse.waits
+    slot_reuse.look(2, set(), 20.25)
+    slot_reuse.end()
+    assert slot_reuse.returned == [1.5, 0.25] and not slot_reuse.violations
 
 
 class Counters:
@@ -126,23 +126,23 @@ class Counters:
 
 def test_evicted_pages_count_as_lost_only_while_no_disk_is_open() -> None:
     counters = Counters()
-    leaving = Leaving(counters)
+    evictions = EvictionAccounting(counters)
     counters.happens(worker=0, frames=0, evicted=3)
-    assert leaving.pages == 3
+    assert evictions.pages == 3
     counters.happens(worker=5, frames=9, evicted=10)
-    assert leaving.pages == 13
+    assert evictions.pages == 13
     counters.happens(worker=5, frames=9, evicted=100, disk_lost=2, disk_evicted=1)
-    assert leaving.pages == 16
+    assert evictions.pages == 16
     counters.happens(worker=6, frames=9, evicted=20)
-    assert leaving.pages == 36
+    assert evictions.pages == 36
     counters.happens(worker=6, frames=0, evicted=1000)
     counters.happens(worker=0, frames=0)
-    assert leaving.pages == 1036
+    assert evictions.pages == 1036
 
 
-def test_a_run_removes_only_the_remains_of_dead_runs(tmp_path: Path, family: Family) -> None:
-    gone = family.fork("gone", lambda: None)
-    family.wait(gone)
+def test_a_run_removes_only_the_remains_of_dead_runs(tmp_path: Path, processes: ChildProcesses) -> None:
+    gone = processes.fork("gone", lambda: None)
+    processes.wait(gone)
     for name in (f"pagetier-storm-{gone.pid}-a.index", f"pagetier-storm-{os.getpid()}-a.index", "pagetier-storm-x"):
         (tmp_path / name).touch()
     (tmp_path / f"pagetier-storm-{gone.pid}-b").mkdir()
@@ -151,13 +151,13 @@ def test_a_run_removes_only_the_remains_of_dead_runs(tmp_path: Path, family: Fam
 
 
 @pytest.fixture
-def daemon(family: Family) -> Iterator[StormDaemon]:
-    alone = StormDaemon(SCENES[0], family)
+def daemon(processes: ChildProcesses) -> Iterator[ChaosDaemon]:
+    alone = ChaosDaemon(SCENES[0], processes)
     yield alone
     alone.remove()
 
 
-def ended(daemon: StormDaemon, family: Family, *codes: int) -> list[bool]:
+def ended(daemon: ChaosDaemon, processes: ChildProcesses, *codes: int) -> list[bool]:
     """Returns whether the ends of daemons that ran at the same time, in the order of their start, were expected."""
     children = [Child(1 << 30, "daemon", number) for number in range(len(codes))]
     for child in children:
@@ -167,17 +167,17 @@ def ended(daemon: StormDaemon, family: Family, *codes: int) -> list[bool]:
     return [daemon.ended_well(child) for child in children]
 
 
-def test_a_daemon_may_end_if_it_is_rejected_beside_another(daemon: StormDaemon, family: Family) -> None:
-    assert ended(daemon, family, Exit.REFUSED, Exit.OK) == [True, False]
+def test_a_daemon_may_end_if_it_is_rejected_beside_another(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
+    assert ended(daemon, processes, Exit.REFUSED, Exit.OK) == [True, False]
 
 
-def test_a_daemon_may_not_end_by_itself_or_be_rejected_alone(daemon: StormDaemon, family: Family) -> None:
-    assert ended(daemon, family, Exit.REFUSED) == [False]
-    assert ended(daemon, family, Exit.OK) == [False]
+def test_a_daemon_may_not_end_by_itself_or_be_rejected_alone(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
+    assert ended(daemon, processes, Exit.REFUSED) == [False]
+    assert ended(daemon, processes, Exit.OK) == [False]
 
 
-def test_two_daemons_may_not_both_be_rejected(daemon: StormDaemon, family: Family) -> None:
-    assert ended(daemon, family, Exit.REFUSED, Exit.REFUSED) == [False, False]
+def test_two_daemons_may_not_both_be_rejected(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
+    assert ended(daemon, processes, Exit.REFUSED, Exit.REFUSED) == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_two_daemons_may_not_both_be_rejected(daemon: StormDaemon, family: Famil
         ("level=error name=pagetierd event=refused msg=x", False),
     ],
 )
-def test_unexpected_log_lines_are_complaints(daemon: StormDaemon, line: str, bad: bool) -> None:
+def test_unexpected_log_lines_are_complaints(daemon: ChaosDaemon, line: str, bad: bool) -> None:
     daemon.note(Child(1 << 30, "daemon", 0))
     (Path(daemon.folder.name) / "log-0").write_text(line + "\n")
     assert daemon.complaints() == [line] * bad
@@ -198,21 +198,21 @@ def test_unexpected_log_lines_are_complaints(daemon: StormDaemon, line: str, bad
 
 def test_a_run_continues_until_the_required_counts_are_reached() -> None:
     tally = Tally()
-    enough = Enough(engine_deaths=2, daemon_deaths=1, disk_reads=3)
+    enough = RequiredCounts(engine_deaths=2, daemon_deaths=1, disk_reads=3)
     tally.deaths.update({"rank": 2, "daemon": 1})
-    assert not enough.seen_in(tally)
+    assert not enough.reached_in(tally)
     tally.pages["disk_read"] = 3
-    assert enough.seen_in(tally) and Enough().seen_in(Tally())
+    assert enough.reached_in(tally) and RequiredCounts().reached_in(Tally())
 
 
 def test_a_schedule_keeps_its_mean_intervals() -> None:
     often: list[int] = []
     never: list[int] = []
-    fates = Fates(random.Random(1), 0.0)
-    fates.add(lambda: often.append(1), 0.1)
-    fates.add(lambda: never.append(1), 0.0)
+    schedule = Schedule(random.Random(1), 0.0)
+    schedule.add(lambda: often.append(1), 0.1)
+    schedule.add(lambda: never.append(1), 0.0)
     for tick in range(1000):
-        fates.pass_on(tick / 10)
+        schedule.run_due(tick / 10)
     assert 850 < len(often) < 1150 and not never
 
 

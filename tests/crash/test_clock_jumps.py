@@ -15,8 +15,8 @@ from daemon_with_disk import is_open, worker_of
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import RunningDaemon, eventually, namespace
 from trials.clock import Clock
-from trials.company import Company
 from trials.engine import PAGE
+from trials.engine_group import EngineGroup
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
 DAY_S = 86_400.0
@@ -62,10 +62,10 @@ def notices(daemon: RunningDaemon, jump: float) -> bool:
 
 def test_a_clock_jump_delays_expires_and_loses_nothing(daemon: RunningDaemon, clock: Clock) -> None:
     worker = worker_of(daemon)
-    with Company(daemon, clock.variables) as company, daemon.client() as client:
+    with EngineGroup(daemon, clock.variables) as company, daemon.client() as client:
         reservation = client.reserve(namespace(salt="slow").keys(range(16)), PAGE)
-        company.hire(1)
-        company.hire(2)
+        company.start_engine(1)
+        company.start_engine(2)
         for jump in JUMPS:
             clock.jump(jump)
             assert notices(daemon, jump), daemon.log.read_text()

@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 import pytest
 
-from disk_corruption.corruptions import Damage, Harm, Patient
+from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
 from disk_corruption.runs import Tally
 from pagetier.shm.protocol import BUILD
@@ -83,7 +83,7 @@ def test_all_kinds_of_pages_are_known(tmp_path: Path) -> None:
     assert all(kinds.values()), kinds
     held = 120 - 55
     assert kinds[Part.VALUE_HEAD] == kinds[Part.VALUE] == 3 * held
-    patient = Patient(data, data[: 10 * PAGE])
+    patient = IntactFile(data, data[: 10 * PAGE])
     for harm in Harm:
         assert len(patient.harmed(Damage(0, Part.VALUE, harm), Random(1))) == len(data)
 

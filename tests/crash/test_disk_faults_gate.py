@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from disk_faults import verdicts
-from disk_faults.gate import ALL, WRITES, Action, Call, Fault, Gate, Noted
+from disk_faults.gate import ALL, WRITES, Action, Call, Fault, Gate, RecordedCall
 from disk_faults.preload import gated
-from disk_faults.sweep import Theatre, faults_at, theatre
+from disk_faults.sweep import GatedStage, faults_at, gated_stage
 from kill_points.disk_operations import WriteBehind
 from kill_points.scene import Scene
 from pagetier.shm.protocol import Flush
@@ -58,7 +58,7 @@ def start(gate: Gate, tmp_path: Path) -> Start:
 def test_calls_are_recorded_and_passed_on(gate: Gate, start: Start) -> None:
     assert start().communicate()[0].split() == ["8", "8", "8", "16", "None"]
     calls = [Call.OPEN, Call.PWRITE, Call.PWRITE, Call.PWRITE, Call.PREAD, Call.FDATASYNC]
-    assert gate.noted() == [Noted(call, "data.mdb") for call in calls]
+    assert gate.noted() == [RecordedCall(call, "data.mdb") for call in calls]
     assert gate.struck == 0
     gate.forget()
     assert gate.noted() == []
@@ -103,36 +103,36 @@ def test_a_call_hangs_until_the_gate_is_opened(gate: Gate, start: Start, tmp_pat
 
 
 def test_a_sweep_covers_every_call_and_every_fault() -> None:
-    faults = faults_at([Noted(Call.PWRITE, "0/data.mdb"), Noted(Call.FDATASYNC, "0/data.mdb")])
+    faults = faults_at([RecordedCall(Call.PWRITE, "0/data.mdb"), RecordedCall(Call.FDATASYNC, "0/data.mdb")])
     single = {(fault.action, fault.calls, fault.number, fault.error) for fault in faults if not fault.lasting}
     assert len(single) == 2 * 2 + 2 + 2 + 1 + 1
     assert sum(fault.lasting for fault in faults) == 1 + 1 + 1 + 1
 
 
 @pytest.fixture(scope="module")
-def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
-    with theatre(tmp_path_factory.mktemp("judged")) as made:
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedStage]:
+    with gated_stage(tmp_path_factory.mktemp("judged")) as made:
         yield made
 
 
-def test_the_verdicts_find_broken_promises(on: Theatre, tmp_path: Path) -> None:
+def test_the_verdicts_find_broken_promises(on: GatedStage, tmp_path: Path) -> None:
     on.gate.watch(tmp_path / "disk")
-    with Scene(on.stage.nursery, on.stage.control, tmp_path, WriteBehind.flags(tmp_path)) as scene:
+    with Scene(on.stage.fork_client, on.stage.control, tmp_path, WriteBehind.flags(tmp_path)) as scene:
         scene.begin()
         operation = WriteBehind(scene)
         operation.prepare()
-        verdicts.goes_on(scene, operation)
+        verdicts.check_engines(scene, operation)
         scene.daemon.signal(signal.SIGSTOP)
         with pytest.raises(AssertionError, match="a store was rejected"):
-            verdicts.goes_on(scene, operation)
+            verdicts.check_engines(scene, operation)
         scene.daemon.signal(signal.SIGCONT)
         on.gate.arm(Fault(Action.FAIL, WRITES, 1, errno.ENOSPC, lasting=True))
         with pytest.raises(AssertionError, match="No space left"):
-            verdicts.works_again(scene)
+            verdicts.store_and_reload(scene)
         on.gate.open()
-        verdicts.comes_to_work(scene)
+        verdicts.recover(scene)
         begun = verdicts.begun(scene)
-        verdicts.works_again(scene)
+        verdicts.store_and_reload(scene)
         scene.ask(Flush(1, None))
         with pytest.raises(AssertionError, match="a stored page was not found"):
             verdicts.settle(scene, begun)

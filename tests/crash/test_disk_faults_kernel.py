@@ -13,13 +13,13 @@ import pytest
 from lmdb.verify import verify
 
 from disk_faults import strace_cases, verdicts
-from disk_faults.changed_files import OnDisk, meet
+from disk_faults.changed_files import OnDisk, run_case
 from disk_faults.file_changes import CHANGES, Change
 from disk_faults.gate import Call
 from disk_faults.loop_mounts import ext4, frozen, mount_again, tmpfs
 from disk_faults.strace import calls_in, recorded
 from disk_faults.strace_cases import Injection, StoreAndSave, death, deaths
-from disk_faults.sweep import EVERYTHING, Theatre, theatre
+from disk_faults.sweep import EVERYTHING, GatedStage, gated_stage
 from kill_points.disk_operations import WriteBehind
 from kill_points.scene import Scene
 from pagetier.shm.protocol import Save, Saved
@@ -39,30 +39,30 @@ _CHANGED = CHANGES if EVERYTHING else [change for change in CHANGES if change.fe
 
 
 @pytest.fixture(scope="module")
-def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
-    with theatre(tmp_path_factory.mktemp("kernel")) as made:
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedStage]:
+    with gated_stage(tmp_path_factory.mktemp("kernel")) as made:
         yield made
 
 
 @pytest.fixture
-def scene(on: Theatre, tmp_path: Path) -> Iterator[Scene]:
+def scene(on: GatedStage, tmp_path: Path) -> Iterator[Scene]:
     on.gate.watch(tmp_path / "disk")
-    with Scene(on.stage.nursery, on.stage.control, tmp_path, StoreAndSave.flags(tmp_path)) as made:
+    with Scene(on.stage.fork_client, on.stage.control, tmp_path, StoreAndSave.flags(tmp_path)) as made:
         yield made
 
 
-def test_the_gate_covers_every_call_of_the_worker(on: Theatre, scene: Scene, tmp_path: Path) -> None:
+def test_the_gate_covers_every_call_of_the_worker(on: GatedStage, scene: Scene, tmp_path: Path) -> None:
     """The sweeps cover all calls of the worker: strace sees no others."""
     scene.begin()
     operation = StoreAndSave(scene)
     operation.prepare()
-    verdicts.works_again(scene)
+    verdicts.store_and_reload(scene)
     worker = scene.worker()
     with recorded([scene.daemon.pid, worker], tmp_path / "trace"):
         on.gate.forget()
         operation.act()
         assert eventually(operation.done, START_S)
-        verdicts.works_again(scene)
+        verdicts.store_and_reload(scene)
         scene.empty()
         scene.daemon.signal(signal.SIGTERM)
         scene.daemon.wait()
@@ -83,11 +83,11 @@ def test_the_gate_covers_every_call_of_the_worker(on: Theatre, scene: Scene, tmp
 
 @pytest.mark.parametrize("injection", _INJECTED_ALL if EVERYTHING else _INJECTED, ids=str)
 def test_calls_that_the_kernel_fails_break_no_promise(scene: Scene, injection: Injection) -> None:
-    strace_cases.meet(scene, injection)
+    strace_cases.run_case(scene, injection)
 
 
 def test_death_at_the_first_write_breaks_no_promise(scene: Scene) -> None:
-    assert strace_cases.meet(scene, death("pwrite64", 1))
+    assert strace_cases.run_case(scene, death("pwrite64", 1))
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes minutes: make faults")
@@ -101,15 +101,15 @@ def test_death_at_each_call_breaks_no_promise(
 
 
 @pytest.mark.parametrize("change", _CHANGED, ids=str)
-def test_changed_files_of_an_open_tier_break_no_promise(on: Theatre, change: Change, tmp_path: Path) -> None:
-    with Scene(on.stage.nursery, on.stage.control, tmp_path, OnDisk.flags(tmp_path)) as scene:
-        meet(scene, change, tmp_path / "disk")
+def test_changed_files_of_an_open_tier_break_no_promise(on: GatedStage, change: Change, tmp_path: Path) -> None:
+    with Scene(on.stage.fork_client, on.stage.control, tmp_path, OnDisk.flags(tmp_path)) as scene:
+        run_case(scene, change, tmp_path / "disk")
 
 
 class Tight(OnDisk):
     """So many pages are stored that all earlier ones are evicted from memory."""
 
-    keeps = False
+    keeps_pages = False
 
 
 def hangs(pid: int) -> bool:
@@ -124,11 +124,11 @@ def state_of(thread: Path) -> str:
         return "gone"
 
 
-def test_a_file_system_that_hangs_does_not_delay_engines(on: Theatre, tmp_path: Path) -> None:
+def test_a_file_system_that_hangs_does_not_delay_engines(on: GatedStage, tmp_path: Path) -> None:
     """The worker cannot be killed: the daemon serves and stops without delay, the next one serves without a disk."""
     with (
         ext4(tmp_path / "image", tmp_path / "mount") as mount,
-        Scene(on.stage.nursery, on.stage.control, tmp_path, WriteBehind.flags(mount)) as scene,
+        Scene(on.stage.fork_client, on.stage.control, tmp_path, WriteBehind.flags(mount)) as scene,
     ):
         scene.begin()
         operation = WriteBehind(scene)
@@ -138,28 +138,28 @@ def test_a_file_system_that_hangs_does_not_delay_engines(on: Theatre, tmp_path: 
             operation.act()
             worker = scene.worker()
             assert eventually(lambda: hangs(worker)), "the worker does not hang"
-            verdicts.goes_on(scene, operation)
-            verdicts.answers_in_time(scene, operation)
+            verdicts.check_engines(scene, operation)
+            verdicts.check_load_timeout(scene, operation)
             scene.daemon.signal(signal.SIGUSR1)
             scene.daemon.process.wait(_STOPS_S)  # type: ignore[union-attr]
             assert hangs(worker)
             scene.daemon.start()
             assert eventually(lambda: scene.client.attached)
-            verdicts.goes_on(scene, operation)
+            verdicts.check_engines(scene, operation)
             if EVERYTHING:
                 assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _TOLD_S)
         assert eventually(lambda: not hangs(worker)), "the worker that hung does not end"
         assert eventually(operation.engines_done), "an engine hangs"
-        verdicts.comes_to_work(scene)
+        verdicts.recover(scene)
         verdicts.settle(scene, begun)
 
 
-def test_a_file_system_that_loses_data_is_detected(on: Theatre, tmp_path: Path) -> None:
+def test_a_file_system_that_loses_data_is_detected(on: GatedStage, tmp_path: Path) -> None:
     """Writes succeed, then the device has no room: only one fdatasync reports it, and the pages are lost."""
     with (
         tmpfs(tmp_path / "device", "40m") as device,
         ext4(device / "image", tmp_path / "mount") as mount,
-        Scene(on.stage.nursery, on.stage.control, tmp_path, OnDisk.flags(mount)) as scene,
+        Scene(on.stage.fork_client, on.stage.control, tmp_path, OnDisk.flags(mount)) as scene,
     ):
         scene.begin()
         operation = Tight(scene)
@@ -168,9 +168,9 @@ def test_a_file_system_that_loses_data_is_detected(on: Theatre, tmp_path: Path) 
         fill(device)
         scene.dropping()
         lose(scene)
-        verdicts.goes_on(scene, operation)
+        verdicts.check_engines(scene, operation)
         (device / "filler").unlink()
-        pages = verdicts.comes_to_work(scene)
+        pages = verdicts.recover(scene)
         scene.daemon.stop()
         mount_again(device / "image", mount)
         assert [sound(data) for data in sorted(mount.glob("disk/*/data.mdb"))] == [[], []]
@@ -180,7 +180,7 @@ def test_a_file_system_that_loses_data_is_detected(on: Theatre, tmp_path: Path) 
         assert eventually(lambda: scene.look(pages, 1.0).loaded == len(pages)), scene.daemon.log.read_text()
         scene.empty()
         verdicts.settle(scene, begun)
-        verdicts.works_again(scene)
+        verdicts.store_and_reload(scene)
 
 
 def sound(data: Path) -> list[str]:

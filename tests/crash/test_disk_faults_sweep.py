@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from disk_faults.operations import FEW, SCENARIO
-from disk_faults.sweep import EVERYTHING, Part, Theatre, sweep, theatre
+from disk_faults.sweep import EVERYTHING, GatedStage, Part, gated_stage, sweep
 from kill_points.disk_lifecycles import StartWithSmallerDisk
 from kill_points.operation import Operation
 
@@ -17,8 +17,8 @@ _PARTS = 8
 
 
 @pytest.fixture(scope="module")
-def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
-    with theatre(tmp_path_factory.mktemp("faults")) as made:
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedStage]:
+    with gated_stage(tmp_path_factory.mktemp("faults")) as made:
         yield made
 
 
@@ -37,7 +37,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "part"), CASES)
 def test_disk_calls_that_go_wrong_break_no_promise(
-    on: Theatre, kind: type[Operation], part: Part, tmp_path: Path, record_property: Callable[[str, object], None]
+    on: GatedStage, kind: type[Operation], part: Part, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Tests the faults of a part.
 

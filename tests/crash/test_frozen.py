@@ -13,7 +13,7 @@ import pytest
 
 from daemon_with_disk import is_open, worker_of
 from running_daemon import RunningDaemon, eventually
-from trials.company import Company
+from trials.engine_group import EngineGroup
 
 FROZEN_S = float(os.environ.get("FROZEN", "3"))  # FROZEN=60: the duration of a long live migration
 EXPIRY_S = 1.0  # shorter than the stop, so that a wrong use of time would be visible
@@ -43,9 +43,9 @@ def frozen(pids: list[int], waking: list[int]) -> Iterator[None]:
 @pytest.mark.parametrize("first", ["daemon", "worker", "engines"])
 def test_all_processes_continue_after_a_common_stop(daemon: RunningDaemon, first: str) -> None:
     assert daemon.process is not None
-    with Company(daemon) as company:
+    with EngineGroup(daemon) as company:
         for seed in range(3):
-            company.hire(seed)
+            company.start_engine(seed)
         company.work(rounds=10)
         groups = {
             "daemon": [daemon.process.pid],

@@ -32,6 +32,6 @@ def test_a_sweep_finds_bugs_in_the_core(
     with (
         stage(tmp_path, mutant) as on,
         pytest.raises(AssertionError, match=what),
-        Scene(on.nursery, on.control, tmp_path, (*kind.flags(tmp_path), *_SLOW)) as scene,
+        Scene(on.fork_client, on.control, tmp_path, (*kind.flags(tmp_path), *_SLOW)) as scene,
     ):
         run(scene, kind, Case(Role.ENGINE, point, Action.KILL))

@@ -56,9 +56,9 @@ def test_the_installed_core_has_no_failpoints() -> None:
 
 def test_a_failpoint_in_python_costs_next_to_nothing() -> None:
     command = [sys.executable, "-m", "timeit", "-n", "100000", "-s", "from pagetier.shm.failpoints import point"]
-    told = subprocess.run([*command, 'point("client.attached")'], check=True, capture_output=True, text=True).stdout
-    nanoseconds = float(told.split("best of")[1].split(": ")[1].split()[0])
-    assert "nsec" in told and nanoseconds < _MOST_NS
+    output = subprocess.run([*command, 'point("client.attached")'], check=True, capture_output=True, text=True).stdout
+    nanoseconds = float(output.split("best of")[1].split(": ")[1].split()[0])
+    assert "nsec" in output and nanoseconds < _MOST_NS
 
 
 def _cross(control: Control, name: str) -> int:

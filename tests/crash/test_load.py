@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from load.load_run import SHARE, Load
-from load.shared_counters import Column, Ledger
+from load.shared_counters import Column, SharedCounters
 from pagetier.shm._core import SLOTS
 
 ROOT = Path(__file__).parents[2]
@@ -41,25 +41,33 @@ def load(*arguments: str, broken: str = "") -> tuple[int, dict[str, Any], str]:
 
 
 def test_engines_in_all_slots_store_and_load_without_starving() -> None:
-    code, told, beside = load("--seconds", str(SECONDS), "--requests", "20", *OTHERS_FIRST)
-    assert code == 0 and not told["violations"] and not told["wrongs"], (told, beside)
-    assert told["engines"] == SLOTS == len(told["stored"]) and told["refused"] == 0
-    for pages in (told["stored"], told["loaded"]):
-        assert min(pages) >= SHARE * np.mean(pages) > 0, told
-    assert f"all {SLOTS} slots are taken" in told["refusal"]
-    assert {latency["call"] for latency in told["latencies"] if latency["p50"]} == {"match", "reserve", "load", "store"}
+    code, outcome, beside = load("--seconds", str(SECONDS), "--requests", "20", *OTHERS_FIRST)
+    assert code == 0 and not outcome["violations"] and not outcome["wrongs"], (outcome, beside)
+    assert outcome["engines"] == SLOTS == len(outcome["stored"]) and outcome["refused"] == 0
+    for pages in (outcome["stored"], outcome["loaded"]):
+        assert min(pages) >= SHARE * np.mean(pages) > 0, outcome
+    assert f"all {SLOTS} slots are taken" in outcome["refusal"]
+    assert {latency["call"] for latency in outcome["latencies"] if latency["p50"]} == {
+        "match",
+        "reserve",
+        "load",
+        "store",
+    }
 
 
 def test_rejected_stores_that_fit_are_found() -> None:
-    code, told, beside = load("--seconds", "1", "--requests", "1", "--engines", "8", *OTHERS_FIRST, broken=REFUSING)
-    assert code == 1 and told["refused"] and any("refused" in wrong for wrong in told["wrongs"]), (told, beside)
+    code, outcome, beside = load("--seconds", "1", "--requests", "1", "--engines", "8", *OTHERS_FIRST, broken=REFUSING)
+    assert code == 1 and outcome["refused"] and any("rejected" in wrong for wrong in outcome["wrongs"]), (
+        outcome,
+        beside,
+    )
 
 
 def test_a_starving_engine_is_found() -> None:
     with Load(4, 1, 0) as judge:
-        ledger = Ledger(4)
+        counters = SharedCounters(4)
         for seat, pages in enumerate((100, 5, 100, 100)):
-            ledger.add(seat, Column.STORED, pages)
-            ledger.add(seat, Column.LOADED, 50)
-        judge._judge_shares(ledger.numbers())
+            counters.add(seat, Column.STORED, pages)
+            counters.add(seat, Column.LOADED, 50)
+        judge._judge_shares(counters.numbers())
         assert len(judge._wrongs) == 1 and "engine 1 has 5 pages stored" in judge._wrongs[0]

@@ -13,7 +13,7 @@ import pytest
 from daemon_with_disk import is_open, until_written, worker_of
 from memory_cgroup import Group, limited
 from running_daemon import RunningDaemon, eventually
-from trials.company import Company
+from trials.engine_group import EngineGroup
 
 LIMIT = 640 << 20
 KILLED_S = 30.0
@@ -41,11 +41,11 @@ def test_a_process_killed_for_lack_of_memory_affects_no_other(tmp_path: Path, vi
     with (
         limited(LIMIT) as group,
         RunningDaemon("16MiB", "64KiB", *flags, before=group.before) as daemon,
-        Company(daemon) as company,
+        EngineGroup(daemon) as company,
     ):
         assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
         for seed in range(2):
-            company.hire(seed, before=group.before)
+            company.start_engine(seed, before=group.before)
         company.work(rounds=20)
         assert daemon.process is not None
         pids = {"daemon": daemon.process.pid, "worker": worker_of(daemon), "engine": company.members[0].process.pid}
@@ -56,7 +56,7 @@ def test_a_process_killed_for_lack_of_memory_affects_no_other(tmp_path: Path, vi
             assert daemon.wait() == -9
             daemon.start()
         if victim == "engine":
-            assert company.members.pop(0).bury() == -9
+            assert company.members.pop(0).wait_killed() == -9
             assert eventually(lambda: f"process {pids['engine']} (engine 0) ended" in daemon.log.read_text())
         if victim == "worker":
             assert eventually(

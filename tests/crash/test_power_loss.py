@@ -16,7 +16,7 @@ from oracle.journal import Journal
 from oracle.witness import Witness
 from power_loss.constants import SEED, Terms
 from power_loss.disk_model import History
-from power_loss.losses import Way, fate, names_fate
+from power_loss.losses import Way, choose, choose_names
 from power_loss.mutants import MISTAKES
 from power_loss.recording import can_record, plain, record, recording
 from power_loss.runs import Tally
@@ -38,7 +38,7 @@ TOO_EARLY = "discards unsound parts after it marked them as clean"
 pytestmark = pytest.mark.skipif(not can_record(), reason="no compiler for the recorder is installed")
 
 
-def told(folder: Path, acts: tuple[str, ...] = tuple(ACTS), mistake: str = "") -> Path:
+def recorded_stream(folder: Path, acts: tuple[str, ...] = tuple(ACTS), mistake: str = "") -> Path:
     """Records the workload of a tier in folder/tier and returns the stream."""
     for act in acts:
         record("power_loss.workload", folder / "tier", folder / "stream", act, mistake)
@@ -58,9 +58,9 @@ def tried(stream: Path, states: int, *more: str, seed: int | None = None, module
 def test_the_recorder_records_all_changes(tmp_path: Path) -> None:
     """The stream leads to the existing files, except for the lock files, which are mapped and always rebuilt."""
     folder = tmp_path.resolve()
-    events = read_stream(told(folder))
+    events = read_stream(recorded_stream(folder))
     history, way = History(events, folder / "tier"), Way.NOTHING_LOST
-    left = history.left(len(events), fate(way, Random(1)), names_fate(way, Random(1)))
+    left = history.left(len(events), choose(way, Random(1)), choose_names(way, Random(1)))
     tier = folder / "tier"
     there = {path.relative_to(tier): None if path.is_dir() else path.read_bytes() for path in tier.rglob("*")}
     assert left.keys() == there.keys()
@@ -69,7 +69,7 @@ def test_the_recorder_records_all_changes(tmp_path: Path) -> None:
 
 
 def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
-    tally = tried(told(tmp_path.resolve()), STATES)
+    tally = tried(recorded_stream(tmp_path.resolve()), STATES)
     assert tally.violations == []
     assert tally.count == STATES
     assert {"as it was left", "proven sound", "rebuilt", "rebuilt in part"} <= tally.states.keys()
@@ -78,18 +78,18 @@ def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mistake", OF_WRITERS)
 def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str) -> None:
-    assert tried(told(tmp_path.resolve(), ("first",), mistake), 400, "--violations", "1", seed=1).violations
+    assert tried(recorded_stream(tmp_path.resolve(), ("first",), mistake), 400, "--violations", "1", seed=1).violations
 
 
 @pytest.mark.parametrize(("mistake", "way"), OF_OPENERS.items())
 def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way) -> None:
     more = ["--violations", "1", "--mistake", mistake, "--way", way]
-    assert tried(told(tmp_path.resolve(), ("first",)), 400, *more, seed=1).violations
+    assert tried(recorded_stream(tmp_path.resolve(), ("first",)), 400, *more, seed=1).violations
 
 
 def test_a_recovery_may_be_interrupted(tmp_path: Path) -> None:
     """A recovery is interrupted by a death at any call of the opening, or by another power loss."""
-    tally = tried(told(tmp_path.resolve()), AGAIN, module="power_loss.crash_in_recovery")
+    tally = tried(recorded_stream(tmp_path.resolve()), AGAIN, module="power_loss.crash_in_recovery")
     assert tally.violations == []
     assert tally.count == AGAIN
 
@@ -97,7 +97,7 @@ def test_a_recovery_may_be_interrupted(tmp_path: Path) -> None:
 def test_a_tier_that_is_trusted_too_early_is_found(tmp_path: Path) -> None:
     more = ["--violations", "1", "--mistake", TOO_EARLY]
     assert tried(
-        told(tmp_path.resolve(), ("first",)), 200, *more, seed=1, module="power_loss.crash_in_recovery"
+        recorded_stream(tmp_path.resolve(), ("first",)), 200, *more, seed=1, module="power_loss.crash_in_recovery"
     ).violations
 
 

@@ -49,9 +49,9 @@ def grown(report: dict[str, Any]) -> set[str]:
 def test_a_short_soak_finds_no_violation_and_no_growth(tmp_path: Path) -> None:
     done = soak(tmp_path)
     assert done.returncode == 0, done.stderr
-    told = report_in(tmp_path)
-    assert told["violations"] == [] and told["deaths"] and told["bytes_verified"], done.stderr
-    assert all(told["longest_ms"][call] for call in ("match", "reserve", "gather", "echo")), done.stderr
+    report = report_in(tmp_path)
+    assert report["violations"] == [] and report["deaths"] and report["bytes_verified"], done.stderr
+    assert all(report["longest_ms"][call] for call in ("match", "reserve", "gather", "echo")), done.stderr
     assert list(tmp_path.glob("soak-*.svg")) and list(tmp_path.glob("soak-*.md"))
 
 

@@ -139,19 +139,19 @@ def measured(leak: float = 0.0, drag: float = 1.0) -> Measured:
 
 
 def test_a_report_fails_only_for_growth_and_slowdown() -> None:
-    for told, bad in ((measured(), ()), (measured(leak=8), ("GROWS",)), (measured(drag=2), ("SLOWER",))):
-        report = report_of(told, "a machine", "It was alone.")
+    for run, bad in ((measured(), ()), (measured(leak=8), ("GROWS",)), (measured(drag=2), ("SLOWER",))):
+        report = report_of(run, "a machine", "It was alone.")
         text = markdown(report, "x.svg")
         assert report.failed is bool(bad), text
         assert [word for word in ("GROWS", "SLOWER") if word in text] == list(bad)
         assert msgspec.json.decode(msgspec.json.encode(report))["seconds"] == HOUR
-        ElementTree.fromstring(picture(report, told.readings))
+        ElementTree.fromstring(picture(report, run.readings))
 
 
 def test_growth_of_the_disk_is_judged_only_if_it_was_full() -> None:
-    told = measured()
-    assert "disk" in {growth.name for growth in growths_of(told)}
-    cold = msgspec.structs.replace(told, warm=False)
+    run = measured()
+    assert "disk" in {growth.name for growth in growths_of(run)}
+    cold = msgspec.structs.replace(run, warm=False)
     assert "disk" not in {growth.name for growth in growths_of(cold)}
 
 
@@ -171,13 +171,13 @@ def test_chapters_are_judged_in_order_and_know_earlier_stores(tmp_path: Path) ->
         journal.write(Told.HIT, OTHER)
         journal.write(Told.WRONG, KEY, note="for a reason")
         chapters.turn()
-    kinds, told = [], Counter[str]()
+    kinds, responses = [], Counter[str]()
     for number in range(3):
         chapters.judge(number, tmp_path / "verdict")
         verdict = msgspec.json.decode((tmp_path / "verdict").read_bytes(), type=Verdict)
         kinds.append({violation.kind for violation in verdict.violations})
-        told.update(verdict.told)
-    assert kinds == [set(), set(), {Kind.NOWHERE, Kind.BYTES}] and told == Counter(storing=1, hit=2, wrong=1)
+        responses.update(verdict.responses)
+    assert kinds == [set(), set(), {Kind.NOWHERE, Kind.BYTES}] and responses == Counter(storing=1, hit=2, wrong=1)
     assert [chapters.path(number).exists() for number in range(3)] == [False, False, True]
 
 

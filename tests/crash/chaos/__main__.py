@@ -30,20 +30,20 @@ _VIOLATED: Final = 1
 _ROUND_S: Final = 30.0
 
 
-class Enough(msgspec.Struct, frozen=True):
+class RequiredCounts(msgspec.Struct, frozen=True):
     """The counts that a run must reach, in all scenes together, before it may end; a busy machine takes longer."""
 
     engine_deaths: int = 0
     daemon_deaths: int = 0
     disk_reads: int = 0
 
-    def seen_in(self, tally: Tally) -> bool:
+    def reached_in(self, tally: Tally) -> bool:
         """Returns whether the counts are reached."""
         deaths = tally.engine_deaths >= self.engine_deaths and tally.daemon_deaths >= self.daemon_deaths
         return deaths and tally.pages["disk_read"] >= self.disk_reads
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line.
 
     Attributes:
@@ -57,7 +57,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     round: float
-    enough: Enough
+    enough: RequiredCounts
     seed: int
     scenes: tuple[Scene, ...]
     report: Path
@@ -77,14 +77,14 @@ def main(minutes: float, round_: float, seed: int | None, names: tuple[str, ...]
     logging.getLogger("pagetier.client").disabled = True
     scenes = tuple(scene for scene in SCENES if scene.name in names or not names)
     chosen = secrets.randbits(32) if seed is None else seed
-    until = Enough(**enough)
-    wanted = Wanted(seconds=60 * minutes, round=round_, enough=until, seed=chosen, scenes=scenes, report=report)
-    sys.stderr.write(f"seed {wanted.seed}\n")
+    until = RequiredCounts(**enough)
+    options = Options(seconds=60 * minutes, round=round_, enough=until, seed=chosen, scenes=scenes, report=report)
+    sys.stderr.write(f"seed {options.seed}\n")
     for name in sweep():
         sys.stderr.write(f"removed {name}, which an earlier run left behind\n")
     signal.signal(signal.SIGTERM, _leave)
     gc.freeze()
-    sys.exit(_VIOLATED if storm(wanted).violations else 0)
+    sys.exit(_VIOLATED if run_rounds(options).violations else 0)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -110,41 +110,41 @@ class Log:
         return Report.of(seed, self.tally, self._scenes, self.kept)
 
 
-def storm(wanted: Wanted) -> Report:
+def run_rounds(options: Options) -> Report:
     """Runs one round after the other until a promise is broken; rewrites the report after each.
 
     Returns the last report.
     """
     log = Log()
-    report = log.report(wanted.seed)
-    with shown(wanted.seconds) as show:
-        for number, scene in enumerate(_scenes(wanted, log.tally)):
-            done = _round(scene, number, wanted, log.kept, partial(show, scene.name, log.tally))
+    report = log.report(options.seed)
+    with shown(options.seconds) as show:
+        for number, scene in enumerate(_scenes(options, log.tally)):
+            done = _round(scene, number, options, log.kept, partial(show, scene.name, log.tally))
             log.add(scene, done)
-            report = log.report(wanted.seed)
-            _write(wanted, report)
+            report = log.report(options.seed)
+            _write(options, report)
             if log.kept:
                 break
     sys.stderr.write(report.markdown())
     return report
 
 
-def _scenes(wanted: Wanted, tally: Tally) -> Iterator[Scene]:
+def _scenes(options: Options, tally: Tally) -> Iterator[Scene]:
     """Yields each scene in turn, at least once, until the time is over and the required counts are reached."""
-    ends = time.monotonic() + wanted.seconds
-    yield from wanted.scenes
-    for scene in cycle(wanted.scenes):
-        if time.monotonic() >= ends and wanted.enough.seen_in(tally):
+    ends = time.monotonic() + options.seconds
+    yield from options.scenes
+    for scene in cycle(options.scenes):
+        if time.monotonic() >= ends and options.enough.reached_in(tally):
             return
         yield scene
 
 
-def _round(scene: Scene, number: int, wanted: Wanted, kept: list[Path], progress: Callable[[Tally], None]) -> Tally:
+def _round(scene: Scene, number: int, options: Options, kept: list[Path], progress: Callable[[Tally], None]) -> Tally:
     """Runs a round and returns its counts; if a promise was broken, adds the folder of its journals to `kept`."""
-    with Round(scene, wanted.round, wanted.seed + number) as here:
+    with Round(scene, options.round, options.seed + number) as here:
         done = here.run(progress)
         if done.violations:
-            kept.append(_keep(here, wanted.report, number))
+            kept.append(_keep(here, options.report, number))
     return done
 
 
@@ -156,10 +156,10 @@ def _keep(round_: Round, folder: Path, number: int) -> Path:
     return kept
 
 
-def _write(wanted: Wanted, report: Report) -> None:
-    wanted.report.mkdir(parents=True, exist_ok=True)
-    (wanted.report / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    (wanted.report / "report.md").write_text(report.markdown())
+def _write(options: Options, report: Report) -> None:
+    options.report.mkdir(parents=True, exist_ok=True)
+    (options.report / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    (options.report / "report.md").write_text(report.markdown())
 
 
 if __name__ == "__main__":

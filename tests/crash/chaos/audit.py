@@ -37,16 +37,16 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
     journal: Path
     seed: int
 
-    def look_at_all(self) -> None:
+    def check_all(self) -> None:
         """Looks up all pages: loads and compares those in memory, records in the journal those that are on disk."""
-        self._for_each(_note)
+        self._for_each(_check_page)
 
     def load_some(self) -> None:
         """Loads and compares some of the pages on disk, which evicts others."""
-        self._for_each(_load, random.Random(self.seed), _FROM_DISK)
+        self._for_each(_load_page, random.Random(self.seed), _FROM_DISK)
 
     def _for_each(
-        self, look: Callable[[Witness, Keys], None], rng: random.Random | None = None, most: int | None = None
+        self, check: Callable[[Witness, Keys], None], rng: random.Random | None = None, most: int | None = None
     ) -> None:
         pages = _pages(self.scene, read_journals(self.journals))
         if rng is not None:
@@ -55,7 +55,7 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
             if not client.wait_attached(_ATTACH_S):
                 raise RuntimeError("the auditor cannot attach to the daemon")
             for page in pages[:most]:
-                look(Witness(client, journal, self.seed, page.page_bytes), page.keys)
+                check(Witness(client, journal, self.seed, page.page_bytes), page.keys)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """
 
     violations: list[Violation]
-    told: dict[str, int]
+    responses: dict[str, int]
     missed: int
 
 
@@ -107,7 +107,7 @@ def judge(journals: Path, evidence: Evidence) -> Verdict:
     for path in evidence.later:
         found += _between(before, read_journal(path), path.stem, evidence.went)
     found += _in_the_index(before, evidence.pages)
-    return Verdict(found, _told(records), len(missing(records, evidence.may_go.since)))
+    return Verdict(found, _responses(records), len(missing(records, evidence.may_go.since)))
 
 
 def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went: int) -> Iterable[Violation]:
@@ -129,7 +129,7 @@ def _in_the_index(records: Sequence[Record], pages: range) -> Iterable[Violation
         yield Violation(Kind.FRAMES, f"the index has {indexed} pages, {looked_up}")
 
 
-def _told(records: Iterable[Record]) -> dict[str, int]:
+def _responses(records: Iterable[Record]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for record in records:
         counts[record.told] += sum(1 for _ in record.each())
@@ -146,7 +146,7 @@ def _pages(scene: Scene, records: Iterable[Record]) -> list[Chain]:
     return list(pages.values())
 
 
-def _note(witness: Witness, keys: Keys) -> None:
+def _check_page(witness: Witness, keys: Keys) -> None:
     since = time.monotonic_ns()
     with witness.client.match(keys) as match:
         told = Told.HIT if len(match) else Told.REACHED if match.available_pages else Told.MISSED
@@ -155,7 +155,7 @@ def _note(witness: Witness, keys: Keys) -> None:
             witness.load(match, keys)
 
 
-def _load(witness: Witness, keys: Keys) -> None:
+def _load_page(witness: Witness, keys: Keys) -> None:
     with witness.client.match(keys) as match:
         if match.available_pages > len(match):
             witness.load(match, keys, _DISK_S)

@@ -46,7 +46,7 @@ class Child(msgspec.Struct):
         return self.status is None
 
     @property
-    def hit(self) -> bool:
+    def killed_by_test(self) -> bool:
         """Whether it died of the test's SIGKILL, and did not end by itself a moment before."""
         return self.killed and self.code == -signal.SIGKILL
 
@@ -56,7 +56,7 @@ class Child(msgspec.Struct):
         return None if self.status is None else os.waitstatus_to_exitcode(self.status)
 
 
-class Family:
+class ChildProcesses:
     """All children of this process. The caller guarantees that this process has one thread.
 
     `folder` is where children write their tracebacks.
@@ -113,7 +113,7 @@ class Family:
             ended += self.reap()
         return ended
 
-    def last_words(self, child: Child) -> str:
+    def last_output(self, child: Child) -> str:
         """Returns the traceback of a child that raised."""
         path = self._folder / f"{child.role}-{child.pid}.traceback"
         return path.read_text() if path.exists() else "no traceback was written"
@@ -129,10 +129,10 @@ class Family:
     def _live(self, parent: int, role: str, action: Callable[[], object]) -> NoReturn:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        live(self._folder, role, action if os.getppid() == parent else lambda: None)
+        run_and_exit(self._folder, role, action if os.getppid() == parent else lambda: None)
 
 
-def live(folder: Path, role: str, action: Callable[[], object]) -> NoReturn:
+def run_and_exit(folder: Path, role: str, action: Callable[[], object]) -> NoReturn:
     """Runs the action and exits with 0, or writes a traceback and exits with 1 if it raises."""
     code = 1
     try:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from chaos.child_processes import Child, Family
+from chaos.child_processes import Child, ChildProcesses
 from chaos.cleanup import prefix_of_this_process
 from chaos.scenario import Scene
 from pagetier.daemon import main as daemon_main
@@ -24,13 +24,13 @@ _HARMLESS: Final = re.compile(r"\bevent=refused\b")
 """Log lines that are judged by the exit code of the rejected daemon instead."""
 
 
-class StormDaemon(RunningDaemon):
+class ChaosDaemon(RunningDaemon):
     """Daemons of one cache. One at a time serves; others may be started beside it and must be rejected.
 
     No method but remove() waits; look() finds out which one serves.
     """
 
-    def __init__(self, scene: Scene, family: Family) -> None:
+    def __init__(self, scene: Scene, processes: ChildProcesses) -> None:
         super().__init__()
         self.name = prefix_of_this_process() + self.name.rpartition("-")[2]
         self.folder.cleanup()
@@ -38,18 +38,18 @@ class StormDaemon(RunningDaemon):
         self.socket = Path(self.folder.name) / "pagetier.sock"
         self.disk = Path(self.folder.name) / "disk"
         self._scene = scene
-        self._family = family
+        self._processes = processes
         self._started: dict[int, float] = {}
         self._rivals: dict[int, list[Child]] = {}
         self.children: list[Child] = []
         self.adoptions: list[float] = []
         self.serving: Child | None = None
 
-    def light(self) -> None:
+    def start_daemon(self) -> None:
         """Starts one more daemon."""
         arguments = ["--name", self.name, "--socket", str(self.socket), *self._scene.flags(self.disk)]
         log = self._log_of(len(self._started))
-        child = self._family.fork("daemon", lambda: _serve(arguments, log), len(self._started))
+        child = self._processes.fork("daemon", lambda: _serve(arguments, log), len(self._started))
         self.note(child)
 
     def note(self, child: Child) -> None:
@@ -62,7 +62,7 @@ class StormDaemon(RunningDaemon):
         self.children.append(child)
 
     def look(self) -> bool:
-        """Returns whether a daemon serves, and records one that has just become ready."""
+        """Returns whether a daemon serves, and records one that has just exec_job ready."""
         self.children = [child for child in self.children if child.lives]
         if self.serving is not None and not self.serving.lives:
             self.serving = None
@@ -95,14 +95,14 @@ class StormDaemon(RunningDaemon):
         """Returns how often a disk tier was opened and its content loaded into the index."""
         return sum(_DISK_OPEN in line for line in self._logs())
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Returns the log of the daemon that was started last."""
         return self._log_of(len(self._started) - 1).read_text()
 
     def ended_well(self, child: Child) -> bool:
         """Returns whether a daemon's end was expected: killed, or rejected beside another one that was not rejected."""
         beside = any(rival.code != Exit.REFUSED for rival in self._rivals[child.seat])
-        return child.hit or (beside and child.code == Exit.REFUSED)
+        return child.killed_by_test or (beside and child.code == Exit.REFUSED)
 
     def remove(self) -> None:
         """Removes the daemon's segments in /dev/shm and its folder."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from chaos.heartbeat import Seats
+from chaos.heartbeat import Heartbeats
 from chaos.scenario import LARGE, SMALL, Chain, Scene, chain_of, pick
 from oracle.journal import Journal, Told
 from oracle.witness import Looked, Witness
@@ -23,7 +23,7 @@ _HOLD_S: Final = 0.03
 _NICE: Final = 10  # as the disk worker, which gets no processor time beside busy engines of a higher priority
 
 
-class Post(msgspec.Struct, frozen=True):
+class EngineContext(msgspec.Struct, frozen=True):
     """The context of an engine process, the same for all of a round except for the seat.
 
     Times are CLOCK_MONOTONIC seconds.
@@ -32,7 +32,7 @@ class Post(msgspec.Struct, frozen=True):
     scene: Scene
     socket: Path
     journals: Path
-    seats: Seats
+    heartbeats: Heartbeats
     began: float
     ends: float
     seed: int
@@ -55,13 +55,13 @@ class Post(msgspec.Struct, frozen=True):
 class Engine:
     """An attached process with a journal and a random generator; `chance` is its seed."""
 
-    def __init__(self, post: Post, chance: int) -> None:
+    def __init__(self, context: EngineContext, chance: int) -> None:
         os.nice(_NICE)
-        self.post = post
+        self.context = context
         self.rng = random.Random(chance)
-        self.journal = post.journal()
-        self.client = Client(post.socket, timeout=TIMEOUT_S)
-        self._witnesses = {size: Witness(self.client, self.journal, post.seed, size) for size in (SMALL, LARGE)}
+        self.journal = context.journal()
+        self.client = Client(context.socket, timeout=TIMEOUT_S)
+        self._witnesses = {size: Witness(self.client, self.journal, context.seed, size) for size in (SMALL, LARGE)}
         self.client.wait_attached(_ATTACH_S)
 
     def witness(self, chain: Chain) -> Witness:
@@ -74,27 +74,27 @@ class Engine:
 
     def next_number(self) -> int:
         """Returns the number of the prompt of the next request."""
-        return self.post.pick(self.rng)
+        return self.context.pick(self.rng)
 
     def look(self, chain: Chain) -> Looked:
         """Matches, loads and compares the pages of a prompt, and returns the result."""
         looked = self.witness(chain).look(chain.keys, self.rng.choice((0.0, TIMEOUT_S)))
-        self.post.seats.verified(self.post.seat, looked.loaded * chain.page_bytes)
+        self.context.heartbeats.verified(self.context.seat, looked.loaded * chain.page_bytes)
         return looked
 
     def pause(self) -> None:
         """Reports progress and waits for a random time before the next request."""
-        self.post.seats.beat(self.post.seat)
-        time.sleep(self.rng.uniform(0, self.post.scene.pause))
+        self.context.heartbeats.beat(self.context.seat)
+        time.sleep(self.rng.uniform(0, self.context.scene.pause))
 
 
-def lone(post: Post, chance: int) -> None:
+def single_process_engine(context: EngineContext, chance: int) -> None:
     """Runs an engine of one process. Never returns; sometimes the process exits by itself."""
-    engine = Engine(post, chance)
-    deeds: list[tuple[Callable[[Engine], None], float]] = [
-        (_serve, 0.86), (_hold, 0.06), (_change_mind, 0.04), (_fork, 0.01), (_ask_disk, 0.02), (_leave, 0.01),
+    engine = Engine(context, chance)
+    weighted: list[tuple[Callable[[Engine], None], float]] = [
+        (_serve, 0.86), (_hold, 0.06), (_cancel_store, 0.04), (_fork, 0.01), (_ask_disk, 0.02), (_leave, 0.01),
     ]  # fmt: skip
-    actions, weights = zip(*deeds, strict=True)
+    actions, weights = zip(*weighted, strict=True)
     while True:
         engine.rng.choices(actions, weights)[0](engine)
         engine.pause()
@@ -116,11 +116,11 @@ def _hold(engine: Engine) -> None:
     with engine.client.match(chain.keys) as match:
         witness.journal.write(Told.HIT, chain.keys[: len(match)].data, since)
         for _ in range(2):
-            engine.post.seats.verified(engine.post.seat, witness.load(match, chain.keys) * chain.page_bytes)
+            engine.context.heartbeats.verified(engine.context.seat, witness.load(match, chain.keys) * chain.page_bytes)
             time.sleep(engine.rng.uniform(0, _HOLD_S))
 
 
-def _change_mind(engine: Engine) -> None:
+def _cancel_store(engine: Engine) -> None:
     """Reserves pages and abandons them: partly written, or before the response of the daemon arrives."""
     chain = engine.next_chain()
     witness = engine.witness(chain)
@@ -145,7 +145,7 @@ def _fork(engine: Engine) -> None:
         os.waitpid(child, 0)
         return
     engine.rng = random.Random(chance)
-    engine.journal = engine.post.journal()
+    engine.journal = engine.context.journal()
     for witness in engine._witnesses.values():
         witness.journal = engine.journal
     engine.client.wait_attached(_ATTACH_S)

@@ -10,25 +10,25 @@ from typing import Final
 
 import msgspec
 
-from chaos.child_processes import Child, Family
-from chaos.engine import Post, lone
+from chaos.child_processes import Child, ChildProcesses
+from chaos.engine import EngineContext, single_process_engine
 from chaos.ranks import RANKS, rank, scheduler
-from chaos.spawned import Job, become
+from chaos.spawned import Job, exec_job
 
 LONE_ENGINES: Final = 3
 ENGINES_OF_RANKS: Final = 2
 SEATS: Final = LONE_ENGINES + ENGINES_OF_RANKS * (1 + RANKS)
 
 
-class Crew:
+class EnginePool:
     """The engines of a round.
 
     The seats of single-process engines come first, then those of schedulers and their ranks.
     """
 
-    def __init__(self, family: Family, post: Post, rng: random.Random) -> None:
-        self._family = family
-        self._post = post
+    def __init__(self, processes: ChildProcesses, context: EngineContext, rng: random.Random) -> None:
+        self._processes = processes
+        self._post = context
         self._rng = rng
         self._engines: list[list[Child]] = [[] for _ in range(LONE_ENGINES + ENGINES_OF_RANKS)]
 
@@ -37,7 +37,7 @@ class Crew:
         """The running processes of all engines."""
         return [child for engine in self._engines for child in engine if child.lives]
 
-    def man(self) -> list[Child]:
+    def start_missing(self) -> list[Child]:
         """Starts each engine that has no process left, and returns the new processes."""
         fresh = []
         for number, engine in enumerate(self._engines):
@@ -47,8 +47,8 @@ class Crew:
         return fresh
 
     def _lone(self, number: int) -> list[Child]:
-        chance, post = self._rng.getrandbits(32), self._at(number)
-        return [self._start(Job("engine", post, chance), lambda: lone(post, chance))]
+        chance, context = self._rng.getrandbits(32), self._at(number)
+        return [self._start(Job("engine", context, chance), lambda: single_process_engine(context, chance))]
 
     def _with_ranks(self, number: int) -> list[Child]:
         """Starts a scheduler and its ranks.
@@ -67,31 +67,31 @@ class Crew:
         return children
 
     def _scheduler(self, seat: int, ours: list[Connection], theirs: list[Connection]) -> Child:
-        chance, post = self._rng.getrandbits(32), self._at(seat)
+        chance, context = self._rng.getrandbits(32), self._at(seat)
 
         def live() -> None:
             for pipe in theirs:
                 pipe.close()
-            scheduler(post, chance, ours)
+            scheduler(context, chance, ours)
 
-        return self._start(Job("scheduler", post, chance, pipes=tuple(pipe.fileno() for pipe in ours)), live)
+        return self._start(Job("scheduler", context, chance, pipes=tuple(pipe.fileno() for pipe in ours)), live)
 
     def _rank(self, seat: int, index: int, theirs: list[Connection]) -> Child:
-        chance, post = self._rng.getrandbits(32), self._at(seat)
+        chance, context = self._rng.getrandbits(32), self._at(seat)
 
         def live() -> None:
             for other, pipe in enumerate(theirs):
                 if other != index:
                     pipe.close()
-            rank(post, chance, index, theirs[index])
+            rank(context, chance, index, theirs[index])
 
-        return self._start(Job("rank", post, chance, index, (theirs[index].fileno(),)), live)
+        return self._start(Job("rank", context, chance, index, (theirs[index].fileno(),)), live)
 
     def _start(self, job: Job, forked: Callable[[], object]) -> Child:
         """Starts a process that runs the job, by exec or by fork."""
-        action = (lambda: become(job)) if job.post.scene.spawned else forked
-        return self._family.fork(job.role, action, job.post.seat)
+        action = (lambda: exec_job(job)) if job.context.scene.spawned else forked
+        return self._processes.fork(job.role, action, job.context.seat)
 
-    def _at(self, seat: int) -> Post:
-        self._post.seats.beat(seat)
+    def _at(self, seat: int) -> EngineContext:
+        self._post.heartbeats.beat(seat)
         return msgspec.structs.replace(self._post, seat=seat)

@@ -36,7 +36,7 @@ class _Disk(msgspec.Struct, frozen=True):
 _NO_DISK = _Disk(0, 0, open=False)
 
 
-class Leaving:
+class EvictionAccounting:
     """An upper limit for the number of pages that left the cache for good, from samples of the counters.
 
     A page that leaves memory while a disk is open is on the disk (and counts in `disk_evicted` when it leaves that), or
@@ -52,7 +52,7 @@ class Leaving:
         self._observer = observer
         self._disk = _NO_DISK
         self._evicted = 0
-        self._unheld = 0
+        self._lost = 0
 
     def look(self) -> None:
         """Takes a sample.
@@ -62,7 +62,7 @@ class Leaving:
         disk = self._look_at_disk()
         evicted = self._observer.header()["evicted"]
         if not self._open_until_now():
-            self._unheld += evicted - self._evicted
+            self._lost += evicted - self._evicted
         self._disk, self._evicted = disk, evicted
 
     @property
@@ -70,7 +70,7 @@ class Leaving:
         """The largest number of pages that may have been lost until now."""
         self.look()
         header = self._observer.header()
-        return self._unheld + header["disk_lost"] + header["disk_evicted"] + header["disk_spared"]
+        return self._lost + header["disk_lost"] + header["disk_evicted"] + header["disk_spared"]
 
     def _open_until_now(self) -> bool:
         now = self._look_at_disk()

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from chaos.audit import Auditor, Evidence, Verdict, judge
-from chaos.child_processes import Family
-from chaos.daemons import StormDaemon
-from chaos.eviction_accounting import Leaving
+from chaos.child_processes import ChildProcesses
+from chaos.daemons import ChaosDaemon
+from chaos.eviction_accounting import EvictionAccounting
 from chaos.round_counts import Tally
 from chaos.scenario import EXPIRY_S, Scene
 from oracle.checker import WORKER_NAME, Kind, Losses, Violation
@@ -29,7 +29,7 @@ _PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
 
 
-class Ending:
+class FinalAudit:
     """The end of a round, when its engines are dead and a daemon serves.
 
     gone_before is the number of lost pages that the daemon had counted when the journals of the round began.
@@ -38,9 +38,9 @@ class Ending:
     def __init__(
         self,
         scene: Scene,
-        daemon: StormDaemon,
-        family: Family,
-        leaving: Leaving,
+        daemon: ChaosDaemon,
+        processes: ChildProcesses,
+        evictions: EvictionAccounting,
         journals: Path,
         seed: int,
         *,
@@ -49,8 +49,8 @@ class Ending:
         self._gone_before = gone_before
         self._scene = scene
         self._daemon = daemon
-        self._family = family
-        self._leaving = leaving
+        self._processes = processes
+        self._evictions = evictions
         self._journals = journals
         self._seed = seed
 
@@ -65,7 +65,7 @@ class Ending:
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
         settled, header, gone = end_of(self._daemon), self._daemon.header(), self._gone()
         tally.pages.update({name: header[name] for name in COUNTED})
-        before = self._audit("before", Auditor.look_at_all)
+        before = self._audit("before", Auditor.check_all)
         pages = sorted(taken["entries"] - taken["free_entries"] for taken in (header, self._daemon.header()))
         later = list(self._after_deaths(tally))
         went, may_go = self._gone() - gone, self._may_go(since, tally)
@@ -90,18 +90,18 @@ class Ending:
         if self._scene.disk:
             self._lose_worker()
             tally.deaths["disk worker"] += 1
-            yield self._audit("without-worker", Auditor.look_at_all)
+            yield self._audit("without-worker", Auditor.check_all)
         self._replace()
         tally.deaths["daemon"] += 1
-        yield self._audit("after", Auditor.look_at_all)
+        yield self._audit("after", Auditor.check_all)
 
     def stop(self) -> list[Violation]:
         """Stops the daemon by SIGTERM and returns the violations: complaints in its log, its exit code, leftovers."""
         child = self._daemon.serving
         found = [Violation(Kind.CRASH, f"a daemon wrote {line}") for line in self._daemon.complaints()]
         if child is not None:
-            self._family.signal(child, signal.SIGTERM)
-            self._family.wait(child, _PATIENCE_S)
+            self._processes.signal(child, signal.SIGTERM)
+            self._processes.wait(child, _PATIENCE_S)
             if child.code != 0:
                 found.append(Violation(Kind.CRASH, f"a daemon that got SIGTERM ended with {child.code}"))
         return found + [Violation(Kind.LEFTOVER, name) for name in self._daemon.leftovers()]
@@ -126,11 +126,11 @@ class Ending:
         """Kills the daemon at rest with SIGKILL and starts the next one; its worker dies with it."""
         child = self._daemon.serving
         if child is not None:
-            self._family.kill(child)
-            self._family.wait(child)
+            self._processes.kill(child)
+            self._processes.wait(child)
         self._daemon.look()
-        self._daemon.light()
-        await_daemon(self._daemon, self._family)
+        self._daemon.start_daemon()
+        await_daemon(self._daemon, self._processes)
         self._settle()
 
     def _lose_worker(self) -> None:
@@ -139,14 +139,14 @@ class Ending:
         Raises:
             RuntimeError: There is no disk worker, or the disk tier does not open again.
         """
-        self._leaving.look()
+        self._evictions.look()
         opened = self._daemon.disks_opened()
         pid = self._daemon.worker()
         if not pid:
-            raise RuntimeError(f"the daemon has no disk worker at rest: {self._daemon.last_words()}")
+            raise RuntimeError(f"the daemon has no disk worker at rest: {self._daemon.last_output()}")
         os.kill(pid, signal.SIGKILL)
         if not eventually(lambda: self._daemon.disks_opened() > opened, _PATIENCE_S):
-            raise RuntimeError(f"the disk tier did not open again: {self._daemon.last_words()}")
+            raise RuntimeError(f"the disk tier did not open again: {self._daemon.last_output()}")
         self._settle()
 
     def _may_go(self, since: int, tally: Tally) -> Losses:
@@ -158,7 +158,7 @@ class Ending:
 
     def _gone(self) -> int:
         """Returns the number of pages that left the cache for good, as far as the daemons could count them."""
-        return 0 if self._scene.roomy else self._leaving.pages
+        return 0 if self._scene.roomy else self._evictions.pages
 
     def _caps(self) -> Caps:
         shm = segments_bytes(self._daemon.observer())
@@ -181,23 +181,23 @@ class Ending:
 
     def _in_child(self, role: str, action: Callable[[], object]) -> None:
         """Runs an action in a child process. Raises RuntimeError if the child does not end with 0."""
-        child = self._family.fork(role, action)
-        self._family.wait(child, 4 * _PATIENCE_S)
+        child = self._processes.fork(role, action)
+        self._processes.wait(child, 4 * _PATIENCE_S)
         if child.code != 0:
-            raise RuntimeError(f"the {role} ended with {child.code}: {self._family.last_words(child)}")
+            raise RuntimeError(f"the {role} ended with {child.code}: {self._processes.last_output(child)}")
 
 
-def await_disk(daemon: StormDaemon) -> None:
+def await_disk(daemon: ChaosDaemon) -> None:
     """Waits until the disk tier of the first daemon is open. Raises RuntimeError if it does not open."""
     if not eventually(lambda: daemon.disks_opened() > 0, _PATIENCE_S):
-        raise RuntimeError(f"the disk tier did not open: {daemon.last_words()}")
+        raise RuntimeError(f"the disk tier did not open: {daemon.last_output()}")
 
 
-def await_daemon(daemon: StormDaemon, family: Family) -> None:
+def await_daemon(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
     """Waits until a daemon serves. Raises RuntimeError if none does."""
     ends = time.monotonic() + _PATIENCE_S
     while not daemon.look():
         if time.monotonic() > ends or not daemon.children:
-            raise RuntimeError(f"no daemon became ready: {daemon.last_words()}")
-        family.reap()
+            raise RuntimeError(f"no daemon became ready: {daemon.last_output()}")
+        processes.reap()
         time.sleep(_TICK_S)

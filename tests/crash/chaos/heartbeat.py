@@ -15,7 +15,7 @@ _STEPS: Final = 2
 _FIELDS: Final = 3
 
 
-class Seats:
+class Heartbeats:
     """Shared memory with a row for each seat, written by the process that has the seat.
 
     A forked process inherits it; a process that was started by exec maps it through `file`, an inherited descriptor.
@@ -27,8 +27,8 @@ class Seats:
         self._memory = mmap.mmap(self.file, seats * _FIELDS * 8)
         self._lines = np.frombuffer(self._memory, dtype=np.int64).reshape(seats, _FIELDS)
 
-    def __reduce__(self) -> tuple[type[Seats], tuple[int, int]]:
-        return Seats, (len(self._lines), self.file)
+    def __reduce__(self) -> tuple[type[Heartbeats], tuple[int, int]]:
+        return Heartbeats, (len(self._lines), self.file)
 
     def beat(self, seat: int) -> None:
         """Records a step of the process in this seat."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from chaos.engine import Engine, Post
+from chaos.engine import Engine, EngineContext
 from chaos.scenario import Chain, chain_of
 from oracle.journal import Told
 from pagetier.client import Match, MatchHandle, Part
@@ -20,57 +20,57 @@ _ANSWER_S: Final = 5.0
 _AWAY: Final = -1
 
 
-class Order(msgspec.Struct, frozen=True):
+class RankCommand(msgspec.Struct, frozen=True):
     """A command of the scheduler to a rank: load the pages of `handover`, or store a part of the prompt without it."""
 
     number: int
     handover: MatchHandle | None = None
 
 
-def scheduler(post: Post, chance: int, ranks: list[Connection]) -> None:
+def scheduler(context: EngineContext, chance: int, ranks: list[Connection]) -> None:
     """Serves requests until it is killed. If one rank ends, it continues with the other; without ranks it exits."""
-    engine = Engine(post, chance)
+    engine = Engine(context, chance)
     while ranks:
         number = engine.next_number()
         if _load(engine, number, ranks) < len(chain_of(number).keys):
-            _ask(ranks, Order(number))
+            _request(ranks, RankCommand(number))
             engine.look(chain_of(number))
         engine.pause()
     os._exit(0)
 
 
-def rank(post: Post, chance: int, index: int, orders: Connection) -> None:
+def rank(context: EngineContext, chance: int, index: int, commands: Connection) -> None:
     """Executes the scheduler's commands until the scheduler is gone, then exits with or without detaching."""
-    engine = Engine(post, chance)
+    engine = Engine(context, chance)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            order = _next(engine, orders)
-            orders.send(_carry_out(engine, order, index))
+            command = _next(engine, commands)
+            commands.send(_execute(engine, command, index))
     if engine.rng.random() < 0.5:
         engine.client.close()
     os._exit(0)
 
 
-def _next(engine: Engine, orders: Connection) -> Order:
-    while not orders.poll(0.5):
-        engine.post.seats.beat(engine.post.seat)
-    engine.post.seats.beat(engine.post.seat)
-    order = orders.recv()
-    assert isinstance(order, Order)
-    return order
+def _next(engine: Engine, commands: Connection) -> RankCommand:
+    while not commands.poll(0.5):
+        engine.context.heartbeats.beat(engine.context.seat)
+    engine.context.heartbeats.beat(engine.context.seat)
+    command = commands.recv()
+    assert isinstance(command, RankCommand)
+    return command
 
 
-def _carry_out(engine: Engine, order: Order, index: int) -> int:
+def _execute(engine: Engine, command: RankCommand, index: int) -> int:
     """Returns the number of pages loaded, or adopted if fewer; _AWAY if there are no segments to load from."""
-    chain = chain_of(order.number)
-    if order.handover is None:
+    chain = chain_of(command.number)
+    if command.handover is None:
         return engine.witness(chain).store(chain.keys, Part(index, RANKS)).stored
     session = engine.client.session
-    if session is None or session.segments_id != order.handover.segments_id:
+    if session is None or session.segments_id != command.handover.segments_id:
         return _AWAY
-    with engine.client.adopt(order.handover) as match:
+    with engine.client.adopt(command.handover) as match:
         right = engine.witness(chain).load(match, chain.keys)
-        engine.post.seats.verified(engine.post.seat, right * chain.page_bytes)
+        engine.context.heartbeats.verified(engine.context.seat, right * chain.page_bytes)
         return len(match)
 
 
@@ -82,29 +82,29 @@ def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
         if not len(match):
             return match.available_pages
         engine.journal.write(Told.HIT, chain.keys[: len(match)].data, since)
-        for adopted in _ask(ranks, Order(number, match.to_handle())):
-            _expect(engine, chain, match, adopted)
+        for adopted in _request(ranks, RankCommand(number, match.to_handle())):
+            _check_adopted(engine, chain, match, adopted)
         return match.available_pages
 
 
-def _expect(engine: Engine, chain: Chain, match: Match, adopted: int) -> None:
+def _check_adopted(engine: Engine, chain: Chain, match: Match, adopted: int) -> None:
     """Records an error unless all pages that are pinned here could be adopted."""
     if adopted not in (_AWAY, len(match)):
         note = f"a rank adopted only {adopted} of {len(match)} pages that the scheduler had pinned"
         engine.journal.write(Told.WRONG, chain.keys[max(adopted, 0)], note=note)
 
 
-def _ask(ranks: list[Connection], order: Order) -> list[int]:
+def _request(ranks: list[Connection], command: RankCommand) -> list[int]:
     """Sends a command to all ranks and returns their results; ranks that do not respond are dropped from `ranks`."""
-    reached = [pipe for pipe in ranks if _tell(pipe, order)]
+    reached = [pipe for pipe in ranks if _send(pipe, command)]
     answers = {pipe: _answer(pipe) for pipe in reached}
     ranks[:] = [pipe for pipe in reached if answers[pipe] is not None]
     return [answer for answer in answers.values() if answer is not None]
 
 
-def _tell(pipe: Connection, order: Order) -> bool:
+def _send(pipe: Connection, command: RankCommand) -> bool:
     try:
-        pipe.send(order)
+        pipe.send(command)
     except OSError:
         return False
     return True

@@ -36,7 +36,7 @@ class Spread(msgspec.Struct, frozen=True):
         return f"median {self.median} ms, p99 {self.p99} ms, at most {self.most} ms ({self.count})"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SceneReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one scene.
 
     Attributes:
@@ -56,7 +56,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     disk_percent: float
 
     @classmethod
-    def of(cls, tally: Tally) -> Place:
+    def of(cls, tally: Tally) -> SceneReport:
         """Returns the results of all rounds of a scene."""
         late = sum(seconds > LIMIT_S for seconds in tally.returned)
         return cls(
@@ -92,7 +92,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     deaths: dict[str, int]
     stops: dict[str, int]
     lives: dict[str, int]
-    told: dict[str, int]
+    responses: dict[str, int]
     pages_verified: int
     bytes_verified: int
     steps: int
@@ -100,7 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     returned: Spread
     returned_late: int
     adoptions: Spread
-    scenes: dict[str, Place]
+    scenes: dict[str, SceneReport]
     violations: list[Violation]
     journals: list[str]
 
@@ -124,15 +124,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             deaths=dict(sorted(tally.deaths.items())),
             stops=dict(sorted(tally.stops.items())),
             lives=dict(sorted(tally.lives.items())),
-            told=dict(sorted(tally.told.items())),
-            pages_verified=tally.told["loaded"],
+            responses=dict(sorted(tally.responses.items())),
+            pages_verified=tally.responses["loaded"],
             bytes_verified=tally.bytes_verified,
             steps=tally.steps,
             samples=tally.samples,
             returned=Spread.of(tally.returned),
             returned_late=sum(seconds > LIMIT_S for seconds in tally.returned),
             adoptions=Spread.of(tally.adoptions),
-            scenes={name: Place.of(part) for name, part in scenes.items()},
+            scenes={name: SceneReport.of(part) for name, part in scenes.items()},
             violations=tally.violations,
             journals=[str(folder) for folder in journals],
         )
@@ -144,7 +144,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             _table("killed", self.deaths),
             _table("stopped for a while", self.stops),
             _table("started", self.lives),
-            _table("pages by response", self.told),
+            _table("pages by response", self.responses),
             f"{self.bytes_verified / 1e9:.1f} GB were compared byte by byte; {self.samples} samples were checked.",
             f"The slot of a dead process was free after: {self.returned}; {self.returned_late} took over a second.",
             "Only deaths after which the daemon ran for over a second are measured.",
@@ -162,7 +162,7 @@ def _table(head: str, counts: dict[str, int]) -> str:
     return f"| {head} | how many |\n|---|---:|\n{rows}\n"
 
 
-def _scenes(scenes: Mapping[str, Place]) -> str:
+def _scenes(scenes: Mapping[str, SceneReport]) -> str:
     """Returns the table of scenes: pages as the daemons counted them, slots and disk usage."""
     head = [
         "scene",

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from chaos.cleanup import prefix_of_this_process
-from chaos.cluster import Populace
-from chaos.engine import Post
-from chaos.eviction_accounting import Leaving
-from chaos.final_audit import Ending, await_daemon, await_disk
-from chaos.random_schedule import Fates
+from chaos.cluster import Cluster
+from chaos.engine import EngineContext
+from chaos.eviction_accounting import EvictionAccounting
+from chaos.final_audit import FinalAudit, await_daemon, await_disk
+from chaos.random_schedule import Schedule
 from chaos.round_counts import Tally
 from chaos.scenario import Scene
 from oracle.checker import Kind
@@ -38,7 +38,7 @@ class Round:
         self._folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process(), ignore_cleanup_errors=True)
         self.journals = Path(self._folder.name)
         self._rng = random.Random(seed)
-        self._all = Populace(scene, self.journals, self._rng, self.tally)
+        self._cluster = Cluster(scene, self.journals, self._rng, self.tally)
         self._seconds = seconds
         self._seed = seed
         self._samples: list[Sample] = []
@@ -49,12 +49,12 @@ class Round:
         try:
             self._live(progress)
         except RuntimeError as error:
-            self._all.violation(Kind.HANG, str(error))
-        self.tally.returned += self._all.mourning.returned
-        self.tally.violations += self._all.mourning.violations
-        self.tally.adoptions += self._all.daemon.adoptions
-        self.tally.samples, self.tally.steps = len(self._samples), self._all.seats.steps
-        self.tally.bytes_verified = self._all.seats.bytes
+            self._cluster.violation(Kind.HANG, str(error))
+        self.tally.returned += self._cluster.slot_reuse.returned
+        self.tally.violations += self._cluster.slot_reuse.violations
+        self.tally.adoptions += self._cluster.daemon.adoptions
+        self.tally.samples, self.tally.steps = len(self._samples), self._cluster.heartbeats.steps
+        self.tally.bytes_verified = self._cluster.heartbeats.bytes
         if self.scene.disk:
             self.tally.disk_use.append(max((sample.disk for sample in self._samples), default=0) / self.scene.disk)
         self.tally.seconds = time.monotonic() - began
@@ -62,44 +62,52 @@ class Round:
 
     def _live(self, progress: Callable[[Tally], None]) -> None:
         """Runs all stages of the round. Raises RuntimeError if a stage hangs, so that the cache cannot be audited."""
-        self._all.daemon.light()
-        await_daemon(self._all.daemon, self._all.family)
+        self._cluster.daemon.start_daemon()
+        await_daemon(self._cluster.daemon, self._cluster.processes)
         if self.scene.disk:
-            await_disk(self._all.daemon)
-        self._observer = self._all.daemon.observer()
-        self._leaving = Leaving(self._observer)
+            await_disk(self._cluster.daemon)
+        self._observer = self._cluster.daemon.observer()
+        self._evictions = EvictionAccounting(self._observer)
         self._storm(progress)
-        self._all.calm(self._observer)
-        ending = Ending(self.scene, self._all.daemon, self._all.family, self._leaving, self.journals, self._seed)
-        verdict = ending.judge(self.tally, self._samples)
-        self.tally.told.update(verdict.told)
+        self._cluster.end_engines(self._observer)
+        final_audit = FinalAudit(
+            self.scene, self._cluster.daemon, self._cluster.processes, self._evictions, self.journals, self._seed
+        )
+        verdict = final_audit.judge(self.tally, self._samples)
+        self.tally.responses.update(verdict.responses)
         self.tally.pages["missed"] += verdict.missed
-        self.tally.violations += [*verdict.violations, *ending.stop()]
+        self.tally.violations += [*verdict.violations, *final_audit.stop()]
 
     def _storm(self, progress: Callable[[Tally], None]) -> None:
         scene, now = self.scene, time.monotonic()
-        post = Post(
-            scene, self._all.daemon.socket, self.journals, self._all.seats, now, now + self._seconds, self._seed
+        context = EngineContext(
+            scene,
+            self._cluster.daemon.socket,
+            self.journals,
+            self._cluster.heartbeats,
+            now,
+            now + self._seconds,
+            self._seed,
         )
-        self._all.hire(post)
-        fates = Fates(self._rng, now)
-        fates.add(self._all.kill_engine, scene.engine_death)
-        fates.add(self._all.stop_somebody, scene.stop)
-        fates.add(self._sample, _SAMPLE_S)
-        self._pass_time(fates, now + _WARM_S, progress, self._is_warm)
+        self._cluster.use_engines(context)
+        schedule = Schedule(self._rng, now)
+        schedule.add(self._cluster.kill_engine, scene.engine_death)
+        schedule.add(self._cluster.stop_random_process, scene.stop)
+        schedule.add(self._sample, _SAMPLE_S)
+        self._pass_time(schedule, now + _WARM_S, progress, self._is_warm)
         later = time.monotonic() - now
-        fates.add(self._all.kill_daemon, scene.daemon_death, later)
-        fates.add(self._all.condemn_worker, scene.worker_death, later)
-        self._pass_time(fates, now + later + self._seconds, progress, lambda: False)
+        schedule.add(self._cluster.kill_daemon, scene.daemon_death, later)
+        schedule.add(self._cluster.request_worker_death, scene.worker_death, later)
+        self._pass_time(schedule, now + later + self._seconds, progress, lambda: False)
 
     def _pass_time(
-        self, fates: Fates, ends: float, progress: Callable[[Tally], None], enough: Callable[[], bool]
+        self, schedule: Schedule, ends: float, progress: Callable[[Tally], None], enough: Callable[[], bool]
     ) -> None:
         """Runs the cluster until `ends`, or until `enough` returns True."""
         while (now := time.monotonic()) < ends and not enough():
-            self._all.tend(now)
-            self._all.man()
-            fates.pass_on(now)
+            self._cluster.maintain(now)
+            self._cluster.start_missing()
+            schedule.run_due(now)
             progress(self.tally)
             time.sleep(_TICK_S)
 
@@ -110,10 +118,10 @@ class Round:
         return header["disk_written"] >= self.scene.warm and (self.scene.roomy or header["disk_read"] > 0)
 
     def _sample(self) -> None:
-        disk = self._all.daemon.disk if self.scene.disk else None
-        self._samples.append(taken(self._observer, self._all.daemon.name, disk))
-        self._leaving.look()
-        self._all.mourn(time.monotonic(), self._observer)
+        disk = self._cluster.daemon.disk if self.scene.disk else None
+        self._samples.append(taken(self._observer, self._cluster.daemon.name, disk))
+        self._evictions.look()
+        self._cluster.check_slots(time.monotonic(), self._observer)
 
     def __enter__(self) -> Self:
         return self
@@ -121,5 +129,5 @@ class Round:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._all.end()
+        self._cluster.end()
         self._folder.cleanup()

@@ -28,7 +28,7 @@ class Tally(msgspec.Struct):
     deaths: Counter[str] = msgspec.field(default_factory=Counter)
     stops: Counter[str] = msgspec.field(default_factory=Counter)
     lives: Counter[str] = msgspec.field(default_factory=Counter)
-    told: Counter[str] = msgspec.field(default_factory=Counter)
+    responses: Counter[str] = msgspec.field(default_factory=Counter)
     pages: Counter[str] = msgspec.field(default_factory=Counter)
     returned: list[float] = msgspec.field(default_factory=list)
     adoptions: list[float] = msgspec.field(default_factory=list)

@@ -25,7 +25,7 @@ class _Back(msgspec.Struct, frozen=True):
     waited: float
 
 
-class Mourning:
+class SlotReuse:
     """The dead processes whose slots are still in use. All times are CLOCK_MONOTONIC in seconds.
 
     The clock of this class runs while a daemon serves and stands while the daemon is stopped. It restarts at 0 with the
@@ -62,7 +62,7 @@ class Mourning:
 
     def stands(self, now: float) -> None:
         """Stops the clock because the daemon is stopped; the next observation restarts it."""
-        self._go_on_to(now)
+        self._advance_to(now)
         self._seen = None
 
     def no_daemon(self) -> None:
@@ -80,7 +80,7 @@ class Mourning:
         if daemon != self._life:
             self.no_daemon()
             self._life = daemon
-        self._go_on_to(now)
+        self._advance_to(now)
         self._seen = now
         for pid, since in list(self._waiting.items()):
             waited = self._clock - since
@@ -97,7 +97,7 @@ class Mourning:
         self.returned += [back.waited for back in self._back]
         self._back.clear()
 
-    def _go_on_to(self, now: float) -> None:
+    def _advance_to(self, now: float) -> None:
         if self._seen is not None:
             self._clock += now - self._seen
 

@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import msgspec
 
-from chaos.child_processes import live
-from chaos.engine import Post, lone
+from chaos.child_processes import run_and_exit
+from chaos.engine import EngineContext, single_process_engine
 from chaos.ranks import rank, scheduler
 
 
@@ -24,14 +24,14 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         role: "engine", "scheduler" or "rank".
-        post: The context of the process.
+        context: The context of the process.
         chance: The seed of its random generator.
         index: The number of a rank.
         pipes: The descriptors of the pipes: a scheduler's to its ranks, or a rank's to its scheduler.
     """
 
     role: str
-    post: Post
+    context: EngineContext
     chance: int
     index: int = 0
     pipes: tuple[int, ...] = ()
@@ -40,18 +40,18 @@ class Job(msgspec.Struct, frozen=True):
         """Runs the job; ends only by an exception."""
         pipes = [Connection(pipe) for pipe in self.pipes]
         if self.role == "engine":
-            lone(self.post, self.chance)
+            single_process_engine(self.context, self.chance)
         elif self.role == "scheduler":
-            scheduler(self.post, self.chance, pipes)
+            scheduler(self.context, self.chance, pipes)
         else:
-            rank(self.post, self.chance, self.index, pipes[0])
+            rank(self.context, self.chance, self.index, pipes[0])
 
 
-def become(job: Job) -> NoReturn:
+def exec_job(job: Job) -> NoReturn:
     """Replaces this forked process by a new interpreter that runs the job; the pid stays."""
     file = os.memfd_create("pagetier-storm-job", 0)
     os.write(file, pickle.dumps(job))
-    for descriptor in (*job.pipes, job.post.seats.file):
+    for descriptor in (*job.pipes, job.context.heartbeats.file):
         os.set_inheritable(descriptor, True)
     os.execv(sys.executable, [sys.executable, "-m", "chaos.spawned", str(file)])
 
@@ -62,7 +62,7 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         file.seek(0)
         job: Job = pickle.load(file)
-    live(job.post.journals, job.role, job.do)
+    run_and_exit(job.context.journals, job.role, job.do)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Damage(msgspec.Struct, frozen=True):
     harm: Harm
 
 
-class Patient:
+class IntactFile:
     """A file, its anatomy, and an older version of the same length."""
 
     def __init__(self, data: bytes, older: bytes) -> None:

@@ -21,14 +21,14 @@ from typing import Final
 
 import msgspec
 
-from disk_corruption.corruptions import Damage, Harm, Patient
+from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import Part
 from disk_corruption.verdicts import Moment, Seen, lived
 from oracle.checker import Kind, Violation
 from power_loss import mutants
 from power_loss.constants import Terms
 from power_loss.forked_work import Ended, in_a_child
-from power_loss.workload import Tale
+from power_loss.workload import RecordedTier
 
 TERMS: Final = Terms(cap=3 << 20, environments=1)
 SMALLER: Final = Terms(cap=2 << 20, environments=1)  # pages that no longer fit are dropped, also damaged ones
@@ -69,19 +69,19 @@ class Runs:
         self.tally = Tally(seed=seed)
         older = in_a_child(self._made, _LONG_S)
         assert older.said, older.failed
-        self._patient = Patient(self._data(self._whole).read_bytes(), older.said)
+        self._intact = IntactFile(self._data(self._whole).read_bytes(), older.said)
 
     def _made(self) -> bytes:
         """Creates a used tier, and returns an earlier content of its file."""
-        tale = Tale(self._whole)
-        tale.open(TERMS)
-        tale.store(40)
-        tale.fill()
-        tale.turn_over(3)
-        tale.sync()
+        recorded = RecordedTier(self._whole)
+        recorded.open(TERMS)
+        recorded.store(40)
+        recorded.fill()
+        recorded.turn_over(3)
+        recorded.sync()
         older = self._data(self._whole).read_bytes()
-        tale.turn_over(6)
-        tale.close()
+        recorded.turn_over(6)
+        recorded.close()
         return older
 
     def _data(self, folder: Path) -> Path:
@@ -103,7 +103,7 @@ class Runs:
         terms = chance.choice([TERMS, TERMS, SMALLER])
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._whole, self._folder)
-        harmed = self._patient.harmed(damage, chance)
+        harmed = self._intact.harmed(damage, chance)
         if moment is not Moment.OPEN:
             self._harm(harmed)
         if moment is Moment.DOWN:

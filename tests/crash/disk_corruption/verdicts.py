@@ -12,12 +12,12 @@ from oracle.checker import Kind, Violation
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError, Written
 from pagetier.tiers.lmdb import LmdbTier
 from power_loss.constants import Terms
-from power_loss.reopening import Looker, after_a_restart, prove_here
+from power_loss.reopening import PageReader, after_a_restart, prove_here
 from power_loss.workload import outgoing
 
 NEWCOMERS = range(900_000, 900_006)
-_SPOILT = 2  # new pages: a page of a damaged free list may be in use, so that both users are found corrupt when read
-_SOME = 6  # one of this many pages is dropped without having been read
+_MOST_LOST = 2  # new pages: a page of a damaged free list may be in use, so that both users are found corrupt when read
+_UNREAD = 6  # one of this many pages is dropped without having been read
 
 
 class Moment(StrEnum):
@@ -48,7 +48,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     violations: list[Violation] = []
 
 
-class Use:
+class WorkerRun:
     """All that a worker does with a tier, in order. `harm` damages the file while it is open."""
 
     def __init__(self, folder: Path, terms: Terms, harm: Callable[[], None]) -> None:
@@ -80,36 +80,36 @@ class Use:
         )
 
     def _work(self, tier: LmdbTier) -> None:
-        looker = Looker(tier, self._terms.frame)
-        self._violations = looker.violations
+        reader = PageReader(tier, self._terms.frame)
+        self._violations = reader.violations
         self._how = tier.state().opened
         self._harm()
-        sizes = looker.listed()
+        sizes = reader.listed()
         self._listed = len(sizes)
-        unread = list(sizes)[::_SOME]
+        unread = list(sizes)[::_UNREAD]
         self._write(tier, unread, [])
-        held = self._look(looker, {key: size for key, size in sizes.items() if key not in unread})
+        held = self._look(reader, {key: size for key, size in sizes.items() if key not in unread})
         self._exact = len(held)
         newcomers = [outgoing(number) for number in NEWCOMERS]
         written = self._write(tier, held[:20], newcomers)
-        listed = looker.listed()
-        there = self._look(looker, listed)
+        listed = reader.listed()
+        there = self._look(reader, listed)
         if not all(written.stored):
-            looker.blame(Kind.CRASH, f"the tier cannot be used: {set(written.reasons)}")
+            reader.blame(Kind.CRASH, f"the tier cannot be used: {set(written.reasons)}")
         missing = [page.key for page in newcomers if page.key not in there]
-        if len(missing) > _SPOILT or not listed.keys() >= set(missing):
+        if len(missing) > _MOST_LOST or not listed.keys() >= set(missing):
             for key in missing:
-                looker.blame(Kind.LOST, "the page was stored after the damage", key)
+                reader.blame(Kind.LOST, "the page was stored after the damage", key)
         tier.sync()
         self._damaged = tier.state().damaged
 
-    def _look(self, looker: Looker, sizes: dict[bytes, int]) -> list[bytes]:
-        before = looker.tier.state().damaged
-        outcomes = {key: looker.outcome(key, size) for key, size in sizes.items()}
+    def _look(self, reader: PageReader, sizes: dict[bytes, int]) -> list[bytes]:
+        before = reader.tier.state().damaged
+        outcomes = {key: reader.outcome(key, size) for key, size in sizes.items()}
         damaged = sum(outcome is ReadOutcome.DAMAGED for outcome in outcomes.values())
-        if looker.tier.state().damaged - before != damaged:
-            looker.blame(
-                Kind.INTEGRITY, f"{damaged} pages were read as corrupt, {looker.tier.state().damaged - before} counted"
+        if reader.tier.state().damaged - before != damaged:
+            reader.blame(
+                Kind.INTEGRITY, f"{damaged} pages were read as corrupt, {reader.tier.state().damaged - before} counted"
             )
         return [key for key, outcome in outcomes.items() if outcome is ReadOutcome.EXACT]
 
@@ -127,7 +127,7 @@ def lived(folder: Path, terms: Terms, moment: Moment, harm: Callable[[], None], 
     prove_here()
     if moment is Moment.DOWN:
         after_a_restart(boot)
-    use = Use(folder, terms, harm if moment is Moment.OPEN else _nothing)
+    use = WorkerRun(folder, terms, harm if moment is Moment.OPEN else _nothing)
     return msgspec.json.encode(use.live())
 
 

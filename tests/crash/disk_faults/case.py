@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from disk_faults import verdicts
-from disk_faults.gate import Action, Fault, Gate, Noted
+from disk_faults.gate import Action, Fault, Gate, RecordedCall
 from kill_points.operation import Operation, Role
 from kill_points.scene import Scene
 from running_daemon import START_S, eventually
@@ -23,7 +23,7 @@ STOP_S: Final = 1
 _ENDS: Final = frozenset({Action.DIE, Action.TEAR})
 
 
-class Struck(msgspec.Struct, frozen=True):
+class FaultResult(msgspec.Struct, frozen=True):
     """The result of a case.
 
     Attributes:
@@ -35,7 +35,7 @@ class Struck(msgspec.Struct, frozen=True):
     reborn: bool = False
 
 
-def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[Noted]:
+def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[RecordedCall]:
     """Returns the system calls of the worker in an operation without faults, in order."""
     operation = _begin(scene, kind)
     begun = verdicts.begun(scene)
@@ -44,12 +44,12 @@ def calls_of(scene: Scene, gate: Gate, kind: type[Operation]) -> list[Noted]:
     assert eventually(operation.done, _OVER_S), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
     time.sleep(_QUIET_S)
     noted = gate.noted()
-    _bring_back(scene, operation)
+    _await_service(scene, operation)
     verdicts.settle(scene, begun)
     return noted
 
 
-def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck:
+def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> FaultResult:
     """Runs an operation with a fault and returns the result. Raises AssertionError if a promise is broken."""
     operation = _begin(scene, kind)
     begun = verdicts.begun(scene)
@@ -57,17 +57,17 @@ def run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck
     try:
         operation.act()
         if _strikes(gate, operation):
-            _meanwhile(scene, operation, fault)
+            _check_during_fault(scene, operation, fault)
     finally:
         times = gate.struck
         gate.open()
-    _comes_back(scene, operation, fault)
-    verdicts.is_sound(scene)
+    _await_recovery(scene, operation, fault)
+    verdicts.check_index(scene)
     assert eventually(operation.verify, START_S), f"{scene.header()} {scene.daemon.log.read_text()}"
     verdicts.settle(scene, begun)
     scene.empty()
-    verdicts.comes_to_work(scene)
-    return Struck(times, scene.worker() != begun.worker)
+    verdicts.recover(scene)
+    return FaultResult(times, scene.worker() != begun.worker)
 
 
 def _begin(scene: Scene, kind: type[Operation]) -> Operation:
@@ -85,34 +85,34 @@ def _strikes(gate: Gate, operation: Operation) -> bool:
     return eventually(lambda: gate.struck > 0, _QUIET_S)
 
 
-def _meanwhile(scene: Scene, operation: Operation, fault: Fault) -> None:
+def _check_during_fault(scene: Scene, operation: Operation, fault: Fault) -> None:
     """Checks the engines while the disk is in trouble; a lasting fault continues until the gate is opened."""
-    if operation.goes:
+    if operation.ends_daemon:
         assert eventually(operation.done, 2 * STOP_S + _OVER_S), "the stop of the daemon waits for the disk"
         return
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
-    verdicts.goes_on(scene, operation)
+    verdicts.check_engines(scene, operation)
     if fault.action is Action.HOLD:
-        verdicts.answers_in_time(scene, operation)
-        verdicts.goes_on(scene, operation)
-    verdicts.is_sound(scene)
+        verdicts.check_load_timeout(scene, operation)
+        verdicts.check_engines(scene, operation)
+    verdicts.check_index(scene)
 
 
-def _comes_back(scene: Scene, operation: Operation, fault: Fault) -> None:
+def _await_recovery(scene: Scene, operation: Operation, fault: Fault) -> None:
     """Waits until the disk is open again.
 
     If the worker died, the daemon is replaced: the next one starts a worker at once, this one would delay it.
     """
-    if fault.action in _ENDS and not operation.goes and Role.TIER not in operation.starts:
+    if fault.action in _ENDS and not operation.ends_daemon and Role.TIER not in operation.starts:
         scene.renew()
-    _bring_back(scene, operation)
+    _await_service(scene, operation)
     for engine in operation.engines():
-        engine.answer()
+        engine.result()
 
 
-def _bring_back(scene: Scene, operation: Operation) -> None:
+def _await_service(scene: Scene, operation: Operation) -> None:
     """Waits until the daemon serves, the observing client is attached and the disk is open."""
-    if operation.goes:
+    if operation.ends_daemon:
         assert eventually(operation.done, _OVER_S), "the stop of the daemon does not end"
         scene.daemon.start()
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()

@@ -22,7 +22,7 @@ class OnDisk(WriteBehind):
     before = PAGES
 
 
-def meet(scene: Scene, change: Change, folder: Path) -> None:
+def run_case(scene: Scene, change: Change, folder: Path) -> None:
     """Runs a case with a change of the files. Raises AssertionError if a promise is broken."""
     scene.begin()
     operation = OnDisk(scene)
@@ -31,18 +31,18 @@ def meet(scene: Scene, change: Change, folder: Path) -> None:
     begun = verdicts.begun(scene)
     scene.dropping()  # the change may lose pages that are on disk only, but no byte may be wrong
     change.make(folder)
-    verdicts.goes_on(scene, operation)
-    verdicts.answers_in_time(scene, operation)
-    assert eventually(lambda: change.told in _since(scene, lines), _TELLS_S), _since(scene, lines)
-    pages = verdicts.comes_to_work(scene)
-    verdicts.is_sound(scene)
+    verdicts.check_engines(scene, operation)
+    verdicts.check_load_timeout(scene, operation)
+    assert eventually(lambda: change.log_words in _since(scene, lines), _TELLS_S), _since(scene, lines)
+    pages = verdicts.recover(scene)
+    verdicts.check_index(scene)
     assert _since(scene, lines).count("no disk tier") <= _MOST_RESTARTS, _since(scene, lines)
     scene.renew()
     assert eventually(lambda: scene.look(pages, START_S).loaded == len(pages), START_S), (
         f"pages that were reported as on disk are missing after a restart: {_since(scene, lines)}"
     )
     verdicts.settle(scene, begun)
-    verdicts.works_again(scene)
+    verdicts.store_and_reload(scene)
 
 
 def _since(scene: Scene, lines: int) -> str:

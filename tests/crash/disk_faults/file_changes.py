@@ -28,7 +28,7 @@ class Change(msgspec.Struct, frozen=True):
 
     name: str
     make: Callable[[Path], None]
-    told: str = "no disk tier"
+    log_words: str = "no disk tier"
     few: bool = False
 
     def __str__(self) -> str:

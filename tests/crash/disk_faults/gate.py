@@ -100,7 +100,7 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{self.action.name.lower()}{error} at {names} {self.number}{more}{where}"
 
 
-class Noted(msgspec.Struct, frozen=True):
+class RecordedCall(msgspec.Struct, frozen=True):
     """A call that was made, on a file named relative to the tier's folder ("": the folder itself)."""
 
     call: Call
@@ -155,15 +155,15 @@ class Gate(MappedFile):
         _NOTED.pack_into(self.memory, _NOTED_AT, 0)
         self.memory[_WANTED.size :] = bytes(_BYTES - _WANTED.size)
 
-    def noted(self) -> list[Noted]:
+    def noted(self) -> list[RecordedCall]:
         """Returns the calls since the last forget(), in order. Raises ValueError if there were too many to record."""
         count = _NOTED.unpack_from(self.memory, _NOTED_AT)[0]
         if count > _NOTES:
             raise ValueError(f"{count} calls were made, only {_NOTES} can be recorded")
         notes = _NOTE.iter_unpack(self.memory[_WANTED.size : _WANTED.size + count * _NOTE.size])
-        return [Noted(Call(call), name.rstrip(b"\0").decode()) for whole, call, _, name in notes if whole]
+        return [RecordedCall(Call(call), name.rstrip(b"\0").decode()) for whole, call, _, name in notes if whole]
 
-    def counts(self) -> Counter[Noted]:
+    def counts(self) -> Counter[RecordedCall]:
         """Returns how often each call was made."""
         return Counter(self.noted())
 

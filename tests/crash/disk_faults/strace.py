@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from disk_faults.gate import Call, Noted
+from disk_faults.gate import Call, RecordedCall
 
 _OF_CALL: Final = {
     "write": Call.WRITE,
@@ -84,12 +84,12 @@ def injected(pid: int, call: str, what: str) -> Iterator[None]:
         yield
 
 
-def calls_in(file: Path, folder: Path) -> Counter[Noted]:
+def calls_in(file: Path, folder: Path) -> Counter[RecordedCall]:
     """Returns the calls of a trace on the files in a folder.
 
     Raises ValueError for a call that the gate does not cover.
     """
-    found: Counter[Noted] = Counter()
+    found: Counter[RecordedCall] = Counter()
     for line in file.read_text().splitlines():
         match = _LINE.match(line)
         if match is None or f"{folder}" not in match[2]:
@@ -97,5 +97,5 @@ def calls_in(file: Path, folder: Path) -> Counter[Noted]:
         if match[1] in _UNKNOWN:
             raise ValueError(f"the gate does not cover this call: {line}")
         name = match[2].split(f"{folder}", 1)[1]
-        found[Noted(_OF_CALL[match[1]], re.split(r'[">]', name, maxsplit=1)[0].lstrip("/"))] += 1
+        found[RecordedCall(_OF_CALL[match[1]], re.split(r'[">]', name, maxsplit=1)[0].lstrip("/"))] += 1
     return found

@@ -38,12 +38,12 @@ class StoreAndSave(WriteBehind):
     def act(self) -> None:
         super().act()
         assert self.engine is not None
-        self.engine.order("save")
+        self.engine.send_command("save")
 
 
 def deaths(scene: Scene, call: str) -> int:
     """Kills a thread's process at its first such call, its second, and so on; returns the number of such calls."""
-    return next(at for at in itertools.count() if not meet(scene, death(call, at + 1)))
+    return next(at for at in itertools.count() if not run_case(scene, death(call, at + 1)))
 
 
 def death(call: str, number: int) -> Injection:
@@ -51,7 +51,7 @@ def death(call: str, number: int) -> Injection:
     return Injection(call, f"signal=KILL:when={number}")
 
 
-def meet(scene: Scene, injection: Injection) -> bool:
+def run_case(scene: Scene, injection: Injection) -> bool:
     """Runs a case and returns whether the worker died of the fault. Raises AssertionError if a promise is broken."""
     scene.begin()
     operation = StoreAndSave(scene)
@@ -59,16 +59,16 @@ def meet(scene: Scene, injection: Injection) -> bool:
     begun = verdicts.begun(scene)
     with injected(begun.worker, injection.call, injection.what):
         operation.act()
-        verdicts.goes_on(scene, operation)
-        verdicts.answers_in_time(scene, operation)
+        verdicts.check_engines(scene, operation)
+        verdicts.check_load_timeout(scene, operation)
         assert eventually(operation.engines_done, _OVER_S), scene.daemon.log.read_text()
         died = injection.ends and eventually(lambda: scene.worker() != begun.worker, _DEAD_S)
     if scene.worker() != begun.worker:
         scene.renew()
     scene.until_disk_is_open()
-    verdicts.is_sound(scene)
+    verdicts.check_index(scene)
     assert eventually(lambda: scene.look(operation.pages, START_S).loaded == len(operation.pages), START_S)
     verdicts.settle(scene, begun)
     scene.empty()
-    verdicts.comes_to_work(scene)
+    verdicts.recover(scene)
     return died

@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from disk_faults.case import Struck, calls_of, run
-from disk_faults.gate import ALL, CHANGES, WRITES, Action, Call, Fault, Gate, Noted
+from disk_faults.case import FaultResult, calls_of, run
+from disk_faults.gate import ALL, CHANGES, WRITES, Action, Call, Fault, Gate, RecordedCall
 from disk_faults.operations import flags
 from disk_faults.preload import gated
 from kill_points.operation import Operation
@@ -38,7 +38,7 @@ _TROUBLE: Final = (
 log = logging.getLogger("faults")
 
 
-class Theatre(msgspec.Struct, frozen=True):
+class GatedStage(msgspec.Struct, frozen=True):
     """A stage whose workers have a gate before their disks."""
 
     stage: Stage
@@ -48,7 +48,7 @@ class Theatre(msgspec.Struct, frozen=True):
 class Swept(msgspec.Struct, frozen=True):
     """The result of a sweep. `unstruck` lists the faults whose calls were not made this time."""
 
-    calls: Counter[Noted]
+    calls: Counter[RecordedCall]
     cases: int
     struck: int
     reborn: int
@@ -68,16 +68,16 @@ class Part(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def theatre(folder: Path) -> Iterator[Theatre]:
-    """Yields a theatre for any number of sweeps, one after another."""
+def gated_stage(folder: Path) -> Iterator[GatedStage]:
+    """Yields a gated_stage for any number of sweeps, one after another."""
     with Gate(folder / "gate") as gate, gated(gate.path), stage(folder) as on:
-        yield Theatre(on, gate)
+        yield GatedStage(on, gate)
 
 
-def sweep(on: Theatre, kind: type[Operation], folder: Path, part: Part) -> Swept:
+def sweep(on: GatedStage, kind: type[Operation], folder: Path, part: Part) -> Swept:
     """Runs all cases of the part and returns the result. Raises AssertionError for a case that breaks a promise."""
     on.gate.watch(folder / "disk")
-    with Scene(on.stage.nursery, on.stage.control, folder, flags(kind, folder)) as scene:
+    with Scene(on.stage.fork_client, on.stage.control, folder, flags(kind, folder)) as scene:
         calls = calls_of(scene, on.gate, kind)
         chosen = part.of(faults_at(calls))
         ended = [_run(scene, on.gate, kind, fault) for fault in chosen]
@@ -87,7 +87,7 @@ def sweep(on: Theatre, kind: type[Operation], folder: Path, part: Part) -> Swept
     return Swept(Counter(calls), len(chosen), len(chosen) - len(unstruck), reborn, unstruck)
 
 
-def faults_at(calls: Sequence[Noted]) -> list[Fault]:
+def faults_at(calls: Sequence[RecordedCall]) -> list[Fault]:
     """Returns all faults of each of these calls, and the lasting faults."""
     number = Counter(call.call for call in calls)
     changes = sum(number[call] for call in CHANGES)
@@ -125,12 +125,12 @@ def _when(fault: Fault) -> tuple[tuple[int, int, bool], int]:
     return _kind(fault), fault.number
 
 
-def _run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> Struck:
+def _run(scene: Scene, gate: Gate, kind: type[Operation], fault: Fault) -> FaultResult:
     try:
         struck, seconds = timed(lambda: run(scene, gate, kind, fault))
     except Exception as error:
         error.add_note(f"{kind.__name__}: {fault}")
         raise
     log.info("%s: %s: %s, %.2f s", kind.__name__, fault, struck, seconds)
-    assert isinstance(struck, Struck)
+    assert isinstance(struck, FaultResult)
     return struck

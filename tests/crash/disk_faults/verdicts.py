@@ -23,9 +23,9 @@ _READ_S: Final = 5.0
 _MENDED_S: Final = 40.0
 
 
-def goes_on(scene: Scene, operation: Operation) -> None:
+def check_engines(scene: Scene, operation: Operation) -> None:
     """Checks that pages in memory are found and new pages are stored, without delay, whatever the disk does."""
-    if operation.keeps:
+    if operation.keeps_pages:
         looked, seconds = timed(lambda: scene.look(operation.known))
         assert looked.loaded == len(operation.known), "a page in memory was not found"
         assert seconds < SLACK_S, f"a load from memory took {seconds:.3f} s"
@@ -36,19 +36,19 @@ def goes_on(scene: Scene, operation: Operation) -> None:
     assert scene.look(fresh).loaded == len(fresh), "a page that was just stored was not found"
 
 
-def answers_in_time(scene: Scene, operation: Operation) -> None:
+def check_load_timeout(scene: Scene, operation: Operation) -> None:
     """Checks that a load of pages on disk ends within its timeout, with or without the pages."""
     _, seconds = timed(lambda: scene.look(operation.on_disk(), SHORT_S))
     assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s from a disk that hangs"
 
 
-def is_sound(scene: Scene) -> None:
+def check_index(scene: Scene) -> None:
     """Checks that the daemon finds no inconsistency in the index."""
     found = scene.daemon.findings()
     assert found == [], found
 
 
-def works_again(scene: Scene) -> list[int]:
+def store_and_reload(scene: Scene) -> list[int]:
     """Stores pages, saves them to disk, evicts them from memory and loads them again.
 
     Returns these pages, which were reported as on disk.
@@ -59,8 +59,8 @@ def works_again(scene: Scene) -> list[int]:
     return pages
 
 
-def comes_to_work(scene: Scene) -> list[int]:
-    """Returns the same as works_again(), for a disk that may still detect its fault and be rebuilt."""
+def recover(scene: Scene) -> list[int]:
+    """Returns the same as store_and_reload(), for a disk that may still detect its fault and be rebuilt."""
     ends = time.monotonic() + _MENDED_S
     while time.monotonic() < ends:
         pages = _onto_disk(scene)
@@ -137,7 +137,7 @@ def settle(scene: Scene, since: Begun) -> None:
         scene.look([number], _READ_S)
     found = findings(read_journals(scene.journals), may_go=may_go)
     assert found == [], [*map(str, found), scene.header(), scene.daemon.log.read_text()]
-    is_sound(scene)
+    check_index(scene)
     assert "Traceback" not in scene.daemon.log.read_text(), scene.daemon.log.read_text()
 
 

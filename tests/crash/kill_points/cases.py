@@ -79,16 +79,16 @@ def run(scene: Scene, kind: type[Operation], case: Case) -> Ended:
     pid = _fired(scene, operation)
     if not pid:
         scene.control.disarm()
-        if not operation.goes:
+        if not operation.ends_daemon:
             assert operation.verify(), scene.header()
         _end(scene, operation)
         return Ended(crossed=False)
     died = time.monotonic()
     (_kill if case.action is Action.KILL else _stop)(scene, operation, case.role, pid)
-    if case.role is not Role.ENGINE or operation.goes:
+    if case.role is not Role.ENGINE or operation.ends_daemon:
         died = time.monotonic()  # its memory could not be released before the others had noticed
-    assert eventually(lambda: _let_go(scene, operation, pid), _BACK_S), (
-        f"memory or a slot was not released: {_held(scene)}"
+    assert eventually(lambda: _is_released(scene, operation, pid), _BACK_S), (
+        f"memory or a slot was not released: {_holdings(scene)}"
     )
     back = time.monotonic() - died
     _end(scene, operation)
@@ -121,33 +121,33 @@ def _kill(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
             assert operation.engine is not None and operation.engine.process.pid == pid
             operation.engine.process.wait(START_S)
             operation.engine = None
-            if operation.goes:
+            if operation.ends_daemon:
                 assert eventually(operation.done, _DONE_S)
                 scene.daemon.start()
         case Role.DAEMON:
             assert scene.daemon.pid == pid and scene.daemon.process is not None
             scene.daemon.process.wait(START_S)
-            _goes_on_without(scene, operation)
+            _check_without_daemon(scene, operation)
             scene.daemon.start()
         case Role.TIER:
             _after_worker(scene, operation)
-    _is_well(scene, operation)
+    _check_recovery(scene, operation)
 
 
 def _after_worker(scene: Scene, operation: Operation) -> None:
     """Checks the clients without the worker, then replaces the daemon, which would delay each further worker."""
-    if operation.goes:
+    if operation.ends_daemon:
         assert eventually(operation.done, _DONE_S)
         scene.daemon.start()
         return
     assert eventually(lambda: scene.client.attached, START_S)
-    _goes_on(scene, operation)
+    _check_others(scene, operation)
     scene.renew()
 
 
-def _goes_on_without(scene: Scene, operation: Operation) -> None:
+def _check_without_daemon(scene: Scene, operation: Operation) -> None:
     """Checks the engines without a daemon: matches and loads work, stores are rejected within the timeout."""
-    if operation.keeps:
+    if operation.keeps_pages:
         looked, seconds = timed(lambda: scene.look(operation.known))
         assert looked.loaded == len(operation.known), "a page was not found without a daemon"
         assert seconds < SLACK_S, f"a load took {seconds:.3f} s without a daemon"
@@ -156,9 +156,9 @@ def _goes_on_without(scene: Scene, operation: Operation) -> None:
     assert seconds < SHORT_S + SLACK_S, f"a store took {seconds:.3f} s without a daemon"
 
 
-def _goes_on(scene: Scene, operation: Operation) -> None:
+def _check_others(scene: Scene, operation: Operation) -> None:
     """Checks that stores and loads of other engines work while the daemon runs."""
-    if operation.keeps:
+    if operation.keeps_pages:
         assert scene.look(operation.known).loaded == len(operation.known), "a stored page was not found"
     fresh = scene.numbers(2)
     stored, seconds = timed(lambda: scene.store(fresh))
@@ -166,14 +166,14 @@ def _goes_on(scene: Scene, operation: Operation) -> None:
     assert seconds < SLACK_S, f"a store took {seconds:.3f} s"
 
 
-def _is_well(scene: Scene, operation: Operation) -> None:
+def _check_recovery(scene: Scene, operation: Operation) -> None:
     """Checks the cache after a death or a stop; waits until the client has noticed the new daemon or dead link."""
     assert eventually(lambda: scene.client.attached, START_S), scene.daemon.log.read_text()
     assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "stores do not work again"
-    _goes_on(scene, operation)
-    _is_sound(scene)
+    _check_others(scene, operation)
+    _check_index(scene)
     for engine in operation.engines():
-        engine.answer()
+        engine.result()
     scene.until_disk_is_open()
     assert operation.verify(), f"{scene.header()} {scene.daemon.log.read_text()}"
 
@@ -184,19 +184,19 @@ def _is_well(scene: Scene, operation: Operation) -> None:
 def _stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
     assert eventually(lambda: _state_of(pid) == "T"), "the process was not stopped"
     if role is Role.DAEMON:
-        _goes_on_without(scene, operation)
-    elif not operation.goes:
-        _goes_on(scene, operation)
-    if role is Role.ENGINE and not operation.goes:
+        _check_without_daemon(scene, operation)
+    elif not operation.ends_daemon:
+        _check_others(scene, operation)
+    if role is Role.ENGINE and not operation.ends_daemon:
         assert scene.engine().do("store", scene.numbers(2)) == [Outcome.STORED] * 2, "no engine can attach"
     if role is Role.TIER:
         _, seconds = timed(lambda: scene.look(operation.on_disk(), SHORT_S))
         assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s while the disk worker was stopped"
     _resume(pid)
     assert eventually(operation.done, _DONE_S), f"the operation did not continue: {scene.daemon.log.read_text()}"
-    if operation.goes and not scene.daemon.lives:
+    if operation.ends_daemon and not scene.daemon.lives:
         scene.daemon.start()
-    _is_well(scene, operation)
+    _check_recovery(scene, operation)
 
 
 def _state_of(pid: int) -> str:
@@ -210,7 +210,7 @@ def _resume(pid: int) -> None:
 # ---- the end of a case
 
 
-def _let_go(scene: Scene, operation: Operation, pid: int) -> bool:
+def _is_released(scene: Scene, operation: Operation, pid: int) -> bool:
     """Returns whether no pin, reservation or slot belongs to a dead process, and no pin to a finished one."""
     living = {engine.process.pid for engine in operation.engines()}
     attached = {slot["pid"] for slot in scene.daemon.observer().slots()}
@@ -218,7 +218,7 @@ def _let_go(scene: Scene, operation: Operation, pid: int) -> bool:
     return gone and scene.quiet() and not scene.pins(but=living)
 
 
-def _held(scene: Scene) -> str:
+def _holdings(scene: Scene) -> str:
     return f"{scene.daemon.observer().slots()} {scene.header()}"
 
 
@@ -228,17 +228,17 @@ def _end(scene: Scene, operation: Operation) -> None:
     if not scene.daemon.lives:
         scene.daemon.start()
     assert eventually(lambda: scene.client.attached, START_S)
-    assert eventually(lambda: scene.quiet() and not scene.pins(), START_S), _held(scene)
+    assert eventually(lambda: scene.quiet() and not scene.pins(), START_S), _holdings(scene)
     violations = scene.violations(operation.lost())
     assert violations == [], violations
-    _is_sound(scene)
+    _check_index(scene)
     full = scene.numbers(PAGES)
     # A page that is being written to disk cannot be evicted, and the disk worker has the lowest priority.
     seconds = START_S if scene.has_disk else _BACK_S
-    assert eventually(lambda: scene.store(full) == PAGES, seconds), f"not all frames can be used: {_held(scene)}"
-    _is_sound(scene)
+    assert eventually(lambda: scene.store(full) == PAGES, seconds), f"not all frames can be used: {_holdings(scene)}"
+    _check_index(scene)
 
 
-def _is_sound(scene: Scene) -> None:
+def _check_index(scene: Scene) -> None:
     findings = scene.daemon.findings()
     assert findings == [], findings

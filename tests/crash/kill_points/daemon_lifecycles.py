@@ -20,7 +20,7 @@ class Start(Operation):
 
     roles = (Role.DAEMON,)
     starts = (Role.DAEMON,)
-    keeps = False
+    keeps_pages = False
 
     def prepare(self) -> None:
         super().prepare()
@@ -47,7 +47,7 @@ class StartOver(Start):
 class Adopt(Start):
     """A daemon adopts pages that are complete, pinned, being written, abandoned, or partly written by the dead."""
 
-    keeps = True
+    keeps_pages = True
 
     def prepare(self) -> None:
         Operation.prepare(self)
@@ -64,7 +64,7 @@ class Adopt(Start):
 
     def act(self) -> None:
         super().act()
-        self.others[0].order("publish")
+        self.others[0].send_command("publish")
 
     def done(self) -> bool:
         return super().done() and self.engines_done() and self.scene.quiet()
@@ -74,7 +74,7 @@ class Stop(Operation):
     """A daemon stops on SIGTERM and releases its memory."""
 
     goes = True
-    keeps = False
+    keeps_pages = False
 
     def act(self) -> None:
         self.scene.dropping()
@@ -88,7 +88,7 @@ class HandOver(Stop):
     """A daemon stops on SIGUSR1 and leaves its pages to the next daemon."""
 
     roles = (Role.DAEMON,)
-    keeps = True
+    keeps_pages = True
 
     def act(self) -> None:
         self.scene.daemon.signal(signal.SIGUSR1)

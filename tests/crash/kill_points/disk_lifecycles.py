@@ -25,7 +25,7 @@ class LoseWorker(WithDisk):
         assert self.engine is not None
         os.kill(self.scene.worker(), signal.SIGSTOP)
         self.worker = self.scene.worker()
-        self.engine.order("prefetch", self.pages)
+        self.engine.send_command("prefetch", self.pages)
         assert eventually(lambda: not self.scene.quiet())
 
     def act(self) -> None:
@@ -55,7 +55,7 @@ class StartWithNewDisk(StartWithDisk):
     """A daemon starts with an empty disk folder."""
 
     roles = (Role.TIER,)
-    stays = False
+    pages_stay = False
 
     def prepare(self) -> None:
         super().prepare()
@@ -67,7 +67,7 @@ class StartWithSmallerDisk(StartWithDisk):
     """A daemon starts with a smaller disk than before: pages are evicted from disk, and the files are rewritten."""
 
     roles = (Role.TIER,)
-    stays = False
+    pages_stay = False
 
     def prepare(self) -> None:
         self.scene.renew()
@@ -91,7 +91,7 @@ class StopWithDisk(WithDisk):
     rule = "evict"
     before = 0
     goes = True
-    keeps = False
+    keeps_pages = False
 
     def act(self) -> None:
         self.scene.dropping()

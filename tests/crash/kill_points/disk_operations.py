@@ -20,7 +20,7 @@ _HEAD: Final = 32
 class WithDisk(Operation):
     """An operation with a disk.
 
-    `pages` are on disk only before it begins, and are still found at the end if `stays` is set.
+    `pages` are on disk only before it begins, and are still found at the end if `pages_stay` is set.
     """
 
     has_disk = True
@@ -29,7 +29,7 @@ class WithDisk(Operation):
     rule: ClassVar[str] = "through"
     entries: ClassVar[int] = 256
     before: ClassVar[int] = _FEW
-    stays: ClassVar[bool] = True
+    pages_stay: ClassVar[bool] = True
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class WithDisk(Operation):
 
     def verify(self) -> bool:
         """Returns whether the pages are found, also those that a dead engine was storing again."""
-        return not self.stays or eventually(lambda: self.scene.look(self.pages, START_S).loaded == len(self.pages))
+        return not self.pages_stay or eventually(lambda: self.scene.look(self.pages, START_S).loaded == len(self.pages))
 
     def on_disk(self) -> list[int]:
         return self.pages
@@ -79,7 +79,7 @@ class WriteBehind(WithDisk):
     def act(self) -> None:
         assert self.engine is not None
         self.fresh = self.scene.numbers(_FEW)
-        self.engine.order("store", self.fresh)
+        self.engine.send_command("store", self.fresh)
 
     def done(self) -> bool:
         return super().done() and self.scene.header()["disk_pages"] >= len(self.pages) + KNOWN + _FEW
@@ -92,7 +92,7 @@ class Prefetch(WithDisk):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("prefetch", self.pages)
+        self.engine.send_command("prefetch", self.pages)
 
 
 class LoadFromDisk(Prefetch):
@@ -100,7 +100,7 @@ class LoadFromDisk(Prefetch):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("look", [*self.known[:1], *self.pages], START_S)
+        self.engine.send_command("look", [*self.known[:1], *self.pages], START_S)
 
 
 class StoreAgain(WithDisk):
@@ -110,7 +110,7 @@ class StoreAgain(WithDisk):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store", self.pages)
+        self.engine.send_command("store", self.pages)
 
 
 class GiveUpAgain(StoreAgain):
@@ -123,25 +123,25 @@ class GiveUpAgain(StoreAgain):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("abandon")
+        self.engine.send_command("abandon")
 
 
 class StoreInAnotherSize(StoreAgain):
     """Pages are stored in another size, for which the copies on disk must be dropped."""
 
-    stays = False
+    pages_stay = False
 
     def act(self) -> None:
         assert self.engine is not None
         self.scene.dropping()
-        self.engine.order("resize", self.pages, FRAME)
+        self.engine.send_command("resize", self.pages, FRAME)
 
 
 class ReadDamaged(Prefetch):
     """A page is corrupt on disk: reading it is a miss."""
 
     roles = (Role.DAEMON, Role.TIER)
-    stays = False
+    pages_stay = False
 
     def prepare(self) -> None:
         super().prepare()
@@ -165,7 +165,7 @@ class EvictToDisk(WithDisk):
 
     roles = (Role.DAEMON,)
     before = 0
-    keeps = False
+    keeps_pages = False
 
     def prepare(self) -> None:
         super().prepare()
@@ -176,7 +176,7 @@ class EvictToDisk(WithDisk):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store", self.scene.numbers(_FEW))
+        self.engine.send_command("store", self.scene.numbers(_FEW))
 
 
 class FillDisk(WithDisk):
@@ -184,11 +184,11 @@ class FillDisk(WithDisk):
 
     size = SMALL
     before = 2
-    stays = False
+    pages_stay = False
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store", self.scene.numbers(_FEW))
+        self.engine.send_command("store", self.scene.numbers(_FEW))
 
     def done(self) -> bool:
         return super().done() and self.scene.header()["disk_evicted"] > self.evicted
@@ -203,7 +203,7 @@ class FillDiskBadly(WithDisk):
 
     size = SMALL
     before = 0
-    stays = False
+    pages_stay = False
 
     def prepare(self) -> None:
         self.scene.renew()
@@ -211,11 +211,11 @@ class FillDiskBadly(WithDisk):
         self.keep = self.scene.header()["disk_frames"]
         self.engine = self.scene.engine()
 
-    keeps = False
+    keeps_pages = False
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("fill", self.scene.numbers(3), 4 * FRAME)
+        self.engine.send_command("fill", self.scene.numbers(3), 4 * FRAME)
 
     def done(self) -> bool:
         return super().done() and self.scene.header()["disk_frames"] < self.keep
@@ -226,12 +226,12 @@ class FillIndex(WithDisk):
 
     entries = PAGES + KNOWN
     before = PAGES
-    stays = False
-    keeps = False
+    pages_stay = False
+    keeps_pages = False
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store", self.scene.numbers(_FEW))
+        self.engine.send_command("store", self.scene.numbers(_FEW))
 
 
 class SaveAll(WithDisk):
@@ -247,19 +247,19 @@ class SaveAll(WithDisk):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("save")
+        self.engine.send_command("save")
 
 
 class FlushDisk(WithDisk):
     """An administrator flushes all pages, on disk or in both tiers."""
 
-    keeps = False
-    stays = False
+    keeps_pages = False
+    pages_stay = False
 
     def act(self) -> None:
         assert self.engine is not None
         self.scene.dropping()
-        self.engine.order("flush")
+        self.engine.send_command("flush")
 
 
 PAGES_ON_DISK: Final = (

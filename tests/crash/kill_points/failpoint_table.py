@@ -20,7 +20,7 @@ from kill_points.control import Control
 from kill_points.daemon_lifecycles import LIVES
 from kill_points.disk_lifecycles import DISK_LIVES
 from kill_points.disk_operations import PAGES_ON_DISK
-from kill_points.fork_client import Nursery
+from kill_points.fork_client import ForkClient
 from kill_points.instrumented_build import ROOT
 from kill_points.operation import Operation, Role
 from kill_points.operations import OF_ENGINES
@@ -45,14 +45,16 @@ def table() -> Table:
     return msgspec.json.decode(TABLE.read_bytes(), type=Table)
 
 
-def record(nursery: Nursery, control: Control, folder: Path) -> Table:
+def record(fork_client: ForkClient, control: Control, folder: Path) -> Table:
     """Records all failpoints that each operation crosses. Takes half a minute."""
-    return {kind.__name__: _record_one(nursery, control, folder / kind.__name__, kind) for kind in OPERATIONS}
+    return {kind.__name__: _record_one(fork_client, control, folder / kind.__name__, kind) for kind in OPERATIONS}
 
 
-def _record_one(nursery: Nursery, control: Control, folder: Path, kind: type[Operation]) -> dict[Role, list[str]]:
+def _record_one(
+    fork_client: ForkClient, control: Control, folder: Path, kind: type[Operation]
+) -> dict[Role, list[str]]:
     folder.mkdir()
-    with Scene(nursery, control, folder, kind.flags(folder)) as scene:
+    with Scene(fork_client, control, folder, kind.flags(folder)) as scene:
         return {role: sorted(points) for role, points in crossings(scene, kind).items()}
 
 
@@ -84,8 +86,8 @@ def main() -> None:
     """Writes crossings.json, and prints the failpoints that no operation crosses."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        with Control(folder / "points") as control, Nursery(control.path, folder / "log") as nursery:
-            shares = shared_out(record(nursery, control, folder))
+        with Control(folder / "points") as control, ForkClient(control.path, folder / "log") as fork_client:
+            shares = shared_out(record(fork_client, control, folder))
     TABLE.write_bytes(msgspec.json.format(msgspec.json.encode(shares), indent=1) + b"\n")
     crossed = {point for of_role in shares.values() for points in of_role.values() for point in points}
     for point in sorted(points_in_sources() - crossed):

@@ -20,12 +20,12 @@ _CHUNK: Final = 1 << 20
 _WARMING_S: Final = 60.0
 
 
-class Born:
+class ForkedProcess:
     """A process of the fork server, with the interface of subprocess.Popen."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def __init__(self, fork_client: ForkClient, pid: int) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._nursery = fork_client
         self._pidfd = os.pidfd_open(pid)
         self.returncode: int | None = None
 
@@ -54,7 +54,7 @@ class Born:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
+class ForkClient:
     """A fork server and its processes, which are killed at the end of the context.
 
     Args:
@@ -66,24 +66,24 @@ class Nursery:
     def __init__(self, control: Path, log: Path, mutant: Path | None = None) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._codes: dict[int, int] = {}
-        self._born: list[Born] = []
+        self._processes: list[ForkedProcess] = []
         self._alone = False
         command = [sys.executable, "-m", "kill_points.fork_server", str(theirs.fileno())]
         with theirs, log.open("ab") as output:
             one = {"OPENBLAS_NUM_THREADS": "1"}  # a fork would not copy the threads of the library
             environ = environment(control, mutant) | one
-            self._cradle = subprocess.Popen(
+            self._server = subprocess.Popen(
                 command, env=environ, pass_fds=[theirs.fileno()], stdout=output, stderr=output
             )
         self._link.settimeout(_WARMING_S)
         assert self._link.recv(_CHUNK) == b"warm", log.read_text()
 
-    def spawn(self, name: str, arguments: tuple[Any, ...], log: Path, give: tuple[int, ...] = ()) -> Born:
+    def spawn(self, name: str, arguments: tuple[Any, ...], log: Path, give: tuple[int, ...] = ()) -> ForkedProcess:
         """Calls a function of kill_points.roles in a new process: name(*descriptors of give, *arguments)."""
         request = ("spawn", str(log), "kill_points.roles", name, arguments)
         socket.send_fds(self._link, [pickle.dumps(request)], list(give))
-        self._born.append(Born(self, pickle.loads(self._link.recv(_CHUNK))))
-        return self._born[-1]
+        self._processes.append(ForkedProcess(self, pickle.loads(self._link.recv(_CHUNK))))
+        return self._processes[-1]
 
     def code_of(self, pid: int) -> int:
         """Returns the exit code of a process that has ended."""
@@ -112,10 +112,10 @@ class Nursery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in self._born:
+        for one in self._processes:
             one.kill()
         self._link.close()
-        self._cradle.wait(_WARMING_S)
+        self._server.wait(_WARMING_S)
 
 
 def _readable(descriptor: int, seconds: float) -> bool:

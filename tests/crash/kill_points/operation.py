@@ -33,9 +33,9 @@ class Operation(ABC):
     """
 
     roles: ClassVar[tuple[Role, ...]] = (Role.ENGINE, Role.DAEMON)
-    keeps: ClassVar[bool] = True
+    keeps_pages: ClassVar[bool] = True
     starts: ClassVar[tuple[Role, ...]] = ()
-    goes: ClassVar[bool] = False
+    ends_daemon: ClassVar[bool] = False
     has_disk: ClassVar[bool] = False
 
     def __init__(self, scene: Scene) -> None:
@@ -67,7 +67,7 @@ class Operation(ABC):
 
     def engines_done(self) -> bool:
         """Returns whether all engines have executed their commands."""
-        return all(engine.answered for engine in self.engines())
+        return all(engine.idle for engine in self.engines())
 
     def engines(self) -> list[Engine]:
         """Returns the engines, without the first one if it has died."""

@@ -23,13 +23,13 @@ class Store(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store_plainly", self.scene.numbers(_FEW))
+        self.engine.send_command("store_plainly", self.scene.numbers(_FEW))
 
 
 class StoreOver(Operation):
     """An engine stores into a full arena whose coldest page was used since."""
 
-    keeps = False
+    keeps_pages = False
 
     def prepare(self) -> None:
         old = self.scene.numbers(PAGES)
@@ -40,7 +40,7 @@ class StoreOver(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store", self.scene.numbers(_FEW))
+        self.engine.send_command("store", self.scene.numbers(_FEW))
 
 
 class EvictAhead(StoreOver):
@@ -69,8 +69,8 @@ class StoreByRanks(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store", self.pages, 0, 2)
-        self.others[0].order("publish")
+        self.engine.send_command("store", self.pages, 0, 2)
+        self.others[0].send_command("publish")
 
     def verify(self) -> bool:
         """Returns True; the journal of the observing client shows if a page was found that is not complete."""
@@ -91,7 +91,7 @@ class StorePart(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store", self.scene.numbers(_FEW), 0, 2)
+        self.engine.send_command("store", self.scene.numbers(_FEW), 0, 2)
 
     def done(self) -> bool:
         return self.engines_done()
@@ -109,7 +109,7 @@ class Load(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("look", self.known)
+        self.engine.send_command("look", self.known)
 
 
 class LoadHandedOver(Operation):
@@ -122,7 +122,7 @@ class LoadHandedOver(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("adopt", self.handover, self.known)
+        self.engine.send_command("adopt", self.handover, self.known)
 
 
 class MatchGroups(Operation):
@@ -135,7 +135,7 @@ class MatchGroups(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("match_groups", self.known, self.window[:-1])
+        self.engine.send_command("match_groups", self.known, self.window[:-1])
 
 
 class StoreBlocks(Operation):
@@ -143,7 +143,7 @@ class StoreBlocks(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("store_blocks", self.scene.numbers(1)[0])
+        self.engine.send_command("store_blocks", self.scene.numbers(1)[0])
 
 
 class GiveUp(Operation):
@@ -156,7 +156,7 @@ class GiveUp(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("abandon")
+        self.engine.send_command("abandon")
 
 
 class Overstay(Operation):
@@ -168,7 +168,7 @@ class Overstay(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("overstay", self.scene.numbers(_FEW), 0.3)
+        self.engine.send_command("overstay", self.scene.numbers(_FEW), 0.3)
 
 
 class Arrive(Operation):
@@ -194,7 +194,7 @@ class Leave(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("close")
+        self.engine.send_command("close")
 
 
 class ComeAndGo(Operation):
@@ -202,7 +202,7 @@ class ComeAndGo(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.order("come_and_go")
+        self.engine.send_command("come_and_go")
 
     def done(self) -> bool:
         return super().done() and self._slots_are_free()
@@ -242,19 +242,19 @@ class FlushAll(Operation):
     """An administrator flushes all pages."""
 
     roles = (Role.DAEMON,)
-    keeps = False
+    keeps_pages = False
 
     def act(self) -> None:
         assert self.engine is not None
         self.scene.dropping()
-        self.engine.order("flush")
+        self.engine.send_command("flush")
 
 
 class DropIdle(Operation):
     """The table of namespaces is full, and no process uses its entries any more."""
 
     roles = (Role.DAEMON,)
-    keeps = False
+    keeps_pages = False
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ class DropIdle(Operation):
     def act(self) -> None:
         assert self.engine is not None
         self.scene.dropping()
-        self.engine.order("store_plainly", self.scene.numbers(_FEW))
+        self.engine.send_command("store_plainly", self.scene.numbers(_FEW))
 
     def done(self) -> bool:
         return super().done() and not self.scene.header()["pages"]

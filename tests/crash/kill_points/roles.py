@@ -43,7 +43,7 @@ def daemon(arguments: Sequence[str]) -> None:
 def engine(descriptor: int, socket: Path, folder: Path) -> None:
     """Runs an attached engine until the pipe is closed, and sends the result of each command."""
     pipe = Connection(descriptor)
-    actor = Actor(socket, folder)
+    actor = EngineCommands(socket, folder)
     pipe.send("attached")
     while True:
         try:
@@ -53,7 +53,7 @@ def engine(descriptor: int, socket: Path, folder: Path) -> None:
         pipe.send(getattr(actor, name)(*arguments))
 
 
-class Actor:
+class EngineCommands:
     """An engine that records all responses in its journal. Its public methods are the commands."""
 
     def __init__(self, socket: Path, folder: Path) -> None:

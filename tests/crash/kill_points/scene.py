@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from kill_points.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
 from kill_points.control import Control
-from kill_points.fork_client import Born, Nursery
+from kill_points.fork_client import ForkClient, ForkedProcess
 from oracle.checker import Losses, findings
 from oracle.journal import Journal, Told, read_journals
 from oracle.witness import Looked, Witness
@@ -28,13 +28,13 @@ SLACK_S: Final = 0.5
 """The delay that a machine with two shared cores may add to a timeout, in seconds."""
 
 
-class BornDaemon(RunningDaemon):
+class ForkedDaemon(RunningDaemon):
     """A daemon that the fork server starts."""
 
-    def __init__(self, nursery: Nursery, *more: str) -> None:
+    def __init__(self, fork_client: ForkClient, *more: str) -> None:
         super().__init__(str(FRAMES * FRAME), str(FRAME), "--store-quarantine", f"{QUARANTINE_S}s", *more)
         self.log.touch()
-        self._nursery = nursery
+        self._nursery = fork_client
 
     def launch(self, *more: str) -> Any:
         """Starts the daemon without waiting for it."""
@@ -75,45 +75,47 @@ class BornDaemon(RunningDaemon):
 class Engine:
     """An engine that the fork server starts.
 
-    It executes commands one after another; only answer(), do() and end() wait.
+    It executes commands one after another; only result(), do() and end() wait.
     """
 
-    def __init__(self, nursery: Nursery, daemon: BornDaemon, folder: Path) -> None:
+    def __init__(self, fork_client: ForkClient, daemon: ForkedDaemon, folder: Path) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process: Born = nursery.spawn("engine", (daemon.socket, folder), daemon.log, (theirs.fileno(),))
+            self.process: ForkedProcess = fork_client.spawn(
+                "engine", (daemon.socket, folder), daemon.log, (theirs.fileno(),)
+            )
         self._pipe = Connection(ours.detach())
-        self._owed = 1  # the confirmation that it is attached
+        self._pending = 1  # the confirmation that it is attached
 
-    def order(self, name: str, *arguments: Any) -> None:
-        """Sends a command: the name of a method of roles.Actor, and its arguments."""
+    def send_command(self, name: str, *arguments: Any) -> None:
+        """Sends a command: the name of a method of roles.EngineCommands, and its arguments."""
         self._pipe.send((name, arguments))
-        self._owed += 1
+        self._pending += 1
 
     @property
-    def answered(self) -> bool:
+    def idle(self) -> bool:
         """Whether it has executed all of its commands; False if it died before."""
         try:
-            while self._owed and self._pipe.poll():
+            while self._pending and self._pipe.poll():
                 self._last = self._pipe.recv()
-                self._owed -= 1
+                self._pending -= 1
         except (EOFError, ConnectionResetError):
             return False
-        return not self._owed
+        return not self._pending
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """Returns the result of its last command. Raises EOFError if it has died."""
-        while self._owed:
+        while self._pending:
             assert self._pipe.poll(START_S), "an engine hangs"
             self._last = self._pipe.recv()
-            self._owed -= 1
+            self._pending -= 1
         return self._last
 
     def do(self, name: str, *arguments: Any) -> Any:
         """Sends a command and returns its result."""
-        self.answer()
-        self.order(name, *arguments)
-        return self.answer()
+        self.result()
+        self.send_command(name, *arguments)
+        return self.result()
 
     def end(self) -> None:
         """Ends the engine as a process that exits without detaching."""
@@ -131,12 +133,12 @@ class Scene:
     `folder` is the place for journals; each case has one.
     """
 
-    def __init__(self, nursery: Nursery, control: Control, folder: Path, flags: Sequence[str]) -> None:
+    def __init__(self, fork_client: ForkClient, control: Control, folder: Path, flags: Sequence[str]) -> None:
         self.control = control
-        self.daemon = BornDaemon(nursery, *flags)
+        self.daemon = ForkedDaemon(fork_client, *flags)
         self.has_disk = "--disk-path" in flags
         self.folder = folder
-        self._nursery = nursery
+        self._nursery = fork_client
         self._cases = 0
         self._next = 0
         self._engines: list[Engine] = []
@@ -156,7 +158,7 @@ class Scene:
     def engine(self) -> Engine:
         """Starts an engine and waits until it is attached."""
         engine = self.arriving()
-        engine.answer()
+        engine.result()
         return engine
 
     def arriving(self) -> Engine:

@@ -14,7 +14,7 @@ import msgspec
 from kill_points.cases import Case, crossings, run
 from kill_points.control import Action, Control
 from kill_points.failpoint_table import table
-from kill_points.fork_client import Nursery
+from kill_points.fork_client import ForkClient
 from kill_points.operation import Operation
 from kill_points.scene import Scene
 
@@ -28,7 +28,7 @@ log = logging.getLogger("sweep")
 class Stage(msgspec.Struct, frozen=True):
     """The fork server and the control file that sweeps share."""
 
-    nursery: Nursery
+    fork_client: ForkClient
     control: Control
 
 
@@ -51,14 +51,14 @@ class Swept(msgspec.Struct, frozen=True):
 @contextmanager
 def stage(folder: Path, mutant: Path | None = None) -> Iterator[Stage]:
     """Yields a stage for any number of sweeps, one after another, and asserts at the end that no process is left."""
-    with Control(folder / "points") as control, Nursery(control.path, folder / "log", mutant) as nursery:
-        yield Stage(nursery, control)
-        assert nursery.alone(5.0), "a process was left behind"
+    with Control(folder / "points") as control, ForkClient(control.path, folder / "log", mutant) as fork_client:
+        yield Stage(fork_client, control)
+        assert fork_client.alone(5.0), "a process was left behind"
 
 
 def sweep(on: Stage, kind: type[Operation], action: Action, folder: Path) -> Swept:
     """Runs all cases of an operation and returns the result. Raises AssertionError for a case that breaks a promise."""
-    with Scene(on.nursery, on.control, folder, kind.flags(folder)) as scene:
+    with Scene(on.fork_client, on.control, folder, kind.flags(folder)) as scene:
         cases = _cases(scene, kind, action)
         ended = [_run(scene, kind, case) for case in cases]
     missed = [case for case, back_s in zip(cases, ended, strict=True) if back_s is None]

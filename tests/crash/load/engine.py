@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from chaos.scenario import LARGE, SMALL, Chain, chain_of
-from load.shared_counters import Column, Ledger
+from load.shared_counters import Column, SharedCounters
 from oracle.journal import Journal
 from oracle.witness import Witness
 from pagetier.client import Client, Keys, Match, Part, Reservation
@@ -34,13 +34,13 @@ class Call(IntEnum):
     STORE = 3
 
 
-class Desk(msgspec.Struct, frozen=True):
+class LoadContext(msgspec.Struct, frozen=True):
     """The context of an engine: the shared state, and its seat."""
 
     socket: Path
     journals: Path
     times: Times
-    ledger: Ledger
+    counters: SharedCounters
     seed: int
     seat: int
     seats: int
@@ -54,37 +54,37 @@ class Desk(msgspec.Struct, frozen=True):
 class TimedClient(Client):
     """A client that records the durations of its calls."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        super().__init__(desk.socket, timeout=TIMEOUT_S, name=f"engine {desk.seat}", threads=1)
+    def __init__(self, context: LoadContext) -> None:
+        self._context = context
+        super().__init__(context.socket, timeout=TIMEOUT_S, name=f"engine {context.seat}", threads=1)
 
     def match(self, keys: Keys) -> Match:
         """Implements Client.match()."""
-        return self._desk.times.timed(self._desk.seat, Call.MATCH, lambda: Client.match(self, keys))
+        return self._context.times.timed(self._context.seat, Call.MATCH, lambda: Client.match(self, keys))
 
     def load(self, match: Match, into: HostBuffers, first: int = 0, timeout: float | None = None) -> int:  # type: ignore[override]
         """Implements Client.load() for pages in memory."""
         call = lambda: Client.load(self, match, into, first, timeout)  # noqa: E731
-        return self._desk.times.timed(self._desk.seat, Call.LOAD, call)
+        return self._context.times.timed(self._context.seat, Call.LOAD, call)
 
     def reserve(  # type: ignore[override]
         self, keys: Keys, sizes: int, part: Part = WHOLE, timeout: float | None = None
     ) -> Reservation:
         """Implements Client.reserve()."""
         call = lambda: Client.reserve(self, keys, sizes, part, timeout)  # noqa: E731
-        return self._desk.times.timed(self._desk.seat, Call.RESERVE, call)
+        return self._context.times.timed(self._context.seat, Call.RESERVE, call)
 
 
 class BusyEngine:
     """The work of a forked engine."""
 
-    def __init__(self, desk: Desk) -> None:
-        os.nice(desk.nice)
-        self._desk = desk
-        self._rng = random.Random(desk.seed * desk.seats + desk.seat)
-        self._journal = Journal.of_this_process(desk.journals)
-        self._client = TimedClient(desk)
-        self._witnesses = {size: Witness(self._client, self._journal, desk.seed, size) for size in (SMALL, LARGE)}
+    def __init__(self, context: LoadContext) -> None:
+        os.nice(context.nice)
+        self._context = context
+        self._rng = random.Random(context.seed * context.seats + context.seat)
+        self._journal = Journal.of_this_process(context.journals)
+        self._client = TimedClient(context)
+        self._witnesses = {size: Witness(self._client, self._journal, context.seed, size) for size in (SMALL, LARGE)}
 
     def run(self) -> None:
         """Runs until it is killed. Raises RuntimeError if it cannot attach."""
@@ -93,26 +93,26 @@ class BusyEngine:
         self._count(Column.ATTACHED, 1)
         turn = 0
         while True:
-            self._store(self._desk.prompt(turn, self._desk.seat))
+            self._store(self._context.prompt(turn, self._context.seat))
             self._look(self._others())
             self._count(Column.REQUESTS, 1)
             turn += 1
 
     def _others(self) -> Chain:
         """Returns one of the last prompts of another engine."""
-        seat = self._rng.randrange(self._desk.seats)
-        last = self._desk.ledger.of(seat, Column.REQUESTS) - 1
-        return self._desk.prompt(max(0, last - self._rng.randrange(_BACK)), seat)
+        seat = self._rng.randrange(self._context.seats)
+        last = self._context.counters.of(seat, Column.REQUESTS) - 1
+        return self._context.prompt(max(0, last - self._rng.randrange(_BACK)), seat)
 
     def _store(self, chain: Chain) -> None:
         """Stores a prompt as an engine does: after a match."""
         self._look(chain)
         began = time.perf_counter()
         result = self._witnesses[chain.page_bytes].store(chain.keys)
-        self._desk.times.note(self._desk.seat, Call.STORE, time.perf_counter() - began)
+        self._context.times.note(self._context.seat, Call.STORE, time.perf_counter() - began)
         counts = (result.stored, result.present, result.pending, result.refused)
         if result.refused:
-            with (self._desk.journals / _REASONS).open("a") as file:
+            with (self._context.journals / _REASONS).open("a") as file:
                 file.write(f"{result.reason}\n")
         for column, count in zip((Column.STORED, Column.PRESENT, Column.PENDING, Column.REFUSED), counts, strict=True):
             self._count(column, count)
@@ -121,7 +121,7 @@ class BusyEngine:
         self._count(Column.LOADED, self._witnesses[chain.page_bytes].look(chain.keys).loaded)
 
     def _count(self, column: Column, count: int) -> None:
-        self._desk.ledger.add(self._desk.seat, column, count)
+        self._context.counters.add(self._context.seat, column, count)
 
 
 def reasons(journals: Path) -> list[str]:

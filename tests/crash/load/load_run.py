@@ -13,14 +13,14 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
-from chaos.child_processes import Child, Family
+from chaos.child_processes import Child, ChildProcesses
 from chaos.cleanup import prefix_of_this_process
-from chaos.daemons import StormDaemon
+from chaos.daemons import ChaosDaemon
 from chaos.final_audit import await_daemon
 from chaos.scenario import MIB, Scene
-from load.cpu_share import Turns, turns_of
-from load.engine import BusyEngine, Call, Desk, reasons
-from load.shared_counters import Column, Ledger, Numbers
+from load.cpu_share import CpuTimes, turns_of
+from load.engine import BusyEngine, Call, LoadContext, reasons
+from load.shared_counters import Column, Numbers, SharedCounters
 from oracle.checker import Kind, Losses, Violation, findings
 from oracle.journal import read_journals
 from oracle.samples import Caps, Sample, end_of, segments_bytes, taken
@@ -75,8 +75,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     refused: int
     evicted: int
-    daemon: Turns
-    processes: Turns
+    daemon: CpuTimes
+    processes: CpuTimes
     latencies: list[Latency]
     refusal: str
     violations: list[Violation]
@@ -97,11 +97,11 @@ class Load:
     def __init__(self, engines: int, seed: int, nice: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process(), ignore_cleanup_errors=True)
         self._journals = Path(self._folder.name)
-        self._family = Family(self._journals)
-        self._daemon = StormDaemon(_SCENE, self._family)
+        self._processes = ChildProcesses(self._journals)
+        self._daemon = ChaosDaemon(_SCENE, self._processes)
         self._engines: list[Child] = []
         self._times = Times(engines, len(Call))
-        self._ledger = Ledger(engines)
+        self._counters = SharedCounters(engines)
         self._samples: list[Sample] = []
         self._count = engines
         self._seed = seed
@@ -114,21 +114,21 @@ class Load:
         Raises:
             RuntimeError: An engine ended, or the requests took too long.
         """
-        self._daemon.light()
-        await_daemon(self._daemon, self._family)
+        self._daemon.start_daemon()
+        await_daemon(self._daemon, self._processes)
         self._observer = self._daemon.observer()
         self._start()
-        self._pass_time(_PATIENCE_S, lambda: bool(np.all(self._ledger.numbers()[:, Column.REQUESTS])))
+        self._pass_time(_PATIENCE_S, lambda: bool(np.all(self._counters.numbers()[:, Column.REQUESTS])))
         refusal = self._one_too_many()
-        ledger, times, evicted = self._ledger.numbers(), self._times.counts(), self._observer.header()["evicted"]
+        counters, times, evicted = self._counters.numbers(), self._times.counts(), self._observer.header()["evicted"]
         began, daemon, processes = time.monotonic(), *self._turns()
         self._pass_time(seconds, lambda: False)
-        self._pass_time(_LONGEST_S, lambda: self._requests() >= requests + ledger[:, Column.REQUESTS].mean())
+        self._pass_time(_LONGEST_S, lambda: self._requests() >= requests + counters[:, Column.REQUESTS].mean())
         took = time.monotonic() - began
         daemon, processes = (
             now.since(then, took) for now, then in zip(self._turns(), (daemon, processes), strict=True)
         )
-        done, timed = self._ledger.numbers() - ledger, self._times.counts() - times
+        done, timed = self._counters.numbers() - counters, self._times.counts() - times
         evicted = self._observer.header()["evicted"] - evicted
         self._end()
         self._judge_shares(done)
@@ -153,19 +153,19 @@ class Load:
 
     def _requests(self) -> float:
         """Returns the number of requests of the mean engine so far."""
-        return float(self._ledger.numbers()[:, Column.REQUESTS].mean())
+        return float(self._counters.numbers()[:, Column.REQUESTS].mean())
 
-    def _turns(self) -> list[Turns]:
+    def _turns(self) -> list[CpuTimes]:
         """Returns the processor times of the daemon and of all engines."""
         serving = self._daemon.serving
-        daemon = turns_of(serving.pid) if serving else Turns()
-        return [daemon, sum((turns_of(child.pid) for child in self._engines), start=Turns())]
+        daemon = turns_of(serving.pid) if serving else CpuTimes()
+        return [daemon, sum((turns_of(child.pid) for child in self._engines), start=CpuTimes())]
 
     def _start(self) -> None:
         for seat in range(self._count):
-            where = (self._daemon.socket, self._journals, self._times, self._ledger)
-            desk = Desk(*where, self._seed, seat, self._count, self._nice)
-            self._engines.append(self._family.fork("engine", partial(_work, desk), seat))
+            where = (self._daemon.socket, self._journals, self._times, self._counters)
+            context = LoadContext(*where, self._seed, seat, self._count, self._nice)
+            self._engines.append(self._processes.fork("engine", partial(_work, context), seat))
 
     def _pass_time(self, seconds: float, enough: Callable[[], bool]) -> None:
         """Waits for `seconds` and until `enough`.
@@ -174,8 +174,8 @@ class Load:
         """
         ends, due = time.monotonic() + seconds, 0.0
         while (now := time.monotonic()) < ends and not enough():
-            for child in self._family.reap():
-                raise RuntimeError(f"the {child.role} ended with {child.code}: {self._family.last_words(child)}")
+            for child in self._processes.reap():
+                raise RuntimeError(f"the {child.role} ended with {child.code}: {self._processes.last_output(child)}")
             if now >= due:
                 due = now + _SAMPLE_S
                 self._samples.append(taken(self._observer, self._daemon.name))
@@ -198,17 +198,17 @@ class Load:
     def _end(self) -> None:
         """Kills one engine, whose slot the rejected one gets; then kills all."""
         with Client(self._daemon.socket) as waiting:
-            self._family.kill(self._engines[0])
+            self._processes.kill(self._engines[0])
             if not waiting.wait_attached(_PATIENCE_S):
                 self._wrongs.append("an engine died, and its slot was not reused")
         for child in self._engines:
-            self._family.kill(child)
+            self._processes.kill(child)
         for child in self._engines:
-            self._family.wait(child)
+            self._processes.wait(child)
 
     def _judge_shares(self, done: Numbers) -> None:
         """Records rejected stores and engines that starve."""
-        refused = int(self._ledger.numbers()[:, Column.REFUSED].sum())
+        refused = int(self._counters.numbers()[:, Column.REFUSED].sum())
         if refused:
             why = "; ".join(sorted(set(reasons(self._journals))))
             self._wrongs.append(f"{refused} pages were rejected although all of them fit: {why}")
@@ -231,10 +231,10 @@ class Load:
             found = findings(records, may_go=gone, samples=self._samples, caps=caps, end=end)
             path.write_bytes(msgspec.json.encode(found))
 
-        child = self._family.fork("judge", judge)
-        self._family.wait(child, 4 * _PATIENCE_S)
+        child = self._processes.fork("judge", judge)
+        self._processes.wait(child, 4 * _PATIENCE_S)
         if child.code != 0:
-            raise RuntimeError(f"the journals cannot be judged: {self._family.last_words(child)}")
+            raise RuntimeError(f"the journals cannot be judged: {self._processes.last_output(child)}")
         complaints = [Violation(Kind.CRASH, f"a daemon wrote {line}") for line in self._daemon.complaints()]
         return msgspec.json.decode(path.read_bytes(), type=list[Violation]) + complaints
 
@@ -244,13 +244,13 @@ class Load:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._family.end()
+        self._processes.end()
         self._daemon.remove()
         self._folder.cleanup()
 
 
-def _work(desk: Desk) -> None:
-    BusyEngine(desk).run()
+def _work(context: LoadContext) -> None:
+    BusyEngine(context).run()
 
 
 def _latency(call: Call, timed: np.ndarray) -> Latency:

@@ -24,7 +24,7 @@ class Column(IntEnum):
     LOADED = 6
 
 
-class Ledger:
+class SharedCounters:
     """Anonymous memory that forked processes share: a row for each seat, written by its process only."""
 
     def __init__(self, seats: int) -> None:

@@ -20,19 +20,19 @@ import msgspec
 from pagetier.tiers.lmdb import recovery
 from power_loss import mutants
 from power_loss.disk_model import History
-from power_loss.losses import Way, fate, names_fate
-from power_loss.promise_log import Promises, Told
+from power_loss.losses import Way, choose, choose_names
+from power_loss.promise_log import Promised, Promises
 from power_loss.recording import record
 from power_loss.recovery import laid
 from power_loss.reopening import unsound
-from power_loss.runs import MEMORY, Loss, OfATale, Tally, Trials, lay, planned
+from power_loss.runs import MEMORY, Loss, LossTrials, PromisedPages, Tally, lay, planned
 from power_loss.workload import TERMS
 from power_loss.write_stream import Event, read_stream
 
 _MOST_TRIES: Final = 200
 
 
-class Ruin(msgspec.Struct, frozen=True):
+class UnsoundDisk(msgspec.Struct, frozen=True):
     """A disk after a power loss of which a part is unsound: the events that lead to it, and those of its recovery.
 
     `first` is the place in the stream from which the recovery has reported which pages there may be.
@@ -42,32 +42,32 @@ class Ruin(msgspec.Struct, frozen=True):
     first: int
 
 
-def ruined(stream: Path, folder: Path, seed: int, mistake: str) -> Ruin:
+def find_unsound_disk(stream: Path, folder: Path, seed: int, mistake: str) -> UnsoundDisk:
     """Finds a power loss that leaves an unsound part, and records the recovery from it."""
     history = History(read_stream(stream), folder)
     for loss in planned(history, _MOST_TRIES, seed, [Way.METAS_FIRST, Way.ONE_LOST]):
         chance = Random(f"{seed} {loss.number}")
         shutil.rmtree(folder)
-        lay(folder, history.left(loss.cut, fate(loss.way, chance), names_fate(loss.way, chance)))
+        lay(folder, history.left(loss.cut, choose(loss.way, chance), choose_names(loss.way, chance)))
         if unsound(folder) and any(not recovery.shortened(folder / name) for name in unsound(folder)):
-            return _got_over(folder, Promises(history.events).at(loss.cut), mistake)
+            return _recovered(folder, Promises(history.events).at(loss.cut), mistake)
     raise AssertionError("no loss left an unsound part")
 
 
-def _got_over(folder: Path, told: Told, mistake: str) -> Ruin:
+def _recovered(folder: Path, promised: Promised, mistake: str) -> UnsoundDisk:
     before = laid(folder)
     stream, numbers, boot = (folder.with_name(name) for name in ("second", "numbers", "boot"))
     stream.unlink(missing_ok=True)
-    numbers.write_bytes(msgspec.json.encode(sorted(told.begun)))
+    numbers.write_bytes(msgspec.json.encode(sorted(promised.begun)))
     record("power_loss.recovery", folder, stream, str(boot), str(numbers), mistake)
-    return Ruin([*before, *read_stream(stream)], len(before) + 1)
+    return UnsoundDisk([*before, *read_stream(stream)], len(before) + 1)
 
 
-def second_losses(ruin: Ruin, states: int, seed: int) -> Iterator[Loss]:
+def second_losses(unsound_disk: UnsoundDisk, states: int, seed: int) -> Iterator[Loss]:
     """Yields second losses: deaths of the process alone, first during the opening, or power losses."""
-    chance, cuts = Random(seed), range(ruin.first, len(ruin.events) + 1)
+    chance, cuts = Random(seed), range(unsound_disk.first, len(unsound_disk.events) + 1)
     ways = [way for way in Way if way is not Way.NOTHING_LOST]
-    opened = next(at for at in cuts if ruin.events[at].mark.startswith("opened"))
+    opened = next(at for at in cuts if unsound_disk.events[at].mark.startswith("opened"))
     deaths = sorted(chance.sample(cuts, len(cuts)), key=lambda cut: cut > opened)[: states // 2]
     for number, cut in enumerate(deaths):
         yield Loss(number, cut, Way.NOTHING_LOST, boots=1)
@@ -86,10 +86,12 @@ def main() -> None:
     parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
-        ruin = ruined(wanted.stream, wanted.folder, wanted.seed, wanted.mistake)
-        history = History(ruin.events, wanted.folder)
-        trials = Trials(history, TERMS, OfATale(history), Path(room))
-        tally: Tally = trials.run(second_losses(ruin, wanted.states, wanted.seed), wanted.seed, wanted.violations)
+        unsound_disk = find_unsound_disk(wanted.stream, wanted.folder, wanted.seed, wanted.mistake)
+        history = History(unsound_disk.events, wanted.folder)
+        trials = LossTrials(history, TERMS, PromisedPages(history), Path(room))
+        tally: Tally = trials.run(
+            second_losses(unsound_disk, wanted.states, wanted.seed), wanted.seed, wanted.violations
+        )
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
     sys.exit(bool(tally.violations))
 

@@ -49,9 +49,9 @@ class Survived(msgspec.Struct, frozen=True):
     sectors: frozenset[int] | None = None
 
 
-Fate = Callable[[Sequence[Change]], Sequence[Survived]]
+ChooseContents = Callable[[Sequence[Change]], Sequence[Survived]]
 """Decides over the pending changes of bytes and lengths, in order; changes that it omits are lost."""
-NamesFate = Callable[[Sequence[Change]], int]
+ChooseNames = Callable[[Sequence[Change]], int]
 """Decides how many of a folder's pending changes of names have reached the disk, from the first on."""
 
 
@@ -101,12 +101,12 @@ class History:
         after = [at + 1 for at, event in enumerate(self.events) if event.kind is Kind.SYNCED]
         return after + [at for at, event in enumerate(self.events) if event.kind is Kind.SYNCED]
 
-    def left(self, cut: int, fate: Fate, names: NamesFate) -> dict[Path, bytes | None]:
+    def left(self, cut: int, choose: ChooseContents, names: ChooseNames) -> dict[Path, bytes | None]:
         """Returns the content of the disk if the power fails just before the event `cut`.
 
         The keys are paths relative to the folder, the values are the bytes of files, None for folders.
         """
-        survived = {one.change.at: one for one in fate([one for one in self.contents if one.pending(cut)])}
+        survived = {one.change.at: one for one in choose([one for one in self.contents if one.pending(cut)])}
         files: dict[int, bytearray] = defaultdict(bytearray)
         for change in self.contents:
             if change.at >= cut:
@@ -118,21 +118,21 @@ class History:
         tree = self._tree(cut, names)
         return {path: None if number is None else bytes(files[number]) for path, number in tree.items()}
 
-    def _tree(self, cut: int, fate: NamesFate) -> dict[Path, int | None]:
-        lost = set(self._lost_names(cut, fate))
+    def _tree(self, cut: int, choose: ChooseNames) -> dict[Path, int | None]:
+        lost = set(self._lost_names(cut, choose))
         tree: dict[Path, int | None] = {}
         for change in self.names:
             if change.at < cut and change.at not in lost:
                 _rename(tree, change, self.folder, self._moved)
         return {path: number for path, number in tree.items() if _is_in(tree, path)}
 
-    def _lost_names(self, cut: int, fate: NamesFate) -> Iterator[int]:
+    def _lost_names(self, cut: int, choose: ChooseNames) -> Iterator[int]:
         folders: dict[int | Path, list[Change]] = defaultdict(list)
         for change in self.names:
             if change.pending(cut):
                 folders[change.place].append(change)
         for pending in folders.values():
-            yield from (change.at for change in pending[fate(pending) :])
+            yield from (change.at for change in pending[choose(pending) :])
 
 
 def _sync_ends(events: Sequence[Event]) -> Mapping[tuple[int, int], list[tuple[int, int]]]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from random import Random
 from typing import Final
 
-from power_loss.disk_model import Change, Fate, NamesFate, Survived, sectors_of
+from power_loss.disk_model import Change, ChooseContents, ChooseNames, Survived, sectors_of
 from power_loss.write_stream import Kind
 
 _METAS_END: Final = 2 * 4096
@@ -32,12 +32,12 @@ class Way(StrEnum):
     ONE_TORN = "of one write each sector or not"
 
 
-def fate(way: Way, chance: Random) -> Fate:
+def choose(way: Way, chance: Random) -> ChooseContents:
     """Returns a random choice for History.left()."""
     return lambda pending: _chosen(way, pending, chance)
 
 
-def names_fate(way: Way, chance: Random) -> NamesFate:
+def choose_names(way: Way, chance: Random) -> ChooseNames:
     """Returns the same for names."""
     if way is Way.NOTHING_LOST:
         return len

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from power_loss.write_stream import Event
 
 
-class Told(msgspec.Struct, frozen=True):
+class Promised(msgspec.Struct, frozen=True):
     """The promises about pages, by their numbers.
 
     Attributes:
@@ -29,17 +29,17 @@ class Promises:
     """The promises of a stream, at any place of it."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        told = list(_told(events))
-        self._places = [at for at, _ in told]
-        self._told = [Told(), *(one for _, one in told)]
+        promised = list(_promised(events))
+        self._places = [at for at, _ in promised]
+        self._promised = [Promised(), *(one for _, one in promised)]
 
-    def at(self, cut: int) -> Told:
+    def at(self, cut: int) -> Promised:
         """Returns the promises just before an event."""
-        return self._told[bisect_left(self._places, cut)]
+        return self._promised[bisect_left(self._places, cut)]
 
 
-def _told(events: Sequence[Event]) -> Iterator[tuple[int, Told]]:
-    now = Told()
+def _promised(events: Sequence[Event]) -> Iterator[tuple[int, Promised]]:
+    now = Promised()
     for at, event in enumerate(events):
         word, *numbers = event.mark.split(" ") if event.mark else ("",)
         pages = frozenset(map(int, filter(None, numbers)))

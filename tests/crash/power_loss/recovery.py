@@ -14,8 +14,8 @@ import msgspec
 
 from power_loss import mutants
 from power_loss.constants import FRAME
-from power_loss.reopening import Looker, after_a_restart
-from power_loss.workload import NUMBERS, TERMS, Tale
+from power_loss.reopening import PageReader, after_a_restart
+from power_loss.workload import NUMBERS, TERMS, RecordedTier
 from power_loss.write_stream import Event, Kind
 
 FIRST_PAGE = 30_000
@@ -46,14 +46,14 @@ def main() -> None:
     folder, boot, numbers, mistake = sys.argv[1:]
     mutants.make(mistake)
     after_a_restart(Path(boot))
-    tale = Tale(Path(folder), FIRST_PAGE)
-    tale.say("storing", msgspec.json.decode(Path(numbers).read_bytes(), type=list[int]))
-    tale.open(TERMS)
-    looker = Looker(tale.tier, FRAME)
-    tale.say("stored", [NUMBERS[key] for key in looker.exact(looker.listed())])
-    tale.turn_over(1)
-    tale.sync()
-    tale.turn_over(1)
+    recorded = RecordedTier(Path(folder), FIRST_PAGE)
+    recorded.say("storing", msgspec.json.decode(Path(numbers).read_bytes(), type=list[int]))
+    recorded.open(TERMS)
+    reader = PageReader(recorded.tier, FRAME)
+    recorded.say("stored", [NUMBERS[key] for key in reader.exact(reader.listed())])
+    recorded.turn_over(1)
+    recorded.sync()
+    recorded.turn_over(1)
     os._exit(0)
 
 

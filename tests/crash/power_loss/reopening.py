@@ -55,7 +55,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return self.how.startswith("rebuilt empty")
 
 
-class Looker:
+class PageReader:
     """Reads the pages of a tier, and collects broken promises."""
 
     def __init__(self, tier: Tier, frame: int) -> None:
@@ -132,37 +132,37 @@ def _is_believed(folder: Path) -> bool:
 def judged(folder: Path, terms: Terms, expected: Expected) -> Found:
     """Opens a folder, reads all pages, uses the tier, closes it, and checks it once more."""
     doubtful = unsound(folder) if _is_believed(folder) else []
-    looker = Looker(terms.opened(folder), terms.frame)
-    how = looker.tier.state().opened
+    reader = PageReader(terms.opened(folder), terms.frame)
+    how = reader.tier.state().opened
     if doubtful and how == "as it was left":
-        looker.blame(Kind.INTEGRITY, f"unsound parts were opened without verification: {doubtful}")
-    sizes = looker.listed()
-    exact = looker.exact(sizes)
-    _expect(looker, sizes, exact, expected)
-    left = _go_on(looker, exact) if terms.frame == FRAME else exact
-    looker.tier.close()
-    violations = looker.violations + _once_more(folder, terms, left)
+        reader.blame(Kind.INTEGRITY, f"unsound parts were opened without verification: {doubtful}")
+    sizes = reader.listed()
+    exact = reader.exact(sizes)
+    _expect(reader, sizes, exact, expected)
+    left = _use(reader, exact) if terms.frame == FRAME else exact
+    reader.tier.close()
+    violations = reader.violations + _once_more(folder, terms, left)
     return Found(how=how, exact=len(exact), damaged=len(sizes) - len(exact), violations=violations)
 
 
-def _expect(looker: Looker, sizes: Iterable[bytes], exact: Collection[bytes], expected: Expected) -> None:
+def _expect(reader: PageReader, sizes: Iterable[bytes], exact: Collection[bytes], expected: Expected) -> None:
     for key in sizes:
         if key not in expected.may:
-            looker.blame(Kind.NOWHERE, "", key)
+            reader.blame(Kind.NOWHERE, "", key)
     for key in expected.must:
         if key not in exact:
-            looker.blame(Kind.LOST, "the page was on the disk before the power loss", key)
+            reader.blame(Kind.LOST, "the page was on the disk before the power loss", key)
 
 
-def _go_on(looker: Looker, exact: dict[bytes, int]) -> dict[bytes, int]:
+def _use(reader: PageReader, exact: dict[bytes, int]) -> dict[bytes, int]:
     """Drops some pages and stores others, and returns the pages that are exact then; no other page may change."""
     pages = [outgoing(number) for number in NEWCOMERS]
     gone = _making_room(exact, sum(len(page.frames) for page in pages) * FRAME)
-    written = looker.tier.write(gone, pages)
+    written = reader.tier.write(gone, pages)
     if written.undropped or not all(written.stored):
-        looker.blame(Kind.CRASH, f"the tier cannot be used: {written.undropped or set(written.reasons)}")
+        reader.blame(Kind.CRASH, f"the tier cannot be used: {written.undropped or set(written.reasons)}")
     left = {key: size for key, size in exact.items() if key not in gone} | {page.key: page.size for page in pages}
-    _still(looker, left, "before other pages were stored")
+    _check_unchanged(reader, left, "before other pages were stored")
     return left
 
 
@@ -176,21 +176,21 @@ def _making_room(exact: dict[bytes, int], wanted: int) -> Sequence[bytes]:
     return gone
 
 
-def _still(looker: Looker, pages: dict[bytes, int], when: str) -> None:
-    for key in pages.keys() - looker.exact(pages).keys():
-        looker.blame(Kind.LOST, f"the page was found {when}", key)
+def _check_unchanged(reader: PageReader, pages: dict[bytes, int], when: str) -> None:
+    for key in pages.keys() - reader.exact(pages).keys():
+        reader.blame(Kind.LOST, f"the page was found {when}", key)
 
 
 def _once_more(folder: Path, terms: Terms, exact: dict[bytes, int]) -> list[Violation]:
-    looker = Looker(terms.opened(folder), terms.frame)
-    if looker.tier.state().opened != "as it was left":
-        looker.blame(Kind.LOST, f"a closed tier was opened as: {looker.tier.state().opened}")
-    _still(looker, exact, "before the tier was closed")
-    if terms.frame == FRAME and looker.listed().keys() - exact.keys():
+    reader = PageReader(terms.opened(folder), terms.frame)
+    if reader.tier.state().opened != "as it was left":
+        reader.blame(Kind.LOST, f"a closed tier was opened as: {reader.tier.state().opened}")
+    _check_unchanged(reader, exact, "before the tier was closed")
+    if terms.frame == FRAME and reader.listed().keys() - exact.keys():
         with suppress(TierError):
-            looker.blame(Kind.NOWHERE, "a dropped page is listed again")
-    looker.tier.close()
-    return looker.violations
+            reader.blame(Kind.NOWHERE, "a dropped page is listed again")
+    reader.tier.close()
+    return reader.violations
 
 
 def keys_of(numbers: Iterable[int]) -> frozenset[bytes]:

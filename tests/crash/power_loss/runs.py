@@ -27,7 +27,7 @@ from power_loss import mutants
 from power_loss.constants import Terms
 from power_loss.disk_model import History
 from power_loss.forked_work import Ended, in_a_child
-from power_loss.losses import Way, fate, names_fate
+from power_loss.losses import Way, choose, choose_names
 from power_loss.promise_log import Promises
 from power_loss.reopening import Expected, Found, after_a_restart, judged, keys_of, prove_here
 from power_loss.workload import TERMS
@@ -82,7 +82,7 @@ class Tally(msgspec.Struct, kw_only=True):
         return sum(self.states.values())
 
 
-class OfATale:
+class PromisedPages:
     """Expects what a workload was promised: all stored pages, if they were synced or no byte of them is lost."""
 
     def __init__(self, history: History) -> None:
@@ -90,13 +90,15 @@ class OfATale:
         self._promises = Promises(history.events)
 
     def __call__(self, loss: Loss) -> Expected:
-        told = self._promises.at(loss.cut)
+        promised = self._promises.at(loss.cut)
         history, cut = self._history, loss.cut
-        whole = not history.unsynced(cut) or not history.changed(told.synced, cut) or loss.way is Way.NOTHING_LOST
-        return Expected(keys_of(told.begun), keys_of(told.stored) if whole else frozenset(), len(told.stored))
+        whole = not history.unsynced(cut) or not history.changed(promised.synced, cut) or loss.way is Way.NOTHING_LOST
+        return Expected(
+            keys_of(promised.begun), keys_of(promised.stored) if whole else frozenset(), len(promised.stored)
+        )
 
 
-class OfKeys:
+class AnyOfKeys:
     """Expects that any of these pages may be found, and none must."""
 
     def __init__(self, keys: Path) -> None:
@@ -107,7 +109,7 @@ class OfKeys:
         return Expected(self._may)
 
 
-class Trials:
+class LossTrials:
     """Power losses of one recording. `room` is a folder for the files that each loss leaves."""
 
     def __init__(self, history: History, terms: Terms, expected: Callable[[Loss], Expected], room: Path) -> None:
@@ -128,7 +130,7 @@ class Trials:
 
     def _after(self, loss: Loss) -> Found:
         chance = Random(f"{self.tally.seed} {loss.number}")
-        left = self._history.left(loss.cut, fate(loss.way, chance), names_fate(loss.way, chance))
+        left = self._history.left(loss.cut, choose(loss.way, chance), choose_names(loss.way, chance))
         folder = self._room / "tier"
         lay(folder, left)
         ended = in_a_child(partial(self._judge, folder, loss), _LONG_S)
@@ -217,8 +219,8 @@ def main() -> None:
     mutants.make(wanted.mistake)
     history = History(read_stream(wanted.stream), wanted.folder)
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
-        expected = OfKeys(wanted.keys) if wanted.keys else OfATale(history)
-        trials = Trials(history, wanted.terms, expected, Path(room))
+        expected = AnyOfKeys(wanted.keys) if wanted.keys else PromisedPages(history)
+        trials = LossTrials(history, wanted.terms, expected, Path(room))
         losses = planned(history, wanted.states, wanted.seed, wanted.way or list(Way))
         tally = trials.run(losses, wanted.seed, wanted.violations, wanted.seconds)
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")

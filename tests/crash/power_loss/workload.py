@@ -27,7 +27,7 @@ NUMBERS: Final = {key_of(number): number for act in range(4) for number in range
 _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 
 
-class Tale:
+class RecordedTier:
     """A tier that writes its promises to the stream. Pages are numbered in the order in which they are stored."""
 
     def __init__(self, folder: Path, first: int = 0) -> None:
@@ -101,46 +101,46 @@ def outgoing(number: int) -> Outgoing:
     return Outgoing(key_of(number), SPACES[number % 2], size, number, frames)
 
 
-def first_act(tale: Tale) -> None:
+def first_act(recorded: RecordedTier) -> None:
     """Fills a new tier, with a sync now and then, and closes it."""
-    tale.open(TERMS)
-    tale.store(8)
-    tale.sync()
-    tale.store(8, drops=3)
-    tale.store_again(4)
-    tale.sync()
-    tale.fill()
-    tale.turn_over(4)
-    tale.sync()
-    tale.turn_over(3)
-    tale.close()
+    recorded.open(TERMS)
+    recorded.store(8)
+    recorded.sync()
+    recorded.store(8, drops=3)
+    recorded.store_again(4)
+    recorded.sync()
+    recorded.fill()
+    recorded.turn_over(4)
+    recorded.sync()
+    recorded.turn_over(3)
+    recorded.close()
 
 
-def second_act(tale: Tale) -> None:
+def second_act(recorded: RecordedTier) -> None:
     """Opens the tier as it was left, uses it, makes it smaller, uses it, and dies."""
-    tale.open(TERMS)
-    tale.turn_over(1)
-    tale.close()
-    tale.open_smaller(SMALLER)
-    tale.turn_over(2)
-    tale.sync()
-    tale.turn_over(2)
+    recorded.open(TERMS)
+    recorded.turn_over(1)
+    recorded.close()
+    recorded.open_smaller(SMALLER)
+    recorded.turn_over(2)
+    recorded.sync()
+    recorded.turn_over(2)
 
 
-def third_act(tale: Tale) -> None:
+def third_act(recorded: RecordedTier) -> None:
     """Opens the tier as the dead process left it, and marks it for verification."""
-    tale.open(SMALLER)
-    tale.turn_over(2)
-    tale.tier.distrust()
-    tale.turn_over(1)
+    recorded.open(SMALLER)
+    recorded.turn_over(2)
+    recorded.tier.distrust()
+    recorded.turn_over(1)
 
 
-def fourth_act(tale: Tale) -> None:
+def fourth_act(recorded: RecordedTier) -> None:
     """Opens the tier, which has to be verified, and uses it."""
-    tale.open(SMALLER)
-    tale.turn_over(2)
-    tale.sync()
-    tale.turn_over(2)
+    recorded.open(SMALLER)
+    recorded.turn_over(2)
+    recorded.sync()
+    recorded.turn_over(2)
 
 
 def _places(held: Held) -> range:
@@ -160,7 +160,7 @@ def main() -> None:
     """Runs an act and ends as if killed; its page numbers do not overlap with those of the other acts."""
     folder, act, mistake = sys.argv[1:]
     mutants.make(mistake)
-    ACTS[act](Tale(Path(folder), _AN_ACT * list(ACTS).index(act)))
+    ACTS[act](RecordedTier(Path(folder), _AN_ACT * list(ACTS).index(act)))
     os._exit(0)
 
 

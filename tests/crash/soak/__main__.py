@@ -55,8 +55,10 @@ def soak(plan: Plan, folder: Path, beside: str) -> Report:
         here.run(lambda tally: show("soak", _NOTHING, tally))
         for journals in here.kept:
             shutil.copytree(journals, _JOURNALS / f"{plan.seed}-{journals.name}", dirs_exist_ok=True)
-        readings = here.shelf.readings()
-        report = report_of(Measured(plan, here.tally, readings, here.shelf.windows(), here.warm), machine(), beside)
+        readings = here.measurements.readings()
+        report = report_of(
+            Measured(plan, here.tally, readings, here.measurements.windows(), here.warm), machine(), beside
+        )
     folder.mkdir(parents=True, exist_ok=True)
     name = f"soak-{plan.seconds / 60:.3g}-minutes"
     (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

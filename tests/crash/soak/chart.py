@@ -78,7 +78,7 @@ def chart(title: str, seconds: float, panels: Sequence[Panel], marks: Sequence[f
     height = 34 + len(panels) * (_HEIGHT + _TOP + _BOTTOM)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"',
-        ' font-family="sans-serif" font-size="11">',
+        ' font-processes="sans-serif" font-size="11">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
         f'<text x="{_LEFT}" y="20" font-size="14">{escape(title)}</text>',
     ]

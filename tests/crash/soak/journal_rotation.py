@@ -28,7 +28,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The verdict on one chapter: the broken promises, and the number of pages by the response about them."""
 
     violations: list[Violation]
-    told: dict[str, int]
+    responses: dict[str, int]
 
 
 class Chapters:
@@ -66,12 +66,12 @@ class Chapters:
         the file `verdict`.
         """
         records = read_journals(self.path(number))
-        told: dict[str, int] = defaultdict(int)
+        responses: dict[str, int] = defaultdict(int)
         for record in records:
-            told[record.told] += sum(1 for _ in record.each()) if record.pid else 0
+            responses[record.told] += sum(1 for _ in record.each()) if record.pid else 0
         found = findings(records, may_go=None)
         _carry(records, self.path(number + 1) / _CARRIED)
-        verdict.with_suffix(".new").write_bytes(msgspec.json.encode(Verdict(found, dict(told))))
+        verdict.with_suffix(".new").write_bytes(msgspec.json.encode(Verdict(found, dict(responses))))
         verdict.with_suffix(".new").rename(verdict)
         if not found:
             shutil.rmtree(self.path(number))

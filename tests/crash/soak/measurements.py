@@ -17,7 +17,7 @@ _READINGS: Final = "readings"
 _WINDOWS: Final = "windows"
 
 
-class Shelf:
+class Measurements:
     """The readings, and for each window the histogram of each kind of call. `kinds` is the number of kinds."""
 
     def __init__(self, folder: Path, kinds: int) -> None:

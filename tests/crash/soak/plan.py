@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from chaos.engine import Post
+from chaos.engine import EngineContext
 from chaos.scenario import MIB, Scene
 from oracle.journal import Journal
 from soak.journal_rotation import Chapters
@@ -103,7 +103,7 @@ def _scene(seconds: float) -> Scene:
     )
 
 
-class SoakPost(Post, frozen=True, kw_only=True):
+class SoakContext(EngineContext, frozen=True, kw_only=True):
     """The context of a process of a soak: prompts repeat, and journals have chapters."""
 
     chapters: Chapters

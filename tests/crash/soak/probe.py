@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from chaos.engine import TIMEOUT_S, Post
+from chaos.engine import TIMEOUT_S, EngineContext
 from chaos.scenario import LARGE, SMALL, chain_of
 from oracle.witness import Witness
 from pagetier.client import Client, Keys
@@ -54,14 +54,14 @@ class Probe:
     About once a second it also does what an engine does, so that growth caused by that is visible in its memory.
     """
 
-    def __init__(self, post: Post, times: Times, chance: int) -> None:
-        self._post = post
+    def __init__(self, context: EngineContext, times: Times, chance: int) -> None:
+        self._post = context
         self._times = times
         self._rng = random.Random(chance)
         self._echo = _echo()  # before this process has threads, and a connection that the child would keep open
-        self._client = Client(post.socket, timeout=TIMEOUT_S)
-        self._journal = post.journal()
-        self._witnesses = {size: Witness(self._client, self._journal, post.seed, size) for size in (SMALL, LARGE)}
+        self._client = Client(context.socket, timeout=TIMEOUT_S)
+        self._journal = context.journal()
+        self._witnesses = {size: Witness(self._client, self._journal, context.seed, size) for size in (SMALL, LARGE)}
         self._table = np.random.default_rng(chance).integers(0, 1 << 60, (_TABLE_ROWS, 8))
         self._rows = np.random.default_rng(chance).integers(0, _TABLE_ROWS, _ROWS)
 

@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     deaths: dict[str, int]
     stops: dict[str, int]
     lives: dict[str, int]
-    told: dict[str, int]
+    responses: dict[str, int]
     pages: dict[str, int]
     bytes_verified: int
     samples: int
@@ -100,7 +100,7 @@ def report_of(measured: Measured, machine: str, beside: str) -> Report:
         deaths=dict(sorted(tally.deaths.items())),
         stops=dict(sorted(tally.stops.items())),
         lives=dict(sorted(tally.lives.items())),
-        told=dict(sorted(tally.told.items())),
+        responses=dict(sorted(tally.responses.items())),
         pages=dict(tally.pages),
         bytes_verified=tally.bytes_verified,
         samples=tally.samples,

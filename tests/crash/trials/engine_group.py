@@ -20,20 +20,20 @@ _FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__
 _WORKS_S: Final = 60.0
 
 
-class Member:
+class EngineProcess:
     """One engine. `before` is the prefix of its command."""
 
     def __init__(self, daemon: RunningDaemon, seed: int, before: Sequence[str], variables: Mapping[str, str]) -> None:
-        self.told = Path(daemon.folder.name) / f"engine-{seed}"
+        self.output = Path(daemon.folder.name) / f"engine-{seed}"
         command = [*before, sys.executable, "-m", "trials.engine", str(daemon.socket), str(seed)]
         environ = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(_FOLDERS)}
-        with self.told.open("wb") as told:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=told, env=environ)
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environ)
 
     @property
     def served(self) -> Served:
         """The service that it got so far."""
-        for line in reversed(self.told.read_bytes().splitlines(keepends=True)):
+        for line in reversed(self.output.read_bytes().splitlines(keepends=True)):
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(line, type=Served)
         return Served()
@@ -43,7 +43,7 @@ class Member:
         wanted = self.served.rounds + rounds
         return eventually(lambda: self.served.rounds >= wanted, seconds)
 
-    def bury(self) -> int:
+    def wait_killed(self) -> int:
         """Waits until the engine was killed, and returns its exit code."""
         code = self.process.wait(_WORKS_S)
         self.end()
@@ -61,28 +61,28 @@ class Member:
         """Ends the engine regularly and returns how it was served. Raises AssertionError if it failed."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        assert self.process.wait(_WORKS_S) == 0, self.told.read_text()
+        assert self.process.wait(_WORKS_S) == 0, self.output.read_text()
         return self.served
 
 
-class Company:
+class EngineGroup:
     """Some engines beside a daemon. As a context manager it leaves no engine behind."""
 
     def __init__(self, daemon: RunningDaemon, variables: Mapping[str, str] | None = None) -> None:
         self._daemon = daemon
         self._variables = variables or {}
-        self.members: list[Member] = []
+        self.members: list[EngineProcess] = []
 
-    def hire(self, seed: int, before: Sequence[str] = ()) -> Member:
+    def start_engine(self, seed: int, before: Sequence[str] = ()) -> EngineProcess:
         """Starts one more engine, and waits until it has done some rounds."""
-        self.members.append(Member(self._daemon, seed, before, self._variables))
-        assert self.members[-1].wait_for(2), self.members[-1].told.read_text()
+        self.members.append(EngineProcess(self._daemon, seed, before, self._variables))
+        assert self.members[-1].wait_for(2), self.members[-1].output.read_text()
         return self.members[-1]
 
     def work(self, rounds: int = 20) -> None:
         """Waits until each engine has done this many more rounds."""
         for member in self.members:
-            assert member.wait_for(rounds), f"{member.told.read_text()[-2000:]}\n{self._daemon.log.read_text()}"
+            assert member.wait_for(rounds), f"{member.output.read_text()[-2000:]}\n{self._daemon.log.read_text()}"
 
     def leave(self) -> list[Served]:
         """Ends all engines and returns how each was served."""
