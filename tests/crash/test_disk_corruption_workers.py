@@ -73,7 +73,7 @@ def test_content_that_keeps_killing_workers_is_discarded(tmp_path: Path, monkeyp
             patch.setenv("PYTHONPATH", str(tmp_path))
             daemon.open()
         assert len(daemon.lines("no disk tier: its worker was killed by signal 11")) == 3, daemon.told()
-        assert len(daemon.lines("it is given up")) == 1
+        assert len(daemon.lines("discarding its contents")) == 1
         assert daemon.report().opened.startswith("rebuilt empty: ")
         with Engine(daemon) as engine:
             assert engine.places(numbers) == {"nowhere": 8}

@@ -89,7 +89,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         violations: All broken promises.
-        told: The number of pages by the response that processes got about them.
+        responses: The number of pages by the response that processes got about them.
         missed: The number of stored pages that were not found.
     """
 
@@ -121,7 +121,8 @@ def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went
 def _in_the_index(records: Sequence[Record], pages: range) -> Iterable[Violation]:
     """Yields a violation if the number of pages in the index differs from the number found under their keys."""
     found, missed = (
-        {key for record in records if record.told in told for key in record.each()} for told in (_THERE, {Told.MISSED})
+        {key for record in records if record.told in responses for key in record.each()}
+        for responses in (_THERE, {Told.MISSED})
     )
     if len(found) not in pages:
         indexed = f"{pages[0]} to {pages[-1]}"

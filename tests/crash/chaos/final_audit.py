@@ -109,18 +109,18 @@ class FinalAudit:
     def _settle(self) -> None:
         """Waits until open entries are finished or expired, slots of dead processes are free and the disk is synced."""
         eventually(lambda: not self._daemon.header()["open_entries"], EXPIRY_S + 2.0)
-        eventually(lambda: not self._strangers(), 2.0)
+        eventually(lambda: not self._other_slots(), 2.0)
         if self._scene.disk:
             eventually(self._saved, _PATIENCE_S)
 
-    def _strangers(self) -> list[dict[str, Any]]:
+    def _other_slots(self) -> list[dict[str, Any]]:
         return [slot for slot in self._daemon.slots() if slot["name"] != WORKER_NAME]
 
     def _saved(self) -> bool:
         with self._daemon._looking() as (link, _):
-            told = link.ask(Save(1), _PATIENCE_S)
+            saved = link.ask(Save(1), _PATIENCE_S)
         time.sleep(_TICK_S)
-        return isinstance(told, Saved) and told.synced and not told.trouble
+        return isinstance(saved, Saved) and saved.synced and not saved.trouble
 
     def _replace(self) -> None:
         """Kills the daemon at rest with SIGKILL and starts the next one; its worker dies with it."""

@@ -75,7 +75,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seed: The seed of the planned deaths; a second run with it plans the same deaths, at other moments of its
             daemons.
-        told: The number of pages by the response that processes got about them.
+        responses: The number of pages by the response that processes got about them.
         returned: The time from the death of an engine's process until its slot was free again.
         returned_late: The number of slots that were not free after a second.
         adoptions: The time from the fork of a daemon until it served.

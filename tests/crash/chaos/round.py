@@ -68,7 +68,7 @@ class Round:
             await_disk(self._cluster.daemon)
         self._observer = self._cluster.daemon.observer()
         self._evictions = EvictionAccounting(self._observer)
-        self._storm(progress)
+        self._kill_at_random(progress)
         self._cluster.end_engines(self._observer)
         final_audit = FinalAudit(
             self.scene, self._cluster.daemon, self._cluster.processes, self._evictions, self.journals, self._seed
@@ -78,7 +78,7 @@ class Round:
         self.tally.pages["missed"] += verdict.missed
         self.tally.violations += [*verdict.violations, *final_audit.stop()]
 
-    def _storm(self, progress: Callable[[Tally], None]) -> None:
+    def _kill_at_random(self, progress: Callable[[Tally], None]) -> None:
         scene, now = self.scene, time.monotonic()
         context = EngineContext(
             scene,

@@ -16,7 +16,7 @@ class Tally(msgspec.Struct):
         deaths: Processes killed, by role.
         stops: Processes stopped for a while, by role.
         lives: Processes started, by role.
-        told: Pages, by the response that a process got about them.
+        responses: Pages, by the response that a process got about them.
         pages: Pages as the daemons counted them while engines ran, and the pages that were missed at rest and could
             have
             been.

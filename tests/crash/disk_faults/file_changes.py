@@ -22,7 +22,7 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         name: The name of the case.
         make: The function that changes the folder.
-        told: Words that the log must contain soon after the change.
+        log_words: Words that the log must contain soon after the change.
         few: Whether the change belongs to the few that are always tested.
     """
 

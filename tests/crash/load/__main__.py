@@ -42,8 +42,8 @@ def main(engines: int, seconds: float, requests: int, nice: int, seed: int | Non
     with Load(engines, chosen, nice) as load:
         outcome = load.run(seconds, requests)
     if form:
-        told = {"machine": machine(), **msgspec.to_builtins(outcome)}
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        output = {"machine": machine(), **msgspec.to_builtins(outcome)}
+        sys.stdout.write(msgspec.json.encode(output).decode() + "\n")
     else:
         _show(outcome)
     sys.exit(_FAILED if outcome.failed else 0)

@@ -45,8 +45,8 @@ def main(minutes: float, seed: int | None, report: Path, churn: bool, beside: st
     signal.signal(signal.SIGTERM, _leave)
     gc.freeze()
     plan = Plan.of(60 * minutes, chosen)
-    told = soak(plan.churning() if churn else plan, report, beside)
-    sys.exit(_FAILED if told.failed else 0)
+    outcome = soak(plan.churning() if churn else plan, report, beside)
+    sys.exit(_FAILED if outcome.failed else 0)
 
 
 def soak(plan: Plan, folder: Path, beside: str) -> Report:

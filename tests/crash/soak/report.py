@@ -55,7 +55,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         beside: Other load on the machine.
         part: The seconds at the beginning and at the end that are compared.
         deaths: Processes killed, by role; `stops` and `lives` are the stopped and the started ones.
-        told: The number of pages by the response that processes got about them.
+        responses: The number of pages by the response that processes got about them.
         warm: Whether the disk was full when the measurement began; otherwise its growth is not judged.
         longest_ms: The longest call of each kind.
     """
