@@ -22,24 +22,24 @@ FITTING = 24  # pages that one fetch may load, which uses at most nine tenths of
 CRASHING = """
 import os, signal, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
-    from pagetier.tiers.lmdb import reading
+    from pagetier.tiers.lmdb import reader
     def listed(environment):
         if environment.used:
             os.kill(os.getpid(), signal.SIGSEGV)
         return iter(())
-    reading.listed = listed
+    reader.listed = listed
 """
 STUMBLING = """
 import os, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
-    from pagetier.tiers.lmdb import reading
-    real = reading.read
+    from pagetier.tiers.lmdb import reader
+    real = reader.read
     def read(environment, page):
         if not os.path.exists({flag!r}):
             open({flag!r}, "w").close()
             raise SystemError("a cursor stumbles")
         return real(environment, page)
-    reading.read = read
+    reader.read = read
 """
 
 
@@ -107,9 +107,8 @@ def test_a_page_with_misplaced_frames_gets_a_response() -> None:
             for page in Anatomy(file.read_bytes()).of(Part.VALUE_HEAD)[::4]:
                 overwrite(file, page, random.Random(page).randbytes(PAGE))
         on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"][:FITTING]
-        outcomes = engine.fetch(
-            on_disk, 10
-        )  # in one request, because the first drop ends the worker and empties the disk
+        # One request, because the first drop ends the worker and empties the disk.
+        outcomes = engine.fetch(on_disk, 10)
         assert set(outcomes) == {HERE, ABSENT}, daemon.told()
         assert outcomes.count(HERE) > len(on_disk) // 2
         assert daemon.findings() == []
