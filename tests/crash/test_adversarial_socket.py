@@ -24,10 +24,8 @@ ROUNDS = 30
 SERVED_S = 15.0  # also on a busy machine; a client that waits longer than 10 s is rejected
 ON_THEIR_WAY = 3 * 128  # connections that the loop has accepted and not closed yet
 FEW = 512  # descriptors
-DESCRIPTORS, MEMORY = (
-    2 * MOST_SILENT + ON_THEIR_WAY,
-    192 << 20,
-)  # of two users; each may send 2 MiB before it is identified
+# The limits for two users; each connection may send 2 MiB before its user is identified.
+DESCRIPTORS, MEMORY = 2 * MOST_SILENT + ON_THEIR_WAY, 192 << 20
 # Log lines of one kind and user a minute, for at most two kinds, and the daemon's own; a run may span two minutes.
 MOST_LINES = 4 * LINES + 20
 

@@ -53,30 +53,30 @@ def test_a_child_that_does_not_end_in_time_is_killed(processes: ChildProcesses) 
 
 def test_a_slot_that_is_not_free_in_time_is_a_violation() -> None:
     slot_reuse = SlotReuse(SCENES[0].late)
-    slot_reuse.look(1, set(), 10.0)
+    slot_reuse.observe(1, set(), 10.0)
     slot_reuse.died(7, 10.0)
     slot_reuse.died(8, 10.0)
-    slot_reuse.look(1, {7, 8}, 10.75)
-    slot_reuse.look(1, {7}, 11.0)
-    assert slot_reuse.waits and not slot_reuse.violations
-    slot_reuse.look(1, {7}, 15.25)
-    assert [found.kind for found in slot_reuse.violations] == [Kind.LATE] and not slot_reuse.waits
+    slot_reuse.observe(1, {7, 8}, 10.75)
+    slot_reuse.observe(1, {7}, 11.0)
+    assert slot_reuse.pending and not slot_reuse.violations
+    slot_reuse.observe(1, {7}, 15.25)
+    assert [found.kind for found in slot_reuse.violations] == [Kind.LATE] and not slot_reuse.pending
     slot_reuse.end()
     assert slot_reuse.returned == [5.25, 1.0]
 
 
 def test_the_clock_stands_while_the_daemon_is_stopped() -> None:
     slot_reuse = SlotReuse(SCENES[0].late)
-    slot_reuse.look(1, set(), 10.0)
+    slot_reuse.observe(1, set(), 10.0)
     slot_reuse.died(7, 10.0)
     for second in range(2):
-        slot_reuse.look(1, {7}, 10.5 + 2 * second)
-        slot_reuse.stands(10.75 + 2 * second)
+        slot_reuse.observe(1, {7}, 10.5 + 2 * second)
+        slot_reuse.daemon_stopped(10.75 + 2 * second)
         assert not slot_reuse.violations
-        slot_reuse.look(1, {7}, 11.75 + 2 * second)
-    slot_reuse.look(1, {7}, 17.0)
+        slot_reuse.observe(1, {7}, 11.75 + 2 * second)
+    slot_reuse.observe(1, {7}, 17.0)
     assert not slot_reuse.violations
-    slot_reuse.look(1, {7}, 17.25)
+    slot_reuse.observe(1, {7}, 17.25)
     assert [found.kind for found in slot_reuse.violations] == [Kind.LATE]
 
 
@@ -84,23 +84,23 @@ def test_only_deaths_in_long_lives_of_daemons_are_measured() -> None:
     slot_reuse = SlotReuse(SCENES[0].late)
     for life, lasts in enumerate((0.5, 2.0)):
         began = 10.0 * life
-        slot_reuse.look(life, set(), began)
+        slot_reuse.observe(life, set(), began)
         slot_reuse.died(7 + life, began)
-        slot_reuse.look(life, set(), began + 0.25)
+        slot_reuse.observe(life, set(), began + 0.25)
         slot_reuse.died(17 + life, began + lasts - 0.25)
-        slot_reuse.look(life, set(), began + lasts)
+        slot_reuse.observe(life, set(), began + lasts)
         slot_reuse.no_daemon()
     assert slot_reuse.returned == [0.25]
 
 
 def test_a_slot_that_outlasts_a_daemon_is_measured_again_with_the_next() -> None:
     slot_reuse = SlotReuse(SCENES[0].late)
-    slot_reuse.look(1, set(), 10.0)
+    slot_reuse.observe(1, set(), 10.0)
     slot_reuse.died(7, 10.0)
-    slot_reuse.look(1, {7}, 11.5)
-    slot_reuse.look(2, {7}, 20.0)
-    assert slot_reuse.returned == [1.5] and slot_reuse.waits
-    slot_reuse.look(2, set(), 20.25)
+    slot_reuse.observe(1, {7}, 11.5)
+    slot_reuse.observe(2, {7}, 20.0)
+    assert slot_reuse.returned == [1.5] and slot_reuse.pending
+    slot_reuse.observe(2, set(), 20.25)
     slot_reuse.end()
     assert slot_reuse.returned == [1.5, 0.25] and not slot_reuse.violations
 

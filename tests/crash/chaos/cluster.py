@@ -67,7 +67,7 @@ class Cluster:
             self._resume(child)
         if self._worker_death_requested:
             self._kill_worker()
-        if not self.daemon.look():
+        if not self.daemon.poll():
             self.slot_reuse.no_daemon()
             if not self.daemon.children and now >= self._no_daemon_until:
                 self._start_daemons()
@@ -107,7 +107,7 @@ class Cluster:
             child.stopped = time.monotonic() + self._rng.uniform(0, _STOPPED_S)
             self._stopped.append(child)
             if child is self.daemon.serving:
-                self.slot_reuse.stands(time.monotonic())
+                self.slot_reuse.daemon_stopped(time.monotonic())
             self.processes.signal(child, signal.SIGSTOP)
             self.tally.stops[child.role] += 1
 
@@ -117,9 +117,9 @@ class Cluster:
         if serving is None:
             self.slot_reuse.no_daemon()
         elif serving.stopped:
-            self.slot_reuse.stands(now)
+            self.slot_reuse.daemon_stopped(now)
         else:
-            self.slot_reuse.look(serving.pid, {slot["pid"] for slot in observer.slots()}, now)
+            self.slot_reuse.observe(serving.pid, {slot["pid"] for slot in observer.slots()}, now)
 
     def end_engines(self, observer: Observer) -> None:
         """Kills all engines at once and waits until the daemon has released their slots.
@@ -131,7 +131,7 @@ class Cluster:
         for child in self._pool.living:
             self._kill(child)
         ends = time.monotonic() + _CALM_S
-        while self._pool.living or self.slot_reuse.waits:
+        while self._pool.living or self.slot_reuse.pending:
             now = time.monotonic()
             if now > ends:
                 raise RuntimeError(f"dead processes still have slots after {_CALM_S} s: {self.daemon.last_output()}")

@@ -27,7 +27,7 @@ _HARMLESS: Final = re.compile(r"\bevent=refused\b")
 class ChaosDaemon(RunningDaemon):
     """Daemons of one cache. One at a time serves; others may be started beside it and must be rejected.
 
-    No method but remove() waits; look() finds out which one serves.
+    No method but remove() waits; poll() finds out which one serves.
     """
 
     def __init__(self, scene: Scene, processes: ChildProcesses) -> None:
@@ -61,7 +61,7 @@ class ChaosDaemon(RunningDaemon):
             self._rivals[other.seat].append(child)
         self.children.append(child)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Returns whether a daemon serves, and records one that has just exec_job ready."""
         self.children = [child for child in self.children if child.lives]
         if self.serving is not None and not self.serving.lives:

@@ -54,12 +54,12 @@ class EvictionAccounting:
         self._evicted = 0
         self._lost = 0
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Takes a sample.
 
         A worker has its slot before its disk opens and until it closes, so the order of reading matters.
         """
-        disk = self._look_at_disk()
+        disk = self._disk_in_use()
         evicted = self._observer.header()["evicted"]
         if not self._open_until_now():
             self._lost += evicted - self._evicted
@@ -68,16 +68,16 @@ class EvictionAccounting:
     @property
     def pages(self) -> int:
         """The largest number of pages that may have been lost until now."""
-        self.look()
+        self.sample()
         header = self._observer.header()
         return self._lost + header["disk_lost"] + header["disk_evicted"] + header["disk_spared"]
 
     def _open_until_now(self) -> bool:
-        now = self._look_at_disk()
+        now = self._disk_in_use()
         same = (self._disk.worker, self._disk.incarnation) == (now.worker, now.incarnation)
         return self._disk.open and self._disk.worker > 0 and same
 
-    def _look_at_disk(self) -> _Disk:
+    def _disk_in_use(self) -> _Disk:
         """Returns the disk in use.
 
         The slots are read first, so that an open disk belongs to the worker that had a slot.

@@ -128,7 +128,7 @@ class FinalAudit:
         if child is not None:
             self._processes.kill(child)
             self._processes.wait(child)
-        self._daemon.look()
+        self._daemon.poll()
         self._daemon.start_daemon()
         await_daemon(self._daemon, self._processes)
         self._settle()
@@ -139,7 +139,7 @@ class FinalAudit:
         Raises:
             RuntimeError: There is no disk worker, or the disk tier does not open again.
         """
-        self._evictions.look()
+        self._evictions.sample()
         opened = self._daemon.disks_opened()
         pid = self._daemon.worker()
         if not pid:
@@ -196,7 +196,7 @@ def await_disk(daemon: ChaosDaemon) -> None:
 def await_daemon(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
     """Waits until a daemon serves. Raises RuntimeError if none does."""
     ends = time.monotonic() + _PATIENCE_S
-    while not daemon.look():
+    while not daemon.poll():
         if time.monotonic() > ends or not daemon.children:
             raise RuntimeError(f"no daemon became ready: {daemon.last_output()}")
         processes.reap()

@@ -120,7 +120,7 @@ class Round:
     def _sample(self) -> None:
         disk = self._cluster.daemon.disk if self.scene.disk else None
         self._samples.append(taken(self._observer, self._cluster.daemon.name, disk))
-        self._evictions.look()
+        self._evictions.sample()
         self._cluster.check_slots(time.monotonic(), self._observer)
 
     def __enter__(self) -> Self:

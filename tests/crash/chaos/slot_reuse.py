@@ -52,7 +52,7 @@ class SlotReuse:
         self.violations: list[Violation] = []
 
     @property
-    def waits(self) -> bool:
+    def pending(self) -> bool:
         """Whether a dead process still had a slot at the last observation."""
         return bool(self._waiting)
 
@@ -60,7 +60,7 @@ class SlotReuse:
         """Records that an engine's process has ended."""
         self._waiting[pid] = self._clock + (now - self._seen if self._seen is not None else 0.0)
 
-    def stands(self, now: float) -> None:
+    def daemon_stopped(self, now: float) -> None:
         """Stops the clock because the daemon is stopped; the next observation restarts it."""
         self._advance_to(now)
         self._seen = None
@@ -75,7 +75,7 @@ class SlotReuse:
         self._waiting = dict.fromkeys(self._waiting, 0.0)
         self._clock, self._seen = 0.0, None
 
-    def look(self, daemon: int, taken: Collection[int], now: float) -> None:
+    def observe(self, daemon: int, taken: Collection[int], now: float) -> None:
         """Takes the pids that have a slot while the daemon with the pid `daemon` serves."""
         if daemon != self._life:
             self.no_daemon()

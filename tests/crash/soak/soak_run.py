@@ -163,7 +163,7 @@ class Soak:
         most = {name: max(getattr(now, name), getattr(self._peak, name)) for name in ("arena", "shm", "disk")}
         self._peak = Sample(at=now.at, **most)
         self.tally.samples += 1
-        self._evictions.look()
+        self._evictions.sample()
         self._cluster.check_slots(time.monotonic(), self._observer)
 
     def _reading(self, at: float) -> Reading:
