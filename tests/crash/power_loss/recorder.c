@@ -198,6 +198,15 @@ static mode_t mode_in(int flags, va_list more)
     return flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;
 }
 
+/* Returns the path of a file that is named relative to an open folder. */
+static const char *path_in(int folder, const char *path, char *full)
+{
+    if (path[0] == '/' || folder == AT_FDCWD || !path_of(folder, full)) return path;
+    size_t length = strlen(full);
+    snprintf(full + length, PATH_MAX - length, "/%s", path);
+    return full;
+}
+
 static void note_opened(const char *path, int flags, uint64_t before, int descriptor)
 {
     uint64_t inode;
@@ -231,9 +240,11 @@ OPENS(open64)
         va_start(more, flags);                                           \
         mode_t mode = mode_in(flags, more);                              \
         va_end(more);                                                    \
-        uint64_t before = is_ours(path) ? inode_at(path) : 0;            \
+        char full[PATH_MAX];                                             \
+        const char *whole = path_in(folder, path, full);                 \
+        uint64_t before = is_ours(whole) ? inode_at(whole) : 0;          \
         int descriptor = real_##name(folder, path, flags, mode);         \
-        note_opened(path, flags, before, descriptor);                    \
+        note_opened(whole, flags, before, descriptor);                   \
         return descriptor;                                               \
     }
 OPENS_AT(openat)
