@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class CachedProperty(Generic[T]):
-    """functools.cached_property without its lock, which Python before 3.12 shares among all instances of a class.
+    """A functools.cached_property without the lock that, before Python 3.12, all instances of a class share.
 
-    A child that is forked while another thread computes such an attribute inherits that lock and waits for it for ever.
-    Threads that come at once each compute the value here; the last one stays, so it must not matter which.
+    If a process forks while another thread computes such an attribute, the child inherits the lock and waits for it
+    forever. Here, concurrent threads each compute the value and the last one is kept, so computing must be repeatable.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

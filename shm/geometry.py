@@ -1,4 +1,4 @@
-"""How large segments are: frames, entries, namespaces."""
+"""The size of segments: frames, entries, namespaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from pagetier.shm._core import plan
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """What segments are made with. frame_bytes: a power of two, 4096 or more; entries: pages at most."""
+    """The sizes with which segments are made.
+
+    Attributes:
+        frame_bytes: Bytes of a frame: a power of two, 4096 or more.
+        frames: Frames of the arena.
+        entries: The most pages that the index has room for.
+        spaces: The most namespaces.
+    """
 
     frame_bytes: int
     frames: int
@@ -20,12 +27,12 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, header: Mapping[str, int]) -> Self:
-        """That of the segments with this header."""
+        """Returns the geometry of the segments with this header."""
         return cls(*(header[field] for field in cls.__struct_fields__))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Bytes of index, lock words and arena."""
+        """The bytes of index, lock words and arena."""
         return plan(self.frame_bytes, self.frames, self.entries, self.spaces)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The first bytes of an index, which are the same in every format: who left it, and in which format."""
+"""The first bytes of an index, which are the same in every format: the build that wrote it, and its format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ _HEAD = struct.Struct("<8sI12x40s")
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What an index says about itself. magic: all zero while it is being made; build: for people."""
+    """The head of an index.
+
+    Attributes:
+        magic: MAGIC; all zero while the index is being made.
+        format: The number of the index's format.
+        build: The build that made the index, for diagnostics.
+    """
 
     magic: bytes
     format: int
@@ -22,17 +28,17 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def unfinished(self) -> bool:
-        """Whether the daemon that made it died over that."""
+        """Whether the daemon that made the index died before it was complete."""
         return not any(self.magic)
 
     @property
     def ours(self) -> bool:
-        """Whether pagetier made it, in whatever version."""
+        """Whether some version of pagetier made the index."""
         return self.magic == MAGIC
 
     @property
     def why_not(self) -> str:
-        """Why this build can not use the segments, with both versions; "" if its format is ours."""
+        """Why this build cannot use the segments, with both versions; "" if it can."""
         if not self.ours:
             return "are not pagetier's"
         if self.format != FORMAT:
@@ -41,7 +47,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 def head_of(index: int) -> Head:
-    """Reads the head by a descriptor of an index. Raises OSError."""
+    """Returns the head of the index behind a descriptor. Raises OSError."""
     data = os.pread(index, _HEAD.size, 0).ljust(_HEAD.size, b"\0")
     magic, number, build = _HEAD.unpack(data)
     return Head(magic, number, build.rstrip(b"\0").decode(errors="replace"))

@@ -1,7 +1,7 @@
-"""Log lines that people and machines read: logfmt on stderr, with journald's priorities where journald reads it.
+"""Log lines for people and programs: logfmt on stderr, with journald's priorities if stderr is connected to journald.
 
-`level=info name=pagetierd event=ready msg="ready on ..." pages=12`: msg is the sentence, the fields behind it are the
-numbers in it. `event` names a kind of line that an administrator can wait for.
+In `level=info name=pagetierd event=ready msg="ready on ..." pages=12`, msg is the sentence and the fields behind it are
+its numbers. `event` names the kind of the line, for an administrator's alerts.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _DEBUG: Final = 7
 
 
 def event(name: str, **fields: object) -> dict[str, Any]:
-    """For `extra=` of a logging call: what kind of line it is, and the numbers in it."""
+    """Returns the `extra=` argument of a logging call: the kind of the line and its fields."""
     return {"fields": {"event": name, **fields}}
 
 
 class Logfmt(logging.Formatter):
-    """One line a record, tracebacks too, after the time."""
+    """Formats each record, with its traceback, as one line that begins with the time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Implements Formatter.format()."""
         return f"ts={_time(record)} {_pairs(record, self)}"
 
 
 class Journald(logging.Formatter):
-    """One line a record, after its priority; journald knows the time."""
+    """Formats each record as one line that begins with its priority. journald records the time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Implements Formatter.format()."""
         return f"<{priority(record.levelno)}>{_pairs(record, self)}"
 
 
 def log_to_stderr(level: str) -> None:
-    """Sends what this process logs to stderr, from `level` on; to nobody where that is closed."""
+    """Logs records of `level` and above to stderr. Discards them if stderr is closed."""
     settle_stderr()
     handler = logging.StreamHandler()
     handler.setFormatter(formatter())
@@ -52,21 +52,21 @@ def log_to_stderr(level: str) -> None:
 
 
 def formatter() -> logging.Formatter:
-    """How lines on stderr look, by who reads it."""
+    """Returns the formatter for stderr: Journald if journald reads it, else Logfmt."""
     return Journald() if journald_reads(os.environ) else Logfmt()
 
 
 def journald_reads(environ: Mapping[str, str]) -> bool:
-    """Whether stderr is the stream to journald that systemd speaks of."""
+    """Returns whether stderr is the stream that systemd connected to journald, according to $JOURNAL_STREAM."""
     try:
-        told = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError):  # closed, or no file at all
+        stream = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # closed, or not a file
         return False
-    return environ.get("JOURNAL_STREAM") == f"{told.st_dev}:{told.st_ino}"
+    return environ.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
 
 
 def priority(level: int) -> int:
-    """Syslog's number for a level."""
+    """Returns syslog's number for a level."""
     return next((number for least, number in _PRIORITIES if level >= least), _DEBUG)
 
 
@@ -85,7 +85,7 @@ def _pairs(record: logging.LogRecord, formatter: logging.Formatter) -> str:
 
 
 def _value(value: object) -> str:
-    """As it is, or in quotes where it would not be one word."""
+    """Returns the text of a value, quoted unless it is one word."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     bare = _PLAIN.fullmatch(text) and '"' not in text and "=" not in text
     return text if bare else json.dumps(text, ensure_ascii=not text.isprintable())

@@ -1,4 +1,4 @@
-"""Processes as the kernel tells them apart: a pid and the time at which it was started."""
+"""Processes as the kernel identifies them: a PID and a start time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-_UNSEEN = (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM)  # also of one that hidepid hides
-_STARTED_FIELD = 22 - 3  # of /proc/PID/stat, counted from the field behind the command's closing bracket
+_UNSEEN = (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM)  # also for a process that hidepid hides
+_STARTED_FIELD = 22 - 3  # in /proc/PID/stat, counted from the field after the command's closing bracket
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process for as long as the host is up: no other ever has the same pid and start time.
+    """One process: no other process has the same PID and start time while the host is up.
 
-    started: clock ticks since boot.
+    Attributes:
+        pid: The process ID.
+        started: Clock ticks since boot.
     """
 
     pid: int
@@ -24,12 +26,14 @@ class Process(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Returns the process that has this pid now.
+        """Returns the process that has this PID now.
 
-        Raises ProcessLookupError if this process can see none, OSError if it cannot look: that proves no death.
+        Raises:
+            ProcessLookupError: This process can see no such process.
+            OSError: /proc cannot be read; this does not prove that the process ended.
         """
         try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()  # the command in it may be no text
+            stat = Path(f"/proc/{pid}/stat").read_bytes()  # the command in it may be arbitrary bytes
         except OSError as error:
             if error.errno not in _UNSEEN:
                 raise
@@ -37,9 +41,12 @@ class Process(msgspec.Struct, frozen=True):
         return cls(pid, int(stat.rpartition(b")")[2].split()[_STARTED_FIELD]))
 
     def watch(self) -> int:
-        """Returns a descriptor that becomes readable when the process is gone.
+        """Returns a descriptor that becomes readable when the process ends.
 
-        Raises ProcessLookupError if it is, OSError if this process cannot look.
+        Raises OSError if this process cannot watch it.
+
+        Raises:
+            ProcessLookupError: The process has ended.
         """
         descriptor = self._opened()
         try:
@@ -51,7 +58,7 @@ class Process(msgspec.Struct, frozen=True):
         return descriptor
 
     def _opened(self) -> int:
-        """Segments that were damaged may name a thread, or a number that no process can have."""
+        """Returns a pidfd. Corrupt segments may contain the ID of a thread, or a number that is no valid PID."""
         try:
             return os.pidfd_open(self.pid)
         except OverflowError as error:
@@ -62,7 +69,7 @@ class Process(msgspec.Struct, frozen=True):
             raise ProcessLookupError(f"{self.pid} is no process") from error
 
     def lives(self) -> bool:
-        """Whether the process is still there, with all of its threads or some."""
+        """Returns whether the process exists, even if only some of its threads are left."""
         try:
             os.close(self.watch())
         except ProcessLookupError:

@@ -1,7 +1,8 @@
-"""What goes over the control socket: a little-endian u32 with the length of a message, then the message in msgpack.
+"""The messages on the control socket: a little-endian u32 with the length of a message, then the message in msgpack.
 
-A client begins with Attach (or Observe) and is answered with Welcome, which carries the segments' descriptors,
-or with Refusal. Then it may send requests at any time without waiting; each is answered once, by its number.
+A client begins with Attach (or Observe). The daemon answers with Welcome, which carries the segments' descriptors, or
+with Refusal. After that the client may send requests at any time without waiting; each is answered once, with its
+number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pagetier.shm._core import FORMAT
 
 PROTOCOL: Final = 3
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
-# Bytes of a message: of any, of an engine's request (400,000 pages), of a greeting.
+# Maximum bytes of any message, of an engine's request (400,000 pages), and of a greeting.
 MESSAGE_LIMIT: Final = 64 << 20
 REQUEST_LIMIT: Final = 16 << 20
 GREETING_LIMIT: Final = 2 << 20
@@ -25,18 +26,22 @@ _T = TypeVar("_T")
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is no message of this protocol."""
+    """The peer sent data that is not a message of this protocol."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
-    """In the message an array: the lower-case name of the class, then its fields."""
+    """A message, encoded as an array: the lower-case name of the class, then its fields.
+
+    The `number` of a request is chosen by the client; the response carries the same number.
+    """
 
 
 class Attach(_Message, frozen=True):
-    """From an engine: give me a slot.
+    """An engine's request for a slot.
 
-    token: the same when the same session attaches again. holds: serials (u64) of the granted pages that the
-    session still knows of; all others that were granted to it come back.
+    Attributes:
+        token: The same when the same session attaches again.
+        holds: Serials (u64) of the granted pages that the session still knows; all others granted to it are released.
     """
 
     build: str
@@ -46,13 +51,13 @@ class Attach(_Message, frozen=True):
 
 
 class Observe(_Message, frozen=True):
-    """From who only looks: give me read-only descriptors of index and lock words."""
+    """An observer's request for read-only descriptors of index and lock words."""
 
     build: str
 
 
 class Welcome(_Message, frozen=True):
-    """Goes with the descriptors of index, lock words and, for an engine, the arena."""
+    """Accepts Attach or Observe. Sent with the descriptors of index, lock words and, for an engine, the arena."""
 
     slot: int
     segments_id: int
@@ -60,13 +65,19 @@ class Welcome(_Message, frozen=True):
 
 
 class Refusal(_Message, frozen=True):
-    """The peer may not attach, or not now."""
+    """Rejects Attach or Observe, permanently or for now."""
 
     reason: str
 
 
 class Space(msgspec.Struct, frozen=True, array_like=True):
-    """A namespace as the index knows it. digest: 32 bytes; group: a GroupKind; window: tokens, 0 if none."""
+    """A namespace of the index.
+
+    Attributes:
+        digest: 32 bytes that identify it.
+        group: A GroupKind.
+        window: The window in tokens, 0 if there is none.
+    """
 
     digest: bytes
     name: str
@@ -76,10 +87,13 @@ class Space(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reserve(_Message, frozen=True):
-    """Room for a part of each page of a chain, head first.
+    """Requests memory for one part of each page of a chain, in order from the head.
 
-    keys: 32 bytes each; sizes: u64 each, bytes of the whole page. division: how a page is cut into its parts (u32);
-    parts of two divisions never make one page.
+    Attributes:
+        part: The index of the part, below `parts`.
+        keys: 32 bytes for each page.
+        sizes: u64 for each page, the bytes of the whole page.
+        division: How a page is divided into parts (u32); parts of different divisions never form one page.
     """
 
     number: int
@@ -92,7 +106,7 @@ class Reserve(_Message, frozen=True):
 
 
 class Reserved(_Message, frozen=True):
-    """Answers Reserve, an element a page: outcomes u8 (core/daemon/reserve.h), entries u32, serials u64."""
+    """Answers Reserve with one element per page: outcomes u8 (core/daemon/reserve.h), entries u32, serials u64."""
 
     number: int
     outcomes: bytes
@@ -102,7 +116,7 @@ class Reserved(_Message, frozen=True):
 
 
 class Fetch(_Message, frozen=True):
-    """Bring pages of a chain, head first, from disk into memory. keys: 32 bytes each; timeout: seconds."""
+    """Requests pages of a chain from disk, in order from the head. keys: 32 bytes per page; timeout: seconds."""
 
     number: int
     keys: bytes
@@ -110,9 +124,9 @@ class Fetch(_Message, frozen=True):
 
 
 class Fetched(_Message, frozen=True):
-    """Answers Fetch when all is in memory or can not be had, at the latest at its timeout; a u8 a page.
+    """Answers Fetch with a u8 per page, when all pages are in memory or unavailable, or at its timeout.
 
-    0: it is in memory; 1: not yet, it is on its way; 2: it is not there; 3: there is no room for it in memory.
+    0: the page is in memory; 1: it is still being read; 2: it does not exist; 3: there is no memory for it.
     """
 
     number: int
@@ -121,9 +135,11 @@ class Fetched(_Message, frozen=True):
 
 
 class Flush(_Message, frozen=True):
-    """Drop the pages of the namespace whose label or digest (in hex) begins with this; of all where it is None.
+    """Requests that the pages of namespaces are dropped.
 
-    tier: "memory" or "disk": out of that tier alone.
+    Attributes:
+        namespace: The beginning of the namespaces' labels or digests (in hex); None: all namespaces.
+        tier: "memory" or "disk": only that tier; None: both.
     """
 
     number: int
@@ -132,9 +148,9 @@ class Flush(_Message, frozen=True):
 
 
 class Flushed(_Message, frozen=True):
-    """Answers Flush. kept: pages that are in use. namespaces: the labels of those that matched.
+    """Answers Flush with the pages dropped, the pages kept because they are in use, and the labels that matched.
 
-    trouble: why pages that were not in use may be on disk still, "" if none are.
+    `trouble` says why pages that were not in use may still be on disk, "" if there are none.
     """
 
     number: int
@@ -145,15 +161,17 @@ class Flushed(_Message, frozen=True):
 
 
 class Save(_Message, frozen=True):
-    """Write to disk what is not there yet, and sync. Asked again and again: the daemon writes while somebody asks."""
+    """Requests that unwritten pages are written and synced; repeated, as the daemon writes while requests arrive."""
 
     number: int
 
 
 class Saved(_Message, frozen=True):
-    """Answers Save at once. pages, bytes: still to write; synced: nothing is, and all is on the device.
+    """Answers Save at once with the pages and bytes that are still unwritten.
 
-    trouble: why it does not get on, "" if it does.
+    Attributes:
+        synced: Whether nothing is unwritten and all data is on the device.
+        trouble: Why writing makes no progress, "" if it does.
     """
 
     number: int
@@ -164,14 +182,20 @@ class Saved(_Message, frozen=True):
 
 
 class Resize(_Message, frozen=True):
-    """From an administrator: other sizes, as texts, by their names in the daemon's configuration ("disk.size")."""
+    """An administrator's request for other sizes.
+
+    `settings` maps names in the daemon's configuration ("disk.size") to new values, as texts.
+    """
 
     number: int
     settings: dict[str, str]
 
 
 class Resized(_Message, frozen=True):
-    """Answers Resize. changed: what is otherwise now; trouble: why nothing is, "" if all was done."""
+    """Answers Resize with the settings that have another value now.
+
+    `trouble` says why no setting was changed, "" if all were.
+    """
 
     number: int
     changed: list[str] = []
@@ -179,29 +203,29 @@ class Resized(_Message, frozen=True):
 
 
 class Check(_Message, frozen=True):
-    """Walk everything and say what is wrong."""
+    """Requests a complete check of the index."""
 
     number: int
 
 
 class Findings(_Message, frozen=True):
-    """Answers Check."""
+    """Answers Check with one sentence for each problem."""
 
     number: int
     findings: list[str]
 
 
 class Detach(_Message, frozen=True):
-    """From an engine that touches nothing any more: its slot may go to another. number: 0 asks for no answer.
+    """An engine's message that it no longer accesses any segment, so that its slot can be reused.
 
-    May follow Attach at once, for an engine that leaves while it attaches.
+    `number` 0 requests no response. It may follow Attach at once, for an engine that ends while it attaches.
     """
 
     number: int = 0
 
 
 class Detached(_Message, frozen=True):
-    """Answers Detach once the slot is free."""
+    """Answers Detach when the slot is free."""
 
     number: int
 
@@ -215,29 +239,32 @@ _answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answe
 
 
 def pack(message: msgspec.Struct) -> bytes:
-    """A message with its length, ready to be sent."""
+    """Returns a message with its length, ready to be sent."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class Unpacker:
-    """Cuts a stream of bytes into messages. One for each connection."""
+    """Splits a stream of bytes into messages. Each connection has its own."""
 
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
         self._buffer = bytearray()
         self._limit = limit
 
     def limit(self, nbytes: int) -> None:
-        """From now on no message is longer."""
+        """Sets the maximum length of the messages to come."""
         self._limit = nbytes
 
     @property
     def held(self) -> int:
-        """Bytes of messages that are not complete, or not taken yet."""
+        """The bytes of messages that are incomplete or not yet taken."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that are complete with `data`, as bodies. Raises ProtocolError at a length over the limit."""
+        """Yields the bodies of the messages that `data` completes.
+
+        Raises ProtocolError for a length over the limit.
+        """
         self._buffer += data
         while (body := self._next()) is not None:
             yield body
@@ -247,7 +274,7 @@ class Unpacker:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > self._limit:
-            raise ProtocolError(f"a message of {length} bytes is longer than {self._limit}")
+            raise ProtocolError(f"a message of {length} bytes exceeds the limit of {self._limit}")
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
@@ -257,17 +284,17 @@ class Unpacker:
 
 
 def read_request(body: bytes) -> Request:
-    """Raises ProtocolError if it is none."""
+    """Returns the request in the body of a message. Raises ProtocolError if it is not one."""
     return _decode(_requests, body)
 
 
 def read_answer(body: bytes) -> Answer:
-    """Raises ProtocolError if it is none."""
+    """Returns the response in the body of a message. Raises ProtocolError if it is not one."""
     return _decode(_answers, body)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
     try:
         return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec lets the second one through
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec does not convert the second one
         raise ProtocolError(f"no message of this protocol: {error}") from error

@@ -19,7 +19,7 @@ from pagetier.shm.segments import _map, _taken
 
 
 class GivenBack(Enum):
-    """What became of the memory under a name."""
+    """The outcome of give_back()."""
 
     DONE = "the memory is given back"
     NOTHING = "there is nothing to give back"
@@ -27,9 +27,10 @@ class GivenBack(Enum):
 
 
 def give_back(name: str) -> GivenBack:
-    """Ends what an earlier daemon left under this name, and tells who still maps it.
+    """Removes the segments that an earlier daemon left under this name, and marks them as closed for their users.
 
-    Raises ShmError if it is another user's.
+    Returns:
+        Whether memory was released. Raises ShmError if the segments belong to another user.
     """
     try:
         index = open_segment(name, "index")
@@ -47,7 +48,7 @@ def give_back(name: str) -> GivenBack:
 
 
 def _tell_users(name: str, index: int) -> None:
-    """Says in the header that the end is meant, where there is a header that can be trusted."""
+    """Marks the segments as closed in their header, if the header can be trusted."""
     head = head_of(index)
     if head.unfinished or head.why_not:
         return

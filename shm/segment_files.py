@@ -1,4 +1,7 @@
-"""The files of segments in /dev/shm: opened, locked, removed. They are for their user only; others get descriptors."""
+"""The files of segments in /dev/shm: opened, locked, removed and listed.
+
+They are accessible only to their user; other processes receive descriptors.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,18 @@ from pagetier.shm.index_header import Head, head_of
 
 KINDS: Final = ("index", "locks", "arena")
 _FOLDER: Final = Path("/dev/shm")
-_LOCK_PATIENCE_S: Final = 0.1  # somebody may look for a moment whether the lock is held
+_LOCK_PATIENCE_S: Final = 0.1  # is_locked() of another process holds the lock for a moment
 
 
 def open_segment(name: str, kind: str, flags: int = 0, *, read_only: bool = False) -> int:
-    """Returns a descriptor. A file of another user is refused, also where root may open it or its mode lets everybody.
+    """Returns a descriptor.
 
-    Raises posix_ipc.ExistentialError if there is none, ShmError if it is another user's or can not be made, OSError.
+    A file of another user is rejected, even if its mode or this process's rights allow opening it.
+
+    Raises posix_ipc.ExistentialError if the segment does not exist, OSError if it cannot be opened.
+
+    Raises:
+        ShmError: It belongs to another user or cannot be created.
     """
     _check_owner(name, kind, owner_of(name, kind))  # a link or a folder cannot be opened at all
     descriptor = _open(name, kind, flags, read_only=read_only)
@@ -49,31 +57,31 @@ def _open(name: str, kind: str, flags: int, *, read_only: bool) -> int:
         return int(posix_ipc.SharedMemory(_path(name, kind), flags=flags, mode=0o600, read_only=read_only).fd)
     except posix_ipc.PermissionsError as error:
         if flags & posix_ipc.O_CREAT and not _file(name, kind).exists():
-            raise _can_not_be_made(name, kind, "this user may not write there") from error
+            raise _cannot_create(name, kind, "this user may not write there") from error
         raise _not_ours(name, kind) from error
     except posix_ipc.ExistentialError as error:
         if flags & posix_ipc.O_CREAT and not _FOLDER.is_dir():
-            raise _can_not_be_made(name, kind, f"there is no {_FOLDER}") from error
+            raise _cannot_create(name, kind, f"there is no {_FOLDER}") from error
         raise
     except OSError as error:
-        why = error.strerror or str(error)  # posix_ipc names no number where a limit on open files is reached
+        why = error.strerror or str(error)  # posix_ipc sets no error number if a limit of open files is reached
         if flags & posix_ipc.O_CREAT:
-            raise _can_not_be_made(name, kind, why) from error
+            raise _cannot_create(name, kind, why) from error
         raise OSError(error.errno or errno.EMFILE, why) from error
 
 
 def resize(name: str, kind: str, size: int) -> None:
-    """Gives a segment its length. Raises ShmError, OSError."""
+    """Sets the length of a segment. Raises ShmError, OSError."""
     with opened(name, kind) as descriptor:
         try:
             os.ftruncate(descriptor, size)
         except OSError as error:
             limit = " (ulimit -f)" if error.errno == errno.EFBIG else ""
-            raise _can_not_be_made(name, kind, f"{size} bytes: {error.strerror}{limit}") from error
+            raise _cannot_create(name, kind, f"{size} bytes: {error.strerror}{limit}") from error
 
 
 def open_new(name: str, kind: str) -> int:
-    """A descriptor of an empty segment, in the place of what was there. Raises ShmError if that is another user's."""
+    """Returns a descriptor of a new segment in place of an existing one. Raises ShmError if that is another user's."""
     unlink_one(name, kind)
     try:
         return open_segment(name, kind, flags=posix_ipc.O_CREX)
@@ -82,7 +90,7 @@ def open_new(name: str, kind: str) -> int:
 
 
 def open_all(name: str, *kinds: str, read_only: frozenset[str]) -> list[int]:
-    """Descriptors of several segments, or of none. Raises ShmError if somebody has removed them, OSError."""
+    """Returns descriptors of all of these segments. Raises ShmError if a segment was removed, OSError."""
     with contextlib.ExitStack() as undo:
         descriptors = []
         for kind in kinds:
@@ -96,12 +104,12 @@ def _open_living(name: str, kind: str, *, read_only: bool) -> int:
     try:
         return open_segment(name, kind, read_only=read_only)
     except posix_ipc.ExistentialError as error:
-        raise ShmError(f"somebody has removed /dev/shm{_path(name, kind)}: restart the daemon") from error
+        raise ShmError(f"/dev/shm{_path(name, kind)} was removed: restart the daemon") from error
 
 
 @contextlib.contextmanager
 def opened(name: str, kind: str) -> Iterator[int]:
-    """A descriptor for a while."""
+    """Yields a descriptor and closes it at the end."""
     descriptor = open_segment(name, kind)
     try:
         yield descriptor
@@ -110,7 +118,7 @@ def opened(name: str, kind: str) -> Iterator[int]:
 
 
 def owner_of(name: str, kind: str = "index") -> int | None:
-    """Returns the user whose segment this is; None where there is none."""
+    """Returns the ID of the segment's owner, or None if there is no segment."""
     try:
         return _file(name, kind).lstat().st_uid
     except FileNotFoundError:
@@ -118,16 +126,19 @@ def owner_of(name: str, kind: str = "index") -> int | None:
 
 
 def lock(name: str, index: int) -> None:
-    """Makes this process the daemon of the segments. Raises ShmError if another one is."""
+    """Locks the segments for this process as their daemon. Raises ShmError if another daemon has locked them."""
     ends = time.monotonic() + _LOCK_PATIENCE_S
     while not _locks(index, fcntl.LOCK_EX):
         if time.monotonic() > ends:
-            raise ShmError(f"another daemon lives on segments {name!r}: stop it, or use another name")
+            raise ShmError(f"another daemon uses segments {name!r}: stop it, or use another name")
         time.sleep(_LOCK_PATIENCE_S / 10)
 
 
 def is_locked(index: int) -> bool:
-    """Whether a daemon lives on the segments. A moment's look: who wants to lock them meanwhile tries again."""
+    """Returns whether a daemon uses the segments.
+
+    The test takes the lock for a moment; lock() retries for that reason.
+    """
     if not _locks(index, fcntl.LOCK_SH):
         return True
     fcntl.flock(index, fcntl.LOCK_UN)
@@ -135,7 +146,7 @@ def is_locked(index: int) -> bool:
 
 
 def is_current(name: str, index: int) -> bool:
-    """Whether the name still leads to the file that was opened."""
+    """Returns whether the name still refers to the open file."""
     try:
         with opened(name, "index") as again:
             return os.path.sameopenfile(index, again)
@@ -144,20 +155,20 @@ def is_current(name: str, index: int) -> bool:
 
 
 def unlink(name: str) -> None:
-    """Removes the names; the index's goes last, as it is what the next daemon looks for."""
+    """Removes all names. The index's name goes last, because the next daemon looks for it."""
     for kind in reversed(KINDS):
         unlink_one(name, kind)
         point("segments.unlinked")
 
 
 def unlink_one(name: str, kind: str) -> None:
-    """Removes one. What is not there, or another user's, stays as it is."""
+    """Removes one name. A segment that does not exist or belongs to another user is left unchanged."""
     with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):
         posix_ipc.unlink_shared_memory(_path(name, kind))
 
 
 def user_name(number: int) -> str:
-    """A user for people: "root", "1000"."""
+    """Returns the name of a user, or the number if it has no name: "root", "1000"."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -172,8 +183,8 @@ def _file(name: str, kind: str) -> Path:
     return _FOLDER / f"{name}.{kind}"
 
 
-def _can_not_be_made(name: str, kind: str, why: str) -> ShmError:
-    return ShmError(f"{_file(name, kind)} can not be made: {why}")
+def _cannot_create(name: str, kind: str, why: str) -> ShmError:
+    return ShmError(f"{_file(name, kind)} cannot be created: {why}")
 
 
 def _not_ours(name: str, kind: str) -> ShmError:
@@ -194,7 +205,14 @@ _INDEX = ".index"
 
 
 class FoundSegments(msgspec.Struct, frozen=True):
-    """Segments under one name. uid: of whom they belong to; nbytes: memory that they take, as far as it can be seen."""
+    """Segments under one name.
+
+    Attributes:
+        uid: The user to whom they belong.
+        nbytes: The memory that they take, as far as this process can see it.
+        head: The first bytes of the index.
+        lives: Whether a daemon uses them.
+    """
 
     name: str
     uid: int
@@ -204,7 +222,7 @@ class FoundSegments(msgspec.Struct, frozen=True):
 
 
 def survey(folder: Path = Path("/dev/shm")) -> list[FoundSegments]:
-    """The segments that this process may open, by name."""
+    """Returns the segments that this process may open, sorted by name."""
     return sorted(_look(folder), key=lambda found: found.name)
 
 

@@ -1,7 +1,7 @@
-"""The three segments of one daemon: made, found, locked, handed out and removed.
+"""The three segments of one daemon: made, adopted, locked, opened for clients and removed.
 
-They are posix shared memory under the daemon's name, for its user only; everybody else gets descriptors. Who
-holds the lock on the index file is the daemon: the kernel lets go of it when the daemon dies.
+They are POSIX shared memory under the daemon's name, accessible only to its user; other processes receive descriptors.
+The process that holds the lock on the index file is the daemon. The kernel releases the lock when that process ends.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
 _U64: Final = 64
-_BLOCK: Final = 512  # what st_blocks counts
-_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the moment, and no matter of the segments
+_BLOCK: Final = 512  # bytes that st_blocks counts
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # momentary, unrelated to the segments
 
 
 class Leftovers(Enum):
-    """What to do with segments that an earlier daemon left."""
+    """What a daemon does with segments that an earlier daemon left."""
 
     ADOPT = "adopt"
     DISCARD = "discard"
 
 
 class Origin(Enum):
-    """Where the segments in hand came from."""
+    """How the segments were obtained."""
 
     MADE = "made"
     ADOPTED = "adopted"
 
 
 class UnfitError(ShmError):
-    """What an earlier daemon left can not be taken over; it is as it was. Who tells it says how it can be dropped."""
+    """Segments of an earlier daemon cannot be adopted; they are unchanged. The caller adds how to discard them."""
 
 
 class Segments:
@@ -74,16 +74,16 @@ class Segments:
         return f"<Segments {self.name}, {self.origin.value}>"
 
     def descriptors(self) -> list[int]:
-        """Fresh descriptors for a client: the index read-only, the others to write. The caller closes them."""
+        """Returns new descriptors for a client: the index read-only, the others writable. The caller closes them."""
         return open_all(self.name, *KINDS, read_only=frozenset({"index"}))
 
     def read_only_descriptors(self) -> list[int]:
-        """Fresh read-only descriptors of index and lock words, for who only looks. The caller closes them."""
+        """Returns new read-only descriptors of index and lock words for an observer. The caller closes them."""
         return open_all(self.name, "index", "locks", read_only=frozenset(KINDS))
 
     @property
     def whole(self) -> bool:
-        """Whether all of an arena that was adopted has its memory; of one that was made it is yet to be populated."""
+        """Whether all of an adopted arena is allocated. True for a new arena, which is populated after it was made."""
         if self.origin is Origin.MADE:
             return True
         with opened(self.name, "arena") as descriptor:
@@ -91,26 +91,35 @@ class Segments:
         return there.st_blocks * _BLOCK >= there.st_size
 
     def take_lazily(self) -> None:
-        """The arena is not populated: its memory is taken as it is granted, and nobody is granted what there is not."""
+        """Makes the core allocate arena memory as pages are granted, instead of populating it.
+
+        A reservation is rejected if memory is short.
+        """
         with opened(self.name, "arena") as descriptor:
             self.owner.take_lazily(descriptor)
 
     def remove(self) -> None:
-        """Ends the segments: clients are told, the names go, the memory goes with the last process that maps it."""
+        """Removes the segments. Clients see that they were closed; the last process that maps them frees the memory."""
         self.owner.close()
         point("segments.closed")
         unlink(self.name)
         self.release()
 
     def release(self) -> None:
-        """Lets go of the lock and leaves the segments for the next daemon. The owner must not be used any more."""
+        """Releases the lock and leaves the segments for the next daemon. The owner must not be used after it."""
         os.close(self._lock)
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What a daemon asks of `take`. check_room is called before anything is made; what it raises ends the matter.
+    """The segments that a daemon requests from take().
 
-    will_do: whether what an earlier daemon left is of use; None: only exactly this geometry is.
+    Attributes:
+        name: The name of the segments.
+        geometry: The size of new segments.
+        build: Written to the header for diagnostics.
+        leftovers: What to do with the segments of an earlier daemon.
+        check_room: Called before segments are made; its exceptions are passed on.
+        will_do: Returns whether existing segments of that geometry can be used; None: only exactly this geometry.
     """
 
     name: str
@@ -124,10 +133,15 @@ class Wish(msgspec.Struct, frozen=True):
 def take(wish: Wish) -> Segments:
     """Adopts the segments that an earlier daemon left under this name, or makes new ones.
 
-    Returned segments are ready for use; in adopted ones the pins and reservations of processes that died meanwhile
-    are taken back already. Those of another size than asked for are dropped where they hold no page. Raises ShmError if
-    another daemon lives on them or if they are another user's, UnfitError if they are damaged, of another format, or
-    warm and of another size, and then leaves them as they are; OSError if memory is short.
+    Raises UnfitError, and leaves the segments unchanged, if they are corrupt, of another format, or contain pages and
+    have an unsuitable size. Removes them if they are empty and have an unsuitable size. Raises OSError if memory is
+    short.
+
+    Returns:
+        Segments ready for use. In adopted ones, pins and reservations of processes that died since are released.
+
+    Raises:
+        ShmError: Another daemon uses them, or they belong to another user.
     """
     for _ in range(_TRIES):
         index = open_segment(wish.name, "index", flags=posix_ipc.O_CREAT)
@@ -141,11 +155,11 @@ def take(wish: Wish) -> Segments:
         if segments is not None:
             return segments
         os.close(index)
-    raise ShmError(f"segments {wish.name!r} come and go: is another daemon being started and stopped?")
+    raise ShmError(f"segments {wish.name!r} were replaced {_TRIES} times: is another daemon being started and stopped?")
 
 
 def _take_locked(wish: Wish, index: int) -> Segments | None:
-    """None if the index was removed or replaced before it was locked, or turned out to be of no use: try again."""
+    """Returns None to retry: the index was removed or replaced before it was locked, or was unusable and is removed."""
     if not is_current(wish.name, index):
         return None
     if os.fstat(index).st_size == 0:
@@ -190,11 +204,11 @@ def _populate_index(owner: Owner) -> None:
         owner.populate_index()
     except OSError as error:
         too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
-        raise ShmError(f"the memory of the index can not be had: {error.strerror}{too_old}") from error
+        raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error
 
 
 def _adopt(wish: Wish, index: int) -> Owner | None:
-    """None if they were never finished, or were being removed."""
+    """Returns None if the segments were never finished, or were being removed."""
     head = head_of(index)
     if head.unfinished:
         return None
@@ -205,7 +219,7 @@ def _adopt(wish: Wish, index: int) -> Owner | None:
     except posix_ipc.ExistentialError:
         return None
     except OSError as error:
-        why = f"can not be mapped: {error.strerror}"
+        why = f"cannot be mapped: {error.strerror}"
         if error.errno in _SHORTAGES:
             raise ShmError(f"segments {wish.name!r} {why}") from error
         raise _no_use(wish.name, why) from error
@@ -215,29 +229,29 @@ def _adopt(wish: Wish, index: int) -> Owner | None:
 def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     why_not = owner.why_not()
     if why_not is not None:
-        raise _no_use(wish.name, f"are damaged: {why_not}")
+        raise _no_use(wish.name, f"are corrupt: {why_not}")
     before = owner.header()
     if before["closed"]:
         return None
     other = _other_geometry(wish, owner)
     if other and before["pages"]:
-        raise _no_use(wish.name, f"are still warm, with {other}")
+        raise _no_use(wish.name, f"contain pages and have {other}")
     point("segments.sound")
     owner.adopt(_taken(owner))
     point("segments.adopted")
     after = owner.header()
-    _tell_of_damage(after["dropped"] - before["dropped"])
+    _log_dropped(after["dropped"] - before["dropped"])
     if not other:
         return owner
-    if after["pages"]:  # who died while adopting them had counted none yet
-        raise _no_use(wish.name, f"are still warm, with {other}")
-    log.info("segments %r hold no page, with %s: dropped", wish.name, other, extra=event("leftovers_dropped"))
+    if after["pages"]:  # a daemon that died while it adopted them had not counted any yet
+        raise _no_use(wish.name, f"contain pages and have {other}")
+    log.info("segments %r contain no page and have %s: dropped", wish.name, other, extra=event("leftovers_dropped"))
     return None
 
 
-def _tell_of_damage(pages: int) -> None:
+def _log_dropped(pages: int) -> None:
     if pages:
-        log.warning("%d pages were damaged, or half made, and are gone", pages, extra=event("dropped", pages=pages))
+        log.warning("dropped %d pages that were corrupt or incomplete", pages, extra=event("dropped", pages=pages))
 
 
 def _no_use(name: str, why: str) -> UnfitError:
@@ -245,13 +259,13 @@ def _no_use(name: str, why: str) -> UnfitError:
 
 
 def _map(name: str) -> Owner:
-    """Maps descriptors of its own: a mapping keeps the file that it was made of open, and a lock on it held."""
+    """Maps the segments by new descriptors: a mapping keeps its file open, and with it the lock on that descriptor."""
     with contextlib.ExitStack() as stack:
         return Owner(*(stack.enter_context(opened(name, kind)) for kind in KINDS))
 
 
 def _other_geometry(wish: Wish, owner: Owner) -> str:
-    """What they have and what is asked for; "" where they will do."""
+    """Returns the existing and the configured geometry, or "" if the existing one can be used."""
     have = Geometry.of(owner.header())
     if have == wish.geometry or (wish.will_do is not None and wish.will_do(have)):
         return ""
@@ -259,5 +273,5 @@ def _other_geometry(wish: Wish, owner: Owner) -> str:
 
 
 def _taken(owner: Owner) -> int:
-    """Bits of all slots: what the dead held is taken back later, by whoever knows when nothing can write to it."""
+    """Returns the bits of all slots in use, whose pages are released later, when no process can write to them."""
     return sum(1 << taker["slot"] for taker in owner.takers())

@@ -1,4 +1,4 @@
-"""Where the control socket is when nobody says: one rule for the daemon and its clients."""
+"""The default path of the control socket: one rule for the daemon and its clients."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ SOCKET_NAME = "pagetier.sock"
 
 
 class DefaultSocket(PosixPath):
-    """The path of a socket that nobody named: whoever connects to it checks that no other user placed it there."""
+    """A socket path that no user configured.
+
+    A client that connects to it checks that no other user placed the socket.
+    """
 
 
 def default_socket(environ: Mapping[str, str] | None = None, run: Path = Path("/run")) -> Path:
-    """The control socket's path: the first of these that applies. Never raises; makes nothing.
+    """Returns the control socket's path: the first of these that applies. Never raises and creates nothing.
 
-    1. ``$PAGETIER_SOCKET``, where it is set and not empty.
-    2. ``/run/pagetier/pagetier.sock``, where that folder can be entered by this process, or be made by it.
-    3. ``$XDG_RUNTIME_DIR/pagetier/pagetier.sock``, where that variable is an absolute path.
+    1. ``$PAGETIER_SOCKET``, if it is set and not empty.
+    2. ``/run/pagetier/pagetier.sock``, if this process can enter or create that folder.
+    3. ``$XDG_RUNTIME_DIR/pagetier/pagetier.sock``, if that variable is an absolute path.
     4. ``/tmp/pagetier-UID/pagetier.sock``.
 
-    The answer changes when a system daemon starts for the first time, so a client asks at each attempt.
-    The first is a path that the user named. The others are a DefaultSocket: /tmp, for one, is open to all users.
+    The result changes when a system daemon starts for the first time, so a client calls this for each attempt. The
+    first path was configured by the user. The others are returned as DefaultSocket, because /tmp, for example, is
+    writable for all users.
     """
     environ = os.environ if environ is None else environ
     named = environ.get("PAGETIER_SOCKET", "")

@@ -1,7 +1,7 @@
-"""Decides whether this process trusts a control socket that it found by itself, and whose daemon answers there.
+"""Decides whether this process trusts a control socket at a default path and the daemon behind it.
 
-An attached engine hands its pages to the daemon and computes with what the daemon serves. A path that the user named is
-trusted as it is. A default path is trusted only where no other user could have placed the socket.
+An attached engine gives its pages to the daemon and computes with the pages that the daemon returns. A path that the
+user configured is always trusted. A default path is trusted only if no other user could have placed the socket.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """Returns pid, user and group of the peer: of a client when it connected, of a daemon when it began to listen."""
+    """Returns PID, user and group of the peer: of a client when it connected, of a daemon when it began to listen."""
     pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid, gid
 
 
 def why_untrusted(path: Path, connection: socket.socket) -> str:
-    """Returns why the daemon behind a connected socket is not trusted and what to do, or "" where it is.
+    """Returns why the daemon behind a connected socket is not trusted and what to do, or "" if it is trusted.
 
-    The credentials of the peer decide, which the kernel recorded: whatever becomes of the path meanwhile, the peer is a
-    process of a trusted user. Raises OSError where the folder is gone.
+    The peer's credentials, which the kernel recorded, decide: even if the path changes, the peer is a process of a
+    trusted user. Raises OSError if the folder is gone.
     """
     if flaw := folder_flaw(path.parent):
         return flaw
@@ -37,7 +37,7 @@ def why_untrusted(path: Path, connection: socket.socket) -> str:
 
 
 def folder_flaw(folder: Path) -> str:
-    """Returns why another user could have placed what is in the folder and what to do, or "". Raises OSError."""
+    """Returns why another user could have placed files in the folder and what to do, or "". Raises OSError."""
     found = folder.lstat()
     if stat.S_ISLNK(found.st_mode):
         return f"{folder} is a link: remove it"
@@ -49,15 +49,15 @@ def folder_flaw(folder: Path) -> str:
 
 
 def _trusted_users(folder: Path) -> set[int]:
-    """Returns root, this process's user, and the folder's owner where nobody but those two could make the folder.
+    """Returns root, this process's user, and the folder's owner if only those two could have created the folder.
 
-    So the user `pagetier` is trusted for /run/pagetier, which systemd makes for it, but nobody for a folder in /tmp.
+    So the user `pagetier` is trusted for /run/pagetier, which systemd creates for it; in /tmp no other user is trusted.
     """
     ours = {0, os.geteuid()}
     return ours | {folder.lstat().st_uid} if all(_only_for(ours, above) for above in folder.parents) else ours
 
 
 def _only_for(users: set[int], folder: Path) -> bool:
-    """Returns whether only these users can make or rename what is in the folder. Of a link: no."""
+    """Returns whether only these users can create or rename files in the folder. False for a symbolic link."""
     found = folder.lstat()
     return found.st_uid in users and not found.st_mode & _OTHERS_WRITE

@@ -1,4 +1,4 @@
-"""Stderr that is closed, or can not be written to: what a process does and how it ends do not hang on it."""
+"""Makes a process independent of a stderr that is closed or cannot be written to."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import sys
 
 
 def settle_stderr() -> None:
-    """Gives sys.stderr a place to write to after the shell's 2>&-, and a process whose stderr is full its exit code."""
+    """Opens /dev/null as sys.stderr if the shell closed it (2>&-). A full stderr then does not change the exit code."""
     if sys.stderr is None:
         sys.stderr = os.fdopen(_to_nothing(), "w")
     atexit.register(_forget_the_rest)
 
 
 def _to_nothing() -> int:
-    """A descriptor after which none below it is free: what the core and its libraries print must reach no segment."""
+    """Returns a writable descriptor of /dev/null, and fills all lower free descriptors with it.
+
+    What the core and its libraries print to descriptor 2 must never end in a segment.
+    """
     while (descriptor := os.open(os.devnull, os.O_WRONLY)) < 2:
         pass
     return descriptor
 
 
 def _forget_the_rest() -> None:
-    """What Python still holds would fail again when it ends, which makes another exit code of any."""
+    """Flushes stderr, or discards its buffer: Python would fail to flush it again at exit and change the exit code."""
     try:
         sys.stderr.flush()
     except OSError:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stderr.fileno())
         os.close(null)
-    except ValueError:  # closed meanwhile
+    except ValueError:  # already closed
         pass

@@ -1,7 +1,8 @@
-"""Sizes and durations as people write them, and back.
+"""Parses and formats sizes and durations.
 
-Sizes: a plain number is bytes. ``K M G T P`` and ``KiB MiB GiB TiB PiB`` are powers of 1024 (so ``1.5G`` is
-1.5 GiB); ``KB MB GB TB PB`` are powers of 1000. ``Gb`` and the like read as bits and are refused.
+Sizes: a plain number is bytes. ``K M G T P`` and ``KiB MiB GiB TiB PiB`` are powers of 1024 (so ``1.5G`` is 1.5 GiB);
+``KB MB GB TB PB`` are powers of 1000. ``Gb`` and similar units read as bits and are rejected.
+
 Durations: a plain number is seconds; ``us ms s m h d`` and ``min`` are units.
 """
 
@@ -18,11 +19,11 @@ _MOST: Final = 200
 
 
 def shown(raw: object) -> str:
-    """A raw value as a message shows it: strings quoted, long ones cut."""
+    """Returns a raw value for use in a message: strings are quoted, long values shortened."""
     try:
         text = _spelled(raw)
-    except (ValueError, RecursionError):  # thousands of digits, or of tables in each other
-        return "what is too long to be shown"
+    except (ValueError, RecursionError):  # a number of thousands of digits, or deeply nested tables
+        return "a value that is too long to be shown"
     return text if len(text) <= _MOST else text[: _MOST - 3] + "..."
 
 
@@ -35,7 +36,7 @@ def _spelled(raw: object) -> str:
         return f"[{', '.join(map(_spelled, raw))}]"
     if isinstance(raw, dict):
         return f"{{{', '.join(f'{_key(key)} = {_spelled(value)}' for key, value in raw.items())}}}"
-    return str(raw)  # numbers, dates and times: as TOML has them
+    return str(raw)  # numbers, dates and times, as in TOML
 
 
 def _key(key: str) -> str:
@@ -43,7 +44,7 @@ def _key(key: str) -> str:
 
 
 _LIMIT = 2**63 - 1
-# what is longer than Python reads is no number
+# Python does not parse longer numbers.
 _NUMBER = re.compile(r"\s*([0-9]{1,4000}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)\s*", re.ASCII)
 _LETTERS = "KMGTP"
 _SECONDS = {
@@ -58,7 +59,7 @@ _SECONDS = {
     "d": Fraction(86400),
 }
 _SPELLED_SECONDS = ("d", "h", "m", "s", "ms", "us")
-_MOST_DAYS = 36_500  # in nanoseconds, and added to the time, they fit 63 bits
+_MOST_DAYS = 36_500  # in nanoseconds, and added to the current time, they fit into 63 bits
 
 
 def _canonical_units() -> dict[str, int]:
@@ -70,7 +71,7 @@ def _canonical_units() -> dict[str, int]:
 
 
 def _all_spellings(units: dict[str, int]) -> dict[str, int]:
-    """Units as they stand, all in small and all in capital letters; of other mixtures ("Gb") only "kB"."""
+    """Returns the units as they are, in lower case and in upper case; of mixed cases ("Gb") only "kB" is a unit."""
     spellings = {"kB": 1000}
     for name, factor in units.items():
         spellings |= {name: factor, name.lower(): factor, name.upper(): factor}
@@ -81,9 +82,10 @@ _BYTES = _all_spellings(_canonical_units())
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes named by `text` ("2GiB", "512 MiB", "1.5G", 4096), a fraction of a byte dropped.
+    """Returns the bytes that `text` specifies ("2GiB", "512 MiB", "1.5G", 4096), rounded down.
 
-    Raises ValueError, naming the text, if it is no size, is negative, or does not fit 63 bits.
+    Raises:
+        ValueError: It is not a size, negative, or exceeds 63 bits; the message quotes it.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
         raise ValueError(f"{shown(text)} is not a size")
@@ -103,9 +105,10 @@ def _spelled_bytes(text: str) -> int:
 
 
 def parse_duration(text: str | int | float) -> float:
-    """Seconds named by `text` ("250ms", "30s", "5m", 60).
+    """Returns the seconds that `text` specifies ("250ms", "30s", "5m", 60).
 
-    Raises ValueError, naming the text, if it is no duration, negative or longer than 36,500 days.
+    Raises:
+        ValueError: It is not a duration, negative or longer than 36,500 days; the message quotes it.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise ValueError(f"{shown(text)} is not a duration")
@@ -146,18 +149,18 @@ def _why_no_size_unit(unit: str) -> str:
 
 
 def format_size(nbytes: int) -> str:
-    """`nbytes` for people, rounded to one decimal: "512 B", "1.5 GiB"."""
+    """Returns `nbytes` for people, rounded to one decimal: "512 B", "1.5 GiB"."""
     if abs(nbytes) < 1024:
         return f"{nbytes} B"
     power = 1
-    # 1023.96 would print as 1024.0 of the smaller unit
+    # Otherwise 1023.96 would be printed as 1024.0 of the smaller unit.
     while power < len(_LETTERS) and round(abs(nbytes) / 1024**power, 1) >= 1024:
         power += 1
     return f"{nbytes / 1024**power:.1f} {_LETTERS[power - 1]}iB"
 
 
 def spell_size(nbytes: int) -> str:
-    """`nbytes` exactly, as a text that `parse_size` reads back: "1GiB", "1020MiB", "4097"."""
+    """Returns `nbytes` exactly, as a text that `parse_size` reads: "1GiB", "1020MiB", "4097"."""
     for power in range(len(_LETTERS), 0, -1):
         if nbytes and nbytes % 1024**power == 0:
             return f"{nbytes // 1024**power}{_LETTERS[power - 1]}iB"
@@ -165,7 +168,7 @@ def spell_size(nbytes: int) -> str:
 
 
 def spell_duration(seconds: float) -> str:
-    """`seconds` to the microsecond, in the largest unit that keeps it whole: "1m", "90s", "250ms"."""
+    """Returns `seconds` to the microsecond, in the largest unit in which it is whole: "1m", "90s", "250ms"."""
     micros = round(seconds * 1_000_000)
     for unit in _SPELLED_SECONDS:
         step = int(_SECONDS[unit] * 1_000_000)

@@ -188,5 +188,5 @@ class Tier(Protocol):
         """Syncs and releases everything. The caller guarantees that no other call is running or follows.
 
         Raises:
-            DoubtError: Syncing failed; everything is released all the same.
+            DoubtError: Syncing failed; everything is released nevertheless.
         """

@@ -182,7 +182,7 @@ def test_an_unreadable_note_is_reported_in_one_line(tmp_path: Path) -> None:
     file.write_bytes(data.replace(about, bytes(len(about))))
     assert miscounted(str(file)).startswith("its own description cannot be read (")
     tier = small_tier(tmp_path, environments=1)
-    assert tier.state().opened.startswith("rebuilt empty: LMDB refuses it")
+    assert tier.state().opened.startswith("rebuilt empty: LMDB rejects it")
     tier.close()
 
 
@@ -285,5 +285,5 @@ def test_keys_out_of_order_do_not_cause_an_endless_walk(tmp_path: Path) -> None:
 def test_keys_out_of_order_are_detected_with_a_smaller_limit(tmp_path: Path) -> None:
     disorder(left(tmp_path))
     tier = small_tier(tmp_path, cap=2 << 20, environments=1)
-    assert tier.state().opened == "rebuilt empty: LMDB refuses it (its keys are out of order)"
+    assert tier.state().opened == "rebuilt empty: LMDB rejects it (its keys are out of order)"
     tier.close()

@@ -157,7 +157,7 @@ def test_memory_too_small_for_the_index_stops_the_start(name: str, tmp_path: Pat
     given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB", "--index-entries", "1000000"]
     ended = pagetierd(*given, code=FITS, before=OWN_SHM)
     assert ended.code == Exit.REFUSED
-    assert "the memory of the index can not be had" in ended.text
+    assert "cannot allocate the memory of the index" in ended.text
 
 
 IN_OTHER_SHM = ["unshare", "--mount", "sh", "-c"]
@@ -175,13 +175,13 @@ IN_OTHER_SHM = ["unshare", "--mount", "sh", "-c"]
 def test_an_unusable_dev_shm_stops_the_start(mount: str, code: str, why: str, name: str) -> None:
     given = ["--name", name, "--socket", "/tmp/pagetier-test.none", "--arena-size", "1MiB"]
     text = refused(*given, code=code, before=[*IN_OTHER_SHM, f'{mount} && exec "$0" "$@"'])
-    assert text == f"/dev/shm/{name}.index can not be made: {why}"
+    assert text == f"/dev/shm/{name}.index cannot be created: {why}"
 
 
 def test_a_limit_on_the_size_of_files(name: str, tmp_path: Path) -> None:
     given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB"]
     text = refused(*given, before=["sh", "-c", 'ulimit -f 10000 && exec "$0" "$@"'])
-    assert text == f"/dev/shm/{name}.arena can not be made: {64 << 20} bytes: File too large (ulimit -f)"
+    assert text == f"/dev/shm/{name}.arena cannot be created: {64 << 20} bytes: File too large (ulimit -f)"
     assert shared_memory(name) == []
 
 

@@ -22,11 +22,11 @@ def test_a_peer_that_reads_nothing(timeout: float) -> None:
     """Within the deadline, whatever it is; half a message ends the link, as nothing can follow it."""
     with linked(read_nothing) as (_, link):
         began = time.monotonic()
-        with pytest.raises(LinkError, match="takes no requests"):
+        with pytest.raises(LinkError, match="does not accept requests"):
             link.send(BIG, timeout)
         assert time.monotonic() - began < max(0.0, timeout) + SLACK_S
         assert not link.watch()
-        with pytest.raises(LinkError, match="by half"):
+        with pytest.raises(LinkError, match="only in part"):
             link.detach(SOON_S)
 
 
@@ -60,7 +60,7 @@ def test_a_crowd_is_waited_for(tmp_path: Path) -> None:
                 one.connect(str(path))
         for deadline in (-1.0, 0.0, SOON_S):
             began = time.monotonic()
-            with pytest.raises(LinkError, match="lets nobody in, too many are waiting"):
+            with pytest.raises(LinkError, match="connection queue is full"):
                 Link(path, deadline)
             assert deadline * 0.9 < time.monotonic() - began < max(0.0, deadline) + SLACK_S
         letting_in = threading.Timer(SOON_S, lambda: crowd.enter_context(listener.accept()[0]))
@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_slow_sender_longer_than_the_deadline() -> None:
         assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "it has begun"
         for deadline in (-1.0, 0.0, SOON_S):
             began = time.monotonic()
-            with pytest.raises(LinkError, match="takes no requests"):
+            with pytest.raises(LinkError, match="does not accept requests"):
                 link.send(Check(1), deadline)
             assert time.monotonic() - began < max(0.0, deadline) + SLACK_S
         assert slow.is_alive()

@@ -99,7 +99,7 @@ def test_a_welcome_with_too_few_descriptors(count: int) -> None:
     """As when this process has too many files open: the kernel drops what does not fit."""
     with linked(welcome_with(count)) as (_, link):
         before = open_descriptors()
-        with pytest.raises(LinkError, match=f"{count} descriptors came"):
+        with pytest.raises(LinkError, match=f"{count} descriptors were received"):
             link.greet(HELLO, 5)
         assert open_descriptors() == before
 

@@ -85,9 +85,9 @@ def test_who_stops_tells_the_others(wish: Wish) -> None:
 def test_a_second_daemon_is_refused_while_the_first_lives(wish: Wish) -> None:
     first = take(wish)
     for _ in range(2):
-        with pytest.raises(ShmError, match=f"another daemon lives on segments '{wish.name}'"):
+        with pytest.raises(ShmError, match=f"another daemon uses segments '{wish.name}'"):
             take(wish)
-        with pytest.raises(ShmError, match="another daemon lives"):
+        with pytest.raises(ShmError, match="another daemon uses"):
             take(fresh(wish))
     assert in_child(lambda: take(wish)) == 1
     assert sound(first) and len(files(wish)) == 3
@@ -107,7 +107,7 @@ def test_a_second_daemon_is_refused_by_the_newest_of_its_name(wish: Wish, monkey
         lock(name, index)
 
     monkeypatch.setattr("pagetier.shm.segments.lock", lock_late)
-    with pytest.raises(ShmError, match="another daemon lives"):
+    with pytest.raises(ShmError, match="another daemon uses"):
         take(wish)
     assert sound(others[0]) and len(files(wish)) == 3
     others[0].remove()
@@ -153,7 +153,7 @@ def test_another_geometry_is_refused_and_nothing_is_lost(wish: Wish, field: str)
     leave_pages(wish, 3)
     other = msgspec.structs.replace(GEOMETRY, **{field: 2 * getattr(GEOMETRY, field)})
     asked = msgspec.structs.replace(wish, geometry=other)
-    with pytest.raises(ShmError, match=re.escape(f"still warm, with {GEOMETRY}; the configuration asks for {other}")):
+    with pytest.raises(ShmError, match=re.escape(f"contain pages and have {GEOMETRY}; the configuration asks for {other}")):
         take(asked)
     segments = take(wish)
     assert held(segments, range(3)) == [0, 1, 2]
@@ -194,7 +194,7 @@ def test_another_geometry_is_made_anew_where_there_is_no_page(
     )
     with caplog.at_level("INFO"):
         segments = take(asked)
-    assert [message for message in caplog.messages if "hold no page, with" in message] == caplog.messages
+    assert [message for message in caplog.messages if "contain no page and have" in message] == caplog.messages
     assert segments.origin is Origin.MADE and sound(segments)
     assert segments.owner.header()[field] == getattr(asked.geometry, field)
     assert segments.owner.header()["segments_id"] != before
@@ -206,7 +206,7 @@ def test_another_geometry_is_refused_where_adoption_was_cut_short(wish: Wish) ->
     leave_pages(wish, 3)
     count_none(wish)
     asked = msgspec.structs.replace(wish, geometry=msgspec.structs.replace(GEOMETRY, spaces=9))
-    with pytest.raises(UnfitError, match="still warm"):
+    with pytest.raises(UnfitError, match="contain pages"):
         take(asked)
     segments = take(wish)
     assert held(segments, range(3)) == [0, 1, 2]

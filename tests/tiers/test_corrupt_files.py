@@ -159,7 +159,7 @@ def test_a_damaged_value_that_blocks_shrinking_costs_only_its_environment(tmp_pa
     tier.close()
     spoil_value(tmp_path, frame)
     tier = small_tier(tmp_path, cap=CAP // 2)
-    assert tier.state().opened.startswith("rebuilt empty in 1 of 2 parts: LMDB refuses it (")
+    assert tier.state().opened.startswith("rebuilt empty in 1 of 2 parts: LMDB rejects it (")
     held = keys_in(tier)
     assert outcomes(tier, [page for page in pages if page.key in held]) == {ReadOutcome.EXACT}
     more = outgoings(range(1000, 1040))

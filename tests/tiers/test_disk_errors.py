@@ -43,7 +43,7 @@ def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Pa
 
 def test_no_room_to_create_the_tier(tmpfs: Callable[..., Path]) -> None:
     folder = tmpfs("size=16k") / "tier"
-    with pytest.raises(TierError, match=r"can not be used by the disk tier: .*No space left"):
+    with pytest.raises(TierError, match=r"cannot be used by the disk tier: .*No space left"):
         small_tier(folder)
 
 

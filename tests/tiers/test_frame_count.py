@@ -92,7 +92,7 @@ def test_pages_without_frames_and_a_wrong_count_cost_only_their_environment(in_m
         data = data.replace(size + stamp, (page.size + 4096).to_bytes(8, "little") + stamp)
     file.write_bytes(data)
     tier = small_tier(in_memory, environments=1)
-    assert tier.state().opened.startswith("rebuilt empty: LMDB refuses it (it counts ")
+    assert tier.state().opened.startswith("rebuilt empty: LMDB rejects it (it counts ")
     assert all(tier.write([], PAGES).stored)
     tier.close()
 

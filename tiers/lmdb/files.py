@@ -1,4 +1,4 @@
-"""Files below LMDB: owners, atomic writing, and what a data file says of its own length."""
+"""Files below LMDB: their owner, atomic writes, and the length that a data file needs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from pagetier.tiers.capacity import PAGE
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
 OWNER: Final = "owner"
-COPY: Final = ".new"  # behind an environment's name, until it takes its place
+COPY: Final = ".new"  # appended to an environment's name until the copy takes its place
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 _HERE: Final = -100
 _EXCHANGE: Final = 2
-_PADDED: Final = 512  # more than is ever written, and as long as what it is written over
+_PADDED: Final = 512  # more than any content, and the same length for each write
 _MAGIC: Final = 0xBEEFC0DE
-# 16 bytes into each of the first two pages: magic, version, address, map size; then of two trees, the free list and the
-# databases, a size of pages, flags and 42 bytes that are not looked at; then the number of the last page.
+# At byte 16 of each of the first two pages: magic, version, address, map size; then for two trees, the free list and
+# the databases, a page size, flags and 42 bytes that are not read; then the number of the last page.
 _META: Final = struct.Struct("<I20x4xH42x4xH42xQ")
 _META_AT: Final = 16
-_FLAGS: Final = (8, 0)  # of the trees: numbers as keys, and nothing. LMDB aborts where others are there
+_FLAGS: Final = (8, 0)  # of the trees: integer keys, and none. LMDB aborts on other values
 _IO: Final = "/proc/thread-self/io"
 
 
 def own(folder: Path) -> int:
-    """Returns a descriptor: as long as it is open, the folder is this tier's. Raises TierError, OSError."""
+    """Returns a descriptor that keeps the folder locked for this tier while it is open. Raises TierError, OSError."""
     descriptor = _open_owner(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,28 +62,35 @@ def _open_owner(folder: Path) -> int:
 
 
 def _check_user(folder: Path, found: Sequence[os.stat_result]) -> None:
-    """Raises TierError where another user could serve pages from the folder, or lead to files by links in it.
+    """Checks that no other user could serve pages from the folder, or redirect files by links in it.
 
-    found: the folder's name, which may be a link, and the folder itself.
+    Args:
+        folder: The folder's name, which may be a link.
+        found: The status of the name and of the folder.
+
+    Raises:
+        TierError: Another user could.
     """
-    strangers = {each.st_uid for each in found} - {0, os.geteuid()}
-    if strangers:
-        raise TierError(
-            f"{folder} belongs to user {min(strangers)}: chown it to the daemon's, or set another disk.path"
-        )
+    others = {each.st_uid for each in found} - {0, os.geteuid()}
+    if others:
+        raise TierError(f"{folder} belongs to user {min(others)}: chown it to the daemon's, or set another disk.path")
     if found[-1].st_mode & stat.S_IWOTH:
         raise TierError(f"all users may write to {folder}: chmod o-w {folder}, or set another disk.path")
 
 
 def is_still(descriptor: int, path: Path) -> bool:
-    """Whether the path leads to the file that is open. Raises OSError where it leads nowhere."""
+    """Returns whether the path leads to the open file. Raises OSError if it leads nowhere."""
     return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The file holds either what it held or `content` and blanks, whatever fails, also after a power loss.
+    """Replaces a file's content by `content` and blanks.
 
-    What it held stays beside it: its block takes what is written next, where the file system has no other.
+    After any failure or power loss it has either the old content or the new one. The old file stays beside it, so that
+    the next write reuses its block on a full file system.
+
+    Raises:
+        OSError: Writing failed.
     """
     beside = path.with_name(path.name + ".tmp")
     padded = content.ljust(_PADDED)
@@ -103,14 +110,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """At once. False where one is missing, or the file system can not."""
+    """Exchanges two names atomically. Returns False if one is missing or the file system cannot exchange names."""
     names = os.fsencode(one), os.fsencode(other)
     refused: int = _libc.renameat2(_HERE, names[0], _HERE, names[1], _EXCHANGE)
     return not refused
 
 
 def sync_folder(folder: Path) -> None:
-    """Names made, renamed or removed in it are on the disk."""
+    """Syncs a folder, so that names created, renamed or removed in it survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -119,7 +126,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """What was written into it is on the disk."""
+    """Syncs a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -128,9 +135,9 @@ def sync_file(path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    """Lets go of what the page cache has of a file, so that who reads it next reads the disk. A hint.
+    """Drops a file from the page cache, so that the next read reads the disk. Failures are ignored.
 
-    After a write that failed the cache holds, as if it were clean, what the disk does not.
+    After a failed write, the page cache has clean pages with content that the disk does not have.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -143,13 +150,13 @@ def forget(path: Path) -> None:
 
 
 def fetch_ahead(descriptor: int, offset: int, length: int) -> None:
-    """Lets the disk begin to read. A hint."""
+    """Makes the kernel start reading. Failures are ignored."""
     with contextlib.suppress(OSError):
         os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 def bytes_written() -> int:
-    """What this thread handed to write() and its kin so far; 0 where the kernel does not count."""
+    """Returns the bytes that this thread has passed to write() and similar calls; 0 if the kernel does not count."""
     try:
         with open(_IO, "rb", buffering=0) as counters:  # noqa: PTH123  a Path costs more than the reading
             lines = counters.read().splitlines()
@@ -159,13 +166,13 @@ def bytes_written() -> int:
 
 
 def promised_bytes(data: Path) -> int:
-    """How long the file must be for what its two meta pages say; 0 where one of them is not whole."""
+    """Returns the length that the file must have according to its two meta pages; 0 if one of them is invalid."""
     with data.open("rb") as file:
-        promises = [_promise(file.read(PAGE)), _promise(file.read(PAGE))]
-    return max(promises) if all(promises) else 0
+        lengths = [_length_in(file.read(PAGE)), _length_in(file.read(PAGE))]
+    return max(lengths) if all(lengths) else 0
 
 
-def _promise(meta: bytes) -> int:
+def _length_in(meta: bytes) -> int:
     if len(meta) < PAGE:
         return 0
     magic, *flags, last = _META.unpack_from(meta, _META_AT)
@@ -173,7 +180,7 @@ def _promise(meta: bytes) -> int:
 
 
 def remove_environment(folder: Path) -> None:
-    """Only what is LMDB's: anything else that somebody put there stays, and so does the folder then."""
+    """Removes LMDB's files and the folder. A folder that contains other files is kept with them."""
     for name in (DATA, LOCK):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -181,7 +188,7 @@ def remove_environment(folder: Path) -> None:
 
 
 def numbered_folders(folder: Path) -> Iterator[Path]:
-    """Environments, and what a compaction left behind."""
+    """Returns the folders of environments and the copies that an interrupted compaction left."""
     return (path for path in folder.iterdir() if path.name.removesuffix(COPY).isdecimal() and path.is_dir())
 
 

@@ -1,4 +1,4 @@
-"""Opening a tier's folder: what can be trusted is kept, what can not is rebuilt empty, and one line says which."""
+"""Opens a tier's folder: trusted environments are kept, others are rebuilt empty, and one line reports it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OURS: Final = {"owner", "state", "state.tmp", "lost+found"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a tier. cap_bytes: all its files together never take more. proof_seconds: for proving it sound."""
+    """The options of a tier. `cap_bytes` limits all files together; `proof_seconds` is the timeout of verification."""
 
     folder: Path
     cap_bytes: int
@@ -39,12 +39,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> Shape:
-        """Of each environment."""
+        """The shape of each environment."""
         return shape_of(self.cap_bytes, self.environments, self.frame_bytes, self.transaction_bytes)
 
 
 class OpenedFolder(msgspec.Struct, frozen=True):
-    """A folder that was opened. how: one line; note: what an administrator should do, or ""."""
+    """An opened folder. `how` is one line about its state; `note` is what an administrator should do, or ""."""
 
     environments: list[Environment]
     journal: Journal
@@ -60,20 +60,24 @@ _READ_ONLY = (
 
 @contextlib.contextmanager
 def telling(folder: Path) -> Iterator[None]:
-    """What the system refuses becomes one sentence."""
+    """Converts errors of the system and of LMDB to TierError."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
-        raise TierError(f"{folder} can not be the disk tier's folder: it, or what it is in, is a file") from error
+        raise TierError(f"{folder} cannot be the disk tier's folder: it or one of its parents is a file") from error
     except OSError as error:
         hint = _READ_ONLY if error.errno == errno.EROFS else ""
-        raise TierError(f"{folder} can not be used by the disk tier: {error.strerror or error}{hint}") from error
+        raise TierError(f"{folder} cannot be used by the disk tier: {error.strerror or error}{hint}") from error
     except lmdb.Error as error:
-        raise TierError(f"{folder} can not be used by the disk tier: {error}") from error
+        raise TierError(f"{folder} cannot be used by the disk tier: {error}") from error
 
 
 def prepare(options: Options) -> int:
-    """Makes the folder and makes it ours. A descriptor: as long as it is open, it is. Raises TierError."""
+    """Returns a descriptor that keeps the folder locked while it is open; creates the folder.
+
+    Raises:
+        TierError: The size is too small for one page, or the folder cannot be used.
+    """
     if not options.shape.room:
         raise TierError(
             f"a disk tier of {options.cap_bytes} bytes is too small for frames of {options.frame_bytes}: give it more"
@@ -84,20 +88,20 @@ def prepare(options: Options) -> int:
 
 
 def open_folder(options: Options) -> OpenedFolder:
-    """The caller guarantees that the folder is ours. Raises TierError."""
+    """Opens the folder, which the caller has locked with prepare(). Raises TierError."""
     with telling(options.folder):
         state, why = _known(options)
         if state is None or why:
-            return _begin_anew(options, f"rebuilt empty: {why}" if why else "new")
+            return _rebuild_empty(options, f"rebuilt empty: {why}" if why else "new")
         return _reopen(options, state)
 
 
 def _known(options: Options) -> tuple[State | None, str]:
-    """What the state file says, and why nothing of it is of use. Raises TierError where the folder is another's."""
+    """Returns the state file's content and why it cannot be used, or "". Raises TierError for foreign files."""
     try:
         state = recovery.read_state(options.folder)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return None, f"its state file can not be understood ({error})"
+        return None, f"its state file cannot be decoded ({error})"
     if state is None:
         return None, "its state file is missing" if _environments_there(options.folder) else ""
     wanted = {"format": FORMAT, "frame_bytes": options.frame_bytes, "environments": options.environments}
@@ -110,11 +114,11 @@ def _environments_there(folder: Path) -> bool:
     there = {path.name for path in files.numbered_folders(folder)}
     foreign = sorted({path.name for path in folder.iterdir()} - there - _OURS)
     if foreign:
-        raise TierError(f"{folder} holds other things ({foreign[0]}): give the disk tier a folder of its own")
+        raise TierError(f"{folder} contains other files ({foreign[0]}): give the disk tier a folder of its own")
     return bool(there)
 
 
-def _begin_anew(options: Options, how: str) -> OpenedFolder:
+def _rebuild_empty(options: Options, how: str) -> OpenedFolder:
     for path in list(files.numbered_folders(options.folder)):
         files.remove_environment(path)
     point("opening.emptied")
@@ -140,7 +144,7 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
     doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
     _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
     if unclean:
-        why = "as nobody trusted it" if state.doubted else "after an unclean host restart"
+        why = "after an unexpected failure" if state.doubted else "after an unclean host restart"
         how = f"{why}: proven sound in {time.monotonic() - began:.1f} s"
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
@@ -151,25 +155,25 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
 
 
 def _forget(folders: Sequence[Path]) -> None:
-    """What is proven is what the disk holds."""
+    """Drops the files from the page cache, so that verifying them reads the disk."""
     for folder in folders:
         files.forget(folder / files.DATA)
 
 
 def _remove(folders: Sequence[Path]) -> None:
-    """What is not sound goes before the journal says that what is there can be believed: this process may die."""
+    """Removes corrupt environments before the journal marks the folder as trusted: this process may be killed."""
     for folder in folders:
         files.remove_environment(folder)
 
 
 def _proofs(folders: Sequence[Path], options: Options) -> dict[Path, str]:
-    """What prove() says of those that can be proven."""
+    """Returns the result of prove() for each of the folders that can be verified."""
     provable = [folder for folder in folders if recovery.lengthened(folder, _most_bytes(folder, options))]
     return dict(zip(provable, recovery.prove(provable, options.proof_seconds), strict=True))
 
 
 def _most_bytes(folder: Path, options: Options) -> int:
-    """That its file can have had; it may have had a larger share of the cap before."""
+    """Returns the most bytes that a sound file can have; its share of the capacity may have been larger before."""
     data = folder / files.DATA
     there = data.stat().st_size if data.exists() else 0
     return 2 * max(there, options.shape.map_bytes)
@@ -180,13 +184,16 @@ def _state(options: Options) -> State:
 
 
 def _is_the_systems(error: Exception) -> bool:
-    """Whether it is the system's refusal. LMDB's own codes are below 0; an error that we raised has none."""
+    """Returns whether the error came from the system.
+
+    LMDB's own codes are negative; errors raised by pagetier have none.
+    """
     code: int = getattr(error, "code", 0)
     return code > 0 and code != errno.EINVAL
 
 
 class _Opening:
-    """Environment by environment. doubts: of each why it is not to be opened, or "": then LMDB's word is asked."""
+    """Opens one environment after the other. `doubts` has for each one why it is not to be trusted, or ""."""
 
     def __init__(self, options: Options, journal: Journal, doubts: Sequence[str]) -> None:
         self._options = options
@@ -211,8 +218,8 @@ class _Opening:
                 return self._fitted(self._environment(folder))
             except (lmdb.Error, msgspec.MsgspecError, struct.error, TypeError, UnicodeDecodeError) as error:
                 if _is_the_systems(error):
-                    raise  # it says nothing about what lies there
-                self._doubts[number] = f"LMDB refuses it ({error})"
+                    raise  # the error says nothing about the content of the files
+                self._doubts[number] = f"LMDB rejects it ({error})"
                 self._journal.mark_dirty()
         files.remove_environment(folder)
         return self._environment(folder)
@@ -224,7 +231,7 @@ class _Opening:
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}")
         free_space.hold(environment)
-        files.sync_folder(folder)  # a file that was just made, and synced, could still lose its name
+        files.sync_folder(folder)  # a new, synced file could still lose its name
         return environment
 
     def _fitted(self, environment: Environment) -> Environment:

@@ -1,1 +1,1 @@
-"""The process that serves a tier: attached like an engine, told by the daemon what to write and what to read in."""
+"""The process that serves a tier. It attaches like an engine; the daemon requests which pages it writes and reads."""

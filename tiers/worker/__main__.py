@@ -53,7 +53,7 @@ def _serve(channel: Channel) -> int:
         return 0
     if not isinstance(order, Serve):
         raise ProtocolError(f"{type(order).__name__} came before Serve")
-    point("worker.told")
+    point("worker.configured")
     memory = WorkerArena(descriptors_of(channel), order.slot)
     point("worker.mapped")
     if order.populated:

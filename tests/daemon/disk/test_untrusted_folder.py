@@ -192,5 +192,5 @@ def test_an_error_that_a_worker_cannot_record_is_passed_to_the_next_one() -> Non
         shutil.copy(data, daemon.disk / "copy")
         (daemon.disk / "copy").rename(data)
         daemon.wait_open(restarts + 1)
-        assert daemon.report().opened.startswith("as nobody trusted it: proven sound in "), daemon.told()
+        assert daemon.report().opened.startswith("after an unexpected failure: proven sound in "), daemon.told()
         assert len(daemon.lines("was replaced while it was open")) == 1

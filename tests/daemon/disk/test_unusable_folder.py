@@ -39,7 +39,7 @@ def test_the_folder_is_a_file() -> None:
         daemon.disk.write_text("a file")
         daemon.start()
         with Engine(daemon) as engine:
-            assert_reported(daemon, "can not be the disk tier's folder", "is a file")
+            assert_reported(daemon, "cannot be the disk tier's folder", "is a file")
             engine.goes_on(0)
             assert daemon.report().standing is Standing.DOWN
             lines = daemon.lines("no disk tier")
@@ -58,7 +58,7 @@ def test_the_folder_holds_other_things() -> None:
         (daemon.disk / "thesis.tex").write_text("years of work")
         daemon.start()
         with Engine(daemon) as engine:
-            assert_reported(daemon, "holds other things (thesis.tex)", "folder of its own")
+            assert_reported(daemon, "contains other files (thesis.tex)", "folder of its own")
             engine.goes_on(0)
         assert (daemon.disk / "thesis.tex").read_text() == "years of work"
 
@@ -74,7 +74,7 @@ def test_the_folder_is_read_only() -> None:
             subprocess.run(["mount", "-o", "remount,bind,ro", daemon.disk], check=False)
             daemon.start()
             with Engine(daemon) as engine:
-                assert_reported(daemon, "can not be used by the disk tier", "Read-only file system", "ReadWritePaths=")
+                assert_reported(daemon, "cannot be used by the disk tier", "Read-only file system", "ReadWritePaths=")
                 engine.goes_on(100)
         finally:
             subprocess.run(["umount", "--lazy", daemon.disk], check=True)

@@ -40,7 +40,7 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
     with RunningDaemon() as first, first.client() as client:
         fill(first)
         text = refused(*arguments(first, socket=str(tmp_path / "other.sock")))
-        assert f"another daemon lives on segments '{first.name}'" in text
+        assert f"another daemon uses segments '{first.name}'" in text
         assert refused(*arguments(first, socket=str(tmp_path / "other.sock")), "--fresh")
         assert client.attached
         assert still_holds(client)
@@ -57,7 +57,7 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
 )
 def test_a_restart_with_other_sizes_is_refused(left: RunningDaemon, setting: str, value: str, reason: str) -> None:
     text = refused(*arguments(left, **{setting: value}))
-    assert "still warm, with 256 frames of 65536 bytes, an index of 256 pages and 1024 namespaces" in text
+    assert "contain pages and have 256 frames of 65536 bytes, an index of 256 pages and 1024 namespaces" in text
     assert reason in text
     assert "--fresh" in text
 
@@ -206,7 +206,7 @@ def test_after_a_stop_of_the_service_unusable_segments_are_dropped(tmp_path: Pat
         other = [*arguments(daemon, arena_size="32MiB"), "--keep-while", str(keep)]
         ended = pagetierd(*other)
         assert ended.code == Exit.UNFIT
-        assert "still warm" in ended.told and "`systemctl stop` and then `systemctl start`" in ended.told
+        assert "contain pages" in ended.told and "`systemctl stop` and then `systemctl start`" in ended.told
         assert len(daemon.leftovers()) == 3
         keep.rmdir()
         daemon.start("--arena-size", "32MiB")

@@ -86,7 +86,7 @@ def test_a_removed_segment_is_a_refusal_with_a_reason() -> None:
         with Peer(daemon.socket) as peer:
             answer = peer.ask(Observe(BUILD))
         assert isinstance(answer, Refusal)
-        assert answer.reason == f"somebody has removed {index}: restart the daemon"
+        assert answer.reason == f"{index} was removed: restart the daemon"
         aside.rename(index)
 
 

@@ -1,0 +1,54 @@
+"""Operations of a client's Unix socket that Python's own methods do not offer in this form."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from array import array
+from pathlib import Path
+
+_TIMEVAL = struct.Struct("@ll")
+_SHORTEST_S = 1e-3  # 0 would mean no timeout
+
+
+def connect(connecting: socket.socket, path: Path, timeout: float) -> None:
+    """Connects, and waits at most `timeout` seconds for room in the queue of the listening socket.
+
+    A socket with a timeout set by Python fails at once if the queue is full.
+
+    Raises BlockingIOError if the queue was full for the whole timeout, OSError if connecting failed otherwise.
+    """
+    microseconds = int(max(timeout, _SHORTEST_S) * 1e6)
+    connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
+    connecting.connect(os.fspath(path))
+
+
+def wait_readable(connection: socket.socket, timeout: float, unless: int = -1) -> bool:
+    """Returns True as soon as the socket is readable, False after `timeout` seconds or if the socket is closed.
+
+    Returns False, too, as soon as the descriptor `unless` is readable.
+    """
+    if connection.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    if unless >= 0:
+        poll.register(unless, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
+    return bool(ready) and unless not in ready
+
+
+def receive_with_descriptors(connection: socket.socket, length: int, most: int) -> tuple[bytes, tuple[int, ...]]:
+    """Returns up to `length` received bytes and up to `most` descriptors, which the caller closes.
+
+    Unlike socket.recv_fds, it sets the close-on-exec flag, so that no program started by this process inherits them.
+    """
+    numbers = array("i")
+    room = socket.CMSG_LEN(most * numbers.itemsize)
+    data, messages, _, _ = connection.recvmsg(length, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, body in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
+    return data, tuple(numbers)
