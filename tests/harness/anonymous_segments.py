@@ -1,4 +1,4 @@
-"""Segments in anonymous memory: for tests of the core that need neither names nor a daemon."""
+"""Segments in anonymous memory, for tests of the core that need neither names nor a daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DAY_NS = 86_400 * 10**9
 
 
 class Memory:
-    """Three memfds, formatted; owners and sessions map them as daemon and engines map the named segments."""
+    """Three formatted memfds. Owners and sessions map them as the daemon and engines map named segments."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -24,28 +24,28 @@ class Memory:
         owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, 7, "test")
 
     def owner(self) -> Owner:
-        """A daemon's hold on them, not yet adopted."""
+        """Returns an owner that has not adopted the segments."""
         return Owner(*self.descriptors)
 
     def adopted(self, alive: int = 0) -> Owner:
-        """The same, adopted. The caller drops the owner before."""
+        """Returns an owner that has adopted the segments. The caller must have dropped the previous owner."""
         owner = self.owner()
         assert owner.why_not() is None
         owner.adopt(alive)
         return owner
 
     def session(self, slot: int) -> Session:
-        """What the process in this slot holds."""
+        """Returns a session of the process in this slot."""
         index, locks, arena = self.descriptors
         return Session(index, locks, arena, slot)
 
     def close(self) -> None:
-        """What is mapped goes on."""
+        """Closes the memfds. Existing mappings stay usable."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
 def attach(owner: Owner, token: int) -> int:
-    """A slot for an attachment of this process."""
+    """Attaches this process and returns its slot."""
     me = Process.of(os.getpid())
     return owner.attach(me.pid, os.getuid(), me.started, token, f"test {token}")

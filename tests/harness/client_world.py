@@ -1,4 +1,4 @@
-"""A daemon with a disk and several clients, beside what must be true of them: which page is where."""
+"""A daemon with a disk, several clients, and a model of where each page must be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAIT_S = 10.0
 
 
 class Held(msgspec.Struct, eq=False):
-    """What a client has pinned."""
+    """The pages that a client has pinned."""
 
     client: Client
     match: Match
@@ -27,7 +27,7 @@ class Held(msgspec.Struct, eq=False):
 
 
 class Room(msgspec.Struct, eq=False):
-    """What a client was granted and has not published."""
+    """A reservation of a client that is not published."""
 
     client: Client
     reservation: Reservation
@@ -36,7 +36,10 @@ class Room(msgspec.Struct, eq=False):
 
 
 class World:
-    """memory, disk: keys of the pages that are there. Memory has room for all, so nothing leaves by itself."""
+    """A daemon, its clients and the expected state.
+
+    `memory` and `disk` contain the keys of the pages there. Memory has room for all pages, so none is evicted.
+    """
 
     def __init__(self, folder: Path) -> None:
         flags = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through")
@@ -45,7 +48,7 @@ class World:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is anywhere, and three clients are there."""
+        """Starts an example with three clients and no pages."""
         self.memory: set[bytes] = set()
         self.disk: set[bytes] = set()
         self.held: list[Held] = []
@@ -55,12 +58,14 @@ class World:
         self.wait_ready()
 
     def close(self) -> None:
-        """Back to nothing: clients go, pages too; the daemon stays for the next example."""
+        """Closes the clients and drops all pages. The daemon stays for the next example."""
         self.let_go_of_all()
         for client in self.clients:
             client.close()
         self.clients.clear()
-        assert eventually(lambda: len(self.daemon.slots()) == 1, _WAIT_S), "one is the disk's"
+        assert eventually(lambda: len(self.daemon.slots()) == 1, _WAIT_S), (
+            "a slot other than the disk worker's is in use"
+        )
         until_written(self.daemon)
         self.flush(None)
         assert self.daemon.findings() == []
@@ -68,17 +73,19 @@ class World:
         assert (header["used_frames"], header["disk_used_frames"], header["open_entries"]) == (0, 0, 0)
 
     def end(self) -> None:
-        """Nothing is left of the daemon either."""
+        """Stops the daemon."""
         self.daemon.__exit__(None, None, None)
 
     def wait_ready(self) -> None:
-        """Until the daemon serves, its disk has told what it holds, all are attached, and the dead hold nothing."""
+        """Waits until the daemon serves, the inventory of the disk is loaded, and only the clients are attached."""
         assert eventually(lambda: is_open(self.daemon), START_S), self.daemon.log.read_text()
         assert all(client.wait_attached(_WAIT_S) for client in self.clients)
-        assert eventually(lambda: len(self.daemon.slots()) == len(self.clients) + 1, _WAIT_S), "one is the disk's"
+        assert eventually(lambda: len(self.daemon.slots()) == len(self.clients) + 1, _WAIT_S), (
+            "not all clients are attached, or another process is"
+        )
 
     def let_go_of_all(self) -> None:
-        """Pins and rooms, of all clients."""
+        """Releases the pins and reservations of all clients."""
         for held in self.held:
             held.match.release()
         for room in self.rooms:
@@ -90,25 +97,25 @@ class World:
 
     @property
     def pending(self) -> set[bytes]:
-        """Pages that somebody is writing."""
+        """The pages that a client is writing."""
         return {room.keys[page] for room in self.rooms for page in room.granted}
 
     @property
     def pinned(self) -> set[bytes]:
-        """Pages that somebody holds."""
+        """The pages that a client has pinned."""
         return {key for held in self.held for key in held.keys}
 
     def pages_in_memory(self, keys: Keys) -> int:
-        """Of a prompt, from its head on."""
+        """Returns the number of pages of a prompt in memory, counted from its head."""
         return next((at for at, key in enumerate(keys) if key not in self.memory), len(keys))
 
     def pages_anywhere(self, keys: Keys) -> int:
-        """In memory or on disk, or on their way from there."""
+        """Returns the number of pages of a prompt in memory, on disk or being read from disk, counted from its head."""
         there = self.memory | self.disk
         return next((at for at, key in enumerate(keys) if key not in there), len(keys))
 
     def expected(self, keys: Keys) -> list[Outcome]:
-        """What a store of these is to be told."""
+        """Returns the expected outcomes of a store of these pages."""
         pending = self.pending
         return [
             Outcome.PENDING if key in pending else Outcome.PRESENT if key in self.memory else Outcome.STORED
@@ -118,14 +125,14 @@ class World:
     # ---- what others do
 
     def write_all(self) -> None:
-        """Everything that is whole in memory is on disk, too."""
+        """Waits until all complete pages in memory are on disk, too."""
         assert eventually(lambda: self.daemon.header()["open_entries"] == len(self.pending), _WAIT_S)
         if not self.rooms:
             until_written(self.daemon)
             self.disk |= self.memory
 
     def flush(self, tier: str | None) -> Flushed:
-        """Out of this tier, or of both."""
+        """Drops all unused pages from one tier, or from both for None."""
         with self.daemon._looking() as (link, _):
             answer = link.ask(Flush(1, None, tier), _WAIT_S)
         assert isinstance(answer, Flushed)
@@ -133,5 +140,5 @@ class World:
 
 
 def keys_of(number: int, pages: int) -> Keys:
-    """Of a prompt, as far as so many pages."""
+    """Returns the keys of the first pages of a prompt."""
     return prompt(number, PAGES)[:pages]

@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not there, with the options of a launch; and what came out."""
+"""Compiles kernels for GPUs that are absent, with the options of a launch, and reads properties of the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLES = {"planes": "*i64", "pages": "*i64", "blocks": "*i32", "skip": "*u8", "f
 
 
 def compiled(kernel: Any, unit: int, target: str) -> Any:
-    """Triton's CompiledKernel, as a launch would have it made: its types are those of the kernel's annotations."""
+    """Returns Triton's CompiledKernel as a launch would compile it, with the types of the kernel's annotations."""
     types = {
         parameter.name: "constexpr" if parameter.is_constexpr else parameter.annotation_type
         for parameter in kernel.params
@@ -30,7 +30,7 @@ def compiled(kernel: Any, unit: int, target: str) -> Any:
 
 
 def global_accesses(ptx: str) -> dict[str, list[int]]:
-    """Widths in bits of all global loads ("ld") and stores ("st") of a kernel, in order."""
+    """Returns the widths in bits of all global loads ("ld") and stores ("st") of a kernel, in order."""
     found: dict[str, list[int]] = {"ld": [], "st": []}
     for kind, modifiers in re.findall(r"\b(ld|st)(?:\.volatile)?\.global((?:[.:\w])*)", ptx):
         vector = re.search(r"\.v(\d)", modifiers)
@@ -40,7 +40,7 @@ def global_accesses(ptx: str) -> dict[str, list[int]]:
 
 
 def resources(cubin: bytes, folder: Path) -> dict[str, int]:
-    """What a kernel takes for each thread: REG, STACK, LOCAL and so on, as NVIDIA's own tool reads it in the cubin."""
+    """Returns a kernel's resources per thread (REG, STACK, LOCAL, ...), read by NVIDIA's tool from the cubin."""
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     tool = triton.knobs.nvidia.cuobjdump.path
@@ -49,5 +49,5 @@ def resources(cubin: bytes, folder: Path) -> dict[str, int]:
 
 
 def amd_resources(assembly: str) -> dict[str, int]:
-    """The same of AMD's assembly: vgpr_spill_count, private_segment_fixed_size and so on."""
+    """Returns the resources that AMD's assembly states: vgpr_spill_count, private_segment_fixed_size and so on."""
     return {name: int(count) for name, count in re.findall(r"^\s*\.(\w+):\s+(\d+)$", assembly, re.MULTILINE)}

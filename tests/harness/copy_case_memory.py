@@ -1,4 +1,4 @@
-"""A case of paged_cases with memory for it on the host, all of it random bytes, and what the host path makes of it."""
+"""Host memory with random bytes for a case of copy_cases, and the result of the host path for it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _ALIGNMENT = 4096
 
 
 def aligned(nbytes: int, seed: int = 0) -> Any:
-    """Random bytes that begin at a multiple of 4 KiB."""
+    """Returns random bytes whose address is a multiple of 4 KiB."""
     memory = np.random.default_rng(seed).integers(0, 256, nbytes + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     return memory[begin : begin + nbytes]
 
 
 def moved_bytes(target: int, source: int, nbytes: int) -> None:
-    """One run, as a copy engine moves it."""
+    """Copies one run, as a copy engine does."""
     ctypes.memmove(int(target), int(source), int(nbytes))
 
 
 class Placed:
-    """The case's cache and arena. check() may be called after copies that another path made."""
+    """The cache and the arena of a case. expect() may be called after copies by another path."""
 
     def __init__(self, case: Case, device: str = "cpu") -> None:
         self.cache, self.arena = aligned(case.cache_bytes, 1), aligned(case.frames.arena.nbytes, 2)
@@ -41,15 +41,15 @@ class Placed:
         self.planes = case.planes
 
     def copy(self, direction: Direction) -> Copy:
-        """The case's."""
+        """Returns the case's copy in this direction."""
         return Copy(direction, self.transfer, self.frames, self.planes)
 
     def contents(self) -> tuple[Any, Any]:
-        """Copies of cache and arena as they are."""
+        """Returns copies of cache and arena."""
         return self.cache.copy(), self.arena.copy()
 
     def after(self, copy: Copy) -> tuple[Any, Any]:
-        """Copies of both as the host path would leave them; they stay as they are."""
+        """Returns cache and arena as the host path would leave them, without changing them."""
         before = self.contents()
         host_copied(copy)
         then = self.contents()
@@ -57,19 +57,19 @@ class Placed:
         return then
 
     def expect(self, wanted: tuple[Any, Any]) -> None:
-        """Compares all bytes of both."""
+        """Compares all bytes of cache and arena with the expected ones."""
         np.testing.assert_array_equal(self.cache, wanted[0])
         np.testing.assert_array_equal(self.arena, wanted[1])
 
 
 def host_copied(copy: Copy) -> None:
-    """Makes a copy by the host path, at once, whatever it says about its device."""
+    """Makes a copy by the host path, ignoring its device."""
     path = host_copy.gather if copy.direction is Direction.STORE else host_copy.scatter
     path(_of_planes(copy), copy.frames)
 
 
 def host_copied_pages(copy: Copy, pages: range, address: int) -> None:
-    """The same, only these pages, with frames that begin at another address."""
+    """Copies only these pages by the host path, with frames that begin at another address."""
     slots = copy.transfer.slots.some(pages.start, pages.stop)
     arena = msgspec.structs.replace(copy.frames.arena, address=address)
     frames = Frames(arena, copy.frames.table[pages.start : pages.stop])

@@ -1,4 +1,4 @@
-"""Copies by chance: caches in any order of their axes, pages, frames, and what is to be left alone."""
+"""Random copies: caches with their axes in any order, pages, frames, and bytes that must not change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import Transfer
 
 FRAME_BYTES = 4096
-GUARD = 64  # bytes before and behind each tensor of a cache
+GUARD = 64  # bytes before and after each tensor of a cache
 AXES = ("layer", "kind", "block", "token", "head")
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """One tensor of a cache. order: its axes, the outermost first; gap: bytes between rows; shift: where it begins."""
+    """One tensor of a cache.
+
+    Attributes:
+        order: Its axes, the outermost first.
+        gap: Bytes between rows.
+        shift: The offset of its first byte.
+    """
 
     order: tuple[str, ...]
     layers: int
@@ -34,7 +40,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """Which heads of a page are the cache's: so many of others before and behind."""
+    """The heads of a page that the cache has: the numbers of other heads before and after them."""
 
     before: int = 0
     behind: int = 0
@@ -44,7 +50,10 @@ ALONE = Rank()
 
 
 class Case(msgspec.Struct, frozen=True, eq=False):
-    """A copy whose cache begins at address 0, and whose arena nobody knows yet. planes: which of them move."""
+    """A copy whose cache begins at address 0 and whose arena has no address yet.
+
+    `planes` selects the planes to copy.
+    """
 
     transfer: Transfer
     frames: Frames
@@ -54,7 +63,7 @@ class Case(msgspec.Struct, frozen=True, eq=False):
 
 
 def planes_of(tensors: Sequence[Stored], slots: SlotMap, blocks: int, rank: Rank) -> tuple[Any, int, int]:
-    """The table of planes, tensor by tensor; the bytes of the cache; the bytes of a page."""
+    """Returns the table of planes, tensor by tensor; the bytes of the cache; the bytes of a page."""
     rows, begin, at = [], GUARD, 0
     for tensor in tensors:
         begin += tensor.shift
@@ -77,7 +86,7 @@ def planes_of(tensors: Sequence[Stored], slots: SlotMap, blocks: int, rank: Rank
 def case_of(
     tensors: Sequence[Stored], slots: SlotMap, rng: np.random.Generator, rank: Rank = ALONE, grid: Grid = GRID
 ) -> Case:
-    """All planes; the pages' frames are anywhere in an arena with some more of them."""
+    """Returns a case that copies all planes; the pages' frames are at random places in a larger arena."""
     planes, cache_bytes, page_bytes = planes_of(tensors, slots, int(slots.blocks.max(initial=0)) + 2, rank)
     transfer = Transfer(planes, np.arange(len(planes)), slots, page_bytes, "cpu", ())
     page_frames = -(-page_bytes // FRAME_BYTES)
@@ -89,7 +98,7 @@ def case_of(
 
 @st.composite
 def stored_tensors(draw: Any, layers: int) -> Stored:
-    """As engines have them, and as none has: any order of the axes, any width."""
+    """Draws a tensor with its axes in any order and rows of any width."""
     step = draw(st.sampled_from([16, 16, 16, 8, 4, 2, 1]))
     return Stored(
         order=tuple(draw(st.permutations(AXES))),
@@ -104,7 +113,7 @@ def stored_tensors(draw: Any, layers: int) -> Stored:
 
 @st.composite
 def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
-    """One request that begins anywhere in its first page and block; its blocks are anywhere in the cache."""
+    """Draws one request that begins anywhere in its first page and block, with random blocks of the cache."""
     page_tokens, block_tokens = draw(st.integers(1, 9)), draw(st.sampled_from([1, 1, 2, 3, 4, 16]))
     count, position = draw(st.integers(1, 3)), draw(st.integers(-page_tokens + 1, 2 * block_tokens))
     pages = np.zeros((count, 3), np.int64)
@@ -121,7 +130,7 @@ def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
 
 @st.composite
 def cases(draw: Any) -> Case:
-    """All of it. The interpreter takes milliseconds an item, so tiles are as large as leaves few of them."""
+    """Draws a case. The interpreter takes milliseconds per item, so the tiles are large enough to be few."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     layers = draw(st.integers(1, 2))
     tensors = draw(st.lists(stored_tensors(layers), min_size=1, max_size=2))

@@ -1,4 +1,4 @@
-"""What a copy between a cache and an arena does, byte for byte: slow, and plain to see."""
+"""A slow and simple byte-by-byte model of a copy between a cache and an arena."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Places = npt.NDArray[Any]
 
 
 def gathered(transfer: Transfer, frames: Frames, cache: Bytes, arena: Bytes, planes: range) -> Bytes:
-    """The arena as it should be afterwards."""
+    """Returns the expected arena after a copy from the cache."""
     after = arena.copy()
     for in_cache, in_arena in _rows(transfer, frames, planes):
         after[in_arena] = cache[in_cache]
@@ -24,7 +24,7 @@ def gathered(transfer: Transfer, frames: Frames, cache: Bytes, arena: Bytes, pla
 
 
 def scattered(transfer: Transfer, frames: Frames, cache: Bytes, arena: Bytes, planes: range) -> Bytes:
-    """The cache as it should be afterwards."""
+    """Returns the expected cache after a copy from the arena."""
     after = cache.copy()
     for in_cache, in_arena in _rows(transfer, frames, planes):
         after[in_cache] = arena[in_arena]
@@ -32,7 +32,10 @@ def scattered(transfer: Transfer, frames: Frames, cache: Bytes, arena: Bytes, pl
 
 
 def _rows(transfer: Transfer, frames: Frames, planes: range) -> Iterator[tuple[Places, Places]]:
-    """Each byte's place in the cache and in the arena, row by row. Bases in the planes count from the cache's begin."""
+    """Yields the places of each row's bytes in cache and arena.
+
+    Addresses of the planes count from the begin of the cache.
+    """
     slots, frame_bytes = transfer.slots, frames.arena.frame_bytes
     for page, (position, first, end) in enumerate(slots.pages.tolist()):
         if len(slots.skip) and slots.skip[page]:

@@ -1,4 +1,4 @@
-"""An engine with a copier over the host path, and a cache whose content can be told."""
+"""An engine with a copier over the host path, and a cache whose content identifies its prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COPYING = CopySettings(chunk=1 << 20)
 
 
 class Engine:
-    """A cache of four layers, K and V first, pages of 256 KiB; content by its seed."""
+    """An engine with a cache of four layers, K and V first, and pages of 256 KiB whose content depends on the seed."""
 
     def __init__(self, client: Client, seed: int, settings: CopySettings = COPYING) -> None:
         shape = (LAYERS, 2, BLOCKS, BLOCK, 8, 128)
@@ -43,7 +43,7 @@ class Engine:
         return np.stack([one[:, slots.blocks[places // BLOCK], places % BLOCK] for one in self.tensors])
 
     def number(self, prompt: int) -> None:
-        """All of the cache says of which prompt it is."""
+        """Fills the whole cache with the content of a prompt."""
         for tensor in self.tensors:
             tensor[:] = prompt
 
@@ -52,6 +52,6 @@ class Engine:
 
 
 def slots_of(pages: int, seed: int = 1) -> SlotMap:
-    """In blocks at random."""
+    """Returns the slots of pages in random blocks."""
     blocks = np.random.default_rng(seed).permutation(BLOCKS)[: pages * TOKENS // BLOCK]
     return slot_map(blocks, pages, TOKENS, BLOCK)

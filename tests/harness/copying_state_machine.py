@@ -1,4 +1,4 @@
-"""The steps of test_copier_model.py that an engine takes, and what all of its steps need."""
+"""The steps of an engine in test_copier_model.py, and the state that all of its steps need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ counts = st.integers(1, MOST_PAGES)
 
 @dataclass(eq=False)
 class Storing:
-    """A store that goes on. odd: why the pages that were granted need not be stored from the head on, or nothing."""
+    """A store in progress. `odd` is the reason why its granted pages need not be a prefix, or ""."""
 
     copier: AsyncCopier
     store: StoreHandle
@@ -44,7 +44,7 @@ class Loading:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """An engine stores, loads, cancels and closes. Its device and its daemon are the test's."""
+    """An engine that stores, loads, cancels and closes. The test simulates its device and its daemon."""
 
     @initialize()
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        """A process of its own, the one before is no more."""
+        """Starts a new engine process; the previous one has ended."""
         self.process = Process(self.world, COPYING)
         assert self.process.cache.page_bytes == PAGE
         self.storing: list[Storing] = []
@@ -64,8 +64,8 @@ class EngineMachine(RuleBasedStateMachine):
     # ---- the engine
 
     @precondition(lambda self: len(self.free) >= MOST_PAGES * PAGE_BLOCKS)
-    @rule(prompt=prompts, pages=counts, waits=st.booleans(), told=st.booleans())
-    def store(self, prompt: int, pages: int, waits: bool, told: bool) -> None:
+    @rule(prompt=prompts, pages=counts, waits=st.booleans(), hears=st.booleans())
+    def store(self, prompt: int, pages: int, waits: bool, hears: bool) -> None:
         keys, blocks = Keys(SPACE, keys_of(prompt, pages).data), self.take(pages)
         after = EngineEvent() if waits else None
         copier = self.process.copier
@@ -76,11 +76,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.process.cache.spoil(blocks)
         self.storing.append(one)
         self.begun += 1
-        if told:
+        if hears:
             self.hear()
 
     def hear(self) -> None:
-        """The daemon answers all, and what can be enqueued is."""
+        """Answers all requests, and enqueues all copies that can be enqueued."""
         self.process.step()
         while self.process.wire.sent:
             self.answer(late=False)
@@ -117,7 +117,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.storing)
     @rule(pick=picks)
     def cancel_store(self, pick: int) -> None:
-        """The blocks have other content from then on."""
+        """Cancels a store. Its blocks may have other content from then on."""
         one = self.storing[pick % len(self.storing)]
         if not one.store.ready and one.stored_at_cancel < 0:
             one.store.cancel()
@@ -132,7 +132,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def reap_what_has_ended(self) -> None:
-        """Blocks that are free again are written to by others at once."""
+        """Collects completed copies. Freed blocks are overwritten at once."""
         for one in [one for one in self.storing if one.store.ready]:
             self.storing.remove(one)
             self.process.cache.spoil(one.blocks)
@@ -145,7 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.begun > 2)
     @rule()
     def close(self) -> None:
-        """What goes on goes on."""
+        """Closes the copier; running copies continue."""
         old = self.process.copier
         storing = any(one.copier is old and not one.store.ended for one in self.storing)
         loading = any(one.copier is old and not one.load.ended for one in self.loading)

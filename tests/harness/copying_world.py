@@ -1,4 +1,4 @@
-"""An index in memory, and processes on it whose copies, answers and clocks a test holds in its hands."""
+"""An index in memory, and simulated processes on it whose copies, responses and clocks the test controls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class Cache:
-    """An engine's, of two layers of K and V, and the order of its pages, which have no gap."""
+    """An engine's cache of two layers of K and V, and the layout of its pages, which have no gaps."""
 
     def __init__(self) -> None:
         shape = (LAYERS, 2, BLOCKS, BLOCK, HEADS, WIDTH)
@@ -50,24 +50,24 @@ class Cache:
         return slot_map(blocks, len(blocks) // PAGE_BLOCKS, TOKENS, BLOCK)
 
     def fill(self, blocks: list[int], pages: list[Bytes]) -> None:
-        """Puts pages into blocks."""
+        """Copies pages into blocks."""
         held = np.concatenate(pages)
         scatter(self.paged.loading(self.slots(blocks)), self._frames(held, len(pages)))
 
     def spill(self, blocks: list[int]) -> list[Bytes]:
-        """The pages that lie in blocks."""
+        """Returns the pages in blocks."""
         count = len(blocks) // PAGE_BLOCKS
         held = np.zeros(count * self.page_bytes, np.uint8)
         gather(self.paged.storing(self.slots(blocks))[0], self._frames(held, count))
         return list(held.reshape(count, -1))
 
     def spoil(self, blocks: list[int]) -> None:
-        """Puts something else into blocks."""
+        """Overwrites blocks with other content."""
         for tensor in self.tensors:
             tensor[:, blocks] = POISON
 
     def layer(self, layer: int) -> slice:
-        """Which bytes of a page are of a layer."""
+        """Returns the bytes of a page that belong to a layer."""
         size = self.page_bytes // LAYERS
         return slice(layer * size, (layer + 1) * size)
 
@@ -87,7 +87,7 @@ def keys_of(prompt: int, pages: int = MOST_PAGES) -> Keys:
 
 @cache
 def content_of(key: bytes, nbytes: int) -> Bytes:
-    """Everybody stores the same page under a key."""
+    """Returns the only content that is ever stored under a key."""
     return np.frombuffer(np.random.default_rng(list(key)).bytes(nbytes), np.uint8)
 
 
@@ -106,14 +106,14 @@ class Wire:
         return answers
 
     def expect_stray(self) -> None:
-        """Somebody will read."""
+        """Does nothing: the test reads all responses."""
 
     def expect_no_stray(self) -> None:
-        """Nobody needs to."""
+        """Does nothing: the test reads all responses."""
 
 
 class Process:
-    """An engine's: a session, requests that the test answers, a device, and copiers whose lanes the test drives."""
+    """A simulated engine process: a session, a device, requests that the test answers, copiers that it advances."""
 
     def __init__(self, world: World, settings: CopySettings) -> None:
         self.world, self.settings = world, settings
@@ -132,7 +132,7 @@ class Process:
         return AsyncCopier(self, self.cache.paged, self.device, self.settings, self._take)
 
     def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        """As Client does."""
+        """Sends a request as Client.reserve_async() does."""
         packed = np.full(len(keys), sizes, "<u8").tobytes()
         space = self.world.space
 
@@ -146,7 +146,11 @@ class Process:
         return promise
 
     def answer(self, ttl_ns: int = DAY_NS) -> tuple[Keys, list[int]]:
-        """The daemon's to the oldest request: for which keys, and which pages it granted, whose frames are poisoned."""
+        """Answers the oldest request.
+
+        Returns:
+            Its keys and the granted pages, whose frames are filled with other content.
+        """
         request, keys = self.wire.sent.popleft(), self.asked.popleft()
         assert isinstance(request, Reserve)
         answers = self.world.reserve(self.slot, self.session, request.keys, self.cache.page_bytes, ttl_ns)
@@ -155,7 +159,7 @@ class Process:
         return keys, [at for at, outcome in enumerate(answers[0]) if outcome == GRANTED]
 
     def step(self) -> None:
-        """Both lanes, of all copiers."""
+        """Advances both queues of all copiers."""
         for lane in self.lanes:
             lane.step()
 
@@ -165,9 +169,11 @@ class Process:
 
 
 class World:
-    """The daemon's side, and a watcher who matches what is readable and looks at it.
+    """The daemon's side, and an observer that matches and checks all readable pages.
 
-    sound: frames that hold a page whose store has come to its event. devices: of processes that live, or just died.
+    Attributes:
+        sound: Frames with a page whose store has reached its event.
+        devices: The devices of processes that are alive or have just died.
     """
 
     def __init__(self) -> None:
@@ -190,20 +196,22 @@ class World:
         return slot, self.memory.session(slot)
 
     def reserve(self, slot: int, session: Session, keys: bytes, size: int, ttl_ns: int) -> tuple[bytes, bytes, bytes]:
-        """Grants; nobody may be granted frames that a device still uses."""
+        """Grants pages, and asserts that no granted frame is used by a device."""
         sizes = np.full(len(keys) // 32, size, np.uint64)
         answers = self.owner.reserve(slot, self.space, 0, 1, ttl_ns, keys, sizes)
         granted = np.flatnonzero(np.frombuffer(answers[0], np.uint8) == GRANTED)
         poison = np.full(size, POISON, np.uint8)
         for entry in np.frombuffer(answers[1], np.uint32)[granted].tolist():
             frames = frames_in(session, entry)
-            assert not any(frames & device.frames_of(*Direction) for device in self.devices), "granted while in use"
+            assert not any(frames & device.frames_of(*Direction) for device in self.devices), (
+                "a frame was granted while a device used it"
+            )
             self.sound -= frames
             write(session, entry, poison)
         return answers
 
     def store_elsewhere(self, prompt: int, pages: int, size: int) -> None:
-        """Another process stores, at once."""
+        """Stores pages at once, as another process."""
         keys = keys_of(prompt, pages)
         outcomes, entries, serials = self.reserve(self.rival_slot, self.rival, keys.data, size, DAY_NS)
         for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == GRANTED).tolist():
@@ -214,17 +222,19 @@ class World:
             assert self.rival.publish(entry, serial, 0) == b"\1"
 
     def readable(self, prompt: int, size: int) -> int:
-        """How many pages of a prompt are. Each is as it was stored, and its event had come."""
+        """Returns the number of readable pages of a prompt. Asserts that each has its content and reached its event."""
         keys = keys_of(prompt)
         with self.watcher.match(Pins, None, keys.data) as pins:
             pages = [np.zeros(size, np.uint8) for _ in range(len(pins))]
             where = np.array([page.ctypes.data for page in pages], np.uint64)
             assert self.watcher.copy_out(pins, 0, where, np.full(len(pins), size, np.uint64), 1) == len(pins)
             entries = np.frombuffer(pins.entries, np.uint32).tolist()
-            assert all(frames_in(self.watcher, entry) <= self.sound for entry in entries), "readable before its event"
+            assert all(frames_in(self.watcher, entry) <= self.sound for entry in entries), (
+                "a page was readable before its event"
+            )
         for at, page in enumerate(pages):
             wanted = content_of(bytes(keys.data[32 * at : 32 * at + 32]), size)
-            assert np.array_equal(page, wanted), f"page {at} of prompt {prompt} is not what was stored"
+            assert np.array_equal(page, wanted), f"page {at} of prompt {prompt} differs from the page that was stored"
         return len(pages)
 
 

@@ -1,4 +1,4 @@
-"""A real daemon with a real disk, and ways to get pages onto it and out of memory."""
+"""A real daemon with a real disk, and functions that move pages to the disk and out of memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONG_S = 20.0
 
 @contextmanager
 def running_with_disk(folder: Path, *more: str) -> Iterator[RunningDaemon]:
-    """16 frames of memory and a disk that has room for some hundred, to which all pages are written at once."""
+    """Yields a daemon with 16 frames of memory, and a disk for some hundred pages that are written at once."""
     flags = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through", *more)
     with RunningDaemon(str(FRAMES * FRAME), str(FRAME), *flags) as daemon:
         assert eventually(lambda: is_open(daemon), _LONG_S), daemon.log.read_text()
@@ -28,12 +28,12 @@ def running_with_disk(folder: Path, *more: str) -> Iterator[RunningDaemon]:
 
 
 def is_open(daemon: RunningDaemon) -> bool:
-    """Whether the disk tier works."""
+    """Returns whether the disk tier is open."""
     return b'"standing":"open"' in (daemon._observer().disk_text() or b"")
 
 
 def until_written(daemon: RunningDaemon) -> None:
-    """Waits until all pages in memory are on disk, too, and none is being written."""
+    """Waits until all pages in memory are on disk, too, and no write is in progress."""
 
     def written() -> bool:
         with daemon._looking() as (link, _):
@@ -44,7 +44,7 @@ def until_written(daemon: RunningDaemon) -> None:
 
 
 def push_out(daemon: RunningDaemon, client: Client, keys: Keys) -> None:
-    """Stores other pages until these are in memory no more."""
+    """Stores other pages until these are no longer in memory."""
     until_written(daemon)
     for prompt in range(10):
         others = _OTHERS.keys(range(prompt << 20, (prompt << 20) + 16 * FRAMES))
@@ -58,7 +58,7 @@ def push_out(daemon: RunningDaemon, client: Client, keys: Keys) -> None:
 
 @contextmanager
 def stopped_worker(daemon: RunningDaemon) -> Iterator[int]:
-    """The process that reads and writes the disk hangs until the end of the block."""
+    """Stops the disk worker for the duration of the block, and yields its PID."""
     pid = worker_of(daemon)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -69,6 +69,6 @@ def stopped_worker(daemon: RunningDaemon) -> Iterator[int]:
 
 
 def worker_of(daemon: RunningDaemon) -> int:
-    """Its process."""
+    """Returns the PID of the disk worker."""
     pids: list[int] = [slot["pid"] for slot in daemon.slots() if slot["name"] == "disk tier"]
     return pids[0]

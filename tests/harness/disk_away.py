@@ -1,4 +1,4 @@
-"""A disk that is not there for a while."""
+"""A disk that is unavailable for a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from disk_daemon import DiskDaemon
 
 @contextmanager
 def disk_away(daemon: DiskDaemon) -> Iterator[None]:
-    """There is no disk as long as the block lasts: a file lies where its folder was."""
+    """Replaces the folder of the disk tier by a file for the duration of the block."""
     restarts, folder = daemon.report().restarts, daemon.disk
     away = folder.rename(folder.with_name("away"))
     folder.write_text("a file")

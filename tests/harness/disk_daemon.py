@@ -1,4 +1,4 @@
-"""A daemon with a disk tier, and an engine that does without the client: pages follow from their number."""
+"""A daemon with a disk tier, and an engine without the client library, whose pages follow from their numbers."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def content_of(number: int) -> bytes:
 
 
 class DiskDaemon(RunningDaemon):
-    """With an arena of so many frames, a page each, and a disk tier in a folder of its own.
+    """A daemon with a disk tier in a folder of its own, and an arena of `frames` frames, one per page.
 
-    Its worker must be gone when it is.
+    The end of the block asserts that its disk workers have ended.
     """
 
     def __init__(self, frames: int = 16, size: str = "64MiB", *more: str) -> None:
@@ -58,70 +58,70 @@ class DiskDaemon(RunningDaemon):
         self._workers: set[int] = set()
 
     def start(self, *more: str) -> Self:
-        """Starts it and waits until it serves; the disk tier may be opening still."""
+        """Starts the daemon and waits until it serves. The disk tier may still be opening."""
         return super().start("--disk-path", str(self.disk), "--disk-size", self._size, *more)
 
     def open(self, *more: str) -> Self:
-        """Starts it and waits for the disk tier, too."""
+        """Starts the daemon and waits until its disk tier is open."""
         self.start(*more)
         self.wait_open()
         return self
 
     def wait_open(self, restarts: int = 0) -> None:
-        """Until the disk tier is open, with a worker that is at least the so-manieth after the first."""
+        """Waits until the disk tier is open after at least `restarts` restarts of its worker."""
         assert self.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts >= restarts), self.told()
 
     def until(self, what: Any, seconds: float = WAIT_S) -> bool:
-        """Whether the disk tier's report becomes so in time."""
+        """Returns whether the disk tier's report fulfils a condition in time."""
         return eventually(lambda: bool(what(self.report())), seconds)
 
     def told(self) -> str:
-        """All that is known, for who fails."""
+        """Returns the report and the log, for the message of a failed assertion."""
         return f"{self.report()}\n{self.log.read_text()}"
 
     def lines(self, words: str) -> list[str]:
-        """Lines of the log with these words."""
+        """Returns the lines of the log that contain these words."""
         return [line for line in self.log.read_text().splitlines() if words in line]
 
     def snapshot(self) -> Snapshot:
-        """What `pagetier stats` shows."""
+        """Returns the snapshot that `pagetier stats` shows."""
         with self._looking() as (_, (index, locks)):
             return take_snapshot(Observer(index, locks))
 
     def report(self) -> DiskReport:
-        """What the disk tier says of itself."""
+        """Returns the report of the disk tier."""
         return self.snapshot().disk
 
     def ask(self, request: Request) -> Answer:
-        """As somebody who only looks."""
+        """Sends a request as an observer and returns the response."""
         with self._looking() as (link, _):
             return link.ask(request, WAIT_S)
 
     def save(self) -> Saved:
-        """Writes everything to disk, and waits until it is or can not be."""
+        """Writes all pages to disk, and waits until they are written or cannot be."""
         ends = time.monotonic() + WAIT_S
         while True:
-            told = self.ask(Save(1))
-            assert isinstance(told, Saved)
-            if told.synced or told.trouble:
-                return told
-            assert time.monotonic() < ends, f"{told} {self.told()}"
+            saved = self.ask(Save(1))
+            assert isinstance(saved, Saved)
+            if saved.synced or saved.trouble:
+                return saved
+            assert time.monotonic() < ends, f"{saved} {self.told()}"
             time.sleep(0.02)
 
     def pagetier(self, *words: str) -> Result:
-        """Runs a command of `pagetier` on this daemon."""
+        """Runs a command of `pagetier` for this daemon."""
         variables = {name: None for name in os.environ if name.startswith("PAGETIER_")}
         runner = CliRunner(env={**variables, "PAGETIER_NAME": self.name})
         return runner.invoke(main, [words[0], "--socket", str(self.socket), *words[1:]])
 
     def doctor(self) -> str:
-        """What `pagetier doctor` says, with this daemon's configuration."""
+        """Returns the output of `pagetier doctor` with this daemon's configuration."""
         config = Path(self.folder.name) / "pagetier.toml"
         config.write_text(f'[disk]\npath = "{self.disk}"\nsize = "{self._size}"\n')
         return self.pagetier("doctor", "--config", str(config)).output
 
     def worker(self) -> int:
-        """The worker's pid; 0 while there is none."""
+        """Returns the PID of the disk worker, 0 if there is none."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in map(int, children.read_text().split()):
@@ -131,18 +131,18 @@ class DiskDaemon(RunningDaemon):
         return 0
 
     def kill_worker(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Signals the worker; its pid."""
+        """Sends a signal to the disk worker and returns its PID."""
         pid = self.worker()
         assert pid, self.told()
         os.kill(pid, number)
         return pid
 
     def data_files(self) -> list[Path]:
-        """Those with pages in them."""
+        """Returns the data files, which contain the pages."""
         return sorted(self.disk.glob("*/data.mdb"))
 
     def close_with(self, pages: int) -> range:
-        """Stops it when so many pages are on disk."""
+        """Stores pages, waits until they are on disk, and stops the daemon."""
         with Engine(self) as engine:
             engine.store_through(self, range(pages))
         self.stop()
@@ -162,7 +162,7 @@ class DiskDaemon(RunningDaemon):
 
 
 class TroubledDaemon(DiskDaemon):
-    """One whose disk tier is not expected to open."""
+    """A daemon whose disk tier is not expected to open."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -176,7 +176,7 @@ def _is_worker(pid: int) -> bool:
 
 
 class Engine:
-    """An attached process. What it finds under a key is compared with what belongs there."""
+    """An attached process that compares each page that it finds with the page's only content."""
 
     def __init__(self, daemon: RunningDaemon) -> None:
         self._numbers = itertools.count(1)
@@ -185,7 +185,7 @@ class Engine:
         self.attach()
 
     def attach(self) -> None:
-        """To this daemon or the next one."""
+        """Attaches to this daemon or its successor."""
         assert eventually(self._attached, START_S)
 
     def _attached(self) -> bool:
@@ -205,7 +205,7 @@ class Engine:
         return True
 
     def store(self, numbers: Iterable[int]) -> bytes:
-        """Stores pages that follow each other; the outcomes."""
+        """Stores a chain of pages and returns the outcomes."""
         pages = list(numbers)
         sizes = struct.pack(f"<{len(pages)}Q", *[PAGE] * len(pages))
         answer = self.link.ask(Reserve(next(self._numbers), SPACE, 0, 1, keys_of(pages), sizes), WAIT_S)
@@ -221,11 +221,11 @@ class Engine:
         assert self.session.publish(entry, serial, 0) == b"\1"
 
     def ask_fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> None:
-        """Asks, and does not wait."""
+        """Sends a fetch request without waiting for the response."""
         self.link.send(Fetch(next(self._numbers), keys_of(numbers), timeout), WAIT_S)
 
     def answer(self) -> Fetched:
-        """The next answer to a fetch."""
+        """Returns the next response to a fetch request."""
         ends = time.monotonic() + 2 * WAIT_S
         while time.monotonic() < ends:
             for answer in self.link.read(1.0):
@@ -234,12 +234,12 @@ class Engine:
         raise AssertionError("a fetch is not answered")
 
     def fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> list[int]:
-        """From disk to memory; the outcomes."""
+        """Fetches pages from disk into memory and returns the outcomes."""
         self.ask_fetch(numbers, timeout)
         return list(self.answer().outcomes)
 
     def where(self, number: int) -> str:
-        """memory (with the right bytes), disk, or nowhere."""
+        """Returns "memory" (after comparing the content), "disk" or "nowhere"."""
         with self.session.match(Pins, None, key_of(number)) as pins:
             if not len(pins):
                 return "disk" if pins.available_pages else "nowhere"
@@ -249,22 +249,22 @@ class Engine:
             return "memory"
 
     def places(self, numbers: Iterable[int]) -> Counter[str]:
-        """How many are where."""
+        """Returns the number of pages in each place."""
         return Counter(map(self.where, numbers))
 
     def available_pages(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """How many pages of a chain are in memory, and how many in memory or on disk."""
+        """Returns how many pages of a chain are in memory, and how many in memory or on disk."""
         with self.session.match(Pins, None, keys_of(numbers)) as pins:
             return len(pins), pins.available_pages
 
     def store_through(self, daemon: DiskDaemon, numbers: Sequence[int], at_once: int = 8) -> None:
-        """Stores many, a few at a time, and waits each time until they are on disk."""
+        """Stores many pages in small batches, and waits for each batch until it is on disk."""
         for first in range(0, len(numbers), at_once):
             assert REFUSED not in self.store(numbers[first : first + at_once])
             assert not daemon.save().trouble, daemon.told()
 
     def goes_on(self, first: int) -> None:
-        """Notices nothing of what is the matter with the disk."""
+        """Asserts that stores and matches in memory work as usual."""
         for start in range(first, first + 60, 6):
             assert REFUSED not in self.store(range(start, start + 6))
             assert self.places(range(start, start + 6)) == {"memory": 6}
@@ -286,6 +286,6 @@ def _u64(number: int) -> bytes:
 
 
 def in_both(daemon: DiskDaemon, engine: Engine) -> range:
-    """Pages in memory and on disk."""
+    """Returns pages that are in memory and on disk."""
     engine.store_through(daemon, range(8))
     return range(8)

@@ -1,4 +1,4 @@
-"""Caches as engines make them, of torch: in memory with guard zones, and each plane as a tensor like any other."""
+"""Torch caches as engines allocate them, with guard zones, and each of their planes as a plain tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VLLM_ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """Of a cache; width in elements. shift: how many elements its memory is away from a good alignment."""
+    """The shape of a cache; `width` in elements, `shift` in elements by which its memory is misaligned."""
 
     layers: int
     blocks: int
@@ -31,18 +31,21 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class EngineCache(msgspec.Struct, frozen=True, eq=False):
-    """memory: all of it, with guard zones, as bytes. planes: [layer][plane], each [blocks, tokens, heads, elements]."""
+    """A cache.
+
+    `memory` is all of its bytes with guard zones; `planes` is [layer][plane], each [blocks, tokens, heads, elements].
+    """
 
     memory: list[Any]
     planes: list[list[Any]]
     layout: CacheLayout
 
     def copies(self) -> list[Any]:
-        """What is in memory now."""
+        """Returns copies of the memory."""
         return [memory.clone() for memory in self.memory]
 
     def restore(self, copies: list[Any]) -> None:
-        """Makes it what it was."""
+        """Restores the memory from copies."""
         for memory, copy in zip(self.memory, copies, strict=True):
             memory.copy_(copy)
 
@@ -51,7 +54,7 @@ Build = Callable[[Shape], EngineCache]
 
 
 class _Memory:
-    """Makes tensors, each in an allocation of its own between guard zones; all bytes are random."""
+    """Allocates tensors with random bytes, each between guard zones of its own."""
 
     def __init__(self, shift: int = 0) -> None:
         self.all: list[Any] = []
@@ -75,7 +78,7 @@ def _vllm(order: str, shape: Shape, kinds: int = 2) -> EngineCache:
 
 
 def _in_memory(memory: _Memory, shape: Sequence[int], dtype: Any, swapped: tuple[int, int] | None) -> Any:
-    """A tensor of this shape; in memory two of its axes are the other way round."""
+    """Returns a tensor of this shape, with two of its axes swapped in memory."""
     if swapped is None:
         return memory.tensor(shape, dtype)
     stored = list(shape)
@@ -110,7 +113,7 @@ def _separate_slots(shape: Shape) -> EngineCache:
 
 
 def _separate_blocks(shape: Shape) -> EngineCache:
-    """V is wider than K."""
+    """Returns a cache whose V is wider than its K."""
     memory = _Memory(shape.shift)
     sizes = (shape.blocks, shape.tokens, shape.heads)
     keys, values = (
@@ -131,7 +134,7 @@ def _latent_slots(shape: Shape) -> EngineCache:
 
 
 def _scaled(cache: Build, scale: Any, shape: Shape) -> EngineCache:
-    """Of int8, with a scale for each head and token."""
+    """Returns an int8 cache with a scale for each head and token."""
     its = cache(msgspec.structs.replace(shape, dtype=torch.int8))
     memory = _Memory(shape.shift)
     sizes = (shape.blocks, its.layout.block_tokens, shape.heads)
@@ -154,7 +157,7 @@ def _states(shape: Shape) -> EngineCache:
 
 
 def _states_of_a_block(shape: Shape) -> EngineCache:
-    """A block's states lie side by side, of all layers, as in a hybrid model; some bytes are nobody's."""
+    """Returns states of all layers side by side in each block, as in a hybrid model, with unused bytes between them."""
     memory = _Memory()
     kinds = [((shape.heads, 4), torch.float32), ((6,), torch.float16)]
     widths = [prod(sizes) * dtype.itemsize for sizes, dtype in kinds] * shape.layers
@@ -196,13 +199,13 @@ ENGINES: dict[str, Build] = {
 }
 SLOTS = {"token_slots", "separate_slots", "latents, token slots", "scales of separate_slots"}
 STATES = {"states", "states of a block"}
-"""Their blocks are single tokens; a state's page, too."""
+"""The caches whose blocks are single tokens, and the caches of states, whose pages are single tokens, too."""
 
 
 def hybrid(blocks: int, other: Shape, dtype: Any) -> tuple[EngineCache, EngineCache]:
-    """Two groups of layers in the same bytes: attention like `other` says, and states that take up a whole block.
+    """Returns two groups of layers in the same bytes: attention with the shape `other`, and states that fill a block.
 
-    Each block belongs to one of them at a time. Layers outermost, as each layer's tensor is shared by a layer of both.
+    Each block belongs to one of them at a time. Layers are outermost, because a layer of each group shares a tensor.
     """
     memory = _Memory(other.shift)
     row = 2 * other.width

@@ -1,4 +1,4 @@
-"""Promises of a second, kept on a machine whose cores others have, too."""
+"""Timeouts of one second for tests on a machine whose cores other processes use, too."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from running_daemon import RunningDaemon
 
 _SECOND_S = 1.0
-_OWN_STEPS_S = 0.5  # what the test does until it has seen that it is so
+_OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
 
 
 class Second:
-    """The second that begins now. Longer by what threads of this process and of the daemon wait for a core in it."""
+    """A second that begins now, prolonged by the time that threads of this process and the daemon wait for a core."""
 
     def __init__(self, daemon: RunningDaemon) -> None:
         assert daemon.process is not None
@@ -25,12 +25,12 @@ class Second:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has passed."""
+        """Returns whether the second has passed."""
         left = _SECOND_S + _OWN_STEPS_S + self._began - time.monotonic()
         return left < 0 and left + self._starved() < 0
 
     def sees(self, what: Callable[[], bool]) -> bool:
-        """Whether it becomes true in time."""
+        """Returns whether a condition becomes true in time."""
         while not self.is_over:
             if what():
                 return True
@@ -41,10 +41,10 @@ class Second:
         return sum(wait - self._waits.get(thread, 0) for thread, wait in self._waits_for_a_core().items()) / 1e9
 
     def _waits_for_a_core(self) -> dict[Path, int]:
-        """Nanoseconds in which each thread was ready to run and did not."""
+        """Returns the nanoseconds in which each thread was ready to run but did not run."""
         waits = {}
         for process in self._processes:
             for thread in Path(f"/proc/{process}/task").glob("*/schedstat"):
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the thread has just ended
                     waits[thread] = int(thread.read_text().split()[1])
         return waits

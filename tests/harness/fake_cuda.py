@@ -1,4 +1,4 @@
-"""A CUDA driver and the parts of torch.cuda that copies use, in Python: what is enqueued happens at once."""
+"""A simulated CUDA driver and the parts of torch.cuda that copies use. Enqueued work is done at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ INVALID = 1
 
 
 class PretendedDriver:
-    """libcuda as ctypes has it. fail: functions that return error 1. modes: of each thread that changed its own."""
+    """A simulated libcuda, as loaded by ctypes.
+
+    Attributes:
+        fail: The functions that return error 1.
+        modes: The capture mode of each thread that changed it.
+    """
 
     def __init__(self, fail: set[str] | None = None, lacks: set[str] | None = None) -> None:
         self.fail, self._lacks = fail or set(), lacks or set()
@@ -47,7 +52,7 @@ class PretendedDriver:
 
     @property
     def batch_address(self) -> int:
-        """Of cuMemcpyBatchAsync."""
+        """The address of cuMemcpyBatchAsync."""
         return ctypes.cast(self._batch, ctypes.c_void_p).value or 0
 
     def _GetErrorName(self, _: Any, text: Any) -> None:  # noqa: N802
@@ -90,7 +95,7 @@ class PretendedDriver:
 
 
 class PretendedEvent:
-    """Done after as many looks as `looks` says."""
+    """An event that is complete after `looks` queries."""
 
     looks = 0
 
@@ -103,7 +108,7 @@ class PretendedEvent:
 
 
 class PretendedStream:
-    """Writes down what it is told."""
+    """Records the calls that it receives."""
 
     def __init__(self, handle: int, device: int = 0) -> None:
         self.handle, self.device = handle, device
@@ -114,7 +119,10 @@ class PretendedStream:
 
 
 class PretendedTorch:
-    """In place of the module. streams: all that were made. A failure is raised by whatever is called next."""
+    """A replacement for the torch module. `streams` has all streams made.
+
+    The next call raises `failure`, if it is set.
+    """
 
     uint8 = torch.uint8
     OutOfMemoryError = torch.OutOfMemoryError
@@ -133,7 +141,7 @@ class PretendedTorch:
     def empty(self, nbytes: int, dtype: Any, device: str) -> Any:
         assert device == "cuda:0"
         if nbytes > self.room:
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError("out of memory")
         return torch.empty(nbytes, dtype=dtype)
 
     def _stream(self, handle: int, device: int) -> PretendedStream:
@@ -146,7 +154,7 @@ class PretendedTorch:
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
-    """What it returns, in a thread of its own."""
+    """Returns the result of `work`, called in another thread."""
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(work()))
     thread.start()
@@ -155,18 +163,18 @@ def in_thread(work: Callable[[], Any]) -> Any:
 
 
 def mode_after(library: PretendedDriver, use: Callable[[], Any]) -> int:
-    """The capture mode that this thread is in after some call."""
+    """Returns the capture mode of this thread after a call."""
     use()
     return mode_now(library)
 
 
 def mode_now(library: PretendedDriver) -> int:
-    """The capture mode that this thread is in."""
+    """Returns the capture mode of this thread."""
     return library.modes.get(threading.get_ident(), GLOBAL)
 
 
 def raising(error: Exception) -> Callable[..., Any]:
-    """A function that does nothing else."""
+    """Returns a function that raises this error."""
 
     def call(*_: Any) -> Any:
         raise error

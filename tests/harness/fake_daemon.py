@@ -1,4 +1,4 @@
-"""A daemon that answers when and what the test wants it to, over memory of its own."""
+"""A simulated daemon that answers when and as the test decides, with segments of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 
 
 class Peer:
-    """One connection: what came in, and a way to answer."""
+    """One connection: the requests received, and a way to answer them."""
 
     def __init__(self, daemon: PretendedDaemon, connection: socket.socket) -> None:
         self.daemon = daemon
@@ -46,7 +46,7 @@ class Peer:
         self._requests: list[Request] = []
 
     def next(self) -> Request:
-        """The next request. Raises EOFError at the end."""
+        """Returns the next request. Raises EOFError at the end."""
         while not self._requests:
             data = self.connection.recv(1 << 16)
             if not data:
@@ -55,11 +55,11 @@ class Peer:
         return self._requests.pop(0)
 
     def send(self, *answers: Answer) -> None:
-        """All in one piece."""
+        """Sends all responses in one piece."""
         self.connection.sendall(b"".join(map(pack, answers)))
 
     def welcome(self, descriptors: int = 3) -> None:
-        """The answer to Attach, with so many descriptors."""
+        """Answers Attach with this number of descriptors."""
         request = self.next()
         if isinstance(request, Attach):
             self.daemon.greetings.append(request)
@@ -69,9 +69,9 @@ class Peer:
 
 
 class PretendedDaemon:
-    """Serves each connection by `behave(peer)` on a thread, until that returns or the peer is gone.
+    """Serves each connection with `behave(peer)` on a thread until it returns or the peer disconnects.
 
-    By default it attaches everybody, and puts what they ask for into `asked`, to be answered by the test.
+    By default it accepts each Attach and puts the requests into `asked`, where the test answers them.
     """
 
     def __init__(self, behave: Callable[[Peer], None] | None = None) -> None:
@@ -87,7 +87,7 @@ class PretendedDaemon:
         self._threads: list[threading.Thread] = []
 
     def attach_and_listen(self, peer: Peer) -> None:
-        """As a daemon does, but for the answers."""
+        """Accepts Attach as a daemon does, and queues all requests."""
         peer.welcome()
         while True:
             request = peer.next()
@@ -97,11 +97,11 @@ class PretendedDaemon:
                 peer.send(Detached(request.number))
 
     def next(self) -> tuple[Peer, Reserve]:
-        """What is asked next."""
+        """Returns the next request and its connection."""
         return self.asked.get(timeout=ANSWER_S)
 
     def answer_to(self, peer: Peer, request: Reserve) -> Reserved:
-        """The index's own answer."""
+        """Returns the response of the real index."""
         space = self.owner.space(request.space.digest, request.space.name, request.space.page_tokens, 0, 0)
         answers = self.owner.reserve(peer.slot, space, request.part, request.parts, DAY_NS, request.keys, request.sizes)
         return Reserved(request.number, *answers)
@@ -150,7 +150,7 @@ class PretendedDaemon:
 
 
 def refuse(reason: str) -> Callable[[Peer], None]:
-    """A behaviour: nobody may attach."""
+    """Returns a behaviour that rejects each Attach."""
 
     def behave(peer: Peer) -> None:
         peer.next()

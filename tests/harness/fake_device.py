@@ -1,4 +1,4 @@
-"""A device whose copies happen when a test lets them: late, bit by bit, in any order of its streams, or never."""
+"""A simulated device whose copies happen when a test advances it: late, in parts, in any order of streams, or never."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagetier.kernels.host.copy import gather, scatter
 
 
 class EngineEvent:
-    """Something that an engine's own stream will come to."""
+    """An event that the engine's own stream reaches when the test says so."""
 
     def __init__(self) -> None:
         self.came = False
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(eq=False)
 class FakeStream:
-    """What was enqueued, in order. unconfirmed: frames that were written since the last event."""
+    """The enqueued work, in order. `unconfirmed` has the frames written since the last event."""
 
     device: FakeDevice
     direction: Direction
@@ -66,7 +66,7 @@ class FakeStream:
         self.device.check()
         its = event_of(event)
         if not isinstance(its, EngineEvent):
-            raise ValueError("no event of this engine's")
+            raise ValueError("not an event of this engine")
         self.todo.append(its)
 
     def enqueue(self, copy: Copy) -> None:
@@ -81,7 +81,7 @@ class FakeStream:
         return event
 
     def advance(self) -> bool:
-        """Does the next thing; False if there is none that could be done."""
+        """Does the next step. Returns False if no step can be done."""
         if not self.todo or (isinstance(self.todo[0], EngineEvent) and not self.todo[0].came):
             return False
         step = self.todo.popleft()
@@ -100,10 +100,13 @@ class FakeStream:
 
 
 class FakeDevice:
-    """confirmed: frames to which a store has written all that it will, event and all.
+    """A simulated device.
 
-    dead: every call raises; what was enqueued may happen all the same, until the device is `gone`.
-    unable: how many of the next copies it can not address. fatal: after so many more it is dead; below 0: never.
+    Attributes:
+        confirmed: Frames that stores have written completely, up to their events.
+        dead: Every call raises; enqueued work may still be done until gone() is called.
+        unable: The number of the next copies that the device cannot address.
+        fatal: The number of copies after which the device dies; below 0: never.
     """
 
     name = "cpu"
@@ -121,9 +124,9 @@ class FakeDevice:
         return self.streams[-1]
 
     def require_event(self, event: object) -> None:
-        """Of a str only a stream can tell that it is no event."""
+        """Raises ValueError for an event of another type. A wrong str is detected only by a stream."""
         if not isinstance(event, (EngineEvent, str)):
-            raise ValueError(f"{type(event).__name__} is no event of this engine's")
+            raise ValueError(f"{type(event).__name__} is not an event of this engine")
 
     def check(self) -> None:
         if self.dead:
@@ -132,10 +135,10 @@ class FakeDevice:
     def enqueue(self, stream: FakeStream, copy: Copy) -> None:
         if self.unable:
             self.unable -= 1
-            raise ValueError("the device can not address this")
+            raise ValueError("the device cannot address this")
         steps = [Step(copy, plane) for plane in copy.planes]
         if stream.direction is Direction.STORE and steps:
-            assert not steps[0].frames & self.frames_of(*Direction), "frames that are in use are written to"
+            assert not steps[0].frames & self.frames_of(*Direction), "a copy writes to frames that are in use"
             self.confirmed -= steps[0].frames
         stream.todo.extend(steps)
         self.fatal -= 1
@@ -144,7 +147,7 @@ class FakeDevice:
             self.check()
 
     def frames_of(self, *directions: Direction) -> set[int]:
-        """Frames that are still to be read or written."""
+        """Returns the frames that enqueued copies will read or write."""
         steps = [step for stream in self.streams if stream.direction in directions for step in stream.todo]
         return {frame for step in steps if isinstance(step, Step) for frame in step.frames}
 
@@ -152,11 +155,11 @@ class FakeDevice:
         self.dead = True
 
     def gone(self) -> None:
-        """Nothing happens any more."""
+        """Discards all enqueued work."""
         self.dead = True
         for stream in self.streams:
             stream.todo.clear()
 
     def advance_all(self) -> int:
-        """Everything that can be done; how much that was."""
+        """Does all steps that can be done, and returns their number."""
         return sum(sum(1 for _ in iter(stream.advance, False)) for stream in self.streams)

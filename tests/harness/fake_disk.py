@@ -1,4 +1,4 @@
-"""A pretending daemon with a disk, which reads pages in when the test wants it to."""
+"""A simulated daemon with a disk, which reads pages into memory when the test decides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _KEY_BYTES = 32
 
 
 class DiskDaemon(PretendedDaemon):
-    """Grants room at once, unless it `hangs`. What is asked for from disk goes into `fetches`, for tests to answer."""
+    """Grants reservations at once, unless it `hangs`.
+
+    Fetch requests are put into `fetches`, where the test answers them.
+    """
 
     def __init__(self) -> None:
         super().__init__(self._listen)
@@ -32,17 +35,21 @@ class DiskDaemon(PretendedDaemon):
         self.owner.disk_open(1000, 1)
 
     def client(self, timeout: float = 1.0) -> Client:
-        """An attached client."""
+        """Returns an attached client."""
         client = Client(self.socket, timeout=timeout)
         assert client.wait_attached(ANSWER_S)
         return client
 
     def next_fetch(self) -> tuple[Peer, Fetch]:
-        """What is asked for next."""
+        """Returns the next fetch request and its connection."""
         return self.fetches.get(timeout=ANSWER_S)
 
     def write_out(self) -> int:
-        """Writes all pages in memory to disk, and evicts those that nobody has pinned. Returns how many those were."""
+        """Writes all pages in memory to disk and evicts those that are not pinned.
+
+        Returns:
+            The number of evicted pages.
+        """
         with self._one_by_one:
             self.owner.settle()
             entries, serials, keys, sizes, *_ = self.owner.order_writes(1000, 1000)
@@ -55,7 +62,7 @@ class DiskDaemon(PretendedDaemon):
             return self.owner.evict(self.memory.geometry.frames, 1000)
 
     def bring_in(self, keys: Keys | bytes) -> bytes:
-        """Reads pages in; the answer's outcomes."""
+        """Reads pages into memory and returns the outcomes of the response."""
         data = keys if isinstance(keys, bytes) else keys.data
         with self._one_by_one:
             outcomes, entries, serials = self.owner.fetch(self._slot, DAY_NS, data)
@@ -69,7 +76,7 @@ class DiskDaemon(PretendedDaemon):
         return outcomes.translate(_ANSWER_OF_OUTCOME)
 
     def fulfil(self, peer: Peer, request: Fetch) -> None:
-        """Reads in what was asked for, and says so."""
+        """Reads the requested pages into memory and answers the request."""
         peer.send(Fetched(request.number, self.bring_in(request.keys)))
 
     def _listen(self, peer: Peer) -> None:

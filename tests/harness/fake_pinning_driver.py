@@ -1,4 +1,4 @@
-"""A driver that pins memory, for tests: it remembers all that is wrong, and may wait to be told how a call ends."""
+"""A simulated driver that pins memory, records wrong calls, and may let the test decide how a call ends."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ WAIT_S = 20.0
 
 
 def eventually(what: Callable[[], bool]) -> None:
-    """Until something holds that other threads bring about."""
+    """Waits until a condition that other threads fulfil is true."""
     ends = time.monotonic() + WAIT_S
     while not what():
-        assert time.monotonic() < ends, "it never came to that"
+        assert time.monotonic() < ends, "the condition did not become true"
         time.sleep(0.0002)
 
 
 class PinningDriver:
-    """Registers and unregisters; `wrong` has a line for each call that a real driver would refuse.
+    """Registers and unregisters memory.
 
-    seconds: of a call. fails: which calls of register fail, by number.
+    Attributes:
+        wrong: A line for each call that a real driver would reject.
+        seconds: The duration of a call.
+        fails: The numbers of the calls of register() that fail.
     """
 
     def __init__(self, seconds: float = 0.0, fails: tuple[int, ...] = ()) -> None:
@@ -32,7 +35,7 @@ class PinningDriver:
         self.at_once = self.most_at_once = 0
 
     def register(self, address: int, nbytes: int) -> None:
-        """Pins, or raises as a driver does."""
+        """Pins memory. Raises an error as a driver does."""
         with self.lock:
             number = len(self.began)
             self.began.append(address)
@@ -47,13 +50,13 @@ class PinningDriver:
                 self.at_once -= 1
 
     def decide(self, number: int, address: int) -> None:
-        """Takes its time, and raises if this call is to fail."""
+        """Waits for the duration of a call. Raises OSError if this call is to fail."""
         time.sleep(self.seconds)
         if number in self.fails:
             raise OSError(12, "Cannot allocate memory")
 
     def unregister(self, address: int) -> None:
-        """Unpins what was pinned by one call."""
+        """Unpins the memory that was pinned by one call."""
         time.sleep(self.seconds)
         with self.lock:
             if self.registered.pop(address, None) is None:
@@ -69,7 +72,7 @@ class PinningDriver:
 
 
 class GatedDriver(PinningDriver):
-    """Every call of register waits until let() says how it ends."""
+    """A driver whose calls of register() wait until let() decides their result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class GatedDriver(PinningDriver):
         self.waiting: list[int] = []
 
     def decide(self, number: int, address: int) -> None:
-        """Waits for let()."""
+        """Waits for let(). Raises OSError if let() has an error."""
         with self._told:
             self.waiting.append(address)
             assert self._told.wait_for(lambda: address in self._ends, WAIT_S)
@@ -87,7 +90,7 @@ class GatedDriver(PinningDriver):
             raise RuntimeError(self._ends[address])
 
     def let(self, address: int, error: str = "") -> None:
-        """The call that waits with this address ends so."""
+        """Ends the waiting call for this address, with an error unless it is ""."""
         with self._told:
             self._ends[address] = error
             self._told.notify_all()

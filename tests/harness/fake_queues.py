@@ -1,4 +1,4 @@
-"""Queues of a device that does not exist: work is done later, in any order that the marks allow."""
+"""Queues of a simulated device: work is done later, in any order that the marks allow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pagetier.kernels.gpu.copy_paths import Moves, Queue
 
 
 class Mark:
-    """Whether it has come."""
+    """A position in a queue; `come` after the queue has passed it."""
 
     def __init__(self) -> None:
         self.come = False
 
 
 class LateQueue:
-    """Keeps its work until step(). Work returns whether it could be done."""
+    """Keeps its work until step(). An item of work returns whether it could be done."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -48,7 +48,7 @@ class LateQueue:
         self._work.append(done)
 
     def step(self) -> bool:
-        """Does what comes next; False if there is nothing, or it waits for another queue."""
+        """Does the next item of work. Returns False if there is none, or it waits for another queue."""
         done = bool(self._work) and self._work[0]()
         if done:
             self._work.popleft()
@@ -56,7 +56,7 @@ class LateQueue:
 
 
 class LateDevice:
-    """Some queues, and the chance by which they go on."""
+    """Several queues that advance at random."""
 
     def __init__(self, seed: int, queues: int = 2) -> None:
         self.rng = np.random.default_rng(seed)
@@ -65,12 +65,12 @@ class LateDevice:
         self._odds = odds / odds.sum()
 
     def go_on(self, steps: int) -> None:
-        """So many attempts, each of any queue."""
+        """Attempts `steps` steps, each of a random queue."""
         for _ in range(steps):
             self._some(1)[0].step()
 
     def finish(self) -> None:
-        """All that can be done is done, in an order by chance."""
+        """Does all work that can be done, in random order."""
         while any(queue.step() for queue in self._some(len(self.queues))):
             pass
 
@@ -78,7 +78,7 @@ class LateDevice:
         return [self.queues[at] for at in self.rng.choice(len(self.queues), count, replace=False, p=self._odds)]
 
     def memcpy(self, moves: Moves, queue: Queue) -> None:
-        """Each move on its own, in any order; other queues go on in between."""
+        """Enqueues each move separately, in random order; other queues advance between them."""
         order = self.rng.permutation(len(moves.nbytes))
         late = self.queues[queue.handle]
         late.do(lambda: all_moved(moves, order.tolist()))
@@ -86,7 +86,7 @@ class LateDevice:
 
 
 class LateKernels:
-    """Make copies by the host path, when their turn comes."""
+    """Makes copies by the host path when their queue reaches them."""
 
     def __init__(self, device: LateDevice) -> None:
         self._device = device
@@ -98,6 +98,6 @@ class LateKernels:
 
 
 def all_moved(moves: Moves, order: list[int]) -> None:
-    """One after the other."""
+    """Makes all moves in this order."""
     for at in order:
         moved_bytes(moves.targets[at], moves.sources[at], moves.nbytes[at])

@@ -1,4 +1,4 @@
-"""States of a cache that are made up, for what shows them."""
+"""Invented snapshots of a cache, for the code that shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 def snapshot(
     *, hits: int = 0, misses: int = 0, segments: str = "00", pid: int = 7, looks: int = 0, many: int = 1
 ) -> Snapshot:
-    """With one client and a disk. many: every number that is not given."""
+    """Returns a snapshot with one client and a disk. All numbers that are not given are `many`."""
     return Snapshot(
         daemon=_filled(DaemonStats, many, build="", segments=segments),
         tiers=Tiers(memory=_filled(PageTier, many, hits=hits, misses=misses), disk=_filled(PageTier, many)),
@@ -38,7 +38,7 @@ def snapshot(
 
 
 def client(*, pid: int = 7, looks: int = 0, many: int = 1, name: str = "engine") -> ClientStats:
-    """An attached one."""
+    """Returns the statistics of an attached client."""
     return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=looks, age_seconds=86_400.0 * 99)
 
 

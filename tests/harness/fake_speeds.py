@@ -1,4 +1,4 @@
-"""Speeds of ways for runs of each length, as a table made by hand."""
+"""Invented speeds of copy paths for runs of each length."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def speeds(table: Table, lengths: tuple[int, ...] = RUNS) -> list[Speed]:
 
 
 def saturating(peak: float, cost_bytes: float) -> list[float]:
-    """A way that takes as long for a run as it takes for so many bytes, and the bytes of the run."""
+    """Returns speeds for a path whose fixed cost per run is the time that `cost_bytes` take."""
     return [peak * nbytes / (nbytes + cost_bytes) for nbytes in RUNS]

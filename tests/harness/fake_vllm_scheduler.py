@@ -1,4 +1,4 @@
-"""A scheduler that gives out blocks as vLLM's does, with the objects that vLLM has, as far as our half reads them."""
+"""A scheduler that allocates blocks as vLLM's does, with the parts of vLLM's objects that the connector reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAITING, LOADING, RUNNING, PREEMPTED, FINISHED = "waiting", "loading", "running"
 
 
 class Request:
-    """`future` are all tokens that it will ever have; the engine sees `num_tokens` of them."""
+    """A request. `future` has all tokens that it will ever have; the engine sees the first `num_tokens` of them."""
 
     def __init__(self, name: str, future: Tokens, prompt: int, hash_tokens: int, groups: int) -> None:
         self.request_id, self.future, self.num_prompt_tokens, self.num_tokens = name, future, prompt, prompt
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass
 class Step:
-    """vLLM's SchedulerOutput. done: of each request its tokens, and whether a token comes of it."""
+    """vLLM's SchedulerOutput. `done` has for each request its tokens, and whether they produce another token."""
 
     scheduled_new_reqs: list[Any] = field(default_factory=list)
     scheduled_cached_reqs: Any = None
@@ -69,7 +69,12 @@ class Step:
 
 
 class Scheduler:
-    """lag: how many steps are given out before the output of the first is seen. offers: whether states are told of."""
+    """The scheduler.
+
+    Attributes:
+        lag: The number of steps that are scheduled before the output of the first one arrives.
+        offers: Whether the scheduler offers states at boundaries.
+    """
 
     def __init__(
         self, half: SchedulerHalf, kinds: Sequence[Group], *, hash_tokens: int, blocks: int, budget: int, offers: bool
@@ -116,7 +121,7 @@ class Scheduler:
         return step
 
     def advance(self, step: Step) -> None:
-        """What vLLM does once the orders of a step were built."""
+        """Updates the requests after the metadata of a step was built, as vLLM does."""
         for name, tokens in step.num_scheduled_tokens.items():
             request = self.requests[name]
             begins = request.num_computed_tokens
@@ -128,7 +133,7 @@ class Scheduler:
                 request.placeholders += 1
 
     def update(self, step: Step) -> None:
-        """The worker's output of a step has come."""
+        """Processes the worker's output of a step."""
         for name, whole in step.loaded.items():
             if not whole and (request := self.requests[name]).state == LOADING:
                 request.num_computed_tokens = 0
@@ -147,7 +152,7 @@ class Scheduler:
             self._free(self.requests[name])
 
     def finish(self, request: Request) -> None:
-        """Its end, or an abort."""
+        """Finishes or aborts a request."""
         late = request.state == LOADING and self.received.pop(request.request_id, None) is None
         if request in self.running:
             self.running.remove(request)
@@ -156,11 +161,11 @@ class Scheduler:
         request.state = FINISHED
         self._skip(request)
         ids = request.ids()
-        told = [
+        computed = [
             row if isinstance(kind, Recurrent) else row[: -(-request.num_computed_tokens // kind.page_tokens)]
             for kind, row in zip(self.kinds, ids, strict=True)
         ]
-        late |= self.half.finished(request, told)
+        late |= self.half.finished(request, computed)
         if not late:
             self._free(request)
 
@@ -174,10 +179,10 @@ class Scheduler:
         if request.num_tokens == len(request.future):
             self.finish(request)
 
-    # ---- who goes on
+    # ---- progress of requests
 
     def _go_on(self, request: Request, step: Step) -> bool:
-        """Whether another had to make room."""
+        """Schedules a running request. Returns whether another request was preempted for it."""
         tokens = min(request.num_tokens + request.placeholders - request.num_computed_tokens, self._left)
         tokens = self._aligned(request, min(tokens, len(request.future) - 1 - request.num_computed_tokens))
         if tokens <= 0:
@@ -202,14 +207,16 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _admit(self, step: Step) -> None:
-        for request in sorted(self.waiting, key=lambda one: one.state != LOADING):  # who has loaded holds blocks
+        for request in sorted(
+            self.waiting, key=lambda one: one.state != LOADING
+        ):  # loaded requests have blocks already
             if (request.state == LOADING and not self._promote(request)) or request.in_flight:
                 continue
             if not self._left or not self._take_in(request, step):
                 return
 
     def _take_in(self, request: Request, step: Step) -> bool:
-        """Whether there was room for it; true as well if it waits for other things than room."""
+        """Returns False if there are too few blocks for the request, True also if it waits for something else."""
         fresh = not request.num_computed_tokens
         if fresh:
             hit, rows = self._local(request)
@@ -223,7 +230,9 @@ class Scheduler:
         started = self._start(request, step)
         if not started and fresh:
             self._back(request)
-        if not started and not self.running:  # vLLM sees to it before a load that there will be room behind it
+        if (
+            not started and not self.running
+        ):  # vLLM verifies before a load that blocks for the next tokens will be available
             for other in self.waiting:
                 if other is not request and other.state != LOADING:
                     self._back(other)
@@ -238,7 +247,7 @@ class Scheduler:
         if tokens <= 0 or self._extended(request, request.num_computed_tokens + tokens) is None:
             return False
         self.half.allocated(request, request.rows, 0)
-        if not request.preemptions:  # vLLM counts those that begin again apart
+        if not request.preemptions:  # vLLM counts resumed requests separately
             self.queries += 1
             self.external_hits += request.external
         self.waiting.remove(request)
@@ -258,7 +267,7 @@ class Scheduler:
         self._left -= tokens
 
     def _aligned(self, request: Request, tokens: int) -> int:
-        """With recurrent state chunks of a prompt end where pages do."""
+        """Returns the tokens to schedule. With recurrent state, chunks of a prompt end at page boundaries."""
         sizes = [kind.page_tokens for kind in self.kinds if isinstance(kind, Recurrent)]
         begins = request.num_computed_tokens
         if not sizes or begins >= max(request.num_prompt_tokens, request.num_tokens - 1):
@@ -271,7 +280,7 @@ class Scheduler:
     # ---- blocks
 
     def _extended(self, request: Request, ends: int) -> list[list[int]] | None:
-        """Blocks up to there: the new ones; None if there are too few."""
+        """Returns the new blocks up to `ends`, or None if there are too few."""
         self._skip(request)
         missing = [self._missing(kind, row, ends) for kind, row in zip(self.kinds, request.rows, strict=True)]
         if sum(sum(new) for new in missing) > len(self.pool.free):
@@ -291,7 +300,7 @@ class Scheduler:
         return [True] * more
 
     def _skip(self, request: Request) -> None:
-        """Blocks that nothing will be computed from any more."""
+        """Replaces blocks from which nothing will be computed any more."""
         seen = max(0, request.num_computed_tokens - request.in_flight)
         for kind, row in zip(self.kinds, request.rows, strict=True):
             for page in range(min(len(row), max(0, seen - kind.needs) // kind.page_tokens)):
@@ -330,7 +339,7 @@ class Scheduler:
         return row
 
     def _begin_load(self, request: Request, rows: list[list[Block]], hit: int, external: int) -> bool:
-        """Room for a load behind the hit, in blocks without a hash."""
+        """Returns whether there are blocks, without hashes, for a load after the hit."""
         wanted, tokens = [], hit + external
         for kind, row in zip(self.kinds, rows, strict=True):
             needed = kind.pages(tokens)

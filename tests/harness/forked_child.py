@@ -1,4 +1,4 @@
-"""Children of the test's own process that die when and where the test wants them to."""
+"""Children of the test's process that die when and where the test decides."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ DIED = 77
 
 
 def in_child(action: Callable[[], object]) -> int:
-    """Runs it in a forked child; its exit code (1: it raised), or minus the signal that it died of."""
+    """Runs an action in a forked child.
+
+    Returns:
+        Its exit code (1: it raised), or minus the number of the signal that ended it.
+    """
     return _end_of(_fork(action))
 
 
 def spawn(action: Callable[[], object]) -> int:
-    """Forks a child that does this, and returns its pid once it has begun."""
+    """Forks a child that runs an action, and returns its PID after it has begun."""
     begun, begin = os.pipe()
     child = _fork(lambda: (os.write(begin, b"!"), action()))
     os.read(begun, 1)
@@ -27,17 +31,17 @@ def spawn(action: Callable[[], object]) -> int:
 
 
 def kill(child: int) -> None:
-    """SIGKILL, and its end awaited."""
+    """Kills a child with SIGKILL and waits for its end."""
     os.kill(child, signal.SIGKILL)
-    assert _end_of(child) == -signal.SIGKILL, "the child had ended by itself"
+    assert _end_of(child) == -signal.SIGKILL, "the child had already ended"
 
 
 def deaths(action: Callable[[], object], before: Callable[[], object] = lambda: None) -> Iterator[int]:
-    """Every step at which the action can die, each after a child has died there. A step is a call into C."""
+    """Yields each step at which the action can die, after a child has died there. A step is a call into C."""
     for step in range(1, 10_000):
         before()
         if not _dies_at(step, action):
-            assert step > 10, "no steps were seen"
+            assert step > 10, "too few steps were traced"
             return
         yield step
 

@@ -1,4 +1,4 @@
-"""Groups of state over an index in memory, page by page in memory, on disk or nowhere; and what a match has to find."""
+"""Groups of state over an index, with each page in memory, on disk or nowhere, and the hit that a match must find."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Where(IntEnum):
 
 @dataclass(frozen=True)
 class Chain:
-    """One group: where each of its pages is, and what it is called. Pages of one name are one page."""
+    """One group: the place and the name of each of its pages. Pages with the same name are the same page."""
 
     page_tokens: int
     needs: int
@@ -47,7 +47,7 @@ def key_of(name: int) -> bytes:
 
 
 def agreed(chains: Sequence[Chain], limit: int, least: Where) -> int:
-    """The plain reference: every possible hit is tried."""
+    """Returns the expected hit by trying every possible one."""
     grain = math.lcm(*(chain.page_tokens for chain in chains))
     longest = min(limit, *(len(chain.places) * chain.page_tokens for chain in chains))
     hits = range(0, longest + 1, grain)
@@ -59,7 +59,7 @@ def agreed(chains: Sequence[Chain], limit: int, least: Where) -> int:
 
 
 class Grouped:
-    """A daemon with a disk tier and no disk, and a process that matches."""
+    """An index with a disk tier but without a disk, and a process that matches."""
 
     def __init__(self, chains: Sequence[Chain]) -> None:
         self.chains = chains
@@ -92,7 +92,7 @@ class Grouped:
         self.owner.evict(_FRAMES, 10 * _FRAMES)
 
     def match(self, limit: int = EVERYTHING) -> tuple[int, int, tuple[Pins, ...]]:
-        """With the names of the keys as context."""
+        """Matches all groups, with the names of the keys as context."""
         asked = (
             (chain.names, b"".join(map(key_of, chain.names)), chain.page_tokens, chain.needs) for chain in self.chains
         )
@@ -100,15 +100,15 @@ class Grouped:
         return tokens, reach, pins
 
     def named(self, tokens: int) -> set[int]:
-        """The names of the pages that a hit at `tokens` needs."""
+        """Returns the names of the pages that a hit at `tokens` needs."""
         return {chain.names[page] for chain in self.chains for page in chain.needed(tokens)}
 
     def end_of(self, name: int) -> int:
-        """The token that a page ends with. The caller guarantees that no two pages have this name."""
+        """Returns the token at which a page ends. The caller guarantees that its name is unique."""
         return next(chain.ends(chain.names.index(name)) for chain in self.chains if name in chain.names)
 
     def in_memory(self) -> set[int]:
-        """The names of the pages that are in memory now; no look-up, and so no use of them."""
+        """Returns the names of the pages in memory without looking them up, so that they do not count as used."""
         return {name for name, (entry, serial) in self._known.items() if self._holds(entry, serial)}
 
     def _holds(self, entry: bytes, serial: bytes) -> bool:
@@ -116,11 +116,11 @@ class Grouped:
             return len(pins) == 1
 
     def leave_memory(self) -> list[int]:
-        """Evicts all that can be, one by one; their names in this order."""
+        """Evicts all pages that can be evicted from memory, and returns their names in this order."""
         return list(self._leaving(lambda: self.owner.evict(_FRAMES, 1), self.in_memory))
 
     def leave_disk(self) -> list[int]:
-        """The same on disk."""
+        """Evicts all pages that can be evicted from disk, and returns their names in this order."""
         names = {key_of(name): name for chain in self.chains for name in chain.names}
         self.owner.disk_shrink(_DISK_FRAMES - self.owner.header()["disk_used_frames"])
         left = []
@@ -137,12 +137,12 @@ class Grouped:
             before = after
 
     def counts(self) -> dict[str, int]:
-        """What the process has counted."""
+        """Returns the counters of the process."""
         index, locks, _ = self.memory.descriptors
         return Observer(index, locks).counts()
 
     def sound(self) -> bool:
-        """Whether nothing is pinned any more, and the index makes sense."""
+        """Returns whether no page is pinned and the index is consistent."""
         self.owner.settle()
         in_use = self.owner.flush(-1, 3)[1]
         return not in_use and self.owner.check_integrity() == []

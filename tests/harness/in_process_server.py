@@ -1,4 +1,4 @@
-"""A server in this process, with limits of a test's own, and peers that speak to it byte by byte."""
+"""A server in the test's process with limits set by the test, and peers that send arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 
 @contextmanager
 def serving(folder: Path, patience: float = 5.0, access: AccessOptions | None = None) -> Iterator[Path]:
-    """Serves small segments until the end of the block, which must find them sound. Gives the socket's path."""
+    """Serves small segments until the end of the block, and asserts that they are consistent then.
+
+    Yields:
+        The socket's path.
+    """
     path = folder / "pagetier.sock"
     segments = take(Wish(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
     server = Server(path, access or AccessOptions(), patience)
@@ -63,13 +67,13 @@ async def _serve(
 
 
 async def see_peers_off() -> None:
-    """Lets the loop notice that peers have closed their ends, and close its own."""
+    """Lets the event loop notice that peers closed their connections, and close its ends."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
 class Peer:
-    """One end of a connection that says what it likes."""
+    """One end of a connection that may send anything."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,11 +82,11 @@ class Peer:
         self._unpacker = Unpacker()
 
     def send(self, *messages: Request | bytes) -> None:
-        """Whole messages, or bytes as they are, in one piece."""
+        """Sends messages, or raw bytes, in one piece."""
         self.socket.sendall(b"".join(m if isinstance(m, bytes) else pack(m) for m in messages))
 
     def answer(self) -> Answer | None:
-        """The next answer; None when the server has closed the connection. Descriptors are closed."""
+        """Returns the next response, or None if the server closed the connection. Closes received descriptors."""
         data = b""
         while True:
             for body in self._unpacker.feed(data):
@@ -97,7 +101,7 @@ class Peer:
                 return None
 
     def ask(self, *messages: Request | bytes) -> Answer | None:
-        """Sends, and the next answer."""
+        """Sends messages and returns the next response."""
         self.send(*messages)
         return self.answer()
 
@@ -109,6 +113,6 @@ class Peer:
 
 
 def message(*fields: Any) -> bytes:
-    """Anything as a message with its length."""
+    """Returns arbitrary fields as a message with its length."""
     body = msgspec.msgpack.encode(fields)
     return struct.pack("<I", len(body)) + body

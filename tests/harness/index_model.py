@@ -1,4 +1,4 @@
-"""What the index should hold, as plain dictionaries: the yardstick of test_index_model.py."""
+"""The expected content of the index as plain dictionaries, for test_index_model.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class State(Enum):
 
 
 class Hand(Enum):
-    """What a part's writer has done."""
+    """The state of a part's writer."""
 
     WRITES = "writes"
     DONE = "done"
@@ -38,7 +38,7 @@ class Page:
     state: State = State.WRITING
     settled: bool = False
     hands: dict[int, Hand] = field(default_factory=dict)
-    slots: dict[int, int] = field(default_factory=dict)  # of the parts' writers, as long as they have them
+    slots: dict[int, int] = field(default_factory=dict)  # the slots of the parts' writers, while they are attached
     dead: set[int] = field(default_factory=set)  # parts whose writer has died
 
     @property
@@ -57,7 +57,7 @@ class Page:
 
 
 class Model:
-    """Pages by key, and the doomed whose frames are still out. Changes only as the contract says."""
+    """Pages by key, and the doomed pages whose frames are still in use. Changes only as the contract allows."""
 
     def __init__(self, frames: int, entries: int) -> None:
         self.frames = frames
@@ -105,7 +105,7 @@ class Model:
         return self.now
 
     def finish(self, page: Page, part: int) -> bool:
-        """True if the part counts: the page is not doomed."""
+        """Returns True if the part counts, that is, the page is not doomed."""
         page.hands[part] = Hand.DONE
         done = [hand for hand in page.hands.values() if hand is Hand.DONE]
         if page.state is State.WRITING and len(done) == page.parts:
@@ -113,14 +113,14 @@ class Model:
         return page.state is not State.DOOMED
 
     def give_up(self, slot: int, keep: Iterable[int] = ()) -> None:
-        """What a slot still writes is given up, but for the serials to keep."""
+        """Abandons the parts that a slot still writes, except for the serials in `keep`."""
         for page in self.all():
             for part, owner in page.slots.items():
                 if owner == slot and page.hands[part] is Hand.WRITES and page.serial not in keep:
                     page.hands[part] = Hand.GAVE_UP
 
     def detach(self, slot: int) -> set[tuple[Page, int]]:
-        """Ends what a slot's process writes; returns the parts that were granted to it."""
+        """Abandons the parts that a slot's process writes, and returns those that were granted to it."""
         self.give_up(slot)
         its = {(page, part) for page in self.all() for part, owner in page.slots.items() if owner == slot}
         for page, part in its:
@@ -128,7 +128,7 @@ class Model:
         return its
 
     def die(self, slot: int) -> None:
-        """Ends what a slot's process writes, and remembers that it died."""
+        """Abandons the parts that a slot's process writes, and records that it died."""
         for page, part in self.detach(slot):
             page.dead.add(part)
 

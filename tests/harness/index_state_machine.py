@@ -1,4 +1,4 @@
-"""The steps of test_index_model.py that store pages, and what all of its steps need."""
+"""The steps of test_index_model.py that store pages, and the state that all of its steps need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_SESSIONS = 4
 
 
 def key_bytes(number: int) -> bytes:
-    """Two homes for all keys, at both ends of the dictionary, and pairs with one tag: crowds where it hurts."""
+    """Returns a key. All keys have one of two home buckets at the ends of the dictionary, and pairs share a tag."""
     home = (15 if number % 2 else 0).to_bytes(8, "little")
     tag = (number // 4).to_bytes(8, "little")
     return home + tag + sha256(bytes([number])).digest()[:16]
@@ -50,7 +50,7 @@ def u64(*values: int) -> bytes:
 
 
 class Member:
-    """A session with what it holds. Once dead, what Python still has of it is kept and never released."""
+    """A session with its pins and reservations. After its death, its Python objects are kept and never released."""
 
     def __init__(self, memory: Memory, slot: int, token: int) -> None:
         self.session: Session = memory.session(slot)
@@ -61,7 +61,10 @@ class Member:
 
 
 class StoringMachine(RuleBasedStateMachine):
-    """Processes come and die, daemons take over, pages are stored: and after each step, what has left the index."""
+    """Processes attach and die, daemons take over, pages are stored.
+
+    Each step checks which pages have left the index.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -82,20 +85,20 @@ class StoringMachine(RuleBasedStateMachine):
         assert slot not in {member.slot for member in self.members}
         return Member(self.memory, slot, self.tokens)
 
-    # ---- what is looked at between the steps
+    # ---- checks between the steps
 
     def pinned(self) -> set[int]:
         return {page.serial for member in self.members for _, pages in member.pins for page in pages}
 
     def alive(self, page: Page) -> bool:
-        """Asks the index without stamping the page."""
+        """Returns whether the page is in the index, without stamping it."""
         pins = self.watcher.session.repin(Pins, None, u32(page.entry), u64(page.serial))
         found = len(pins) == 1
         pins.release()
         return found
 
     def take_note_of_evicted(self, spared: set[int]) -> list[Page]:
-        """Removes from the model what has left the index; only the coldest of what nobody uses may have."""
+        """Removes evicted pages from the model. Asserts that only the coldest unused pages were evicted."""
         pinned = self.pinned()
         evicted = [page for page in self.model.stored() if not self.alive(page)]
         for page in evicted:
@@ -120,7 +123,7 @@ class StoringMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.members)
     @rule(pick=picks, holds=st.sets(st.integers(0, 7)))
     def attach_again(self, pick: int, holds: set[int]) -> None:
-        """The link was lost; the process knows of some of what it was granted, the other answers never came."""
+        """Attaches again after a lost connection; the process lost the responses for some granted pages."""
         member = self.members[pick % len(self.members)]
         assert attach(self.owner, member.token) == member.slot
         known = {page.serial for at, (page, _) in enumerate(member.grants) if at in holds}
@@ -156,7 +159,7 @@ class StoringMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.by_key)
     @rule(deaths=st.sets(picks, max_size=2))
     def adopt(self, deaths: set[int]) -> None:
-        """The daemon dies, some processes with it; the next one takes over."""
+        """Ends the daemon and some processes; the next daemon adopts the segments."""
         incarnation = self.owner.header()["incarnation"]
         for pick in deaths:
             if self.members:
@@ -184,7 +187,7 @@ class StoringMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.members)
     @rule(pick=picks, first=st.integers(0, len(KEYS) - LONGEST), asked=st.lists(sizes, min_size=2, max_size=LONGEST))
     def store(self, pick: int, first: int, asked: list[int]) -> None:
-        """As engines do."""
+        """Stores pages without delay, as engines usually do."""
         member = self.members[pick % len(self.members)]
         self.ask(member, list(range(first, first + len(asked))), asked, SPACES[0], (0, 1), late=False)
         self.finish_all(member)
@@ -201,7 +204,7 @@ class StoringMachine(RuleBasedStateMachine):
     def reserve(
         self, pick: int, chain: list[int], size: list[int], space: bytes, parts: tuple[int, int], late: bool
     ) -> None:
-        """As engines do that are slow, or many."""
+        """Reserves pages and publishes them later, as slow engines do."""
         self.ask(self.members[pick % len(self.members)], chain, size[: len(chain)], space, parts, late=late)
 
     def ask(
@@ -268,7 +271,7 @@ class StoringMachine(RuleBasedStateMachine):
         asked: list[int],
         spared: set[int],
     ) -> None:
-        """Nothing is refused while an older page could leave, and nothing leaves without need."""
+        """Asserts that no page is rejected while an older one could be evicted, and no page is evicted without need."""
         mine = {page.serial for _, page in granted}
         if refused:
             assert self.evictable(spared | mine) == []

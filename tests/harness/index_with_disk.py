@@ -1,4 +1,4 @@
-"""A daemon's index with a disk tier and no disk: for tests of the binding."""
+"""A daemon's index with a disk tier but without a disk, for tests of the binding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ints(packed: bytes, width: int) -> list[int]:
 
 
 class Place:
-    """A daemon, one process that stores and is the disk's worker, too, and a disk without a disk."""
+    """An index, a process that stores and also acts as the disk worker, and no disk."""
 
     def __init__(self) -> None:
         self.memory = Memory(GEOMETRY)
@@ -50,14 +50,14 @@ class Place:
         self.owner.settle()
 
     def store(self, name: str, size: int = FRAME) -> int:
-        """A page whose bytes are its name."""
+        """Stores a page whose bytes are its name."""
         outcomes, entries, serials = self.owner.reserve(self.slot, self.space, 0, 1, DAY_NS, key(name), u64(size))
         assert outcomes == bytes([GRANTED])
         self.fill(ints(entries, 4)[0], ints(serials, 8)[0], name.encode() * (size // len(name)))
         return ints(entries, 4)[0]
 
     def write(self, result: int = DONE) -> list[int]:
-        """Orders what is to be written, and writes it."""
+        """Starts all pending writes and completes them."""
         entries, *_ = self.owner.order_writes(1 << 20, 100)
         self.owner.end_orders(entries, bytes([result]) * (len(entries) // 4))
         return ints(entries, 4)
@@ -67,7 +67,7 @@ class Place:
         assert self.owner.free_frames == GEOMETRY.frames
 
     def match(self, *names: str) -> tuple[int, int]:
-        """How many of these are in memory, and how far they reach."""
+        """Returns how many of these pages are in memory, and how many are available in total."""
         with self.session.match(Pins, None, b"".join(map(key, names))) as pins:
             return len(pins), pins.available_pages
 

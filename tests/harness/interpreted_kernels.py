@@ -13,7 +13,10 @@ from pagetier.kernels.gpu import triton_kernels
 
 @cache
 def interpreted_kernels() -> Any:
-    """A module like copy_kernels. Triton decides when it decorates, so its switch is on while the module is read."""
+    """Returns a second triton_kernels module.
+
+    Triton reads its switch in the decorator, so it is on during the import.
+    """
     spec = importlib.util.spec_from_file_location("interpreted_copy_kernels", triton_kernels.__file__)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Pages of tests about deaths: their bytes follow from their keys, so any process can tell a wrong one."""
+"""Pages for tests of process deaths, with content that follows from their keys."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _SPACE = namespace(TOKENS)
 
 
 def prompt(number: int, pages: int = 8) -> Keys:
-    """The keys of a prompt that shares no page with those of other numbers."""
+    """Returns the keys of a prompt that shares no page with prompts of other numbers."""
     first = number << 16
     return _SPACE.keys(range(first, first + TOKENS * pages))
 
 
 def page_of(key: bytes, size: int = PAGE) -> npt.NDArray[np.uint8]:
-    """What the page of this key holds."""
+    """Returns the content of the page with this key."""
     return words(key, SEED, size).view(np.uint8)
 
 
 def pages_of(keys: Keys, size: int = PAGE, part: Part = WHOLE) -> list[npt.NDArray[np.uint8]]:
-    """What all of them hold, or this part of each."""
+    """Returns the content of each page, or this part of it."""
     share = size // part.count
     return [page_of(key, size)[part.index * share : (part.index + 1) * share] for key in keys]
 
 
 def store(client: Client, keys: Keys, size: int = PAGE, part: Part = WHOLE, timeout: float = 5.0) -> StoreResult:
-    """Stores what belongs there."""
+    """Stores pages with their content."""
     return client.store(keys, pages_of(keys, size, part), part, timeout)
 
 
 def found(client: Client, keys: Keys, size: int = PAGE, timeout: float = 5.0) -> int:
-    """How many pages of a prompt are loaded, from memory or from disk. Every byte of them is what was stored."""
+    """Loads pages of a prompt from memory or disk, compares every byte, and returns the number of pages."""
     into = np.zeros((len(keys), size), np.uint8)
     with client.match(keys) as match:
         loaded = client.load(match, into, timeout=timeout)
@@ -48,7 +48,7 @@ def found(client: Client, keys: Keys, size: int = PAGE, timeout: float = 5.0) ->
 
 
 def assert_exact(keys: Keys, pages: npt.NDArray[np.uint8]) -> None:
-    """These pages, from the head of the prompt on, hold what belongs there."""
+    """Asserts that the pages, counted from the head of the prompt, have their content."""
     for key, page in zip(keys, pages, strict=False):
         error = wrong(page, key, SEED)
         assert error is None, f"page {key.hex()[:16]}: {error}"

@@ -1,4 +1,4 @@
-"""A process of the test's own that does one thing after another as it is told, and can be killed in between."""
+"""A child process that executes commands one by one and can be killed between or during them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAIT_S = 20.0
 
 
 class Mortal:
-    """A forked child. It runs `life(pipe)`; what the pipe's other end is sent and gets is between the two."""
+    """A forked child that runs `life(pipe)`. Commands and results are sent through the pipe."""
 
     def __init__(self, life: Callable[[Connection], object]) -> None:
         self._pipe, theirs = Pipe()
@@ -28,37 +28,37 @@ class Mortal:
         self._gone = False
 
     def tell(self, order: object) -> None:
-        """Sends something and does not wait."""
+        """Sends a command without waiting."""
         self._pipe.send(order)
 
     def told(self) -> Any:
-        """What it says next. Raises EOFError if it has died instead."""
+        """Returns the next result. Raises EOFError if the child has died."""
         assert self._pipe.poll(_WAIT_S), "a child does not answer"
         return self._pipe.recv()
 
     def ask(self, order: object) -> Any:
-        """Sends something, and waits for what it says to that."""
+        """Sends a command and returns its result."""
         self.tell(order)
         return self.told()
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGSTOP, SIGCONT and the like."""
+        """Sends a signal such as SIGSTOP or SIGCONT."""
         os.kill(self.pid, number)
 
     def kill(self) -> float:
-        """SIGKILL, and its end awaited; when that was, on the monotonic clock."""
+        """Kills the child with SIGKILL, waits for its end, and returns its time on the monotonic clock."""
         if not self._gone:
             self.signal(signal.SIGKILL)
             self.wait()
         return time.monotonic()
 
     def wait(self) -> int:
-        """Its exit code, or minus the signal that it died of."""
+        """Waits for the child. Returns its exit code, or minus the signal that ended it."""
         self._gone = True
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def close(self) -> None:
-        """The end of it, whatever it is doing."""
+        """Kills the child, whatever its state is."""
         with suppress(ProcessLookupError):
             self.kill()
         self._pipe.close()
@@ -66,7 +66,7 @@ class Mortal:
 
 @contextmanager
 def mortal(life: Callable[[Connection], object]) -> Iterator[Mortal]:
-    """One that is dead at the end of the block."""
+    """Yields a child that is killed at the end of the block."""
     child = Mortal(life)
     try:
         yield child
@@ -76,7 +76,7 @@ def mortal(life: Callable[[Connection], object]) -> Iterator[Mortal]:
 
 @contextmanager
 def attached(socket: Path, life: Callable[[Client, Connection], object]) -> Iterator[Mortal]:
-    """One that is attached when the block begins."""
+    """Yields a child that is attached to the daemon."""
 
     def live(pipe: Connection) -> None:
         client = Client(socket)

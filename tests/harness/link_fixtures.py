@@ -1,4 +1,4 @@
-"""A link to a pretended daemon, and the simplest ways in which one behaves badly."""
+"""A link to a simulated daemon, and simple kinds of misbehaviour of that daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagetier.shm.protocol import BUILD, Attach, Flush
 HELLO = Attach(BUILD, 1, "test")
 BIG = Flush(1, "x" * (3 << 20))
 SOON_S = 0.2
-SLACK_S = 3.0  # what a busy machine may add, and less than anybody here waits who should not
+SLACK_S = 3.0  # delay of a busy machine, shorter than any timeout that must not expire here
 
 
 def open_descriptors() -> int:

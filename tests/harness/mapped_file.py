@@ -1,4 +1,4 @@
-"""A file that a test and what it tests both have mapped: what one writes the other reads."""
+"""A file that the test and the tested code both map, so that each one sees what the other writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class MappedFile:
-    """So many bytes, zeroes where the file is new. `memory` is valid until close()."""
+    """A mapping of `nbytes` bytes, zero if the file is new. `memory` is valid until close()."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self.path = path
@@ -21,7 +21,7 @@ class MappedFile:
             os.close(file)
 
     def close(self) -> None:
-        """The file is the caller's to remove."""
+        """Unmaps the file, which the caller removes."""
         self.memory.close()
 
     def __enter__(self) -> Self:

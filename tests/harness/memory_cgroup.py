@@ -1,4 +1,4 @@
-"""A control group of the test's own with a limit of memory: what runs in it is killed for one byte more."""
+"""A control group with a memory limit: the kernel kills processes in it that exceed the limit."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import pytest
 
 from running_daemon import eventually
 
-# version 1 has a hierarchy for memory alone, version 2 one for all
+# Version 1 has a separate hierarchy for memory, version 2 one for all controllers.
 _TOPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 _LIMITS = ("memory.limit_in_bytes", "memory.max")
 _KILLS = ("memory.oom_control", "memory.events")
 
 
 class Group:
-    """In a folder of its own."""
+    """A control group in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
     def before(self) -> list[str]:
-        """A command that runs another one in it."""
+        """Returns a command that runs another command in the group."""
         return ["sh", "-c", f'echo $$ > {self._folder}/cgroup.procs && exec "$0" "$@"']
 
     @property
     def kills(self) -> int:
-        """How many processes the kernel has killed in it for want of memory."""
+        """The number of processes in the group that the kernel has killed because memory was short."""
         texts = [(self._folder / name).read_text() for name in _KILLS if (self._folder / name).exists()]
         (kills,) = re.findall(r"^oom_kill (\d+)$", "\n".join(texts), re.MULTILINE)
         return int(kills)
 
     def limit(self, nbytes: int) -> None:
-        """Raises OSError where this user may not, or the kernel does not bound memory there."""
+        """Sets the limit. Raises OSError if this user may not set it, or the kernel does not limit memory there."""
         (file,) = [self._folder / name for name in _LIMITS if (self._folder / name).exists()] or [self._folder / "none"]
         file.write_text(str(nbytes))
 
     def end(self) -> bool:
-        """Whether it is gone: it stays for a moment after its last process."""
+        """Returns whether the group was removed. It remains for a moment after its last process."""
         try:
             self._folder.rmdir()
         except OSError:
@@ -52,7 +52,7 @@ class Group:
 
 @contextmanager
 def limited(nbytes: int) -> Iterator[Group]:
-    """A group of so many bytes, where there can be one; skips the test where there can not."""
+    """Yields a group with this limit. Skips the test if it cannot be made."""
     top = next((top for top in _TOPS if (top / "cgroup.procs").exists()), None)
     if top is None:
         pytest.skip("no control groups here")
@@ -63,7 +63,7 @@ def limited(nbytes: int) -> Iterator[Group]:
         group.limit(nbytes)
     except OSError as error:
         group.end()
-        pytest.skip(f"no control group with a limit of memory can be made here: {error}")
+        pytest.skip(f"cannot make a control group with a memory limit: {error}")
     try:
         yield group
     finally:

@@ -1,4 +1,4 @@
-"""What Prometheus would read from a daemon: asked for by hand, parsed by the client library's own parser."""
+"""Reads the metrics of a daemon as Prometheus does, and parses them with Prometheus's client library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_S = 10.0
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came back: the number of the status, its headers in small letters, and the body."""
+    """A response: the status code, the headers with lower-case names, and the body."""
 
     status: int
     headers: dict[str, str]
@@ -23,7 +23,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(address: Path | int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n") -> Answer:
-    """One connection: to a socket, or to a port of this host."""
+    """Sends a request over one connection, to a socket or to a port of this host."""
     with _connected(address) as connection:
         connection.sendall(request)
         return _answer(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
@@ -47,25 +47,25 @@ def _answer(data: bytes) -> Answer:
 
 
 def scrape(address: Path | int) -> dict[str, Metric]:
-    """All families by name."""
+    """Returns all metric families by name."""
     answer = ask(address)
     assert answer.status == 200
     return {family.name: family for family in text_string_to_metric_families(answer.body)}
 
 
 def value(families: dict[str, Metric], name: str, **labels: str) -> float:
-    """The one sample of this name and these labels."""
+    """Returns the only sample with this name and these labels."""
     samples = [s for family in families.values() for s in family.samples if s.name == name and s.labels == labels]
     (sample,) = samples
     return float(sample.value)
 
 
 def sample_names(families: dict[str, Metric]) -> set[str]:
-    """The names by which a query finds them."""
+    """Returns the sample names, which queries use."""
     return {sample.name for family in families.values() for sample in family.samples}
 
 
 def names_in(query: str) -> set[str]:
-    """The metrics of ours, and of the process, that a query names."""
+    """Returns the metrics of pagetier and of its process that a query names."""
     without_strings = re.sub('"[^"]*"', "", query)
     return set(re.findall(r"\b(?:pagetier|process)_[a-z0-9_]+", without_strings))

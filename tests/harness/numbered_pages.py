@@ -1,4 +1,4 @@
-"""Pages that follow from their number, stored and looked up through the core."""
+"""Pages whose content follows from their number, stored and matched through the core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def frames_of(numbers: list[int]) -> int:
 
 
 def session_of(descriptors: list[int], slot: int) -> Session:
-    """A session of these descriptors, which it closes."""
+    """Returns a session with these descriptors, which it closes."""
     try:
         index, locks, arena = descriptors
         return Session(index, locks, arena, slot)
@@ -52,7 +52,7 @@ def write(session: Session, entry: bytes, number: int) -> None:
 
 
 def store(owner: Owner, session: Session, numbers: list[int]) -> None:
-    """Those that are not there."""
+    """Stores the pages that are not stored yet."""
     outcomes, entries, serials = reserve(owner, session.slot, numbers)
     for at, outcome in enumerate(outcomes):
         if outcome == 0:
@@ -62,18 +62,18 @@ def store(owner: Owner, session: Session, numbers: list[int]) -> None:
 
 
 def holds(session: Session, number: int) -> bool:
-    """Whether the page is there; if so, its bytes are right."""
+    """Returns whether the page is in memory, and compares its content."""
     with session.match(Pins, None, key_of(number)) as pins:
         if not len(pins):
             return False
         into = np.zeros(len(content_of(number)), np.uint8)
         assert session.copy_out(pins, 0, _u64(into.ctypes.data), _u64(len(into)), 1) == 1
-        assert into.tobytes() == content_of(number), f"page {number} has other bytes"
+        assert into.tobytes() == content_of(number), f"page {number} has wrong content"
         return True
 
 
 def held(segments: Segments, numbers: range) -> list[int]:
-    """Which of these pages the segments hold, all of them checked."""
+    """Returns the pages that the segments contain, and compares their content."""
     slot = attach(segments.owner, secrets.randbits(63))
     session = session_of(segments.descriptors(), slot)
     found = [number for number in numbers if holds(session, number)]
@@ -83,7 +83,7 @@ def held(segments: Segments, numbers: range) -> list[int]:
 
 
 def leave_pages(wish: Wish, count: int) -> None:
-    """As after a crash: segments with pages 0 to count - 1, and nobody on them."""
+    """Leaves segments with pages 0 to count - 1 and no attached process, as after a crash."""
     segments = take(wish)
     session = session_of(segments.descriptors(), attach(segments.owner, 1))
     store(segments.owner, session, list(range(count)))

@@ -1,4 +1,4 @@
-"""Programs that run as users of their own choice: what they import is imported as root, who can read all files."""
+"""Runs programs as other users. Their imports are done as root, who can read all files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def folder_of(user: int, path: Path, mode: int = 0o755) -> Path:
 
 @contextmanager
 def fallback_of(user: int) -> Iterator[Path]:
-    """Yields the folder of a user's socket in /tmp, which does not exist yet; removes whatever it is at the end."""
+    """Yields the folder of a user's socket in /tmp, which does not exist yet, and removes it at the end."""
     path = Path(f"/tmp/pagetier-{user}")
     try:
         yield path

@@ -1,4 +1,4 @@
-"""A page that ranks of any number share: a model's state, ranks with their caches, and frames that are out of order."""
+"""A page shared by any number of ranks: a model's state, ranks with their caches, and frames in another order."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ POISON = 0xDEAD
 
 
 class Model(msgspec.Struct, frozen=True, eq=False):
-    """state: [layers, kinds, heads, tokens, elements] of one page."""
+    """The state of one page: [layers, kinds, heads, tokens, elements]."""
 
     state: State
     order: PageLayout
 
     @property
     def page(self) -> Bytes:
-        """As all of it lies in a page; what is between planes is 0."""
+        """Returns the bytes of the whole page, 0 between planes."""
         page = np.zeros(self.order.nbytes, np.uint8)
         for layer, offsets in enumerate(self.order.offsets):
             for kind, offset in enumerate(offsets):
@@ -40,13 +40,16 @@ class Model(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
-        """Which bytes of a page are some plane's."""
+        """Returns for each byte of a page whether it belongs to a plane."""
         ones = msgspec.structs.replace(self, state=np.full_like(self.state, 0xFFFF))
         return ones.page > 0
 
 
 class Rank(msgspec.Struct, frozen=True, eq=False):
-    """rows: views of memory, [layer][kind], [blocks, tokens, heads, elements]. part: what of the model is its own."""
+    """A rank. `rows` are views of its memory: [layer][kind], [blocks, tokens, heads, elements].
+
+    `part` is its part of the model.
+    """
 
     memory: list[State]
     rows: list[list[State]]
@@ -54,7 +57,7 @@ class Rank(msgspec.Struct, frozen=True, eq=False):
     part: tuple[slice, slice, slice]
 
     def write(self, model: Model, table: Sequence[int], tokens: range) -> None:
-        """As if the engine had computed these tokens."""
+        """Writes the state of these tokens, as if the engine had computed them."""
         its = model.state[self.part]
         for rows, layer in zip(self.rows, its, strict=True):
             for plane, state in zip(rows, layer, strict=True):
@@ -67,7 +70,7 @@ def _poisoned(*shape: int) -> State:
 
 
 def separate_memory(layers: int, heads: int, width: int) -> tuple[list[State], list[list[State]], CacheLayout]:
-    """Heads before tokens in memory."""
+    """Returns memory with heads before tokens."""
     raw = [_poisoned(BLOCKS, heads, BLOCK_TOKENS, width) for _ in range(2 * layers)]
     views = [one.swapaxes(1, 2) for one in raw]
     cache = engine_layouts.separate_blocks(views[::2], views[1::2])
@@ -75,7 +78,7 @@ def separate_memory(layers: int, heads: int, width: int) -> tuple[list[State], l
 
 
 def joint_memory(layers: int, heads: int, width: int) -> tuple[list[State], list[list[State]], CacheLayout]:
-    """Blocks outermost, then heads, then layers."""
+    """Returns memory with blocks outermost, then heads, then layers."""
     raw = _poisoned(BLOCKS, heads, layers, BLOCK_TOKENS, 2 * width)
     tensors = [raw[:, :, layer] for layer in range(layers)]
     rows = [[t.swapaxes(1, 2)[..., :width], t.swapaxes(1, 2)[..., width:]] for t in tensors]
@@ -92,7 +95,7 @@ Make = Callable[[int, int, int], tuple[list[State], list[list[State]], CacheLayo
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The ranks of an engine, and what its caches are like."""
+    """The ranks of an engine, and the layout of its caches."""
 
     ranks: int
     stages: int
@@ -102,7 +105,7 @@ class Group(msgspec.Struct, frozen=True):
         return f"{self.ranks}x{self.stages}"
 
     def of(self, model: Model, tokens: int) -> list[Rank]:
-        """All ranks, with poisoned caches."""
+        """Returns all ranks, with poisoned caches."""
         return [self._rank(model, tokens, stage, rank) for stage in range(self.stages) for rank in range(self.ranks)]
 
     def _rank(self, model: Model, tokens: int, stage: int, rank: int) -> Rank:
@@ -118,14 +121,14 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def model_of(heads: int, tokens: int, kinds: int = 2, width: int = 5) -> Model:
-    """Of two layers. No element is POISON."""
+    """Returns a model of two layers. No element is POISON."""
     state = np.random.default_rng([heads, tokens]).integers(0, POISON, (2, kinds, heads, tokens, width), np.uint16)
     make = separate_memory if kinds == 2 else latent_memory
     return Model(state, PageLayout.of(make(2, heads, width)[2], tokens))
 
 
 class Page:
-    """Memory for one page whose frames are out of order; filled with a byte before."""
+    """Memory for one page whose frames are not in order, filled with one byte."""
 
     def __init__(self, nbytes: int, fill: int) -> None:
         count = -(-nbytes // FRAME) + 2
@@ -137,18 +140,18 @@ class Page:
 
     @property
     def bytes(self) -> Bytes:
-        """Of the page."""
+        """Returns the bytes of the page."""
         return self._memory[self._chain].reshape(-1)[: self._nbytes]
 
     def put(self, page: Bytes) -> None:
-        """Into its frames."""
+        """Copies the bytes of a page into its frames."""
         padded = np.zeros(len(self._chain) * FRAME, np.uint8)
         padded[: len(page)] = page
         self._memory[self._chain] = padded.reshape(-1, FRAME)
 
 
 def written(transfers: Sequence[Transfer], nbytes: int) -> npt.NDArray[np.int64]:
-    """How often each byte of the page is written."""
+    """Returns how often each byte of the page is written."""
     times = np.zeros(nbytes, np.int64)
     for transfer in transfers:
         dark, light = Page(nbytes, 0), Page(nbytes, 0xFF)
@@ -159,6 +162,6 @@ def written(transfers: Sequence[Transfer], nbytes: int) -> npt.NDArray[np.int64]
 
 
 def slots_of(seed: int, page_tokens: int, tokens: range | None = None) -> tuple[list[int], SlotMap]:
-    """One page, in blocks drawn at random."""
+    """Returns one page in random blocks."""
     table = np.random.default_rng(seed).permutation(BLOCKS)[: -(-page_tokens // BLOCK_TOKENS)].tolist()
     return table, slot_map(table, 1, page_tokens, BLOCK_TOKENS, tokens=tokens)

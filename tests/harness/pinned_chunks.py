@@ -1,4 +1,4 @@
-"""Memory that is pinned in small chunks by a driver of a test's own."""
+"""Memory that a simulated driver pins in small chunks."""
 
 from __future__ import annotations
 

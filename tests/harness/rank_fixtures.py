@@ -1,4 +1,4 @@
-"""A model whose state is a function of the prompt, and ranks of engines that hold it in caches of different layouts."""
+"""A model whose state is a function of the prompt, and ranks of engines with caches of different layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ State = npt.NDArray[np.uint16]
 
 
 class Model(msgspec.Struct, frozen=True):
-    """Its state: [layers, planes, heads, tokens, dim]; one plane is a latent, two are K and V."""
+    """A model with state [layers, planes, heads, tokens, dim]; one plane is a latent, two planes are K and V."""
 
     name: str
     layers: int
@@ -33,13 +33,13 @@ class Model(msgspec.Struct, frozen=True):
     dim: int
 
     def state(self, prompt: int) -> State:
-        """Of all tokens of a prompt. No element is POISON."""
+        """Returns the state of all tokens of a prompt. No element is POISON."""
         shape = (self.layers, self.planes, self.heads, PAGE_TOKENS * PAGES, self.dim)
         return np.random.default_rng([prompt, self.layers]).integers(0, POISON, shape, dtype=np.uint16)
 
 
 class Cache(msgspec.Struct, frozen=True, eq=False):
-    """raw: all of its memory. rows: views [blocks, tokens, heads, dim] of it, [layer][plane]."""
+    """A cache. `raw` is all of its memory; `rows` are views of it, [layer][plane], [blocks, tokens, heads, dim]."""
 
     raw: list[State]
     rows: list[list[State]]
@@ -61,7 +61,7 @@ def _kv_second(layers: int, heads: int, dim: int) -> Cache:
 
 
 def _vllm(layers: int, heads: int, dim: int) -> Cache:
-    """Blocks outermost, then heads, then layers."""
+    """Returns a cache with blocks outermost, then heads, then layers."""
     raw = _poisoned(BLOCKS, heads, layers, 16, 2 * dim)
     views = [raw[:, :, layer] for layer in range(layers)]
     rows = [view.transpose(0, 2, 1, 3) for view in views]
@@ -88,7 +88,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def shards(self) -> list[tuple[int, int]]:
-        """(stage, rank) of each process."""
+        """Returns (stage, rank) of each process."""
         return [(stage, rank) for stage in range(self.stages) for rank in range(self.ranks)]
 
 
@@ -104,7 +104,7 @@ MODELS = [Model("gqa", 4, 2, 4, 24), Model("mha", 2, 2, 8, 7), Model("mla", 2, 1
 
 
 class Rank:
-    """One process of an engine: its share of a model, in a cache of its group's layout."""
+    """One process of an engine: its part of a model, in a cache with its group's layout."""
 
     def __init__(self, model: Model, group: Group, stage: int, rank: int) -> None:
         layers = model.layers // group.stages
@@ -118,28 +118,28 @@ class Rank:
         self.paged = PagedCache(self.cache.layout, order, shard)
 
     def keys(self, prompt: int) -> Keys:
-        """The same for every group: the page's order, and nothing of the rank, is part of the namespace."""
+        """Returns the same keys for each group: the namespace depends on the page layout, but not on the rank."""
         space = Namespace(
             model=self._model.name, dtype="uint16", page_tokens=PAGE_TOKENS, layout=self.paged.page.layout
         )
         return space.keys(range(prompt << 16, (prompt << 16) + PAGE_TOKENS * PAGES))
 
     def slots(self, seed: int) -> SlotMap:
-        """All pages in blocks drawn at random."""
+        """Returns the slots of all pages, in random blocks."""
         size = self.cache.layout.block_tokens
         count = -(-PAGE_TOKENS * PAGES // size)
         blocks = np.random.default_rng(seed).permutation(self.cache.layout.blocks)[:count]
         return slot_map(blocks, PAGES, PAGE_TOKENS, size)
 
     def fill(self, prompt: int, slots: SlotMap) -> None:
-        """As if the engine had computed the prompt."""
+        """Writes the state of a prompt, as if the engine had computed it."""
         for rows, share in zip(self.cache.rows, self._share(prompt), strict=True):
             for plane, state in zip(rows, share, strict=True):
                 block, token = self._places(slots)
                 plane[block, token] = state.swapaxes(0, 1)
 
     def wrong(self, prompt: int, slots: SlotMap) -> int:
-        """How many elements of all its memory are not what they should be, if only these slots were loaded."""
+        """Returns the number of wrong elements in all of its memory, if only these slots were loaded."""
         expected = Rank._copy(self)
         expected.fill(prompt, slots)
         pairs = zip(self.cache.raw, expected.cache.raw, strict=True)
@@ -163,7 +163,7 @@ class Rank:
 
 
 def serve_rank(socket: Path, group: Group, stage: int, rank: int, pipe: Connection) -> None:
-    """Does what it is told: ("store" or "load", model, prompt); answers with outcomes, or pages and wrong elements."""
+    """Executes ("store" or "load", model, prompt) commands. Sends the outcomes, or the pages and wrong elements."""
     ranks = [Rank(model, group, stage, rank) for model in MODELS]
     with Client(socket, timeout=START_S) as client:
         assert client.wait_attached(START_S)

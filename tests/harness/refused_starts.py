@@ -1,4 +1,4 @@
-"""Daemons that are expected not to start, and proof that nothing was lost over it."""
+"""Daemons that must fail to start, and assertions that stored pages survive it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pagetier.daemon.common.exit_codes import Exit
 from running_daemon import START_S, RunningDaemon, namespace
 
 MAIN = "from pagetier.daemon.main import main; main()"
-# everything that is imported late, while everybody's files can still be read
+# Modules that are imported late, imported here while this process can still read all files.
 AS_NOBODY = f"import asyncio, concurrent.futures.thread, os; {MAIN.replace('main()', 'os.setgroups([])')}; "
 AS_NOBODY += "os.setgid(65534); os.setuid(65534); main()"
 OWN_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"']
@@ -38,20 +38,20 @@ own_shm = pytest.mark.skipif(not may_unshare(), reason="this user may not mount 
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A daemon that has ended: its exit code and what it wrote."""
+    """A daemon that has ended: its exit code and its output."""
 
     code: int
     text: str
 
     @property
     def told(self) -> str:
-        """The sentence of its last line."""
+        """The message of its last log line."""
         found = re.search(r'msg=("(?:[^"\\]|\\.)*")', self.text.splitlines()[-1])
         return str(json.loads(found[1])) if found else ""
 
 
 def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = (), most_s: float = START_S) -> Ended:
-    """Runs a daemon to its end, which is expected soon. before: a command that runs it."""
+    """Runs a daemon that is expected to end soon. `before` is a command that runs it."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}
     command = [*before, sys.executable, "-c", code, *arguments]
     done = subprocess.run(
@@ -61,41 +61,44 @@ def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = (), mos
 
 
 def pages() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Pages with bytes of their own, the same each time."""
+    """Returns pages with distinct content, the same at each call."""
     return np.random.default_rng(7).integers(0, 256, (PAGES, PAGE_BYTES), dtype=np.uint8)
 
 
 def keys() -> Keys:
-    """Their keys."""
+    """Returns the keys of pages()."""
     return namespace().keys(range(16 * PAGES))
 
 
 def fill(daemon: RunningDaemon) -> None:
-    """Stores them."""
+    """Stores pages()."""
     with daemon.client() as client:
         assert client.store(keys(), pages()).stored == PAGES
 
 
 def still_holds(client: Client) -> bool:
-    """Whether they are all there, byte by byte."""
+    """Returns whether all pages() are present with the right content."""
     into = np.zeros_like(pages())
     with client.match(keys()) as match:
         return client.load(match, into) == PAGES and bool(np.array_equal(into, pages()))
 
 
 def shared_memory(name: str) -> list[str]:
-    """The segments under a name."""
+    """Returns the segments under a name."""
     return sorted(path.name for path in Path("/dev/shm").glob(f"{name}.*"))
 
 
 def arguments(daemon: RunningDaemon, **other: str) -> list[str]:
-    """The flags of such a daemon, some of them changed."""
+    """Returns the options of such a daemon, some of them changed."""
     given = {"name": daemon.name, "socket": str(daemon.socket), "arena_size": "16MiB", "arena_frame_size": "64KiB"}
     return [word for key, value in (given | other).items() for word in (f"--{key.replace('_', '-')}", value)]
 
 
 def refused(*arguments: str, code: str = MAIN, before: Sequence[str] = ()) -> str:
-    """Runs a daemon that must be refused in one sentence, and gives what it wrote. before: a command that runs it."""
+    """Returns the message of a daemon, which must end with exactly one error message.
+
+    `before` is a command that runs it.
+    """
     ended = pagetierd(*arguments, code=code, before=before)
     assert ended.code in (Exit.REFUSED, Exit.UNFIT), ended.text
     assert f"level=error name=pagetierd event=refused msg={json.dumps(ended.told)} code={ended.code}" in ended.text

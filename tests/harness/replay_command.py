@@ -1,4 +1,4 @@
-"""`pagetier replay` as tests run it: traces of a chat service, the command, and daemons that it is watched through."""
+"""Runs `pagetier replay`: traces of a chat service, the command, and observers of its daemons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagetier.shm.protocol import BUILD, Observe
 BLOCK = 512
 PAGE = 4096
 WAIT_S = 30.0
-# Who runs tests in the background of a shell has SIGINT ignored, and so have their children.
+# In the background of a shell, tests and their children ignore SIGINT.
 _HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 COMMAND = [sys.executable, "-c", f"{_HEEDS_INT}; from pagetier.client.cli.replay import replay; replay()"]
 
@@ -30,7 +30,7 @@ Chain = list[int]
 
 
 def chat(requests: int, seed: int) -> list[Chain]:
-    """Prompts of a chat service: sessions that begin with one of three system prompts and grow."""
+    """Returns prompts of a chat service: sessions that begin with one of three system prompts and grow."""
     dice = random.Random(seed)
     fresh = iter(range(10**9, 2 * 10**9))
     systems: list[Chain] = [[next(fresh) for _ in range(blocks)] for blocks in (1, 3, 5)]
@@ -46,7 +46,11 @@ def chat(requests: int, seed: int) -> list[Chain]:
 
 
 def write_trace(path: Path, chains: list[Chain]) -> tuple[Path, int]:
-    """The trace's file, every other prompt with a partial block at its end, and its tokens."""
+    """Writes a trace in which every other prompt ends with a partial block.
+
+    Returns:
+        Its path and its number of tokens.
+    """
     lines, tokens = [], 0
     for number, chain in enumerate(chains):
         rest = number % 2 * 77
@@ -76,7 +80,7 @@ def replay_json(*arguments: object) -> dict[str, Any]:
 
 @contextmanager
 def replaying(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """The command while it runs; nothing of it is left after."""
+    """Yields the running command, and ends it with all of its processes."""
     command = [*COMMAND, *map(str, arguments), "--json"]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -90,9 +94,9 @@ def replaying(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    told, complaints = process.communicate(timeout=WAIT_S)
-    assert told, complaints
-    report: dict[str, Any] = json.loads(told)
+    output, errors = process.communicate(timeout=WAIT_S)
+    assert output, errors
+    report: dict[str, Any] = json.loads(output)
     return report
 
 
@@ -107,7 +111,7 @@ def observing(socket: Path) -> Iterator[Observer]:
 
 
 def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Waits for something to become true, while the process lives."""
+    """Waits until a condition becomes true while the process is alive."""
     ends = time.monotonic() + WAIT_S
     while not true():
         assert process is None or process.poll() is None, process.communicate()
@@ -124,7 +128,7 @@ def clients_of(look: Observer) -> list[int]:
 
 
 def assert_all_let_go(look: Observer) -> None:
-    """Of the clients nothing is left in the index: no slot, no pin, no reservation."""
+    """Asserts that the clients have no slot, pin or reservation in the index."""
     until(lambda: not look.slots() and not look.header()["open_entries"])
     header = look.header()
     assert header["used_frames"] == header["pages"]

@@ -1,4 +1,4 @@
-"""A real daemon of a test's own: started, killed, stopped, and checked at the end to have left nothing behind."""
+"""A real daemon for a test: started, killed, stopped, and checked for leftovers at the end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ START_S = 20.0
 
 
 class RunningDaemon:
-    """`pagetierd` on a socket and segments of its own.
+    """`pagetierd` with a socket and segments of its own.
 
-    As a context manager it is stopped at the end, and must then have left no shared memory. before: a command that
+    As a context manager it is stopped at the end, and asserts that no shared memory is left. `before` is a command that
     runs it.
     """
 
@@ -41,18 +41,18 @@ class RunningDaemon:
         self._lives = 0
 
     def start(self, *more: str) -> Self:
-        """Starts it and waits until it serves."""
+        """Starts the daemon and waits until it serves."""
         self.launch(*more)
         self._lives += 1
         ends = time.monotonic() + START_S
         while not self._serves():
             assert self.process is not None and self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < ends, f"the daemon does not get ready: {self.log.read_text()}"
+            assert time.monotonic() < ends, f"the daemon did not become ready: {self.log.read_text()}"
             time.sleep(0.01)
         return self
 
     def launch(self, *more: str) -> subprocess.Popen[bytes]:
-        """Starts it and does not wait."""
+        """Starts the daemon without waiting."""
         command = [*self._before, sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
         command += ["--name", self.name, "--socket", str(self.socket), *self._arguments, *more]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}
@@ -66,43 +66,43 @@ class RunningDaemon:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash: the segments stay."""
+        """Sends SIGKILL and waits, like a crash: the segments stay."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> int:
-        """SIGTERM: the segments go. Returns the exit code."""
+        """Sends SIGTERM, which removes the segments. Returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> int:
-        """The exit code, when it has ended."""
+        """Waits for the end of the daemon and returns its exit code."""
         assert self.process is not None
         return self.process.wait(START_S)
 
     def client(self, **options: object) -> Client:
-        """An attached client."""
+        """Returns an attached client."""
         client = Client(self.socket, **options)  # type: ignore[arg-type]
         assert client.wait_attached(START_S), self.log.read_text()
         return client
 
     def findings(self) -> list[str]:
-        """What check_integrity() says in the living daemon."""
+        """Returns the findings of check_integrity() in the running daemon."""
         with self._looking() as (link, _):
             answer = link.ask(Check(1), START_S)
         assert isinstance(answer, Findings)
         return answer.findings
 
     def header(self) -> dict[str, int]:
-        """The numbers in the index's header."""
+        """Returns the numbers in the index's header."""
         return self._observer().header()
 
     def slots(self) -> list[dict[str, Any]]:
-        """Who is attached, with pins and counts."""
+        """Returns the attached processes with their pins and counters."""
         return self._observer().slots()
 
     def leftovers(self) -> list[str]:
-        """Shared memory under this daemon's name."""
+        """Returns the shared memory under this daemon's name."""
         return sorted(path.name for path in Path("/dev/shm").glob(f"{self.name}.*"))
 
     def _observer(self) -> Observer:
@@ -111,7 +111,7 @@ class RunningDaemon:
 
     @contextmanager
     def _looking(self) -> Iterator[tuple[Link, tuple[int, ...]]]:
-        """As somebody who only looks: a link, and descriptors of index and lock words."""
+        """Yields an observer's link, and descriptors of index and lock words."""
         link = Link(self.socket, START_S)
         try:
             descriptors = link.greet(Observe(BUILD), START_S).descriptors
@@ -124,7 +124,7 @@ class RunningDaemon:
             link.close()
 
     def _serves(self) -> bool:
-        """Each life of the daemon says once in the log that it is ready."""
+        """Returns whether this life of the daemon has logged that it is ready, which it does once."""
         return self.log.read_text().count("ready on") == self._lives
 
     def __enter__(self) -> Self:
@@ -140,17 +140,17 @@ class RunningDaemon:
             if error is None:
                 assert self.findings() == []
             code = self.stop()
-        left, told = self.leftovers(), self.log.read_text()
+        left, output = self.leftovers(), self.log.read_text()
         for name in left:
             (Path("/dev/shm") / name).unlink()
         self.folder.cleanup()
         if error is None:
             assert left == [], "shared memory was left"
-            assert code == 0 and "Traceback" not in told, told
+            assert code == 0 and "Traceback" not in output, output
 
 
 def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether it becomes true in time."""
+    """Returns whether a condition becomes true in time."""
     ends = time.monotonic() + seconds
     while not what():
         if time.monotonic() > ends:
@@ -160,5 +160,5 @@ def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
 
 
 def namespace(page_tokens: int = 16, **fields: str) -> Namespace:
-    """A namespace for tests."""
+    """Returns a namespace for tests."""
     return Namespace(model="test/model", dtype="float32", page_tokens=page_tokens, **fields)

@@ -1,4 +1,4 @@
-"""Chance that can be had again: the seed is in the log of a test that fails."""
+"""Reproducible random numbers: the log of a failed test contains the seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def chance() -> np.random.Generator:
-    """Random numbers from a new seed, or from $PAGETIER_SEED."""
+    """Returns random numbers from a new seed, or from $PAGETIER_SEED."""
     seed = int(os.environ.get("PAGETIER_SEED") or secrets.randbits(32))
     logging.getLogger("chance").warning("PAGETIER_SEED=%d", seed)
     return np.random.default_rng(seed)

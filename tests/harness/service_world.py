@@ -1,4 +1,4 @@
-"""The service as an administrator has it: installed, configured, told what to do, and looked at."""
+"""The systemd service as an administrator uses it: installed, configured, controlled and observed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ _SOON_S = 15.0
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What an engine said last. hits: pages that it has just loaded; mapped: whether the arena is in its memory."""
+    """The last state that an engine reported.
+
+    Attributes:
+        hits: The pages that it has just loaded.
+        mapped: Whether the arena is mapped into its memory.
+    """
 
     rounds: int
     hits: int
@@ -40,36 +45,36 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """An engine of another user, at work all the time."""
+    """An engine of another user that stores and loads all the time."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def until(self, what: Callable[[Told], bool], why: str) -> Told:
-        """What it says when that is so. No page may ever be wrong."""
-        told = None
+        """Returns the first report for which a condition is true. Asserts that no page has wrong content."""
+        report = None
 
         def is_so() -> bool:
-            nonlocal told
-            told = self._next()
-            return what(told)
+            nonlocal report
+            report = self._next()
+            return what(report)
 
-        assert eventually(is_so, _SOON_S), f"{why}: {told}"
-        assert told is not None
-        return told
+        assert eventually(is_so, _SOON_S), f"{why}: {report}"
+        assert report is not None
+        return report
 
     def now(self) -> Told:
-        """What it says from now on: what it said before is read and forgotten."""
+        """Returns a new report, after discarding the earlier ones."""
         first = self._next()
-        return self.until(lambda told: told.rounds > first.rounds + 2, "an engine stands still")
+        return self.until(lambda report: report.rounds > first.rounds + 2, "an engine makes no progress")
 
     def _next(self) -> Told:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"an engine ended: {self._process.poll()}"
-        told = msgspec.convert(json.loads(line), Told)
-        assert told.wrong == 0
-        return told
+        report = msgspec.convert(json.loads(line), Told)
+        assert report.wrong == 0
+        return report
 
 
 class World:
@@ -79,30 +84,32 @@ class World:
         self.machine = machine
 
     def install(self) -> None:
-        """As the manual says, with an engine's user beside it."""
+        """Installs the service as the manual says, and creates users for engines."""
         do = self.machine.do
-        told = do("pagetier", "unit", "install")
-        assert "systemctl enable --now pagetierd" in told
-        self.machine.write("/etc/sysusers.d/alice.conf", 'u alice - "an engine"\nm alice pagetier\nu bob - "nobody"\n')
+        output = do("pagetier", "unit", "install")
+        assert "systemctl enable --now pagetierd" in output
+        self.machine.write(
+            "/etc/sysusers.d/alice.conf", 'u alice - "an engine"\nm alice pagetier\nu bob - "another user"\n'
+        )
         do("systemd-sysusers", "/etc/sysusers.d/pagetier.conf", "/etc/sysusers.d/alice.conf")
         self.drop_in(WHERE_TESTS_ARE.format(log=LOG), name="test")
         for unit in ("pagetierd-memory", "pagetierd-give-back"):
             self.drop_in(WHERE_TESTS_ARE.format(log="/var/log/memory.log"), unit=unit, name="test")
 
     def drop_in(self, text: str, unit: str = UNIT, name: str = "case") -> None:
-        """Other lines for a unit."""
+        """Adds a drop-in to a unit."""
         self.machine.write(f"/etc/systemd/system/{unit}.service.d/{name}.conf", text)
         self.machine.do("systemctl", "daemon-reload")
 
     def begin(self) -> None:
-        """As after the installation."""
+        """Restores the state after the installation."""
         self.machine.write(CONFIG, SMALL)
         self.machine.write(LOG, "")
         self.machine.do("sh", "-c", "rm -rf /var/lib/pagetier /etc/systemd/system/*/case.conf")
         self.machine.do("systemctl", "daemon-reload")
 
     def end(self) -> None:
-        """A stop, after which nothing may be left."""
+        """Stops the service and asserts that nothing is left."""
         self.machine.run("systemctl", "kill", "--signal=CONT", UNIT)
         self.machine.do("systemctl", "stop", UNIT)
         self.machine.run("systemctl", "reset-failed", UNIT)
@@ -112,43 +119,46 @@ class World:
         assert "Traceback" not in self.log(), self.log()
 
     def systemctl(self, *words: str) -> None:
-        """Something that must succeed."""
+        """Runs systemctl, which must succeed."""
         done = self.machine.run("systemctl", *words, UNIT)
         assert done.returncode == 0, f"{words}: {done.stderr}{self.log()}"
 
     def start(self) -> None:
-        """Until it serves, and the unit behind it is there, too: that comes a moment later."""
+        """Starts the service and waits until it serves and its helper units, which start a moment later, are active."""
         self.systemctl("start")
         self.memory_is_kept()
 
     def memory_is_kept(self, of: str = "") -> None:
-        """Waits for the units that stand for it, which start a moment after the daemon did, or failed."""
+        """Waits for the units that keep the memory, which become active a moment after the daemon started or failed."""
         units = (f"pagetierd-memory{of}", f"pagetierd-give-back{of}")
-        self.soon(lambda: all(self.show("ActiveState", unit) == "active" for unit in units), "no memory")
+        self.soon(
+            lambda: all(self.show("ActiveState", unit) == "active" for unit in units),
+            "a unit that keeps the memory is not active",
+        )
 
     def show(self, name: str, unit: str = UNIT) -> str:
-        """A property of the unit."""
+        """Returns a property of the unit."""
         return self.machine.show(unit, name)
 
     def log(self) -> str:
-        """What the daemons logged since the test began."""
+        """Returns the daemons' log since the test began."""
         return self.machine.read(LOG)
 
     def stats(self, user: str = "") -> Any:
-        """`pagetier stats`."""
+        """Returns the output of `pagetier stats`."""
         return json.loads(self.machine.do("pagetier", "stats", "--json", user=user))
 
     def segments(self) -> list[str]:
-        """What is in shared memory under the daemon's name."""
+        """Returns the names in shared memory that belong to the daemon."""
         return [name for name in self.machine.names("/dev/shm") if name.startswith("pagetier")]
 
     def soon(self, what: Callable[[], bool], why: str) -> None:
-        """Waits for it."""
+        """Waits until a condition becomes true."""
         assert eventually(what, _SOON_S), f"{why}: {self.log()}"
 
     @contextmanager
     def engine(self, pages: int = PAGES, prompts: int = 1) -> Iterator[Engine]:
-        """One that works until the end of the block, on so many prompts in turn."""
+        """Yields an engine that works until the end of the block, with this number of prompts in turn."""
         command = (PYTHON, "-u", "/opt/pagetier/tests/systemd/engine_main.py", str(pages), str(prompts))
         with self.machine.begin("sh", "-c", 'echo $$; exec "$@"', "sh", *command, user="alice") as process:
             assert process.stdout is not None
@@ -159,5 +169,7 @@ class World:
                 self.machine.run("kill", "-KILL", pid)
 
     def with_pages(self, engine: Engine, pages: int = PAGES) -> None:
-        """Waits until the engine finds all its pages."""
-        engine.until(lambda told: told.hits == pages and told.attached, "its pages are not there")
+        """Waits until the engine finds all of its pages."""
+        engine.until(
+            lambda report: report.hits == pages and report.attached, "the engine does not find all of its pages"
+        )

@@ -1,4 +1,4 @@
-"""An index in memory and a session over it as an engine holds it, with pages that are stored and loaded."""
+"""An index in memory and a session as an engine has it, with pages that are stored and loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAME = 4096
 
 
 class World:
-    """An owner and a session over one memory."""
+    """An owner and a session with the same memory."""
 
     def __init__(self, frame: int = FRAME, frames: int = 16) -> None:
         self.memory = Memory(Geometry(frame, frames, frames, 2))
@@ -56,7 +56,7 @@ def load(session: Session, pins: Pins, size: int = 2 * FRAME) -> npt.NDArray[np.
 
 @contextmanager
 def three_pages() -> Iterator[World]:
-    """Stored under the first keys; the index is sound at the end."""
+    """Yields a world with pages stored under the first keys, and asserts at the end that the index is consistent."""
     world = World()
     for number in range(3):
         world.store(world.session, number, page(number + 1))
@@ -66,7 +66,7 @@ def three_pages() -> Iterator[World]:
 
 
 def pinned(world: World) -> int:
-    """How many of the three pages can not be evicted."""
+    """Returns how many of the three pages cannot be evicted."""
     world.owner.settle()
     return world.owner.flush(-1, 3)[1]
 

@@ -1,4 +1,4 @@
-"""What tests have another process do: started by spawn, so that it finds these functions by the module's plain name."""
+"""Functions that tests run in spawned processes, which import them by this module's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SPAWN = get_context("spawn")
 
 
 def elsewhere(work: Callable[..., None], *arguments: Any) -> Connection:
-    """Runs `work(*arguments, pipe)` in a new process; the other end of the pipe. It ends when its process does."""
+    """Returns the other end of a pipe after starting a process that runs `work(*arguments, pipe)`.
+
+    Closing it ends the process.
+    """
     here, there = _SPAWN.Pipe()
     _SPAWN.Process(target=work, args=(*arguments, there), daemon=True).start()
     there.close()
@@ -25,19 +28,19 @@ def elsewhere(work: Callable[..., None], *arguments: Any) -> Connection:
 
 
 def load_handovers(socket: Path, page_bytes: int, pipe: Connection) -> None:
-    """Adopts and loads each pickled handover that comes; answers with pages adopted, pages loaded, bytes."""
+    """Adopts and loads each pickled handover that it receives. Sends the pages adopted, pages loaded, and bytes."""
     with Client(socket) as client:
         assert client.wait_attached(10)
         pipe.send(None)
         while (handover := pipe.recv()) is not None:
             with client.adopt(pickle.loads(handover)) as match:
                 into = bytearray(page_bytes * len(match))
-                told = (len(match), client.load(match, into) if into else 0, bytes(into))
-            pipe.send(told)  # after letting go: what is told may be evicted
+                result = (len(match), client.load(match, into) if into else 0, bytes(into))
+            pipe.send(result)  # sent after releasing, so that the receiver may rely on the pages being evictable
 
 
 def write_part(socket: Path, keys: Keys, page_bytes: int, part: Part, pipe: Connection) -> None:
-    """Reserves a part of each page, tells how many were granted, and publishes it when told to."""
+    """Reserves a part of each page, sends how many were granted, and publishes them on request."""
     size = page_bytes // part.count
     with Client(socket) as client:
         assert client.wait_attached(10)

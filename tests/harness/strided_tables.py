@@ -1,4 +1,4 @@
-"""Tables of a strided cache and the pages of an arena, and what a transfer by them comes to, row by row."""
+"""Tables of a strided cache and the pages of an arena, and a row-by-row model of a transfer with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRAME = 4096
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
-# Dimensions of a cache from the innermost on: plane, block, token, head.
+# Dimensions of a cache, the innermost first: plane, block, token, head.
 ORDERS = {
     "nhd": (3, 2, 1, 0),
     "hnd": (2, 3, 1, 0),
@@ -25,7 +25,7 @@ ORDERS = {
 
 @dataclass
 class Shape:
-    """A cache and its pages, in numbers."""
+    """The sizes of a cache and its pages."""
 
     order: tuple[int, ...] = ORDERS["nhd"]
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -36,7 +36,7 @@ class Shape:
     block_tokens: int = 16
     page_tokens: int = 48
     pages: int = 3
-    before: int = 0  # tokens of the first page that lie before the table of blocks
+    before: int = 0  # tokens of the first page before the table of blocks
 
     @property
     def head_bytes(self) -> int:
@@ -59,7 +59,7 @@ class Shape:
         return -(-(self.pages * self.page_tokens) // self.block_tokens)
 
     def strides(self) -> tuple[list[int], int]:
-        """Of plane, block, token, head; and the bytes of all."""
+        """Returns the strides of plane, block, token and head, and the bytes in total."""
         sizes = (self.planes, self.used_blocks + 2, self.block_tokens, self.heads)
         strides, at = [0] * 4, self.width
         for dimension, padding in zip(self.order, self.padding, strict=True):
@@ -70,7 +70,7 @@ class Shape:
 
 @dataclass
 class Tables:
-    """Arrays as gather() and scatter() take them, and the memory that they are about."""
+    """The arrays that gather() and scatter() take, and the memory to which they refer."""
 
     shape: Shape
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
@@ -94,22 +94,22 @@ class Tables:
         return (base, *strides[1:], ours, s.head_bytes, s.heads, s.width)
 
     def shared(self, threads: int) -> tuple[Array, Array, Array, int, Array, int]:
-        """The arguments that a session's calls have in common with those for plain memory."""
+        """Returns the arguments that a session's calls share with those for plain memory."""
         return self.planes, self.pages, self.blocks, self.shape.block_tokens, self.skip, threads
 
     def plain(self, threads: int) -> tuple[int, int, int, Array, Array, Array, Array, int, Array, int]:
-        """All arguments for plain memory."""
+        """Returns all arguments for plain memory."""
         return self.arena.ctypes.data, self.arena.nbytes, FRAME, self.frames, *self.shared(threads)
 
     def gathered(self, pages: Bytes) -> Bytes:
-        """What becomes of pages, a row each."""
+        """Returns the expected pages after gather(), one row per page."""
         after = pages.copy()
         for page, at, cache, width in self._rows():
             after[page, at : at + width] = self.cache[cache : cache + width]
         return after
 
     def scattered(self, pages: Bytes) -> Bytes:
-        """What becomes of the cache, given pages."""
+        """Returns the expected cache after scatter() of these pages."""
         after = self.cache.copy()
         for page, at, cache, width in self._rows():
             after[cache : cache + width] = pages[page, at : at + width]
@@ -133,11 +133,11 @@ class Tables:
         return [(page, at + h * page_head, cache + h * head, width) for h in range(heads)]
 
     def framed(self) -> Bytes:
-        """The pages that lie in the arena, a row each."""
+        """Returns the pages in the arena, one row per page."""
         return self.arena.reshape(-1, FRAME)[self.frames].reshape(self.shape.pages, self.shape.chain * FRAME)
 
     def with_pages(self, pages: Bytes) -> Bytes:
-        """The arena with other pages in it."""
+        """Returns the arena with other pages in it."""
         arena = self.arena.copy()
         arena.reshape(-1, FRAME)[self.frames] = pages.reshape(-1, FRAME)
         return arena

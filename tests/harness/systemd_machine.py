@@ -1,4 +1,4 @@
-"""A systemd of a test's own, PID 1 of namespaces of its own, with this pagetier installed: tests/systemd/boot.sh."""
+"""A systemd for a test, PID 1 of new namespaces, with this pagetier installed. See tests/systemd/boot.sh."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NEEDED = ("unshare", "nsenter", "pivot_root", "systemctl", "systemd-sysusers", 
 
 @functools.cache
 def why_not() -> str:
-    """Why there can be no such machine here; "" if there can."""
+    """Returns why such a machine cannot be made here, or ""."""
     if os.geteuid() != 0:
         return "only root can make namespaces and mounts"
     missing = [tool for tool in _NEEDED if shutil.which(tool) is None]
@@ -47,11 +47,11 @@ def why_not() -> str:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
         words = [str(BOOT), "try", folder, str(REPOSITORY), sys.base_prefix, sysconfig.get_path("purelib")]
         tried = subprocess.run(words, capture_output=True, text=True, timeout=BOOT_S, check=False)
-    return f"no namespaces and mounts of one's own here: {tried.stderr.strip()}" if tried.returncode else ""
+    return f"cannot make namespaces and mounts: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 class Machine:
-    """From the start of a block to its end. Commands are run in it as root, or as one of its users."""
+    """A machine that runs until the end of a block. It runs commands as root, or as one of its users."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pagetier-test-"))
@@ -59,42 +59,42 @@ class Machine:
         self._cgroup = Path(_cgroups() or "") / self.folder.name
 
     def run(self, *command: str, user: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, whatever that is."""
+        """Runs a command to its end and returns its result."""
         words = [*self._entering(user), *command]
         return subprocess.run(words, capture_output=True, text=True, env=ENVIRON, timeout=COMMAND_S, check=False)
 
     def do(self, *command: str, user: str = "") -> str:
-        """Runs a command that must succeed; what it wrote."""
+        """Runs a command that must succeed, and returns its output."""
         done = self.run(*command, user=user)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def begin(self, *command: str, user: str = "") -> subprocess.Popen[str]:
-        """Runs a command beside the test. It ends with the machine at the latest."""
+        """Starts a command that runs beside the test, at most until the machine ends."""
         words = [*self._entering(user), *command]
         return subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=ENVIRON)
 
     def show(self, unit: str, name: str) -> str:
-        """A property of a unit."""
+        """Returns a property of a unit."""
         return self.do("systemctl", "show", f"--property={name}", "--value", unit).rstrip("\n")
 
     def write(self, path: str, text: str) -> None:
-        """A file, with the folders above it."""
+        """Writes a file, and makes its parent folders."""
         self._path(path).parent.mkdir(parents=True, exist_ok=True)
         self._path(path).write_text(text)
 
     def read(self, path: str) -> str:
-        """A file; "" if it is not there."""
+        """Returns the content of a file, "" if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             return self._path(path).read_text()
         return ""
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder."""
+        """Returns the names in a folder."""
         return sorted(path.name for path in self._path(folder).iterdir())
 
     def _path(self, path: str) -> Path:
-        """A path of the machine's as this process can reach it."""
+        """Returns the path by which this process can access a path of the machine."""
         return Path(f"/proc/{self._init}/root{path}")
 
     def _entering(self, user: str) -> list[str]:
@@ -118,7 +118,7 @@ class Machine:
         return self
 
     def _await_boot(self) -> None:
-        assert eventually(self._is_up, BOOT_S), "systemd does not get up"
+        assert eventually(self._is_up, BOOT_S), "systemd did not finish booting"
 
     def _is_up(self) -> bool:
         assert self._outer.poll() is None, "systemd did not start"
@@ -148,12 +148,12 @@ class Machine:
 
 
 def new_tenant() -> str:
-    """A name that nobody else has."""
+    """Returns a unique name."""
     return f"t{secrets.token_hex(4)}"
 
 
 def _cgroups() -> str | None:
-    """Where the cgroups of version 2 are mounted."""
+    """Returns the mount point of cgroups version 2."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         place = before.split()[4]
@@ -163,7 +163,7 @@ def _cgroups() -> str | None:
 
 
 def _remove_cgroups(top: Path) -> bool:
-    """False while a process in them still dies."""
+    """Returns False while a process in the cgroups has not ended."""
     try:
         for folder, _, _ in os.walk(top, topdown=False):
             Path(folder).rmdir()

@@ -1,4 +1,4 @@
-"""Commands on a terminal of a test's own."""
+"""Runs commands on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _KIND = "xterm-256color"
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What a command wrote, as lines without their ends, and its exit code."""
+    """The lines that a command wrote, without line ends, and its exit code."""
 
     lines: list[str]
     code: int
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The lines joined."""
         return "\n".join(self.lines)
 
 
 def pagetier_on_terminal(arguments: Sequence[str], columns: int = 80, typed: str = "") -> Shown:
-    """Runs `pagetier` with a terminal of so many columns on all three descriptors."""
+    """Runs `pagetier` with a terminal of this width on all three descriptors."""
     ours, theirs = pty.openpty()
     with _start(arguments, theirs, columns) as process:
         os.close(theirs)
@@ -44,7 +44,7 @@ def pagetier_on_terminal(arguments: Sequence[str], columns: int = 80, typed: str
 
 
 class LiveTerminal:
-    """Runs `pagetier` on a terminal and reads along; `text` is what came so far. It is over when the block is."""
+    """Runs `pagetier` on a terminal until the end of the block, and reads its output."""
 
     def __init__(self, arguments: Sequence[str], columns: int = 80, kind: str = _KIND) -> None:
         self._ours, theirs = pty.openpty()
@@ -54,16 +54,16 @@ class LiveTerminal:
 
     @property
     def text(self) -> str:
-        """All that came."""
+        """The output so far."""
         return self._data.decode(errors="replace")
 
     @property
     def seen(self) -> int:
-        """How much came."""
+        """The length of the output so far."""
         return len(self.text)
 
     def until(self, words: str, beyond: int = 0, seconds: float = _WAIT_S) -> bool:
-        """Whether these words come in time, behind what came before `beyond`."""
+        """Returns whether these words appear in time, after the first `beyond` characters."""
         ends = time.monotonic() + seconds
         while words not in self.text[beyond:]:
             if time.monotonic() > ends or not self._read(max(0.0, ends - time.monotonic())):
@@ -71,15 +71,15 @@ class LiveTerminal:
         return True
 
     def type(self, keys: str) -> None:
-        """Presses keys."""
+        """Types keys."""
         os.write(self._ours, keys.encode())
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM."""
         self._process.terminate()
 
     def wait(self) -> int:
-        """Reads to the end; the exit code."""
+        """Reads the rest of the output and returns the exit code."""
         while self._read(_WAIT_S):
             pass
         return self._process.wait(_WAIT_S)
@@ -89,7 +89,7 @@ class LiveTerminal:
             return False
         try:
             more = os.read(self._ours, 1 << 16)
-        except OSError:  # so a terminal ends
+        except OSError:  # the end of a terminal
             return False
         self._data += more
         return bool(more)
@@ -116,7 +116,7 @@ def _read_all(descriptor: int) -> str:
     while True:
         try:
             more = os.read(descriptor, 1 << 16)
-        except OSError:  # so a terminal ends
+        except OSError:  # the end of a terminal
             more = b""
         if not more:
             return data.decode()

@@ -1,4 +1,4 @@
-"""Pages for tests of tiers: their bytes follow from key and size, so that any process can tell right from wrong."""
+"""Pages for tests of tiers, with content that follows from key and size."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pagetier.tiers.lmdb import LmdbTier
 
 FRAME = 4096
 CAP = 8 << 20
-# Where syncing costs nothing, for tests that sync very often.
+# A file system where syncs are cheap, for tests that sync often.
 MEMORY = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 SPACE = Space(b"s" * 32, "space", 16)
 OTHER = Space(b"o" * 32, "other", 64, 1, 512)
 
 
 def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> LmdbTier:
-    """With small frames, for tests that need no big ones."""
+    """Returns a tier with small frames."""
     return LmdbTier(folder, cap, FRAME, environments, **more)
 
 
@@ -52,10 +52,10 @@ def read_bytes(tier: Tier, key: bytes, size: int) -> tuple[ReadResult, bytes]:
 
 
 def outcome_of(tier: Tier, page: Outgoing, version: int = 0) -> ReadOutcome:
-    """How reading it goes; what is called exact is."""
+    """Returns the outcome of a read. Asserts that the content is right if the outcome is EXACT."""
     result, content = read_bytes(tier, page.key, page.size)
     if result.outcome is ReadOutcome.EXACT:
-        assert content == content_of(page.key, page.size, version), "other bytes were called exact"
+        assert content == content_of(page.key, page.size, version), "wrong content was reported as exact"
     return result.outcome
 
 

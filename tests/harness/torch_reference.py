@@ -1,4 +1,4 @@
-"""What a copy between an engine's cache and pages does, in plain torch indexing, and copies by chance."""
+"""A model of a copy between an engine's cache and pages in plain torch indexing, and random copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUARD = 4096
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Some pages: where the first begins in the table of blocks, which of its tokens are copied, who is skipped."""
+    """Some pages: the position of the first one in the block table, the tokens to copy, and the pages to skip."""
 
     table: tuple[int, ...]
     count: int
@@ -28,7 +28,7 @@ class Request(msgspec.Struct, frozen=True):
     skip: tuple[bool, ...] | None
 
     def places(self, page: int, page_tokens: int, block_tokens: int) -> tuple[Any, Any, Any]:
-        """Which tokens of the page are copied; of each its block and where it is in the block."""
+        """Returns which tokens of the page are copied, and the block and the place in the block of each."""
         tokens = torch.arange(page_tokens)
         at = self.position + page * page_tokens + tokens
         wanted = (at >= self.tokens.start) & (at < self.tokens.stop) & (not (self.skip and self.skip[page]))
@@ -37,7 +37,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Requests in one copy."""
+    """The requests of one copy."""
 
     page_tokens: int
     block_tokens: int
@@ -45,16 +45,16 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def pages(self) -> int:
-        """Of all requests."""
+        """The number of pages of all requests."""
         return sum(request.count for request in self.requests)
 
     @property
     def blocks(self) -> int:
-        """How many blocks a cache needs at least."""
+        """The number of blocks that a cache needs."""
         return max((max(request.table) for request in self.requests if request.table), default=0) + 1
 
     def slots(self) -> SlotMap:
-        """As it is said to the copies."""
+        """Returns the slot map of the copy."""
         maps = []
         for one in self.requests:
             its = slot_map(one.table, one.count, self.page_tokens, self.block_tokens, one.position, one.tokens)
@@ -62,7 +62,7 @@ class Job(msgspec.Struct, frozen=True):
         return joined_slots(*maps)
 
     def places(self, pages: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Of each of these pages of which something is copied: see Request.places."""
+        """Yields Request.places for each page of which tokens are copied."""
         at = iter(pages)
         for request in self.requests:
             for page in range(request.count):
@@ -73,7 +73,7 @@ class Job(msgspec.Struct, frozen=True):
 
 @st.composite
 def _requests(draw: Any, page_tokens: int, block_tokens: int) -> Request:
-    """Its table is numbered from 0 on."""
+    """Draws a request whose block table is numbered from 0."""
     count, position = draw(st.integers(0, 3)), draw(st.integers(1 - page_tokens, 2 * block_tokens))
     end = position + count * page_tokens
     first = max(0, min(position, end))
@@ -86,7 +86,7 @@ def _requests(draw: Any, page_tokens: int, block_tokens: int) -> Request:
 
 @st.composite
 def jobs(draw: Any, page_tokens: int | None = None, block_tokens: int | None = None) -> Job:
-    """No two tokens are in one place; blocks are anywhere."""
+    """Draws requests in random blocks, without two tokens in one place."""
     page_tokens = draw(st.integers(1, 9)) if page_tokens is None else page_tokens
     block_tokens = draw(st.integers(1, 7)) if block_tokens is None else block_tokens
     requests = draw(st.lists(_requests(page_tokens, block_tokens), min_size=1, max_size=3))
@@ -97,7 +97,7 @@ def jobs(draw: Any, page_tokens: int | None = None, block_tokens: int | None = N
 
 
 class Pages:
-    """Memory for the pages of a copy, their frames anywhere in it, between guard zones."""
+    """Memory for the pages of a copy, with frames at random places, between guard zones."""
 
     def __init__(self, count: int, page_bytes: int, frame_bytes: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -109,15 +109,15 @@ class Pages:
 
     @property
     def frames(self) -> Frames:
-        """As it is said to the copies."""
+        """Returns the frames of the copy."""
         return frames_of(self.arena, self.table)
 
     def of(self, memory: Any) -> Any:
-        """The bytes of each page, one behind the other, if this is what is in memory."""
+        """Returns the bytes of each page, if the memory has this content."""
         return self._in_frames(memory)[torch.from_numpy(self.table)].flatten(1)
 
     def put(self, memory: Any, pages: Any) -> None:
-        """Puts pages into frames."""
+        """Copies pages into their frames."""
         self._in_frames(memory)[torch.from_numpy(self.table)] = pages.view(*self.table.shape, self.arena.frame_bytes)
 
     def _in_frames(self, memory: Any) -> Any:
@@ -125,7 +125,7 @@ class Pages:
 
 
 def stored(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> Any:
-    """All memory of the pages as it should be after a store."""
+    """Returns the expected memory of the pages after a store."""
     memory = pages.memory.clone()
     after = pages.of(memory)
     for page, tokens, blocks, slots in job.places(after):
@@ -137,7 +137,7 @@ def stored(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> Any
 
 
 def load_plainly(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> None:
-    """What a load should do to the cache."""
+    """Changes the cache as a load should."""
     for page, tokens, blocks, slots in job.places(pages.of(pages.memory)):
         for plane, rows in _planes(page, cache.planes, order):
             values = rows[:, tokens].permute(1, 0, 2).contiguous().view(plane.dtype)
@@ -145,7 +145,7 @@ def load_plainly(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) 
 
 
 def _planes(page: Any, planes: Sequence[Sequence[Any]], order: PageLayout) -> Iterator[tuple[Any, Any]]:
-    """Each plane of a cache, and its bytes in a page as [heads, tokens, width]."""
+    """Yields each plane of a cache, and its bytes in a page as [heads, tokens, width]."""
     for layer, offsets in zip(planes, order.offsets, strict=True):
         for plane, offset in zip(layer, offsets, strict=True):
             heads, width = plane.shape[2], plane.shape[3] * plane.dtype.itemsize

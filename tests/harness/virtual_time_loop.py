@@ -1,4 +1,4 @@
-"""An asyncio loop whose time is its own: a timer fires when all before it have, however slow the machine is."""
+"""An asyncio loop with virtual time: a timer fires after all earlier ones, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Patience(selectors.DefaultSelector):
-    """Never waits: what nobody is ready for by now is passed over, and its time with it."""
+    """A selector that never waits: if no descriptor is ready, it advances the virtual time by the timeout."""
 
     passed = 0.0
 
@@ -20,16 +20,16 @@ class _Patience(selectors.DefaultSelector):
 
 
 class OwnTimeLoop(asyncio.SelectorEventLoop):
-    """For what is told by descriptors that are ready at once, and by timers. Nothing else may be waited for."""
+    """A loop for code that depends only on descriptors that are ready at once, and on timers."""
 
     def __init__(self) -> None:
         self._patience = _Patience()
         super().__init__(self._patience)
 
     def time(self) -> float:
-        """Seconds of its own."""
+        """Returns the virtual time in seconds."""
         return self._patience.passed
 
     def passes(self, seconds: float) -> None:
-        """What is done takes so long."""
+        """Advances the virtual time, as if the running code took so long."""
         self._patience.passed += seconds

@@ -1,4 +1,4 @@
-"""Blocks as vLLM gives them out, for its pretended scheduler."""
+"""Blocks as vLLM allocates them, for the simulated scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Block:
 
 
 class Pool:
-    """Blocks, and which of them hold pages with a hash; those that nobody uses keep theirs until they are taken."""
+    """Blocks, and which of them have pages with a hash. Unused blocks keep their hash until they are allocated."""
 
     def __init__(self, blocks: int) -> None:
         self.null = Block(0)
@@ -46,14 +46,14 @@ class Pool:
                 self.free.append(block)
 
     def forget(self) -> None:
-        """What nobody uses."""
+        """Forgets the hashes of unused blocks."""
         for block in self.free:
             if self.hashed.get(block.block_hash) is block:
                 del self.hashed[block.block_hash]
             block.block_hash = None
 
     def note(self, block: Block, name: object) -> bool:
-        """Whether it had no hash before."""
+        """Records a block's hash. Returns whether it had none before."""
         if block.is_null or block.block_hash is not None:
             return False
         block.block_hash = name

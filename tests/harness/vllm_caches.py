@@ -1,4 +1,4 @@
-"""Caches in the shapes that vLLM gives its connectors, and its specifications of them, without vLLM."""
+"""Caches in the shapes that vLLM gives to its connectors, with their specifications, without vLLM."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UniformTypeKVCacheSpecs:
 
 @dataclass
 class Cache:
-    """page: what plain indexing says is in a block, in every layer. fill: random content everywhere."""
+    """A cache. `page` returns by plain indexing what a block contains in all layers. `fill` writes random content."""
 
     spec: Any
     layers: Sequence[Any]
@@ -62,7 +62,7 @@ class Cache:
         return [tensor.narrow(self.axis, first, last - first).clone() for tensor in self._tensors()]
 
     def put(self, block: int, seed: int) -> None:
-        """Other content, the same for one seed."""
+        """Writes other content to a block, the same for the same seed."""
         chance = torch.Generator().manual_seed(seed)
         for tensor in self._tensors():
             part = tensor.narrow(self.axis, block * self.smaller, self.smaller)
@@ -81,7 +81,7 @@ def _random(shape: Sequence[int], dtype: torch.dtype, chance: torch.Generator) -
 
 
 def _views(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
-    """Layer after layer in one allocation, as from 0.30 on."""
+    """Returns one view per layer of a single allocation, as vLLM does since 0.30."""
     return list(torch.zeros((LAYERS, *shape), dtype=dtype))
 
 
@@ -101,7 +101,7 @@ def layers_in_blocks() -> Cache:
 
 
 def smaller_blocks() -> Cache:
-    """The kernels' blocks are of half as many tokens as vLLM's."""
+    """Returns a cache whose kernels use blocks with half as many tokens as vLLM's."""
     shape = (2 * BLOCKS, HEADS, TOKENS // 2, 2 * WIDTH)
     return Cache(FullAttentionSpec(), _views(shape), smaller=2)
 
@@ -123,14 +123,14 @@ def latents_with_a_head() -> Cache:
 
 
 def padded_states(storage: torch.Tensor | None = None) -> Cache:
-    """One tensor of bytes a layer, shorter than the page that it lies in."""
+    """Returns one tensor of bytes per layer, shorter than the page that contains it."""
     page = HEADS * TOKENS * 2 * WIDTH * 2
     whole = torch.zeros((LAYERS, BLOCKS, page), dtype=torch.int8) if storage is None else storage
     return Cache(MambaSpec(), [layer[:, : page - 48].unflatten(1, (1, 1, -1)) for layer in whole])
 
 
 def listed_states() -> Cache:
-    """Several tensors of several types a layer, as up to 0.29."""
+    """Returns several tensors of several types per layer, as vLLM does up to 0.29."""
 
     def layer() -> list[torch.Tensor]:
         return [torch.zeros((BLOCKS, 3, 32), dtype=torch.bfloat16), torch.zeros((BLOCKS, 4, 8, 8))]
@@ -156,7 +156,7 @@ CACHES: dict[str, Callable[[], Cache]] = {
 
 
 def aliased() -> tuple[Cache, Cache, Cache]:
-    """Three groups that share all of their memory: attention, a window, and states."""
+    """Returns three groups that share all of their memory: attention, a sliding window, and states."""
     whole = torch.zeros((LAYERS, BLOCKS, HEADS * TOKENS * 2 * WIDTH * 2), dtype=torch.int8)
     views = whole.view(torch.bfloat16).view(LAYERS, BLOCKS, HEADS, TOKENS, 2 * WIDTH)
     window = SlidingWindowSpec()

@@ -1,7 +1,7 @@
-"""What each block of an engine's cache holds, token by token, while a worker carries out orders and computes.
+"""The expected content of each block of an engine's cache, token by token, while a worker stores, loads and computes.
 
-It knows nothing of how orders are made. A store may read its blocks as late as the orders allow, a load may write its
-blocks from its order to its end: whatever is read or computed from another content than the right one fails the test.
+It is independent of the code that plans stores and loads. A store may read its blocks as late as its plan allows, a
+load may write its blocks at any time until its end: a read of, or a computation from, any wrong content fails the test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENTIRE = -1  # the place of a recurrent state in its block
 
 
 class Page(NamedTuple):
-    """Of a group: the one that ends with these tokens."""
+    """The page of a group that ends with these tokens."""
 
     group: int
     tokens: Tokens
@@ -38,14 +38,14 @@ class Computed(NamedTuple):
 
 @dataclass
 class Held:
-    """What a block holds of a group: at each place the tokens up to there, which determine it."""
+    """The content of a block for a group: for each place, the tokens up to it, which determine the content."""
 
     group: int
     cells: dict[int, Tokens] = field(default_factory=dict)
 
 
 class Reading(NamedTuple):
-    """A page that is ordered to be stored, and is not yet."""
+    """A page that is planned to be stored but not yet read."""
 
     order: StoreOrder
     block: int
@@ -55,13 +55,13 @@ class Reading(NamedTuple):
 
 @dataclass
 class Loading:
-    """pages: of each block; None for one that could not be had."""
+    """The page of each block, or None if the page is unavailable."""
 
     pages: dict[int, Page | None]
 
 
 class TrueWorker:
-    """Stores and loads through a client of its own. Pages in the daemon are as long as their key, which they hold."""
+    """Stores and loads through a client of its own. The content of a page in the daemon is its key."""
 
     def __init__(self, client: Client, groups: Sequence[PagedGroup]) -> None:
         self.client, self.groups = client, groups
@@ -72,13 +72,13 @@ class TrueWorker:
         self._names: dict[bytes, Page] = {}
 
     def know(self, hashes: Sequence[bytes], tokens: Tokens) -> None:
-        """What vLLM says the hashes of these tokens are."""
+        """Records the hashes that vLLM computed for these tokens."""
         for at, group in enumerate(self.groups):
             whole = len(hashes) // group.hashes
             keys = group.keys([hashes[(page + 1) * group.hashes - 1] for page in range(whole)])
             for page, key in enumerate(keys):
-                told = Page(at, tokens[: (page + 1) * group.kind.page_tokens])
-                assert self._names.setdefault(key, told) == told, "one hash of two prompts"
+                name = Page(at, tokens[: (page + 1) * group.kind.page_tokens])
+                assert self._names.setdefault(key, name) == name, "two prompts have the same hash"
 
     def step(
         self,
@@ -87,7 +87,7 @@ class TrueWorker:
         computed: Sequence[Computed],
         copies: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """As the worker does: room is made, then loads begin, all is computed, and stores begin."""
+        """Executes a step like the worker: ends stores of reused blocks, begins loads, computes, begins stores."""
         self._make_room(orders.written)
         for block in zeroed:
             self._overwrite(block, -1)
@@ -103,7 +103,7 @@ class TrueWorker:
             assert self._holds(reading.block, reading.page), f"{reading} would be read after it was overwritten"
 
     def end_stores(self, which: slice) -> set[str]:
-        """Some stores are through. Returns requests that hold no blocks for others any more."""
+        """Completes some stores. Returns the requests whose blocks are no longer needed."""
         ended, holding = self.reading[which], self._holding()
         for reading in ended:
             self._publish(reading)
@@ -111,7 +111,7 @@ class TrueWorker:
         return holding - self._holding()
 
     def end_load(self, request: str, *, fails: bool) -> bool:
-        """Whether all of it is there."""
+        """Returns whether all pages of the load are present."""
         loading = self.loading.pop(request)
         whole = not fails and None not in loading.pages.values()
         for block, page in loading.pages.items():
@@ -125,7 +125,7 @@ class TrueWorker:
     def _make_room(self, written: frozenset[int]) -> None:
         for reading in self.reading:
             if reading.block in written:
-                assert not reading.order.held, "blocks that are held are given to another"
+                assert not reading.order.held, "retained blocks were allocated to another request"
                 self._publish(reading)
         self.reading = [reading for reading in self.reading if reading.block not in written]
 
@@ -134,8 +134,8 @@ class TrueWorker:
         for block, key in zip(order.blocks, keys, strict=True):
             if block:
                 page = self._names[key]
-                assert page.group == order.group, "a page of another group"
-                assert self._holds(block, page), f"block {block} holds {self.held.get(block)}, not {page}"
+                assert page.group == order.group, "the page belongs to another group"
+                assert self._holds(block, page), f"block {block} has {self.held.get(block)}, not {page}"
                 self.reading.append(Reading(order, block, key, page))
                 self.ordered += 1
 
@@ -149,7 +149,7 @@ class TrueWorker:
     # ---- loads
 
     def _begin(self, order: LoadOrder) -> None:
-        assert order.request not in self.loading, "one request loads twice"
+        assert order.request not in self.loading, "the request already loads"
         pages: dict[int, Page | None] = {}
         for load in order.groups:
             with self.client.adopt(load.pages) as match:
@@ -157,7 +157,7 @@ class TrueWorker:
                 loaded = self.client.load(match, keys) if keys else 0
             found = [self._names[bytes(key)] for key in keys[:loaded]]
             for at, block in enumerate(load.blocks):
-                assert block and block not in pages, "a block for two pages"
+                assert block and block not in pages, "two pages are loaded into one block"
                 pages[block] = found[at] if at < len(found) else None
                 self._overwrite(block, -1)
         self.loading[order.request] = Loading(pages)
@@ -165,7 +165,10 @@ class TrueWorker:
     # ---- computing
 
     def _compute(self, computed: Sequence[Computed]) -> None:
-        """Attention sees what other requests compute in the same step, recurrent state does not."""
+        """Computes all requests.
+
+        Attention sees the results of other requests of the same step, recurrent state does not.
+        """
         for one in computed:
             self._needs(one, recurrent=True)
         for one in computed:
@@ -193,7 +196,7 @@ class TrueWorker:
             held.cells[position % size] = one.tokens[: position + 1]
 
     def _needs(self, one: Computed, *, recurrent: bool) -> None:
-        """What comes before must be in the request's blocks."""
+        """Asserts that the request's blocks have the content before the computed tokens."""
         for at, group in enumerate(self.groups):
             if isinstance(group.kind, Recurrent) is not recurrent:
                 continue
@@ -207,8 +210,8 @@ class TrueWorker:
                 assert cell == one.tokens[: position + 1], f"{one.request}: {position} of {at} is wrong"
 
     def _overwrite(self, block: int, group: int) -> Held:
-        assert block, "block 0 is nobody's"
-        assert all(block not in loading.pages for loading in self.loading.values()), "a load writes there, too"
+        assert block, "block 0 is never allocated"
+        assert all(block not in loading.pages for loading in self.loading.values()), "a load also writes to this block"
         held = self.held.get(block)
         if held is None or held.group != group:
             held = self.held[block] = Held(group)

@@ -176,9 +176,9 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
             small_tier(folder)
 
 
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_rejected_unchanged(tmp_path: Path) -> None:
     (tmp_path / "photos").write_bytes(b"")
-    with pytest.raises(TierError, match=r"other things \(photos\)"):
+    with pytest.raises(TierError, match=r"other files \(photos\)"):
         small_tier(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""What must be true when anything dies: pages that say what they are, journals that outlive SIGKILL, and a checker."""
+"""The oracle of the crash tests: pages that identify themselves, journals that survive SIGKILL, and a checker."""

@@ -1,4 +1,4 @@
-"""Judges a run: journals of all processes, samples of what was taken, and how the cache was left."""
+"""Judges a run by the journals of all processes, samples of the memory used, and the final state of the cache."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ WORKER_NAME: Final = "disk tier"
 
 
 class Kind(StrEnum):
-    """What kinds of promise can be broken."""
+    """The kinds of violations."""
 
-    BYTES = "other bytes than were stored"
-    NOWHERE = "a hit of a page that nobody stored"
+    BYTES = "a page has wrong content"
+    NOWHERE = "a match found a page that was never stored"
     LOST = "a stored page was not found"
-    CAP = "more was taken than the cap"
-    INTEGRITY = "check_integrity() found something"
+    CAP = "more memory or disk was used than allowed"
+    INTEGRITY = "check_integrity() reported a problem"
     FRAMES = "frames are not accounted for"
-    OPEN = "a page is being written for ever"
+    OPEN = "a reservation never ends"
     PINS = "a pin was left"
-    SLOT = "who is gone still has a slot"
+    SLOT = "a process that ended still has a slot"
     LEFTOVER = "shared memory was left"
-    CRASH = "a process ended that nobody ended"
-    HANG = "a process does not get on"
-    LATE = "memory of the dead was not in use again in time"
+    CRASH = "a process ended unexpectedly"
+    HANG = "a process hangs"
+    LATE = "memory of dead processes was not reused in time"
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One broken promise. key: the page, where it is about one; pid: the process that saw it."""
+    """One violation. `key` is the page, if it concerns one; `pid` is the process that detected it."""
 
     kind: Kind
     what: str
@@ -49,9 +49,10 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """How many stored pages may be missed: what the daemon's own counters say has left, 0 where all have room.
+    """The numbers of stored pages that may be missing: those that the daemon counted as evicted.
 
-    since: CLOCK_MONOTONIC in ns; looks that began before it claim nothing, such as those while a disk was away.
+    Matches that began before `since` (CLOCK_MONOTONIC in ns) are ignored, for example those while a disk was
+    unavailable.
     """
 
     at_most: int = 0
@@ -70,14 +71,15 @@ def findings(
     end: EndState | None = None,
     staying: Collection[int] = (),
 ) -> list[Violation]:
-    """All broken promises that can be seen in what is given.
+    """Returns all violations that the arguments prove.
 
     Args:
-        records: of all processes, in order of time, as read_journals() gives them.
-        may_go: None where nobody can say how many pages have left.
-        samples, caps: what was taken, and what may be.
-        end: the cache at rest, if it was looked at.
-        staying: pids of engines that live and are attached at the end; they may hold no pins either.
+        records: The records of all processes, sorted by time, from read_journals().
+        may_go: None if the number of evicted pages is unknown.
+        samples: The memory and disk used.
+        caps: The memory and disk allowed.
+        end: The final state of the cache, if it was read.
+        staying: PIDs of engines that are attached at the end; they may not have pins either.
     """
     found = [*_bytes(records), *_from_nowhere(records)]
     if may_go is not None:
@@ -97,7 +99,7 @@ def _bytes(records: Iterable[Record]) -> Iterator[Violation]:
 
 
 def _from_nowhere(records: Iterable[Record]) -> Iterator[Violation]:
-    """A page is readable once all its parts are written: so somebody has begun with each of them."""
+    """Yields pages that were readable although the writing of a part had not begun."""
     begun: dict[bytes, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for record in records:
         for key in record.each():
@@ -120,9 +122,9 @@ def _lost(records: Sequence[Record], may_go: Losses) -> list[Violation]:
 
 
 def missing(records: Sequence[Record], since: int = 0, promised: Iterable[Promise] | None = None) -> list[Loss]:
-    """Pages that were stored, or promised otherwise, and were missed later; those of one look once.
+    """Returns pages that were stored, or are in `promised`, and were missed later; once for each match.
 
-    A page that was stored while its disk was away, and is on that disk as well, was promised twice and leaves once.
+    A page that was stored while its disk was unavailable, and is also on that disk, is promised twice and evicted once.
     """
     gone = losses(promises(records) if promised is None else promised, records, since)
     return list({(loss.promise.key, loss.missed.since, loss.missed.pid): loss for loss in gone}.values())

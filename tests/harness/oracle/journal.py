@@ -1,4 +1,4 @@
-"""What one process was told, written down so that it outlives the process: a file, appended to by one write a line."""
+"""The record of all results that a process received, in a file with one write() per line, which survives it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SUFFIX: Final = ".journal"
 
 
 class Told(StrEnum):
-    """What happened to pages, as their process saw it.
+    """The events of pages, as their process observed them.
 
-    STORING is written before the client is asked, STORED after it said so: a death between the two is no promise. HIT:
-    a match has pinned it. MISSED: an attached process did not find it, in memory or on disk; of a chain only the first
-    such page, as nobody looked for those behind it. REACHED: on disk, says a match. LOADED: copied out, and every byte
-    was what belongs there; WRONG: one was not, or a pinned page could not be copied. DROPPING: it is told to go;
-    written before somebody is asked for that and, where that is survived, after, with the same `since`.
+    STORING is written before the client is called, STORED after it reported success: if the process dies in between,
+    nothing is promised. HIT: a match pinned the page. MISSED: an attached process did not find it, in memory or on
+    disk; only the first such page of a chain. REACHED: a match reported it on disk. LOADED: copied, with the right
+    content. WRONG: copied with wrong content, or pinned but not copied. DROPPING: a flush of the page; written before
+    the request and, if the process survives, again after it, with the same `since`.
     """
 
     STORING = "storing"
@@ -41,11 +41,16 @@ class Told(StrEnum):
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line: pages to which the same was told at once. keys: 32 bytes each, end to end.
+    """One line: pages with the same event at the same time.
 
-    since, at: CLOCK_MONOTONIC in ns, when the process asked and when it wrote this down. part, parts: which share of
-    its pages the process fills; serials: of which filling, 8 bytes a key, where that is known: parts make a page only
-    if they are of one filling. note: what else a person should know, such as what was wrong.
+    Attributes:
+        keys: 32 bytes each, concatenated.
+        since: CLOCK_MONOTONIC in ns when the process sent the request.
+        at: CLOCK_MONOTONIC in ns when the line was written.
+        part: The part of its pages that the process fills.
+        parts: The number of parts of a page.
+        serials: 8 bytes for each key, the serial of the reservation, if known: only parts with one serial form a page.
+        note: Details for people, such as the wrong content.
     """
 
     told: Told
@@ -59,11 +64,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
     def each(self) -> Iterator[bytes]:
-        """The keys, one by one."""
+        """Yields the keys."""
         return (self.keys[first : first + KEY_BYTES] for first in range(0, len(self.keys), KEY_BYTES))
 
     def fillings(self) -> Iterator[tuple[bytes, bytes]]:
-        """Each key with its serial, b"" where that is not known."""
+        """Yields each key with its serial, b"" if that is unknown."""
         width = SERIAL_BYTES if self.serials else 0
         return ((key, self.serials[width * at : width * (at + 1)]) for at, key in enumerate(self.each()))
 
@@ -73,9 +78,11 @@ _decode = msgspec.json.Decoder(Record).decode
 
 
 class Journal:
-    """One process's own; opened after a fork, as a file that is shared would mix what two processes say.
+    """The journal of one process.
 
-    What write() has written is there whatever becomes of the process. Raises OSError where it can not be written.
+    It is opened after a fork, because a shared file would mix the lines of two processes.
+
+    A line that write() has written survives the process. Raises OSError if it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,12 +91,12 @@ class Journal:
 
     @classmethod
     def of_this_process(cls, folder: Path) -> Self:
-        """A new one in a folder, whose name says the process."""
+        """Opens a new journal in a folder. Its name contains the PID."""
         return cls(folder / f"{os.getpid()}-{time.monotonic_ns()}{SUFFIX}")
 
     def write(
         self,
-        told: Told,
+        kind: Told,
         keys: bytes | Sequence[bytes],
         since: int | None = None,
         *,
@@ -98,26 +105,26 @@ class Journal:
         serials: bytes = b"",
         note: str = "",
     ) -> None:
-        """Notes that these pages were told so; nothing if there are none. since: now, where nobody was asked."""
+        """Records an event of these pages; nothing if there are none. `since` is now, if there was no request."""
         packed = keys if isinstance(keys, bytes) else b"".join(keys)
         if not packed:
             return
         at = time.monotonic_ns()
-        record = Record(told, packed, at if since is None else since, at, self._pid, part, parts, serials, note)
+        record = Record(kind, packed, at if since is None else since, at, self._pid, part, parts, serials, note)
         self._put(_encode(record) + b"\n")
 
     def close(self) -> None:
-        """The end of it; may be called again."""
+        """Closes the journal; it may be called again."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _put(self, line: bytes) -> None:
-        """By one write."""
+        """Writes a line with one call of write()."""
         os.write(self._descriptor(), line)
 
     def _descriptor(self) -> int:
-        """Of the file that the next line goes to."""
+        """Returns the descriptor of the file for the next line."""
         return self._file
 
     def __enter__(self) -> Self:
@@ -130,12 +137,12 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """All records of one process, but for a last one that its death has torn. Raises ValueError for other nonsense."""
+    """Returns all records of one process, except for a torn last line. Raises ValueError for any other invalid line."""
     *lines, _torn = path.read_bytes().split(b"\n")
     return [_decode(line) for line in lines]
 
 
 def read_journals(folder: Path) -> list[Record]:
-    """All records of all processes with a journal in the folder, in order of time."""
+    """Returns all records of the journals in the folder, sorted by time."""
     records = [record for path in folder.glob(f"*{SUFFIX}") for record in read_journal(path)]
     return sorted(records, key=lambda record: record.at)

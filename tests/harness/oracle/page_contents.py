@@ -1,4 +1,4 @@
-"""What a page holds follows from its key and a seed, and every word of it says whose it is and where it belongs."""
+"""Page content that follows from key and seed: each word contains the tag of its page and its position."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _MOST_BYTES: Final = WORD_BYTES << _PLACE_BITS
 
 
 class Wrong(msgspec.Struct, frozen=True):
-    """The first byte of a page that is not what was stored.
+    """The first wrong byte of a page.
 
-    at: where it is. found: the word that it is in, as it is. tag: whose word that is, as tag_of() says; 0: nobody's,
-    it was never written. place: which word of that page it is.
+    Attributes:
+        at: Its offset.
+        found: The word that contains it.
+        tag: The tag of the page to which the word belongs, see tag_of(); 0: the word was never written.
+        place: The position of the word in that page.
     """
 
     at: int
@@ -30,24 +33,25 @@ class Wrong(msgspec.Struct, frozen=True):
     place: int
 
     def whose(self, keys: Iterable[bytes], seed: int) -> bytes | None:
-        """Which of these keys the word belongs to."""
+        """Returns the key among `keys` to which the word belongs, or None."""
         return next((key for key in keys if tag_of(key, seed) == self.tag), None)
 
     def __str__(self) -> str:
-        whose = f"word {self.place} of the page with tag {self.tag:010x}" if self.tag else "nobody's: never written"
+        whose = f"word {self.place} of the page with tag {self.tag:010x}" if self.tag else "never written"
         return f"byte {self.at} is wrong, in the word {self.found.hex()}: {whose}"
 
 
 def tag_of(key: bytes, seed: int) -> int:
-    """What the words of a page have in common: 40 bits, never 0."""
+    """Returns the tag that all words of a page contain: 40 bits, never 0."""
     digest = blake2b(key, digest_size=_TAG_BYTES, salt=seed.to_bytes(8, "little", signed=True)).digest()
     return int.from_bytes(digest, "little") or 1
 
 
 def words(key: bytes, seed: int, nbytes: int) -> npt.NDArray[np.uint64]:
-    """content() as an array of words that the caller may change; the last one is whole.
+    """Returns content() as an array of whole words that the caller may change.
 
-    Raises ValueError beyond 128 MiB.
+    Raises:
+        ValueError: The page has more than 128 MiB.
     """
     if nbytes > _MOST_BYTES:
         raise ValueError(f"{nbytes} bytes: a page of more than {_MOST_BYTES} has more words than a word can count")
@@ -55,12 +59,12 @@ def words(key: bytes, seed: int, nbytes: int) -> npt.NDArray[np.uint64]:
 
 
 def content(key: bytes, seed: int, nbytes: int) -> bytes:
-    """What the page of this key holds: words with the tag above and their place below, little-endian."""
+    """Returns the content of the page: little-endian words, tag in the upper, position in the lower bits."""
     return words(key, seed, nbytes).tobytes()[:nbytes]
 
 
 def wrong(page: bytes | bytearray | npt.NDArray[Any], key: bytes, seed: int) -> Wrong | None:
-    """The first byte of a page that is not content()'s; None if all are. page: all of it, in one piece."""
+    """Returns the first byte of a page that differs from content(), or None. `page` is all of it, contiguous."""
     found = np.frombuffer(page, dtype=np.uint8)
     right = words(key, seed, len(found)).view(np.uint8)[: len(found)]
     if np.array_equal(found, right):

@@ -1,4 +1,4 @@
-"""What journals promise: pages that were reported stored, whole, from when on; and which of them were missed later."""
+"""The promises in journals: pages that were completely stored, since when, and which of them were missed later."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import msgspec
 from oracle.journal import Record, Told
 
 SIGHTS: Final = frozenset({Told.HIT, Told.LOADED, Told.PRESENT, Told.REACHED})
-"""Who is told so has met a page that is whole."""
+"""The events that prove that a page is complete."""
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A page that is to be found by every match that begins after `kept_from`, until it is evicted or dropped.
+    """A page that each match after `kept_from` must find, until it is evicted or dropped.
 
-    asked: when the first who wrote it asked for room, both CLOCK_MONOTONIC in ns. pid: who said so last.
+    Attributes:
+        asked: When its first writer sent the reservation. All times are CLOCK_MONOTONIC in ns.
+        pid: The last writer that reported it stored.
     """
 
     key: bytes
@@ -27,14 +29,14 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A promised page that was not found. missed: by whom and when."""
+    """A promised page that was not found. `missed` is the record of the match."""
 
     promise: Promise
     missed: Record
 
 
 def promises(records: Iterable[Record]) -> list[Promise]:
-    """One for each filling of a page that was reported stored by the writers of all of its parts."""
+    """Returns one promise for each reservation of a page that the writers of all of its parts reported as stored."""
     parts: dict[tuple[bytes, bytes], dict[int, Record]] = defaultdict(dict)
     made = []
     for record in records:
@@ -50,7 +52,7 @@ def promises(records: Iterable[Record]) -> list[Promise]:
 
 
 def seen(records: Iterable[Record]) -> list[Promise]:
-    """Pages that were there: where nothing is ever evicted, that is as good as a promise."""
+    """Returns a promise for each page that was seen: if nothing is ever evicted, it must stay."""
     first: dict[bytes, Promise] = {}
     for record in (record for record in records if record.told in SIGHTS):
         for key in record.each():
@@ -59,7 +61,7 @@ def seen(records: Iterable[Record]) -> list[Promise]:
 
 
 def losses(promised: Iterable[Promise], records: Iterable[Record], since: int = 0) -> list[Loss]:
-    """Promises that were not kept, each once; looks that began before `since` claim nothing."""
+    """Returns the broken promises, each once. Matches that began before `since` are ignored."""
     kept = list(records)
     missed, dropped = _by_key(kept, Told.MISSED), _by_key(kept, Told.DROPPING)
     return list(_losses(promised, missed, dropped, since))
@@ -80,14 +82,14 @@ def _losses(
 
 
 def _excused(promise: Promise, look: Record, drops: list[Record]) -> bool:
-    """Whether somebody may have told the page to go between its storing and the look."""
+    """Returns whether a flush may have dropped the page between the store and the match."""
     return any(drop.at > promise.asked and drop.since < look.at for drop in drops)
 
 
-def _by_key(records: Iterable[Record], told: Told) -> dict[bytes, list[Record]]:
+def _by_key(records: Iterable[Record], kind: Told) -> dict[bytes, list[Record]]:
     found: dict[bytes, list[Record]] = defaultdict(list)
     for record in records:
-        if record.told is told:
+        if record.told is kind:
             for key in record.each():
                 found[key].append(record)
     return found

@@ -1,4 +1,4 @@
-"""What a cache takes, looked at from outside: while it runs, and when it is at rest."""
+"""The memory and disk that a cache uses, measured from outside while it runs, and its state when it is idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SETTLING_S = 1.0
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be taken, in bytes: frames of the arena; shared memory in all; the disk. None: nothing is claimed."""
+    """The bytes that may be used: by frames of the arena; by shared memory in total; on disk.
+
+    None: no limit is checked.
+    """
 
     arena: int
     shm: int | None = None
@@ -25,7 +28,7 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What was taken at a moment, in bytes. at: CLOCK_MONOTONIC in ns."""
+    """The bytes used at one time. `at` is CLOCK_MONOTONIC in ns."""
 
     at: int
     arena: int
@@ -34,7 +37,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """Who is attached, and how many pages it pins."""
+    """An attached process and the number of pages that it pins."""
 
     pid: int
     name: str
@@ -42,9 +45,13 @@ class Attachment(msgspec.Struct, frozen=True):
 
 
 class EndState(msgspec.Struct, frozen=True, kw_only=True):
-    """A cache at rest. integrity: what check_integrity() finds. attached: all who have a slot, and their pins.
+    """An idle cache.
 
-    open_entries: pages that are being written. leftovers: names in /dev/shm that ought not to be there.
+    Attributes:
+        integrity: The findings of check_integrity().
+        attached: All attached processes and their pins.
+        open_entries: The number of pages being written.
+        leftovers: Names in /dev/shm that should not exist.
     """
 
     integrity: tuple[str, ...]
@@ -58,7 +65,7 @@ class EndState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def taken(observer: Observer, name: str, disk: Path | None = None) -> Sample:
-    """A sample of the daemon of this name, with its disk in a folder."""
+    """Returns a sample of the daemon of this name, with its disk in a folder."""
     header = observer.header()
     shm = _allocated(_SHM.glob(f"{name}.*"))
     on_disk = _allocated(disk.rglob("*")) if disk is not None else 0
@@ -66,7 +73,7 @@ def taken(observer: Observer, name: str, disk: Path | None = None) -> Sample:
 
 
 def _allocated(paths: Iterable[Path]) -> int:
-    """Bytes that files really take; what goes meanwhile takes none."""
+    """Returns the bytes that files occupy. Files that are removed at the same time count as 0."""
     total = 0
     for path in paths:
         try:
@@ -77,15 +84,15 @@ def _allocated(paths: Iterable[Path]) -> int:
 
 
 def segments_bytes(observer: Observer) -> int:
-    """What the three segments take when all of their memory was used: the cap of shared memory."""
+    """Returns the size of the three segments, which is the limit of shared memory."""
     header = observer.header()
     return sum(header[f"{kind}_bytes"] for kind in ("index", "locks", "arena"))
 
 
 def end_of(daemon: RunningDaemon, leftovers: Iterable[str] = ()) -> EndState:
-    """How a daemon is that lives and has nothing to do: for after all engines are gone, or with those that stay.
+    """Returns the state of an idle daemon, after all engines have ended or with those that stay.
 
-    It is given a second to see what processes did last.
+    The daemon has one second to notice the last actions of processes.
     """
     eventually(lambda: not daemon.header()["open_entries"], _SETTLING_S)
     integrity, header = daemon.findings(), daemon.header()

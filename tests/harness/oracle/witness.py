@@ -1,4 +1,4 @@
-"""A client that writes down what it is told: pages with contents that can be checked, stored and looked for."""
+"""A client that stores and matches pages with verifiable content, and records all results in its journal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ _TOLD: Final = {
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """What a look found. away: there are no segments to look into yet, so nothing is claimed.
+    """The result of a match.
 
-    hits: pages pinned from the head on; reach: those on disk counted as well; loaded: whose bytes were right.
+    Attributes:
+        away: There are no segments yet, so that the result proves nothing.
+        hits: Pages pinned, counted from the head.
+        reach: Pages in memory and on disk.
+        loaded: Pages whose content was right.
     """
 
     hits: int = 0
@@ -34,7 +38,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class Witness:
-    """One process's. All pages have page_bytes bytes, a multiple of 8 for each part."""
+    """A recording client. All pages have `page_bytes` bytes, a multiple of 8 for each part."""
 
     def __init__(self, client: Client, journal: Journal, seed: int, page_bytes: int) -> None:
         self.client = client
@@ -63,16 +67,16 @@ class Witness:
     def note(
         self, result: StoreResult, keys: Keys, since: int, part: Part = WHOLE, serials: np.ndarray | None = None
     ) -> None:
-        """Writes down what became of a store."""
+        """Records the result of a store."""
         outcomes = result.outcomes
-        for outcome, told in _TOLD.items():
+        for outcome, kind in _TOLD.items():
             which = [page for page, code in enumerate(outcomes) if code is outcome]
             packed = serials[which].tobytes() if serials is not None and outcome is Outcome.STORED else b""
             chosen = [keys[page] for page in which]
-            self.journal.write(told, chosen, since, part=part.index, parts=part.count, serials=packed)
+            self.journal.write(kind, chosen, since, part=part.index, parts=part.count, serials=packed)
 
     def look(self, keys: Keys, timeout: float = 0.0) -> Looked:
-        """Matches a chain, loads what it finds, and compares every byte. deadline: seconds to wait for the disk."""
+        """Matches a chain, loads the pages found, and compares every byte. `timeout`: seconds to wait for the disk."""
         session = self.client.session
         if session is None or not session.usable:
             return Looked(away=True)
@@ -86,12 +90,12 @@ class Witness:
             return Looked(len(match), match.available_pages, loaded)
 
     def load(self, match: Match, keys: Keys, timeout: float = 0.0) -> int:
-        """Copies out what was matched, and on disk behind it, and compares; how many pages were right."""
+        """Copies and compares the matched pages and those on disk after them. Returns the number of right pages."""
         since, hits = time.monotonic_ns(), len(match)
         into = np.zeros((max(match.available_pages, hits), self.page_bytes), dtype=np.uint8)
         done = self.client.load(match, into, timeout=timeout) if len(into) else 0
         if done < hits:
-            self.journal.write(Told.WRONG, keys[done], since, note=f"{done} of {hits} pinned pages were copied")
+            self.journal.write(Told.WRONG, keys[done], since, note=f"only {done} of {hits} pinned pages were copied")
         right = [page for page in range(done) if self._is_right(into[page], keys[page], since)]
         self.journal.write(Told.LOADED, [keys[page] for page in right], since)
         return len(right)
