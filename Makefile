@@ -3,7 +3,7 @@
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/pip --quiet --disable-pip-version-check
-# The build uses the venv's own pinned setuptools: an isolated build would fetch the newest there is.
+# The build uses the venv's own pinned setuptools: an isolated build would fetch the newest version.
 INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
@@ -12,9 +12,9 @@ TYPED := src/pagetier $(wildcard tests bench examples)
 ROOMS := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile
 STRESS := $(wildcard tests/shm/stress/Makefile)
-# Chance breaks a promise once, and keeps it the next time.
+# A broken guarantee of the random crash test must not pass by a retry.
 NO_SECOND_CHANCE := ! grep -qs 'test_nothing_is_lost_when_anything_dies' .cache/pytest/v/cache/lastfailed
-AGAIN := what failed, once more and alone: who fails twice has failed
+AGAIN := running the failed tests once more: a test that fails twice has failed
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 
 .DEFAULT_GOAL := help
@@ -22,24 +22,24 @@ VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 .PHONY: help venv core demo test lint stress pytest test-engines bench man clean
 
 help:
-	@echo "make demo    a real model's prompt goes to shared host memory and comes back in another process"
-	@echo "make test    lint, stress tests of the C core, tests"
+	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
+	@echo "make test    lint, stress tests and fuzzers of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter, words, Markdown, spelling"
-	@echo "make fuzz    fuzzers of what other processes write, 10 s each; MINUTES=20: each that long"
-	@echo "make models  spin looks at all states of the protocols' models, and refutes their mutants"
-	@echo "make sweep   death and standstill in each operation, at all points that it crosses (half an hour)"
-	@echo "make crash   engines, daemons and disk workers die at random for MINUTES=20, and a report in build/crash"
-	@echo "make soak    a long run, MINUTES=90: deaths and faults, what grows, what slows; a report in bench/results"
-	@echo "make soak CHURN=1  the same with one daemon that is never killed: what grows in a long life"
-	@echo "make load    56 engines on the cores that there are: who is refused, who starves"
-	@echo "make faults  each call of the disk worker fails in each way; segments and disks damaged; power lost (hours)"
+	@echo "make fuzz    fuzzers of all data that other processes write, 10 s each; MINUTES=20: 20 minutes each"
+	@echo "make models  verify the protocols' models with spin, and refute their mutants"
+	@echo "make sweep   kill or stop a process at each failpoint of each operation (half an hour)"
+	@echo "make crash   kill engines, daemons and disk workers at random for MINUTES=20; report in build/crash"
+	@echo "make soak    long run with crashes and faults, MINUTES=90; report of growth and latency in bench/results"
+	@echo "make soak CHURN=1  the same with one daemon that is never killed"
+	@echo "make load    56 engines on this host: rejections and fairness"
+	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers in docs/benchmarks.md"
-	@echo "make man     the manual pages and docs/configuration.md, generated from the code"
-	@echo "make venv    only the virtual environment, in $(VENV)"
-	@echo "make clean   removes what was made, but for $(VENV)"
+	@echo "make man     generate the manual pages and docs/configuration.md from the code"
+	@echo "make venv    create only the virtual environment, in $(VENV)"
+	@echo "make clean   remove all build products except $(VENV)"
 
-# --- what the others need -------------------------------------------------------------------------------------
+# --- prerequisites -------------------------------------------------------------------------------------------------
 
 $(VENV)/.made: constraints.txt .ci/find-python
 	@python=$$(sh .ci/find-python) && echo "== venv: $$python" && $$python -m venv $(VENV)
@@ -61,7 +61,7 @@ $(VENV)/.kernels: $(VENV)/.made $(PINS)
 	@$(INSTALL) --editable '.[gpu]'
 	@touch $@
 
-# One environment a version of vLLM: in .venv there is none, and they need other versions than .venv pins.
+# One environment for each version of vLLM, because vLLM needs other versions than .venv pins.
 .engines/%/.made: tests/engines/requirements/vllm-%.txt tests/engines/requirements/vllm.txt .ci/find-python
 	@rm -rf $(@D)
 	@python=$$(sh .ci/find-python) && echo "== vLLM $*: $$python (some minutes)" && $$python -m venv $(@D)
@@ -85,7 +85,7 @@ venv: $(VENV)/.dev core
 
 core: $(CORE)
 
-# --- what people run ------------------------------------------------------------------------------------------
+# --- targets for people --------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.demo core
 	@$(BIN)/python bench/demo
@@ -128,12 +128,12 @@ models: $(VENV)/.dev
 
 .PHONY: sweep
 sweep: venv
-	@echo "== death and standstill in each operation, at all points that it crosses"
+	@echo "== processes killed or stopped at each failpoint"
 	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/test_kill_points.py
 
 .PHONY: crash
 crash: venv
-	@echo "== random death"
+	@echo "== random process deaths"
 	@PYTHONPATH=tests/crash:tests/harness OPENBLAS_NUM_THREADS=1 $(BIN)/python -m chaos --minutes $(or $(MINUTES),20)
 
 .PHONY: soak load
@@ -144,12 +144,12 @@ soak: venv
 	@$(BIN)/python -m soak --minutes $(or $(MINUTES),90) $(if $(CHURN),--churn)
 
 load: venv
-	@echo "== an engine in each slot"
+	@echo "== 56 engines"
 	@$(BIN)/python -m load
 
 .PHONY: faults
 faults: venv
-	@echo "== faults of the disk, power loss, damage"
+	@echo "== disk faults, power loss, corruption"
 	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(wildcard tests/crash/test_disk_faults_*.py tests/crash/test_power_*.py tests/crash/test_*_corruption*.py)
 
 test-engines: core $(VLLM:%=.engines/%/.ready)

@@ -1,23 +1,23 @@
-"""What pyproject.toml can not say: the rooms as packages, and the C extension."""
+"""The parts of the build that pyproject.toml cannot express: the packages, the C extension and the data files."""
 
 import os
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
-UNITS = "pagetier.systemd"  # files that `pagetier unit` hands out
+UNITS = "pagetier.systemd"  # the files that `pagetier unit` installs
 PYTHON_ABI = "0x030B0000"  # the stable ABI of CPython 3.11
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("WERROR") == "1" else []
 
 
 def manual() -> list[tuple[str, list[str]]]:
-    """Where the manual pages go."""
+    """Returns the manual pages by their install folder."""
     return [(f"share/man/man{page.suffix[1:]}", [str(page)]) for page in sorted(Path("docs/man").iterdir())]
 
 
 def documents() -> list[tuple[str, list[str]]]:
-    """Where the pages for administrators go, and the files that they speak of."""
+    """Returns the documentation for administrators, and the files that it mentions, by their install folder."""
     folders = [Path("docs"), *(Path("docs", name) for name in ("design", "kubernetes", "monitoring"))]
     pages = [(f"share/doc/pagetier{str(folder)[4:]}", _files_in(folder)) for folder in folders]
     return [*pages, ("share/doc/pagetier", ["CHANGELOG.md"])]

@@ -6,7 +6,7 @@
     client.store(keys, buffers)
     client.close()
 
-`pagetier.client` has what an engine imports; `pagetierd` is the daemon. Importing this package imports nothing else.
+An engine imports `pagetier.client`; `pagetierd` is the daemon. Importing this package imports no other module.
 """
 
 __version__ = "0.1.0"
