@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Configuration that all tests share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from kill_points.summary import pytest_terminal_summary  # noqa: F401  a hook of pytest
 
-# Engines' environments have no hypothesis. A busy machine is slow now and then: that is no finding.
+# The environments of engines lack hypothesis. Health checks are off because a busy machine is slow at times.
 with suppress(ImportError):
     from hypothesis import HealthCheck, settings
 

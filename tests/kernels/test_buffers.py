@@ -1,4 +1,4 @@
-"""Host memory comes as plain addresses, whatever it came in, and what is none is refused."""
+"""Host memory of any kind is converted to plain addresses, and other objects are rejected."""
 
 import ctypes
 import gc
@@ -16,7 +16,7 @@ from pagetier.kernels.host.buffers import Access, HostPages, page_count, pages_o
 
 
 def contents(pages: HostPages) -> list[bytes]:
-    """What lies at the addresses, read past Python."""
+    """Returns the bytes at the addresses, read without Python's buffers."""
     return [ctypes.string_at(int(at), int(size)) for at, size in zip(pages.addresses, pages.sizes, strict=True)]
 
 
@@ -169,13 +169,13 @@ def test_page_count() -> None:
 
 
 @pytest.mark.parametrize(("nbytes", "count"), [(10, 3), (3, 10), (10, 0), (0, 2), (10, -1), (10, -2)])
-def test_a_size_that_the_pages_do_not_divide(nbytes: int, count: int) -> None:
+def test_a_size_that_is_not_divisible_by_the_pages_is_rejected(nbytes: int, count: int) -> None:
     with pytest.raises(ValueError, match=f"{nbytes} bytes does not divide into {count} pages"):
         pages_of(bytes(nbytes), count, Access.READ)
 
 
 @pytest.mark.parametrize(("buffers", "count"), [([b"a"], 2), ([], 1), ((b"a", b"b"), 1)])
-def test_another_number_of_buffers(buffers: Any, count: int) -> None:
+def test_another_number_of_buffers_is_rejected(buffers: Any, count: int) -> None:
     with pytest.raises(ValueError, match=f"{len(buffers)} buffers for {count} pages"):
         pages_of(buffers, count, Access.READ)
 
@@ -193,7 +193,7 @@ def test_another_number_of_buffers(buffers: Any, count: int) -> None:
     ],
     ids=lambda buffer: type(buffer).__name__,
 )
-def test_memory_that_is_not_contiguous(buffer: Any, access: Access) -> None:
+def test_memory_that_is_not_contiguous_is_rejected(buffer: Any, access: Access) -> None:
     with pytest.raises(ValueError, match="not contiguous"):
         pages_of(buffer, 2, access)
     with pytest.raises(ValueError, match=r"page 1: .* not contiguous"):
@@ -211,7 +211,7 @@ def test_memory_that_is_not_contiguous(buffer: Any, access: Access) -> None:
     ],
     ids=lambda buffer: type(buffer).__name__,
 )
-def test_references_to_objects_are_not_bytes(buffer: Any) -> None:
+def test_arrays_of_objects_are_rejected(buffer: Any) -> None:
     with pytest.raises(TypeError, match="references to Python objects"):
         pages_of(buffer, 2, Access.WRITE)
 
@@ -220,7 +220,7 @@ _NO_MEMORY: list[Any] = [None, 7, "text", {b"a"}, {0: b"a"}, iter([b"a"]), objec
 
 
 @pytest.mark.parametrize("buffer", _NO_MEMORY, ids=lambda buffer: type(buffer).__name__)
-def test_what_is_no_memory(buffer: Any) -> None:
+def test_objects_without_memory_are_rejected(buffer: Any) -> None:
     with pytest.raises(TypeError):
         pages_of(buffer, 1, Access.READ)
     with pytest.raises(TypeError, match=r"page 0: .* not a buffer"):
@@ -228,7 +228,7 @@ def test_what_is_no_memory(buffer: Any) -> None:
 
 
 @pytest.mark.parametrize("empty", [b"", bytearray(), np.zeros((3, 0))], ids=repr)
-def test_an_empty_page(empty: Any) -> None:
+def test_an_empty_page_is_rejected(empty: Any) -> None:
     with pytest.raises(ValueError, match="page 1: the buffer is empty"):
         pages_of([b"a", empty], 2, Access.READ)
 
@@ -278,13 +278,13 @@ def test_tensors_without_plain_host_memory() -> None:
 
 
 class Elsewhere:
-    """A tensor on an accelerator, as far as it is looked at."""
+    """A fake tensor on an accelerator, with the attributes that are read."""
 
     class device:  # noqa: N801 - torch's name
         type = "cuda"
 
     def data_ptr(self) -> int:
-        raise AssertionError("nobody asks for its address")
+        raise AssertionError("the address of a device tensor was read")
 
 
 def test_a_tensor_on_an_accelerator() -> None:

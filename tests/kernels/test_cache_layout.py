@@ -1,4 +1,4 @@
-"""Planes of a cache, and what the copies can not address."""
+"""Planes of a cache, and caches that copies cannot address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def view(*shape: int, dtype: Any = np.float16) -> View:
 def plane(
     address: int, *strides: int, counts: tuple[int, int, int] = (2, 2, 2), width: int = 2, kind: str = "k"
 ) -> Plane:
-    """Strides of blocks, tokens, heads."""
+    """Returns the strides of blocks, tokens, heads."""
     return Plane(0, kind, "uint8", address, *counts, width, *strides)
 
 
@@ -82,8 +82,8 @@ def test_a_plane_of_nothing(wrong: int) -> None:
 
 @pytest.mark.parametrize(("axis", "name"), [(0, "block"), (1, "token"), (2, "head")])
 @pytest.mark.parametrize("stride", [0, 1, -64])
-def test_rows_in_each_others_place(axis: int, name: str, stride: int) -> None:
-    """Expanded tensors, those that are torn, and those that run backwards."""
+def test_overlapping_rows_are_rejected(axis: int, name: str, stride: int) -> None:
+    """Expanded tensors, overlapping views, and views with negative strides."""
     strides = [64, 16, 4]
     strides[axis] = stride
     with pytest.raises(LayoutError, match=f"layer 0, k: {name} stride of {stride} bytes, but each step covers 2"):
@@ -160,7 +160,7 @@ def test_joined() -> None:
     assert joined(kv).planes == kv.planes
 
 
-def test_what_can_not_be_joined() -> None:
+def test_caches_that_do_not_match_cannot_be_joined() -> None:
     one = cache_of([[("k", view(2, 2, 2, 2))]])
     two = cache_of([[("v", view(2, 2, 2, 2))] for _ in range(2)])
     other = cache_of([[("v", view(3, 2, 2, 2))]])
@@ -179,7 +179,7 @@ def test_what_can_not_be_joined() -> None:
         joined(one, one)
 
 
-# ---- planes in each other's place
+# ---- overlapping planes
 
 
 def test_one_tensor_for_two_layers() -> None:
@@ -209,7 +209,7 @@ few = st.integers(1, 3)
 
 @st.composite
 def planes(draw: Any, kind: str, blocks: int, tokens: int) -> Plane:
-    """Axes in any order, with gaps between rows, heads, tokens or blocks."""
+    """Draws planes with axes in any order, and gaps between rows, heads, tokens or blocks."""
     counts, width, strides = (blocks, tokens, draw(few)), draw(few), [0, 0, 0]
     reach = width
     for axis in draw(st.permutations(range(3))):
@@ -244,8 +244,8 @@ def test_only_planes_with_a_byte_in_common_overlap(pair: tuple[Plane, Plane]) ->
         assert CacheLayout(pair, "cpu").layers == 1
 
 
-def test_a_large_model_is_looked_through_at_once() -> None:
-    """126 layers whose blocks lie among each other; a pair at a time, by rows, it would not end."""
+def test_overlaps_in_a_large_model_are_found_quickly() -> None:
+    """126 layers with interleaved blocks: comparing all pairs row by row would take too long."""
     array = np.zeros((2, 126, 16, 8, 2), np.int8)
     layers = [
         np.lib.stride_tricks.as_strided(array[:, at], (100_000, 16, 8, 2), array[:, at].strides) for at in range(126)
@@ -254,7 +254,7 @@ def test_a_large_model_is_looked_through_at_once() -> None:
     assert len(cache.planes) == 252
 
 
-def test_strides_that_no_copy_can_count() -> None:
+def test_strides_that_overflow_are_rejected() -> None:
     view = View(4096, (2, 2, 2, 4), (1 << 70, 64, 16, 4), 4, "float32", "cpu", None)
     with pytest.raises(LayoutError, match="strides have at most 62 bits"):
         plane_of(view, 0, "k")

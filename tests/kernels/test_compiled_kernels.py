@@ -1,4 +1,4 @@
-"""Every variant of the kernels compiles for every GPU that we name, without one, and to the accesses that we want."""
+"""Each variant of the kernels compiles, without a GPU, for each supported GPU, and to the intended memory accesses."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing comes from an earlier run, and nothing stays."""
+    """Makes Triton's cache empty at the begin, and removes it at the end."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("target", NVIDIA)
 def test_nvidia(kernel: Any, unit: int, target: str, tmp_path: Path) -> None:
-    """Each unit of a thread is one load and one store, of 128 bits for 16 bytes; nothing lies in local memory."""
+    """Each unit of a thread is one load and one store, of 128 bits for 16 bytes; no local memory is used."""
     made = compiled(kernel, unit, target)
     ptx, taken = made.asm["ptx"], resources(made.asm["cubin"], tmp_path)
     units = GRID.tile // (GRID.warps * 32)
@@ -44,7 +44,7 @@ def test_nvidia(kernel: Any, unit: int, target: str, tmp_path: Path) -> None:
 
 
 def test_amd(kernel: Any, unit: int) -> None:
-    """The same there, by the names of the instructions."""
+    """The same for AMD, by the names of the instructions."""
     assembly = compiled(kernel, unit, "gfx942").asm["amdgcn"]
     taken = amd_resources(assembly)
     suffixes = {16: "dwordx4", 8: "dwordx2", 4: "dword", 2: "short", 1: "byte"}

@@ -1,4 +1,4 @@
-"""The ways against the host path: engines that move bytes with memmove, kernels in Triton's interpreter."""
+"""The copy paths compared with the host path: copy engines simulated by memmove, kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STORED = [Stored(HEADS, layers=3, kinds=2, heads=2, width=64)]
 
 
 def memmoved(moves: Moves, _: Queue) -> None:
-    """At once."""
+    """Makes all moves at once."""
     all_moved(moves, list(range(len(moves.nbytes))))
 
 
@@ -41,7 +41,7 @@ def interpreted(grid: Grid) -> KernelWay:
 
 
 class Rings:
-    """A ring whose memory is filled with random bytes and compared outside of it."""
+    """A ring with random bytes, whose surroundings are compared."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
         self.memory = aligned(4096 + slots * slot_bytes + 4096, 5)
@@ -62,12 +62,12 @@ def slot_sizes(copy: Copy, more: int) -> int:
 @BOTH
 @given(case=cases(), more=st.integers(-1, 3), slots=st.integers(1, 4), seed=SEEDS)
 @settings(deadline=None, max_examples=120)
-def test_staged_in_any_order_that_the_queues_allow(
+def test_staged_copies_are_right_in_any_order_of_the_queues(
     direction: Direction, case: Case, more: int, slots: int, seed: int
 ) -> None:
-    """Three copies through one ring, which turns many times; what comes behind the last is done when it has its turn.
+    """Three copies go through one ring, whose slots are reused many times; work after the last copy is done in order.
 
-    With slots that are too small for a plane all of it goes by the engines.
+    If the slots are too small for a plane, the engines copy all of it.
     """
     placed, device = Placed(case), LateDevice(seed)
     copy = placed.copy(direction)
@@ -88,7 +88,7 @@ def test_staged_in_any_order_that_the_queues_allow(
 @BOTH
 @given(case=cases(), seed=SEEDS)
 @settings(deadline=None, max_examples=50)
-def test_engines_alone(direction: Direction, case: Case, seed: int) -> None:
+def test_copies_by_engines_equal_the_host_path(direction: Direction, case: Case, seed: int) -> None:
     placed, device = Placed(case), LateDevice(seed, 1)
     wanted = placed.after(placed.copy(direction))
     DmaWay(device.memcpy).enqueue(placed.copy(direction), device.queues[0])
@@ -99,7 +99,7 @@ def test_engines_alone(direction: Direction, case: Case, seed: int) -> None:
 @BOTH
 @given(case=cases())
 @settings(deadline=None, max_examples=15)
-def test_kernels_on_the_frames(direction: Direction, case: Case) -> None:
+def test_kernels_on_frames_equal_the_host_path(direction: Direction, case: Case) -> None:
     placed = Placed(case)
     wanted = placed.after(placed.copy(direction))
     interpreted(case.grid).enqueue(placed.copy(direction), LateQueue(0))
@@ -109,7 +109,7 @@ def test_kernels_on_the_frames(direction: Direction, case: Case) -> None:
 @BOTH
 @given(case=cases(), more=st.integers(0, 2))
 @settings(deadline=None, max_examples=15)
-def test_kernels_on_the_ring(direction: Direction, case: Case, more: int) -> None:
+def test_kernels_on_the_ring_equal_the_host_path(direction: Direction, case: Case, more: int) -> None:
     placed = Placed(case)
     copy = placed.copy(direction)
     wanted, rings = placed.after(copy), Rings(slot_sizes(copy, more), 2)
@@ -119,12 +119,12 @@ def test_kernels_on_the_ring(direction: Direction, case: Case, more: int) -> Non
 
 
 def small_case(blocks: int = 4) -> Case:
-    """Pages of 32 tokens; heads before tokens, so a run is a block's tokens: 1 KiB."""
+    """Returns pages of 32 tokens with heads before tokens, so that a run is the tokens of a block: 1 KiB."""
     return case_of(STORED, slot_map(list(range(blocks))[::-1], blocks // 2, 32, 16), np.random.default_rng(1))
 
 
 def test_layers_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one transfer and frames, in a row: they are on the device once."""
+    """Successive layers of one transfer and its frames are uploaded to the device once."""
     launched: list[tuple[int, range]] = []
     monkeypatch.setattr(
         "pagetier.kernels.gpu.copy_paths.launch",
@@ -141,7 +141,7 @@ def test_layers_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("pages", [0, 2])
 def test_nothing_to_move(pages: int) -> None:
-    """No pages, and pages of which nothing is copied."""
+    """No pages, and pages of which no token is copied."""
     slots = slot_map([1, 0, 2, 3], 2, 32, 16, tokens=range(0)).some(0, pages)
     placed = Placed(case_of(STORED, slots, np.random.default_rng(1)))
     before, rings = placed.contents(), Rings(1 << 20, 2)
@@ -158,7 +158,7 @@ def test_nothing_to_move(pages: int) -> None:
 
 
 class Journal(LateQueue):
-    """Writes down what queues are told, in the order in which they are."""
+    """Records the calls of all queues in order."""
 
     def __init__(self, handle: int, lines: list[tuple[str, ...]]) -> None:
         super().__init__(handle)
@@ -179,7 +179,7 @@ class Journal(LateQueue):
 
 
 def journal_of(direction: Direction, slots: int) -> list[tuple[str, ...]]:
-    """One copy of two pages, page by page, through a ring of so many slots; a: its queue, b: that of the engines."""
+    """Copies two pages one by one through a ring. Queue "a" is the copy's, queue "b" that of the engines."""
     lines: list[tuple[str, ...]] = []
     main, side = Journal(0, lines), Journal(1, lines)
     copy = Placed(small_case()).copy(direction)
@@ -191,14 +191,14 @@ def journal_of(direction: Direction, slots: int) -> list[tuple[str, ...]]:
 PAGE = 6 * 2 * 32 * 64
 
 
-def test_a_slot_is_filled_again_after_the_engines_have_emptied_it() -> None:
+def test_a_slot_is_reused_after_the_engines_have_read_it() -> None:
     page = ("a", "kernel 6x1"), ("b", "after a1"), ("b", f"engines {PAGE}")
     again = ("a", "kernel 6x1"), ("b", "after a2"), ("b", f"engines {PAGE}")
     assert journal_of(Direction.STORE, 2) == [*page, *again, ("a", "after b3")]
     assert journal_of(Direction.STORE, 1) == [*page, ("a", "after b1"), *again, ("a", "after b3")]
 
 
-def test_a_slot_is_filled_again_after_the_kernel_has_emptied_it() -> None:
+def test_a_slot_is_reused_after_the_kernel_has_read_it() -> None:
     page = ("b", f"engines {PAGE}"), ("a", "after b1"), ("a", "kernel 6x1")
     again = ("b", f"engines {PAGE}"), ("a", "after b2"), ("a", "kernel 6x1")
     assert journal_of(Direction.LOAD, 2) == [*page, *again]
@@ -212,7 +212,7 @@ def test_slots_take_turns() -> None:
 
 
 @pytest.mark.parametrize("args", [(64, 100, 0), (64, 60, 4), (65, 100, 2)])
-def test_no_ring(args: tuple[int, int, int]) -> None:
+def test_an_invalid_ring_is_rejected(args: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="cannot make a ring"):
         Ring(*args)
 
@@ -227,22 +227,22 @@ def test_the_length_of_runs_chooses(direction: Direction, kernel_below: int, sta
     name = "stores" if direction is Direction.STORE else "loads"
     copy = Placed(small_case()).copy(direction)
     assert set(runs_of(copy).nbytes.tolist()) == {1024}
-    told: dict[str, Any] = {name: limits}
-    assert chosen(copy, CopySettings(**told), FrameMemory.REACHED) == way
-    assert chosen(copy, CopySettings(**told), FrameMemory.PAGEABLE) == ("staged" if way == "kernel" else way)
+    given: dict[str, Any] = {name: limits}
+    assert chosen(copy, CopySettings(**given), FrameMemory.REACHED) == way
+    assert chosen(copy, CopySettings(**given), FrameMemory.PAGEABLE) == ("staged" if way == "kernel" else way)
 
 
 @pytest.mark.parametrize("memory", FrameMemory)
 @pytest.mark.parametrize("way", ["kernel", "staged", "dma"])
-def test_a_way_that_is_named_is_taken(way: Any, memory: FrameMemory) -> None:
-    """Unless a kernel would have to reach memory that it can not."""
+def test_a_configured_path_is_used(way: Any, memory: FrameMemory) -> None:
+    """Unless a kernel would have to access memory that it cannot address."""
     copy = Placed(small_case()).copy(Direction.LOAD)
     reached = way != "kernel" or memory is FrameMemory.REACHED
     assert chosen(copy, CopySettings(way=way), memory) == (way if reached else "staged")
 
 
 def test_published_figures_are_the_default() -> None:
-    """28 to 34 KB a run."""
+    """28 to 34 KB per run."""
     copies = [
         case_of([Stored(HEADS, 1, 1, 1, width)], slot_map([1, 0], 1, 32, 16), np.random.default_rng(1))
         for width in (1024, 4096)

@@ -1,4 +1,4 @@
-"""What copies are told: the file that says it, what is refused and how, and a file that was written is read back."""
+"""The settings of copies: reading files, rejected values, and writing files that are read back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refused(text: str) -> str:
     return str(caught.value)
 
 
-# --- what there is --------------------------------------------------------------------------------------------
+# --- values and limits ----------------------------------------------------------------------------------------
 
 
 def test_defaults() -> None:
@@ -62,7 +62,7 @@ def test_defaults() -> None:
         {"patience": float("inf")},
     ],
 )
-def test_what_is_out_of_bounds_is_refused_by_name(given: dict[str, object]) -> None:
+def test_a_value_out_of_range_is_rejected_by_name(given: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(given))} = "):
         CopySettings(**given)  # type: ignore[arg-type]
 
@@ -75,10 +75,10 @@ def test_thresholds_are_in_order() -> None:
         Thresholds(-1, 4)
 
 
-# --- where it is read from ------------------------------------------------------------------------------------
+# --- location of the file ---------------------------------------------------------------------------------------
 
 
-def test_the_file_that_is_named_else_the_users_own_else_the_defaults(tmp_path: Path) -> None:
+def test_a_named_file_precedes_the_users_file_and_the_defaults(tmp_path: Path) -> None:
     named = put(tmp_path / "named.toml", "programs = 1")
     home = put(tmp_path / "home/.config/pagetier/copy.toml", "programs = 2")
     put(tmp_path / "xdg/pagetier/copy.toml", "programs = 3")
@@ -91,16 +91,16 @@ def test_the_file_that_is_named_else_the_users_own_else_the_defaults(tmp_path: P
     env[COPY_VARIABLE] = str(named)
     assert load_settings(None, env).programs == 1
     assert load_settings(home, env).programs == 2
-    assert load_settings(None, {"HOME": str(tmp_path / "nobody"), COPY_VARIABLE: ""}).programs == 16
+    assert load_settings(None, {"HOME": str(tmp_path / "missing"), COPY_VARIABLE: ""}).programs == 16
     assert load_settings(None, {}).programs == 16
 
 
-def test_the_environment_is_this_processs_own_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_environment_is_that_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COPY_VARIABLE, str(put(tmp_path / "named.toml", "programs = 5")))
     assert load_settings().programs == 5
 
 
-def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+def test_a_named_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     with pytest.raises(SettingsError, match=f"^{missing}: cannot be read: No such file"):
         load_settings(None, {COPY_VARIABLE: str(missing)})
@@ -108,7 +108,7 @@ def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
         load_settings(tmp_path)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "copy.toml"
     path.write_bytes(b'way = "\xff"')
     with pytest.raises(SettingsError, match="not UTF-8"):
@@ -116,7 +116,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [f"depth = {'7' * 5000}", f"depth = {'[' * 3000}"], ids=["digits", "brackets"])
-def test_what_no_reader_gets_through_is_refused(text: str) -> None:
+def test_extreme_files_are_rejected(text: str) -> None:
     assert refused(text).startswith("/x/copy.toml: ")
 
 
@@ -128,7 +128,7 @@ def test_where_settings_are_written(tmp_path: Path) -> None:
         default_place({})
 
 
-# --- what it says ---------------------------------------------------------------------------------------------
+# --- content of the file ----------------------------------------------------------------------------------------
 
 
 def test_a_file_of_all_keys() -> None:
@@ -195,14 +195,14 @@ def test_a_file_of_all_keys() -> None:
         ("way = ", "Invalid value (at end of document)"),
     ],
 )
-def test_what_is_refused_names_the_file_and_the_key(text: str, words: str) -> None:
+def test_errors_name_the_file_and_the_key(text: str, words: str) -> None:
     message = refused(text)
     assert message.startswith("/x/copy.toml: ")
     assert words in message
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
-def test_nothing_but_an_error_of_settings_comes_of_any_value(value: object) -> None:
+def test_any_value_is_accepted_or_a_settings_error(value: object) -> None:
     from pagetier.kernels.config.file import _READERS
 
     for read in _READERS.values():
@@ -237,7 +237,7 @@ any_settings = st.builds(
 
 
 @given(any_settings, any_settings, st.text(max_size=20))
-def test_what_was_written_is_read_back_whatever_was_there(
+def test_written_settings_are_read_back_from_any_old_file(
     before: CopySettings, settings: CopySettings, measured: str
 ) -> None:
     from pagetier.kernels.config.file import _merged
@@ -248,7 +248,7 @@ def test_what_was_written_is_read_back_whatever_was_there(
     assert read_settings(_merged("backlog = [\n", settings, measured), "") == settings
 
 
-def test_lines_of_people_stay(tmp_path: Path) -> None:
+def test_lines_written_by_people_are_kept(tmp_path: Path) -> None:
     path = put(
         tmp_path / "copy.toml",
         '# ours\nprograms = 0x08  # half\nchunk = "1MiB"\n\n[loads]\nkernel_below = 1\n[ stores ]\n# old\n',
@@ -264,14 +264,14 @@ def test_lines_of_people_stay(tmp_path: Path) -> None:
     assert path.read_text().count("[stores]") == 1
 
 
-def test_what_contradicts_is_written_anew_and_defaults_are_left_out(tmp_path: Path) -> None:
+def test_a_contradicting_file_is_rewritten_without_defaults(tmp_path: Path) -> None:
     path = put(tmp_path / "copy.toml", "# gone\nprograms = 8\nloads = {kernel_below = 1}\n")
     write_settings(path, CopySettings(depth=3), "by me")
     assert path.read_text().startswith("depth = 3\n\n[stores]\n# by me\n")
     assert load_settings(path) == CopySettings(depth=3)
 
 
-def test_a_new_file_is_for_all_to_read_and_an_old_one_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
+def test_a_new_file_is_readable_by_all_and_an_old_one_keeps_mode_and_link(tmp_path: Path) -> None:
     link, path = tmp_path / "link.toml", tmp_path / "deep/er/copy.toml"
     write_settings(path, CopySettings(), "by me")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -284,7 +284,7 @@ def test_a_new_file_is_for_all_to_read_and_an_old_one_keeps_its_mode_and_its_lin
     assert [each.name for each in path.parent.iterdir()] == ["copy.toml"]
 
 
-def test_what_can_not_be_written_says_so_and_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_an_error_and_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = put(tmp_path / "file", "depth = 7\n")
     with pytest.raises(SettingsError, match="cannot be written"):
         write_settings(file / "below.toml", CopySettings(), "by me")

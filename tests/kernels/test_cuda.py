@@ -1,4 +1,4 @@
-"""The CUDA device over a driver and a torch that are pretended: what is told to whom, in which thread, and errors."""
+"""The CUDA device with a simulated driver and torch: calls, their threads, and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BOTH = pytest.mark.parametrize("direction", Direction)
 
 @pytest.fixture(autouse=True)
 def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is installed here."""
+    """Isolates the test from the installed driver."""
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
 
 
@@ -49,17 +49,17 @@ def library() -> PretendedDriver:
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> PretendedTorch:
-    pretended = PretendedTorch()
-    monkeypatch.setattr(cuda, "torch", pretended)
-    return pretended
+    fake = PretendedTorch()
+    monkeypatch.setattr(cuda, "torch", fake)
+    return fake
 
 
 class Made:
-    """A device, and what it is told about frames."""
+    """A device, and the answers that it gets about frames."""
 
-    def __init__(self, library: PretendedDriver, **told: Any) -> None:
+    def __init__(self, library: PretendedDriver, **given: Any) -> None:
         self.pinned = True
-        self.device = CudaDevice(0, CopySettings(**told), lambda _: self.pinned, Driver(0, library))
+        self.device = CudaDevice(0, CopySettings(**given), lambda _: self.pinned, Driver(0, library))
 
 
 def placed(device: str = "cuda:0") -> Placed:
@@ -74,7 +74,7 @@ def test_torch_without_cuda(library: PretendedDriver) -> None:
 
 
 def test_streams_are_new_ones(library: PretendedDriver, torch: PretendedTorch) -> None:
-    """Two each, loads as urgent as can be; an engine's thread may make them. The device is called as its caches say."""
+    """Two streams for each direction, loads with the highest priority; an engine's thread may create them."""
     made = Made(library)
     for direction in (Direction.STORE, Direction.LOAD):
         assert in_thread(partial(mode_after, library, partial(made.device.stream, direction))) == GLOBAL
@@ -88,7 +88,7 @@ def test_streams_are_new_ones(library: PretendedDriver, torch: PretendedTorch) -
 def test_copy_engines_move_the_bytes(
     direction: Direction, pinned: bool, library: PretendedDriver, torch: PretendedTorch
 ) -> None:
-    """In batches what is pinned, one by one what is not."""
+    """Pinned memory is copied in batches, other memory run by run."""
     made = Made(library, way="dma")
     made.pinned = pinned
     its = placed()
@@ -99,7 +99,7 @@ def test_copy_engines_move_the_bytes(
     assert library.calls["cuMemcpyAsync"] == (0 if pinned else 32)
 
 
-def test_memory_that_has_other_addresses_there_is_as_if_not_pinned(
+def test_memory_with_another_device_address_counts_as_not_pinned(
     library: PretendedDriver, torch: PretendedTorch
 ) -> None:
     library.same_addresses = 0
@@ -109,7 +109,7 @@ def test_memory_that_has_other_addresses_there_is_as_if_not_pinned(
 
 
 @BOTH
-def test_without_room_for_a_ring_the_engines_go_alone(
+def test_without_memory_for_a_ring_the_engines_copy_alone(
     direction: Direction, library: PretendedDriver, torch: PretendedTorch
 ) -> None:
     made = Made(library, way="staged", staging=1 << 20)
@@ -135,10 +135,10 @@ def test_a_gate_is_its_event(library: PretendedDriver, torch: PretendedTorch) ->
 
 
 @pytest.mark.parametrize("wrong", ["event", threading.Event(), 3])
-def test_what_is_none_of_torch_s_is_refused(
+def test_objects_that_are_not_torchs_are_rejected(
     wrong: object, library: PretendedDriver, torch: PretendedTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch itself finds out: its streams call what they are given."""
+    """Torch's streams detect it by calling methods of the object."""
     device = Made(library).device
     stream = device.stream(Direction.LOAD)
     for its in torch.streams:
@@ -151,8 +151,8 @@ def test_what_is_none_of_torch_s_is_refused(
         stream.record().hold(wrong)
 
 
-def test_no_room_for_tables_is_told_of_the_copy_alone(library: PretendedDriver, torch: PretendedTorch) -> None:
-    """What was begun of it, on whichever queue, is before the next event."""
+def test_missing_memory_for_tables_fails_only_that_copy(library: PretendedDriver, torch: PretendedTorch) -> None:
+    """The parts already enqueued, on any queue, are complete before the next event."""
     stream = Made(library, way="dma").device.stream(Direction.STORE)
     full = SimpleNamespace(enqueue=raising(torch.OutOfMemoryError("no room")))
     with pytest.MonkeyPatch.context() as patch:
@@ -175,8 +175,8 @@ def test_a_cache_elsewhere(library: PretendedDriver, torch: PretendedTorch) -> N
     assert not any(its.journal for its in torch.streams)
 
 
-def test_what_uses_a_stream_is_relaxed(library: PretendedDriver, torch: PretendedTorch) -> None:
-    """Any call of it, whichever comes first."""
+def test_calls_that_use_a_stream_relax_the_thread(library: PretendedDriver, torch: PretendedTorch) -> None:
+    """Each such call does, whichever is the first."""
     stream = Made(library, way="dma").device.stream(Direction.STORE)
     uses: list[Callable[[], Any]] = [
         lambda: stream.after(PretendedEvent()),
@@ -188,7 +188,7 @@ def test_what_uses_a_stream_is_relaxed(library: PretendedDriver, torch: Pretende
     assert torch.streams
 
 
-def test_what_asks_an_event_is_left_as_it_was(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_queries_of_events_leave_the_thread_unchanged(library: PretendedDriver, torch: PretendedTorch) -> None:
     event = Made(library).device.stream(Direction.STORE).record()
     for use in (event.done, partial(event.wait, 1)):
         assert in_thread(partial(mode_after, library, use)) == GLOBAL
@@ -201,7 +201,7 @@ def event_of(library: PretendedDriver, looks: int) -> CudaEvent:
     return CudaEvent(its, Driver(0, library))
 
 
-def test_waiting_has_a_deadline(library: PretendedDriver) -> None:
+def test_waiting_has_a_timeout(library: PretendedDriver) -> None:
     begin = time.monotonic()
     assert not event_of(library, 10**9).wait(0.05)
     assert 0.05 <= time.monotonic() - begin < 2

@@ -1,4 +1,4 @@
-"""CUDA's driver, pretended: errors, threads and their capture modes, the batched copy, how batches are cut."""
+"""The simulated CUDA driver: errors, threads and their capture modes, batched copies and how batches are split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagetier.kernels.gpu.cuda_driver import Driver
 
 @pytest.fixture(autouse=True)
 def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is installed here."""
+    """Isolates the test from the installed driver."""
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
 
 
@@ -130,7 +130,7 @@ def test_older_drivers_copy_one_by_one() -> None:
 
 
 class Bytes:
-    """Some runs of a buffer that go to another one, in an order by chance."""
+    """Returns random moves between runs of two buffers."""
 
     def __init__(self, count: int) -> None:
         rng = np.random.default_rng(1)

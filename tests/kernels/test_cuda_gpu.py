@@ -1,4 +1,4 @@
-"""The CUDA device on a real one: every byte of cache and arena, the order of streams, graphs being captured."""
+"""The CUDA device on a real GPU: every byte of cache and arena, the order of streams, graph capture."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS = ("layer", "kind", "block", "token", "head")
 
 
 class OnGpu:
-    """A case whose cache is on the device; the arena is that of the host's."""
+    """A case whose cache is on the device and whose arena is the host's."""
 
     def __init__(self, case: Case) -> None:
         self.host = Placed(case, "cuda:0")
@@ -57,7 +57,7 @@ class OnGpu:
 
     @contextmanager
     def registered(self) -> Iterator[None]:
-        """The arena is pinned meanwhile."""
+        """Pins the arena during the copy."""
         address, cudart = self.host.arena.ctypes.data, torch.cuda.cudart()
         torch.cuda.check_error(cudart.cudaHostRegister(address, self.host.arena.nbytes, 0))
         try:
@@ -74,13 +74,13 @@ def device_of(way: Any = "auto", pinned: bool = True, staging: int = 1 << 25) ->
 
 @cache
 def stream_of(device: CudaDevice, direction: Direction) -> CudaStream:
-    """One for all tests, as streams stay; used by one thread after another."""
+    """Returns one device for all tests, because streams are never freed; threads use it one after another."""
     stream: CudaStream = in_thread(partial(device.stream, direction))
     return stream
 
 
 def begun(device: CudaDevice, copies: list[Copy], after: Any = None) -> CudaEvent:
-    """Copies one way, enqueued by a thread of their own; the event behind them."""
+    """Enqueues copies in a thread, and returns the event behind them."""
     stream = stream_of(device, copies[0].direction)
 
     def enqueue() -> CudaEvent:
@@ -95,14 +95,14 @@ def begun(device: CudaDevice, copies: list[Copy], after: Any = None) -> CudaEven
 
 
 def warmed(way: str, its: OnGpu, direction: Direction) -> CudaDevice:
-    """A device that has compiled and allocated all that this copy takes: so it is enqueued in no time."""
+    """Returns a device that has compiled and allocated everything for this copy, so that enqueueing is fast."""
     device = device_of(way)
     assert begun(device, [its.copy(direction)] * 2).wait(60)
     return device
 
 
 def large_case(pages: int = 6) -> Case:
-    """Runs of 256 bytes, 12288 of them a page."""
+    """Returns a copy with runs of 256 bytes, 12,288 of them per page."""
     stored = Stored(ROWS, layers=8, kinds=2, heads=4, width=256)
     slots = slot_map(np.random.default_rng(1).permutation(12 * pages), pages, 192, 16)
     return case_of([stored], slots, np.random.default_rng(2))
@@ -114,7 +114,7 @@ def large_case(pages: int = 6) -> Case:
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
 def test_every_byte(direction: Direction, way: str, pinned: bool, case: Case) -> None:
-    """Also all that the copy is not about: it was random bytes and is the same ones."""
+    """Bytes outside of the copy were random and must be unchanged."""
     its = OnGpu(case)
     wanted = its.wanted(direction)
     if pinned:
@@ -128,7 +128,7 @@ def test_every_byte(direction: Direction, way: str, pinned: bool, case: Case) ->
 @BOTH
 @WAYS
 def test_many_runs_through_a_small_ring(direction: Direction, way: str) -> None:
-    """Batches that are cut, slots that are used many times, pages that do not fit into one; four copies in a row."""
+    """Batches that are split, slots that are reused many times, pages larger than a slot; four copies in succession."""
     its = OnGpu(large_case())
     wanted = its.wanted(direction)
     with its.registered():
@@ -164,8 +164,8 @@ def test_a_store_comes_after_what_the_engine_computes(way: str) -> None:
 
 
 @WAYS
-def test_the_engine_goes_on_after_a_load(way: str) -> None:
-    """Without anybody waiting on the host: the load itself is late."""
+def test_the_engine_continues_after_a_load(way: str) -> None:
+    """The host does not wait, although the load is late."""
     its, other, engine, late = OnGpu(large_case()), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
     with its.registered():
         device = warmed(way, its, Direction.LOAD)
@@ -184,8 +184,8 @@ def test_the_engine_goes_on_after_a_load(way: str) -> None:
     np.testing.assert_array_equal(seen.cpu().numpy(), wanted[0])
 
 
-def test_streams_are_nobody_elses() -> None:
-    """Torch's come round after 32."""
+def test_streams_are_not_shared_with_torch() -> None:
+    """Torch returns the same streams again after 32."""
     device = device_of()
     ours = {stream_of(device, direction)._queue.handle for direction in Direction}
     assert len(ours) == 2
@@ -193,12 +193,12 @@ def test_streams_are_nobody_elses() -> None:
 
 
 def test_the_address_of_registered_memory_is_the_hosts() -> None:
-    """Which the kernels rely on."""
+    """The kernels depend on it."""
     assert device_of().driver.same_addresses
 
 
 class Copying:
-    """One copy again and again, in a thread of its own and a stream that nobody has used. counts: those that ended."""
+    """Repeats one copy in a thread and a stream of its own. `counts` has the copies that ended."""
 
     def __init__(self, way: Any, copy: Copy) -> None:
         self.counts = 0
@@ -230,7 +230,7 @@ class Copying:
 @BOTH
 @WAYS
 def test_an_engines_graph_is_captured_beside_copies(direction: Direction, way: Any) -> None:
-    """In global mode, torch's default. The copies allocate and ask for events; the engine, too, asks for one."""
+    """In global mode, torch's default. The copies allocate memory and query events; the engine queries one, too."""
     its, numbers, graph = OnGpu(large_case()), torch.zeros(1000, device="cuda:0"), torch.cuda.CUDAGraph()
     wanted = its.wanted(direction)
     with its.registered():

@@ -1,4 +1,4 @@
-"""CUDA's functions that pin: on the device that was meant, their errors as exceptions, and a real GPU's word for it."""
+"""CUDA's functions that pin memory: their device, their errors as exceptions, and their effect on a real GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Cudart:
-    """As torch shows CUDA's runtime, on a machine with two GPUs."""
+    """CUDA's runtime as torch exposes it, on a machine with two GPUs."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -43,7 +43,7 @@ class Cudart:
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
-        """The driver's, which the engine's capture of a graph needs."""
+        """Implements Driver.relaxed(), which an engine needs while it captures a graph."""
         self.is_relaxed = True
         yield
         self.is_relaxed = False

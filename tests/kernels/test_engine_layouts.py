@@ -1,4 +1,7 @@
-"""The named caches: where K and V of each layer are, and shapes that are refused. What they copy: test_host_copy."""
+"""The named cache layouts: the place of K and V of each layer, and rejected shapes.
+
+See test_host_copy for the copies.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_what_the_axes_are() -> None:
 
 
 def test_layers_in_one_tensor() -> None:
-    """Who has [layers, ...] need not take it apart."""
+    """A tensor [layers, ...] need not be split into layers."""
     whole = np.zeros((3, 2, 5, 4, 2, 8), np.float16)
     assert engine_layouts.kv_first(whole).planes == engine_layouts.kv_first(list(whole)).planes  # type: ignore[arg-type]
 
@@ -70,13 +73,13 @@ def test_k_and_v_of_several_widths() -> None:
 
 
 @pytest.mark.parametrize("width", [-1, 0, 9])
-def test_a_width_of_k_that_can_not_be(width: int) -> None:
+def test_an_impossible_width_of_k_is_rejected(width: int) -> None:
     with pytest.raises(LayoutError, match=f"k_width = {width} is not between 1 and the 8 elements"):
         engine_layouts.vllm(zeroes(5, 2, 3, 8), k_width=width)
 
 
 @pytest.mark.parametrize("width", [1, 7])
-def test_a_width_that_can_not_be_halved(width: int) -> None:
+def test_an_odd_width_is_rejected(width: int) -> None:
     with pytest.raises(LayoutError, match=f"{width} elements cannot be halved between K and V: pass k_width"):
         engine_layouts.vllm(zeroes(5, 2, 3, width))
 

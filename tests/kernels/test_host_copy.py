@@ -1,4 +1,4 @@
-"""The host path against plain torch indexing: all memory is compared, of the cache and of the pages."""
+"""The host path compared with plain torch indexing, in all memory of the cache and of the pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @st.composite
 def shapes(draw: Any, job: Job) -> Shape:
-    """A cache for the job; widths and numbers of heads are rarely powers of two."""
+    """Draws a cache for the job; widths and numbers of heads are rarely powers of two."""
     return Shape(
         layers=draw(st.integers(1, 3)),
         blocks=job.blocks + 2,
@@ -93,7 +93,7 @@ def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
 @any_times
 @given(jobs(), seeds, st.sampled_from(DTYPES))
 def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -> None:
-    """Blocks of the one group go through pages and back while the other's lie between them."""
+    """Blocks of one group are stored and loaded while the blocks of the other group lie between them."""
     torch.manual_seed(seed)
     shape = Shape(2, job.blocks + 3, job.block_tokens, 3, 5, dtype)
     attention, states = hybrid(shape.blocks, shape, dtype)
@@ -109,7 +109,7 @@ def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -
 
 @pytest.mark.parametrize("engine", ["vllm BLHNC", "token_slots", "latents"])
 def test_many_bytes_on_several_threads(engine: str) -> None:
-    """Enough of them that threads are had, and pages of many frames."""
+    """Enough bytes for several threads, and pages of many frames."""
     torch.manual_seed(7)
     tokens, page_tokens = (1, 24) if engine in SLOTS else (8, 24)
     shape = Shape(4, 400 // tokens, tokens, 6, 40, torch.bfloat16)
@@ -147,7 +147,7 @@ def test_nothing_to_copy() -> None:
     assert all(map(torch.equal, cache.memory, before))
 
 
-# ---- refused, and nothing has moved
+# ---- rejected before anything is copied
 
 
 def refused(why: str, transfer: Any, frames: Any, untouched: list[Any]) -> None:

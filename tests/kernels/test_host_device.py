@@ -1,4 +1,4 @@
-"""The host as a device: its streams keep order, wait for engines' events, and fail as a whole."""
+"""The host as a device: its streams keep their order, wait for engines' events, and fail as a whole."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_work_of_an_engine_that_failed_is_not_copied(scene: Scene, fails: object
 
 
 class Raising:
-    """An engine's own event. error: what its wait() raises."""
+    """An engine's own event. `error` is raised by its wait()."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -150,14 +150,14 @@ class Raising:
 
 
 class Awaitable:
-    """Its wait() does not say that it is a coroutine's."""
+    """An event whose wait() returns an awaitable without being a coroutine function."""
 
     def wait(self) -> object:
         return asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("error", [Exception("of its own"), AssertionError("of its own"), SystemExit("of its own")])
-def test_whatever_an_event_raises_the_stream_tells(scene: Scene, error: BaseException) -> None:
+def test_a_stream_reports_any_exception_of_an_event(scene: Scene, error: BaseException) -> None:
     stream, opens = HostDevice().stream(Direction.STORE), threading.Event()
     stream.after(opens)
     stream.after(Raising(error))
@@ -170,7 +170,7 @@ def test_whatever_an_event_raises_the_stream_tells(scene: Scene, error: BaseExce
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_what_has_to_be_awaited_is_no_event(scene: Scene) -> None:
+def test_an_awaitable_event_is_rejected(scene: Scene) -> None:
     device = HostDevice()
     stream = device.stream(Direction.STORE)
     for refuses in (device.require_event, stream.after):
@@ -196,22 +196,22 @@ def cancelled() -> Future[None]:
 
 
 @pytest.mark.parametrize("event", [cancelled(), Raising(KeyError())])
-def test_a_gate_that_is_lost_is_told_and_the_stream_goes_on(scene: Scene, event: object) -> None:
-    """Before an event behind it comes; copies of its transfer are left out, those behind them are not."""
-    stream, told = HostDevice().stream(Direction.LOAD), []
+def test_a_lost_gate_is_reported_and_the_stream_continues(scene: Scene, event: object) -> None:
+    """It is reported before the next event is complete; copies of its transfer are skipped, later ones are not."""
+    stream, reports = HostDevice().stream(Direction.LOAD), []
     copy, other = scene.loading(range(1)), scene.loading(range(1, 2))
     opens, gate = threading.Event(), EngineEvent(event, copy.transfer)
     before = [tensor.copy() for tensor in scene.tensors]
     stream.after(opens)
     stream.after(gate)
-    gate.lost = lambda: told.append(behind.done())
+    gate.lost = lambda: reports.append(behind.done())
     stream.enqueue(copy)
     behind = stream.record()
     stream.enqueue(other)
     last = stream.record()
     assert not gate.reason
     opens.set()
-    assert last.wait(LONG_S) and told == [False]
+    assert last.wait(LONG_S) and reports == [False]
     assert "the engine's event failed: " in gate.reason
     assert np.array_equal(scene.tensors[0], before[0]) and not scene.tensors[1][:, :6].any()
 
@@ -227,7 +227,7 @@ def test_a_gate_that_opens_is_passed(scene: Scene) -> None:
     assert arrived.wait(LONG_S) and not gate.reason and not scene.tensors[0][:, :6].any()
 
 
-def test_a_cache_that_is_elsewhere_is_told_at_once(scene: Scene) -> None:
+def test_a_cache_on_another_device_is_rejected_at_once(scene: Scene) -> None:
     stream, copy = HostDevice().stream(Direction.STORE), scene.storing()
     elsewhere = msgspec.structs.replace(copy.transfer, device="cuda:0")
     with pytest.raises(ValueError, match="on cuda:0"):

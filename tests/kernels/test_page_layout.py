@@ -1,4 +1,4 @@
-"""The order of a page's bytes, its name, and which share of it a rank has."""
+"""The layout of a page's bytes, its name, and the part of a page that a rank has."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_planes_lie_in_order_at_multiples_of_16(order: PageLayout) -> None:
 
 @settings(deadline=None)
 @given(orders, orders)
-def test_two_orders_have_one_name_only_if_they_are_equal(one: PageLayout, other: PageLayout) -> None:
+def test_two_layouts_have_the_same_name_only_if_they_are_equal(one: PageLayout, other: PageLayout) -> None:
     assert (one.layout == other.layout) == (one == other)
 
 
@@ -75,8 +75,8 @@ def test_layers_are_not_planes() -> None:
     assert together.layout != apart.layout
 
 
-def test_the_name_stays() -> None:
-    """Pages on disk are found by it. If this fails, they are lost: was that the intention?"""
+def test_the_name_of_a_layout_never_changes() -> None:
+    """Pages on disk are found by the name. If this test fails, all stored pages become unreachable."""
     order = PageLayout.of(kv(), 16)
     assert order.offsets == ((0, 192), (384, 576))
     assert order.layout == "page-1-c1ce471212c8de71776b77b64385362f"
@@ -92,7 +92,7 @@ def test_all_ranks_have_one_order(ranks: int, stages: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_heads_by_kind(ranks: int) -> None:
-    """A latent has one head, whoever has it."""
+    """A latent has one head for any number of ranks."""
     latent = engine_layouts.latents([np.zeros((4, 3, 8), np.float32)] * 1)
     model = PageLayout.of_model(joined(kv(4 // ranks, 1), latent), 5, {"k": 4, "v": 4}, 1)
     assert [(row.kind, row.heads) for row in model.layers[0]] == [("k", 4), ("v", 4), ("latent", 1)]
@@ -143,7 +143,7 @@ def test_repr_is_a_status_line() -> None:
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 16])
 def test_ranks_have_all_heads_between_them(heads: int, ranks: int) -> None:
-    """In order, each as many, and a head of several ranks has a replica for each of them."""
+    """Each rank has the same number of heads, in order; if ranks share a head, each has a replica."""
     if heads % ranks and ranks % heads:
         with pytest.raises(LayoutError, match=f"{heads} heads cannot be divided among {ranks} ranks"):
             Shard(ranks - 1, ranks).heads(heads)

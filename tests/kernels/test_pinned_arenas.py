@@ -1,4 +1,4 @@
-"""Arenas that the copiers of a client pin together, for as long as copies need it. Driver and device are pretended."""
+"""Arenas that the copiers of a client pin together for the duration of copies, with a simulated driver and device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def frames_in(session: Session) -> Frames:
 
 
 class Landing:
-    """An event that comes when the test says so, or whose device has failed."""
+    """An event that completes when the test says so, or whose device has failed."""
 
     def __init__(self) -> None:
         self.came = threading.Event()
@@ -48,7 +48,7 @@ class Landing:
 
 
 class Pretended:
-    """A device and its only stream: copies are in flight until the event behind them comes."""
+    """A device and its only stream: copies are in flight until the event behind them completes."""
 
     name = "cpu"
 
@@ -87,7 +87,7 @@ class World:
         return self.arenas.lease(self.driver.register, self.driver.unregister)
 
     def copy(self, session: Session) -> Landing:
-        """Enqueues one; it is in flight until its event comes."""
+        """Enqueues a copy, which is in flight until its event completes."""
         self.stream.enqueue(Copy(Direction.LOAD, None, frames_in(session), range(1)))  # type: ignore[arg-type]
         self.stream.record()
         return self.device.events[-1]
@@ -96,13 +96,13 @@ class World:
         return list(self.driver.registered)
 
     def turn(self, session: Session | None) -> None:
-        """Another session is the current one."""
+        """Makes another session the current one."""
         self.current = session
         self.arenas.look()
 
 
 def settled() -> None:
-    """Time enough for something to happen that should not."""
+    """Waits long enough for an unwanted action to happen."""
     threading.Event().wait(0.1)
 
 
@@ -112,7 +112,7 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
     world.copy(world.first).came.set()
     eventually(lambda: world.lease.ready(frames_in(world.first)))
     assert world.driver.registered == {world.first.arena_address: FRAME * FRAMES} and world.arenas.progress == 1.0
-    assert not world.first.retire(), "it would be unmapped under the driver"
+    assert not world.first.retire(), "the session was unmapped while its arena is pinned"
     assert world.lease.end(LONG_S)
     assert world.pinned() == [] and world.driver.wrong == []
     assert world.first.retire()
@@ -202,17 +202,17 @@ def test_a_lease_that_is_dropped_ends_when_its_last_stream_does() -> None:
     gc.collect()
     world.arenas.look()
     settled()
-    assert len(world.pinned()) == 1, "the stream may go on"
+    assert len(world.pinned()) == 1, "the arena was unpinned while a stream can use it"
     del world.stream
     eventually(lambda: world.pinned() == [])
     eventually(world.first.retire)
 
 
-def test_the_end_of_a_lease_keeps_its_deadline() -> None:
+def test_the_end_of_a_lease_keeps_its_timeout() -> None:
     world = World(seconds=0.5)
     world.lease.begin(world.first)
     eventually(lambda: world.arenas.progress == 1.0)
-    assert not world.lease.end(0.05), "the driver takes half a second"
+    assert not world.lease.end(0.05), "the end did not wait for the driver"
     assert len(world.pinned()) == 1
     assert world.lease.end(LONG_S) and world.pinned() == []
 
@@ -235,10 +235,10 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
     eventually(lambda: world.pinned() == [])
     eventually(lambda: threading.active_count() == threads)
     world.copy(world.first)
-    assert not world.lease.ready(frames_in(world.first)), "it goes another way"
+    assert not world.lease.ready(frames_in(world.first)), "an arena that is being unpinned is ready"
 
 
-def test_memory_that_can_not_be_pinned_is_never_ready() -> None:
+def test_memory_that_cannot_be_pinned_is_never_ready() -> None:
     world = World()
     world.driver.fails = (0,)
     world.lease.begin(world.first)
@@ -247,7 +247,7 @@ def test_memory_that_can_not_be_pinned_is_never_ready() -> None:
     assert world.lease.end(LONG_S) and world.first.retire()
 
 
-def test_memory_that_can_not_be_unpinned_stays_mapped() -> None:
+def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:
     world = World()
 
     def refuse(address: int) -> None:
@@ -260,7 +260,7 @@ def test_memory_that_can_not_be_unpinned_stays_mapped() -> None:
     assert not world.first.retire()
 
 
-def test_memory_of_nobody_is_not_pinned() -> None:
+def test_memory_without_a_session_is_not_pinned() -> None:
     world = World()
     arena = Arena(world.first.arena_address, world.first.arena_bytes, world.first.frame_bytes)
     world.stream.enqueue(Copy(Direction.LOAD, None, frames_of(arena, [[1]]), range(1)))  # type: ignore[arg-type]

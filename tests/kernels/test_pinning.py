@@ -1,4 +1,4 @@
-"""Pinning in the background: what is ready when, what a failure leaves, and that close() leaves nothing behind."""
+"""Pinning in the background: when memory is ready, the state after a failure, and a complete close()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     yield caplog
 
 
-# --- all goes well --------------------------------------------------------------------------------------------
+# --- without errors ---------------------------------------------------------------------------------------------
 
 
 def test_all_is_pinned_in_chunks_and_unpinned_again() -> None:
@@ -76,10 +76,10 @@ def test_chunks_are_a_power_of_two_and_no_larger_than_a_driver_takes() -> None:
     assert not driver.began
 
 
-# --- what is ready --------------------------------------------------------------------------------------------
+# --- ready memory -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_ready_while_the_rest_is_not() -> None:
+def test_pinned_chunks_are_ready_before_the_others() -> None:
     driver = GatedDriver()
     pinned = pinning(driver, 4 * SMALL)
     eventually(lambda: len(driver.waiting) == 4)
@@ -137,7 +137,7 @@ def test_frames_are_ready_where_their_bytes_are(
 # --- failures -------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_one_line_that_says_what_to_raise(logged: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_one_log_line_with_the_limit_to_raise(logged: pytest.LogCaptureFixture) -> None:
     driver = PinningDriver(seconds=0.002, fails=(3, 4, 5))
     with pinning(driver, 100 * SMALL) as pinned:
         assert pinned.wait(WAIT_S)
@@ -147,7 +147,7 @@ def test_a_failure_is_one_line_that_says_what_to_raise(logged: pytest.LogCapture
         assert "Cannot allocate memory" in pinned.state
         assert 3 <= sum(ready_chunks(pinned, 100)) == len(driver.registered) <= 7
         assert 0 < pinned.progress < 0.1
-    assert len(driver.began) <= 8  # the four that were under way, and what came before them
+    assert len(driver.began) <= 8  # the four calls in progress, and the earlier ones
     assert not driver.registered
     assert not driver.wrong
 
@@ -165,7 +165,7 @@ def test_the_limit_is_named_as_it_is(
     assert words in logged.text
 
 
-def test_what_can_not_be_unpinned_does_not_keep_the_rest(logged: pytest.LogCaptureFixture) -> None:
+def test_a_chunk_that_cannot_be_unpinned_does_not_keep_the_others(logged: pytest.LogCaptureFixture) -> None:
     driver = PinningDriver()
     pinned = pinning(driver, 3 * SMALL, threads=1)
 
@@ -184,7 +184,7 @@ def test_what_can_not_be_unpinned_does_not_keep_the_rest(logged: pytest.LogCaptu
 # --- the end --------------------------------------------------------------------------------------------------
 
 
-def test_close_waits_for_what_is_under_way_and_begins_nothing_more() -> None:
+def test_close_waits_for_running_calls_and_begins_no_other() -> None:
     driver = GatedDriver()
     pinned = pinning(driver, 9 * SMALL, threads=2)
     eventually(lambda: len(driver.waiting) == 2)
@@ -205,7 +205,7 @@ def test_close_waits_for_what_is_under_way_and_begins_nothing_more() -> None:
     assert pinned.state == "closed"
 
 
-def test_a_failure_after_close_is_no_news(logged: pytest.LogCaptureFixture) -> None:
+def test_a_failure_after_close_is_not_logged(logged: pytest.LogCaptureFixture) -> None:
     driver = GatedDriver()
     pinned = pinning(driver, SMALL)
     eventually(lambda: len(driver.waiting) == 1)

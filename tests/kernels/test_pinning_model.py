@@ -1,4 +1,4 @@
-"""Pinning against drivers whose calls end in any order, well or not, while close() comes at any moment."""
+"""Pinning with drivers whose calls end in any order, with or without error, and a close() at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinned_chunks import BASE, SMALL, pinning, ready_chunks
 
 
 class PinningMachine(RuleBasedStateMachine):
-    """Calls end in any order, well or not, and close() comes at any moment."""
+    """Calls end in any order, with or without error, and close() is called at any time."""
 
     @initialize(count=st.integers(1, 7), threads=st.integers(1, 4))
     def begin(self, count: int, threads: int) -> None:
@@ -67,7 +67,7 @@ class PinningMachine(RuleBasedStateMachine):
         assert not self.driver.wrong
 
     def _wait_for_calls(self) -> None:
-        """As long as all is well all threads are in a call."""
+        """Asserts that all threads are in a call as long as there was no error."""
         if not (self.failed or self.closed):
             eventually(lambda: len(self.driver.waiting) == min(self.threads, self.count - self.ended))
 

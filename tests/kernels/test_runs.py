@@ -1,4 +1,4 @@
-"""Runs, moved one by one, are the host path's copy; and there are no more of them than there have to be."""
+"""Runs, moved one by one, are equivalent to the host path's copy, and their number is minimal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BLOCKS_OUTERMOST = ("block", "layer", "kind", "head", "token")
 
 
 def moved(runs: Runs, direction: Direction, seed: int = 0) -> None:
-    """In any order: they do not depend on each other."""
+    """Moves the runs in random order, since they are independent."""
     for at in np.random.default_rng(seed).permutation(len(runs)):
         ends = (runs.arena[at], runs.cache[at])
         moved_bytes(*(ends if direction is Direction.STORE else ends[::-1]), runs.nbytes[at])
 
 
 def expect_few(runs: Runs, frames: Frames) -> None:
-    """Each inside of one frame, none that could be one with the next."""
+    """Asserts that each run is inside one frame, and that none could be merged with the next."""
     size = frames.arena.frame_bytes
     begin = runs.arena - np.uint64(frames.arena.address)
     assert runs.nbytes.all()
@@ -53,7 +53,7 @@ def test_runs_are_the_copy(direction: Direction, case: Case) -> None:
 
 
 def through(copy: Copy, slot_bytes: int) -> None:
-    """The copy by way of two slots: by the host path on the cache's side of them, by runs on the frames' side."""
+    """Copies by way of two slots: the host path on the cache's side, runs on the frames' side."""
     memory = aligned(2 * slot_bytes, 3)
     ring = Ring(memory.ctypes.data, len(memory))
     for batch in batches(copy, ring.slot_bytes):
@@ -73,7 +73,7 @@ def through(copy: Copy, slot_bytes: int) -> None:
 @given(case=cases(), slots=st.integers(0, 3))
 @settings(deadline=None, max_examples=100)
 def test_runs_of_a_buffer_cover_what_the_copy_covers(direction: Direction, case: Case, slots: int) -> None:
-    """A page's bytes that are not copied are others in the buffer, and stay as they are in the frames."""
+    """Bytes of a page that are not copied differ in the buffer, and must be unchanged in the frames."""
     placed = Placed(case)
     copy = placed.copy(direction)
     wanted = placed.after(copy)
@@ -84,7 +84,7 @@ def test_runs_of_a_buffer_cover_what_the_copy_covers(direction: Direction, case:
 @given(case=cases())
 @settings(deadline=None, max_examples=100)
 def test_the_average_run_is_counted_without_expanding(case: Case) -> None:
-    """In frames that hold a page; neighbouring heads and planes can only make runs longer."""
+    """In frames that hold a page. Neighbouring heads and planes can only make runs longer."""
     room = -(-case.transfer.page_bytes // 16) * 16
     table = np.arange(len(case.transfer.slots), dtype=np.int32)[:, None]
     runs = Cutting(case.transfer, Frames(Arena(16, len(table) * room, room), table)).runs(
@@ -94,7 +94,7 @@ def test_the_average_run_is_counted_without_expanding(case: Case) -> None:
 
 
 def copy_of(stored: list[Stored], slots: SlotMap, page_bytes: int = 0) -> Copy:
-    """All planes, in frames of page_bytes, by default of 4 KiB."""
+    """Returns a copy of all planes in frames of `page_bytes`, by default of 4 KiB."""
     case = case_of(stored, slots, np.random.default_rng(1))
     frames = case.frames
     if page_bytes:
@@ -133,7 +133,7 @@ def test_how_long_runs_are(name: str) -> None:
 
 
 def test_whole_pages_in_the_cache_are_one_run_a_frame() -> None:
-    """Where the cache has all planes of a block in the page's own order."""
+    """The cache has all planes of a block in the page's own order."""
     slots = slot_map([3, 1], 2, 16, 16)
     copy = copy_of([Stored(BLOCKS_OUTERMOST, **ROWS)], slots)
     assert copy.transfer.page_bytes == 3 * FRAME_BYTES
@@ -147,7 +147,7 @@ def test_runs_are_never_longer_than_a_frame() -> None:
 
 
 def test_small_planes_weigh_as_much_as_they_have_runs() -> None:
-    """Scales of 4 bytes beside rows of 1 KiB: half of the runs are theirs, nearly all bytes are not."""
+    """Scales of 4 bytes beside rows of 1 KiB: they are half of the runs, but few of the bytes."""
     large, small = Stored(TOKENS_BEFORE_HEADS, 1, 1, 2, 1024), Stored(TOKENS_BEFORE_HEADS, 1, 1, 2, 4)
     assert average(copy_of([large, small], BLOCKS, 1 << 20)) == (1024 + 4) // 2
 
@@ -167,8 +167,8 @@ def test_nothing_to_move() -> None:
     assert not list(batches(none, 1 << 20))
 
 
-def test_pages_are_never_one() -> None:
-    """The end of one lies in the cache before a piece of the next that begins in its page where the other ends."""
+def test_runs_of_two_pages_are_never_merged() -> None:
+    """In the cache, the end of one page is followed by a piece of the next, at the offset where the first one ends."""
     slots = SlotMap(16, 8, np.array([4, 0, 9, 5], np.int32), np.array([[0, 0, 8], [16, 8, 16]]))
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 64)], slots)
     assert runs_of(copy).nbytes.tolist() == [8 * 64] * 2
@@ -187,7 +187,7 @@ def test_an_axis_of_one_may_have_any_stride() -> None:
     assert set(runs_of(odd).nbytes.tolist()) == {32 * 576}
 
 
-def test_layers_are_cut_alike() -> None:
+def test_layers_are_divided_alike() -> None:
     """Planes of both kinds: token by token, and block by block."""
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS), Stored(HEADS_BEFORE_TOKENS, **ROWS)], BLOCKS)
     cutting = Cutting(copy.transfer, copy.frames)

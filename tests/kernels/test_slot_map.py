@@ -1,4 +1,4 @@
-"""A request's block table, seen page by page."""
+"""The map of a request's block table to pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 
 def copied(slots: SlotMap) -> list[tuple[int, int, int, int]]:
-    """Page, token of the page, block, token of the block: of each that is copied, as the tables say it."""
+    """Returns page, token of the page, block and token of the block for each token that the map copies."""
     found = []
     for page, (position, first, end) in enumerate(slots.pages.tolist()):
         for token in range(first, end):
@@ -28,7 +28,7 @@ def copied(slots: SlotMap) -> list[tuple[int, int, int, int]]:
 
 @st.composite
 def maps(draw: Any) -> tuple[SlotMap, list[tuple[int, int, int, int]]]:
-    """With what is copied."""
+    """Draws a slot map and the tokens that it copies."""
     page, block, count = draw(st.integers(1, 6)), draw(st.integers(1, 5)), draw(st.integers(0, 4))
     position = draw(st.integers(-9, 12))
     ends = position + count * page
@@ -110,7 +110,7 @@ def test_skipping_adds_up() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), min_size=1, max_size=4))
 def test_overlap(edges: list[tuple[int, int]]) -> None:
-    """Whether any token is in two pages."""
+    """Two pages overlap if they share a token."""
     pages = np.array([[start - 1, 1, 1 + count] for start, count in edges], np.int64)
     slots = SlotMap(5, 1, np.arange(20, dtype=np.int32), pages)
     tokens = [token for start, count in edges for token in range(start, start + count)]
@@ -155,19 +155,19 @@ def test_the_largest_id() -> None:
 @pytest.mark.parametrize(
     "ids", [[1.0], [True], np.array([False]), ["1"], [[1, 2]], np.zeros((0, 2), int), 5, torch.tensor([True]), [2**70]]
 )
-def test_what_are_no_ids(ids: Any) -> None:
+def test_block_ids_of_other_types_are_rejected(ids: Any) -> None:
     with pytest.raises(TypeError, match="block IDs are a one-dimensional array of integers, not"):
         slot_map(ids, 0, 1, 1)
 
 
 @pytest.mark.parametrize("ids", [[0, -1], [2**31], [2**63], torch.tensor([-7])], ids=str)
-def test_ids_that_can_not_be(ids: Any) -> None:
+def test_impossible_block_ids_are_rejected(ids: Any) -> None:
     with pytest.raises(ValueError, match=r"block IDs from .*: they must be 0 or more and have at most 31 bits"):
         slot_map(ids, 0, 1, 1)
 
 
 class OnDevice:
-    """Ids on an accelerator, as far as they are looked at."""
+    """Fake IDs on an accelerator, with the attributes that are read."""
 
     class device:  # noqa: N801 - torch's name
         type = "cuda"
@@ -183,7 +183,7 @@ def test_ids_on_a_device(ids: Any) -> None:
     ("count", "page", "block", "tokens"),
     [(-1, 1, 1, None), (1, 0, 1, None), (1, 1, 0, None), (1, 2, 1, range(0, 2, 2))],
 )
-def test_sizes_that_can_not_be(count: int, page: int, block: int, tokens: range | None) -> None:
+def test_impossible_sizes_are_rejected(count: int, page: int, block: int, tokens: range | None) -> None:
     with pytest.raises(ValueError, match="pages and blocks have at least one token, and a range of tokens has step 1"):
         slot_map([0, 1], count, page, block, tokens=tokens)
 
@@ -205,7 +205,7 @@ def test_tokens_that_the_table_or_the_pages_do_not_have(position: int, tokens: r
 @pytest.mark.parametrize(
     ("position", "count", "page", "block"), [(2**62, 0, 1, 1), (-(2**62), 1, 1, 1), (0, 2, 2**61, 1), (0, 0, 1, 2**62)]
 )
-def test_positions_beyond_all_bounds(position: int, count: int, page: int, block: int) -> None:
+def test_positions_over_62_bits_are_rejected(position: int, count: int, page: int, block: int) -> None:
     with pytest.raises(ValueError, match="more than 62 bits"):
         slot_map([0], count, page, block, position, range(0))
 
@@ -225,7 +225,7 @@ def test_requests_of_other_sizes() -> None:
 
 @pytest.mark.parametrize("page", [[0, -1, 2], [0, 2, 1], [0, 0, 4]], ids=str)
 def test_tokens_that_a_page_does_not_have(page: list[int]) -> None:
-    """Also of a page that is skipped: the mask may be another one on a device."""
+    """Also of a skipped page, because the mask on a device may differ."""
     with pytest.raises(ValueError, match="tokens outside of pages of 3 tokens"):
         SlotMap(3, 2, np.zeros(4, np.int32), np.array([page]), np.ones(1, np.uint8))
 

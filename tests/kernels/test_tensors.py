@@ -1,4 +1,4 @@
-"""Tensors as addresses and strides, and what is none."""
+"""Tensors as addresses and strides, and rejected objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_torch_and_numpy_agree() -> None:
 
 
 def test_parameters_of_a_model() -> None:
-    """An engine that forgot no_grad may store what it computed."""
+    """An engine without no_grad may store its results."""
     assert view_of(torch.zeros(2, 3).requires_grad_()).shape == (2, 3)
 
 
@@ -61,7 +61,7 @@ def test_the_same_elements_seen_otherwise(axis: int) -> None:
 @pytest.mark.parametrize(
     "what", [None, 7, "text", b"bytes", [1.0], bytearray(8), torch.zeros(2).untyped_storage(), torch.nn.Identity()]
 )
-def test_what_is_no_tensor(what: Any) -> None:
+def test_other_objects_are_rejected(what: Any) -> None:
     with pytest.raises(TypeError, match=f"a cache consists of tensors, not of {type(what).__name__}"):
         view_of(what)
 
@@ -86,7 +86,7 @@ def test_memory_that_does_not_hold_the_values() -> None:
     assert view_of(conjugate.resolve_conj()).dtype == "complex64"
 
 
-def test_arrays_that_can_not_be_written_to() -> None:
+def test_read_only_arrays_are_rejected() -> None:
     array = np.frombuffer(bytes(8), np.uint8)
     with pytest.raises(TypeError, match="read-only: pages cannot be loaded"):
         view_of(array)

@@ -1,4 +1,4 @@
-"""Ranks of any number write one page and read it, byte for byte."""
+"""Any number of ranks write one page and read it, byte for byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ any_heads = pytest.mark.parametrize("heads", DEGREES)
 
 
 def check_store(model: Model, group: Group, tokens: int, some: range) -> None:
-    """All ranks write into one page, and no byte of it twice."""
+    """Stores by all ranks into one page, and asserts that no byte is written twice."""
     table, slots = slots_of(group.ranks, tokens, some)
     page, times = Page(model.order.nbytes, 0xA5), np.zeros(model.order.nbytes, np.int64)
     for rank in group.of(model, tokens):
@@ -42,7 +42,7 @@ def check_store(model: Model, group: Group, tokens: int, some: range) -> None:
 
 
 def check_load(model: Model, group: Group, tokens: int, some: range) -> None:
-    """Each rank has just its heads and layers then, just of these tokens."""
+    """Asserts that each rank has exactly its heads and layers of these tokens."""
     table, slots = slots_of(group.ranks + 100, tokens, some)
     page = Page(model.order.nbytes, 0)
     page.put(model.page)
@@ -68,7 +68,7 @@ def test_all_ranks_load_their_share(heads: int, group: Group) -> None:
 
 @any_heads
 def test_a_page_of_one_group_is_a_page_of_every_other(heads: int) -> None:
-    """Stored by each, loaded by each: the bytes are the same, so that every pair is there."""
+    """Each group loads the pages of each other group, because their bytes are the same."""
     model, pages = model_of(heads, 7), []
     for group in GROUPS:
         table, slots = slots_of(group.ranks, 7)
@@ -109,13 +109,13 @@ def test_ranks_of_a_latent_share_its_tokens(ranks: int, tokens: int) -> None:
 
 
 def test_all_ranks_cover_the_planes_and_nothing_else() -> None:
-    """The planes are 30 bytes a head and token here, so that there is something between them."""
+    """The planes have 30 bytes per head and token, so that there are gaps between them."""
     model = model_of(1, 1, width=5)
     assert model.covered.sum() == model.state.nbytes < model.order.nbytes
 
 
 def test_planes_that_are_shared_differently() -> None:
-    """Heads of K and V for each rank, and one latent for all: two copies."""
+    """Heads of K and V for each rank, and one latent for all ranks: two copies."""
     kv = engine_layouts.separate_blocks(*([np.ones((9, 3, 2, 4), np.uint8)] for _ in range(2)))
     cache = joined(kv, engine_layouts.latents([np.ones((9, 3, 10), np.uint8)]))
     order = PageLayout.of_model(cache, 6, {"k": 8, "v": 8}, 1)

@@ -1,4 +1,4 @@
-"""What a copy may not do is refused before it begins, and nothing else is."""
+"""Invalid copies are rejected before they begin, and only those."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout,
 
 
 def test_another_dtype_than_the_page() -> None:
-    """Of as many bytes."""
+    """The dtypes have the same size."""
     cache, _ = whole()
     other = engine_layouts.separate_blocks(*([np.zeros((9, 3, 2, 5), np.float16)] * 1 for _ in range(2)))
     with pytest.raises(
@@ -60,7 +60,7 @@ def test_another_number_of_heads() -> None:
     [(0, (), 4), (0, (2,), 4), (0, (2, 3), 4), (0, (1, 3), 4), (1, (2, 1), 3), (1, (1, 1), 2)],
 )
 def test_stages_that_do_not_add_up(stage: int, stages: tuple[int, ...], of: int) -> None:
-    """A page would appear, with layers that nobody wrote."""
+    """Otherwise a page would be complete although no rank wrote some of its layers."""
     cache, _ = whole()
     with pytest.raises(LayoutError, match="layers"):
         PagedCache(cache, PageLayout.of_model(cache, 4, 2, of), Shard(0, 1, stage, stages))
@@ -81,7 +81,7 @@ def test_stages_of_different_sizes() -> None:
 
 
 @pytest.mark.parametrize(("heads", "ranks"), [(6, 4), (8, 3), (3, 2), (4, 6)])
-def test_heads_that_ranks_can_not_share(heads: int, ranks: int) -> None:
+def test_heads_that_ranks_cannot_share_are_rejected(heads: int, ranks: int) -> None:
     _, _, cache = separate_memory(2, max(1, heads // ranks), 5)
     order = PageLayout.of_model(cache, 4, heads, 2)
     with pytest.raises(LayoutError, match=f"{heads} heads cannot be divided among {ranks} ranks"):
@@ -109,8 +109,8 @@ def test_a_block_that_the_cache_does_not_have(way: Any) -> None:
 
 
 @both_ways
-def test_blocks_that_are_not_copied_are_not_looked_at(way: Any) -> None:
-    """Behind the tokens, before them, and of pages that are skipped."""
+def test_blocks_that_are_not_copied_are_not_validated(way: Any) -> None:
+    """Blocks after the tokens, before them, and of skipped pages."""
     paged = PagedCache(*whole())
     way(paged, slot_map([0, 1, 9], 1, 4, 3))
     way(paged, slot_map([9, 9, 0, 1], 1, 4, 3, position=6))
@@ -138,7 +138,7 @@ def test_a_block_of_two_requests_in_a_load() -> None:
 
 
 def test_two_pages_for_the_same_tokens_in_a_load() -> None:
-    """They begin in one block, which is in the table once."""
+    """They begin in the same block, which is in the table once."""
     paged = PagedCache(*whole())
     slots = slot_map([0, 1, 2], 2, 4, 3)
     pages = slots.pages - np.array([[0, 0, 0], [1, 0, 0]])

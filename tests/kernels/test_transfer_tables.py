@@ -1,4 +1,4 @@
-"""A transfer as copies get it: its table of planes, which of them are some layers', what it moves and what it keeps."""
+"""A transfer in the form that copies take: its table of planes, the planes of layers, its bytes and its references."""
 
 from __future__ import annotations
 

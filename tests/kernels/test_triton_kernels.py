@@ -1,4 +1,4 @@
-"""The kernel pair against plain loops: every byte of the cache and of the arena is compared, also those outside."""
+"""The kernel pair compared with plain loops: all bytes of the cache and of the arena, also outside of the copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 
 class Device(msgspec.Struct, frozen=True):
-    """Where the kernels run: the pair, where the cache is, and a tensor of so many bytes for the arena."""
+    """A device for the kernels: the pair, the location of the cache, and a function that allocates the arena."""
 
     kernels: Any
     name: str
@@ -35,7 +35,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Run:
-    """A case with memory for it: random bytes in the cache and in the arena."""
+    """A case with memory: random bytes in the cache and in the arena."""
 
     def __init__(self, case: Case, device: Device) -> None:
         self.case, self.device = case, device
@@ -51,13 +51,13 @@ class Run:
         self.tables = Tables(self.transfer, Frames(arena, case.frames.table))
 
     def contents(self) -> tuple[Any, Any]:
-        """Copies of cache and arena, when the device is done."""
+        """Returns copies of cache and arena after the device has finished."""
         if self.device.name != "cpu":
             torch.cuda.synchronize()
         return self.cache.cpu().numpy().copy(), self.arena.numpy().copy()
 
     def check(self) -> None:
-        """Gathers, then fills the arena anew and scatters."""
+        """Gathers, then fills the arena with other bytes and scatters."""
         case, kernels = self.case, self.device.kernels
         cache, arena = self.contents()
         launch(kernels.gather, self.tables, case.planes, case.grid)
@@ -74,7 +74,7 @@ class Run:
 
 
 def _aligned(nbytes: int, device: str) -> Any:
-    """Beginning at a multiple of 16 bytes, as torch's own tensors do on a GPU."""
+    """Returns memory at a multiple of 16 bytes, like torch's own tensors on a GPU."""
     memory = torch.empty(nbytes + FRAME_BYTES, dtype=torch.uint8, device=device)
     begin = -memory.data_ptr() % FRAME_BYTES
     return memory[begin : begin + nbytes]
@@ -115,7 +115,7 @@ OPAQUE = [Stored(NHD, layers=2, kinds=1, heads=1, width=70_000), Stored(NHD, lay
 @pytest.mark.parametrize("block_tokens", [1, 16, 24])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_known_shapes_as_they_are_launched(device: Device, shape: str, block_tokens: int) -> None:
-    """A request that ends inside its third page, of 24 tokens each; tiles as by default."""
+    """A request that ends inside its third page, of 24 tokens each, with the default tiles."""
     rng = np.random.default_rng(3)
     slots = slot_map(rng.permutation(90)[: -(-70 // block_tokens)], 3, 24, block_tokens, tokens=range(1, 70))
     Run(case_of(SHAPES[shape], slots, rng), device).check()
@@ -153,7 +153,7 @@ def test_nothing_to_move(device: Device, changed: dict[str, Any]) -> None:
 
 
 def test_the_mask_may_be_written_on_the_device(device: Device) -> None:
-    """What a kernel of the caller's finds present is left alone, as if the host had said so."""
+    """Pages that a kernel of the caller marks as present are skipped, as if the host had skipped them."""
     masked = pages_of(FOUR, skip=np.array([0, 1, 1, 0], np.uint8))
     run = Run(masked, device)
     run.tables.skip.fill_(0)
@@ -162,7 +162,7 @@ def test_the_mask_may_be_written_on_the_device(device: Device) -> None:
 
 
 def test_layer_by_layer_is_all_of_it(device: Device) -> None:
-    """Planes of several units lie in another order on the device, but are named as in the caller's table."""
+    """Planes of several units have another order on the device, but keep the numbers of the caller's table."""
     whole, by_layer = Run(pages_of(FOUR), device), Run(pages_of(FOUR), device)
     launch(device.kernels.gather, whole.tables)
     for plane in range(len(by_layer.transfer.planes)):
@@ -178,7 +178,7 @@ def test_narrow_planes_do_not_slow_the_others(device: Device) -> None:
 
 
 def test_strides_that_are_never_taken_do_not_count(device: Device) -> None:
-    """Torch gives any stride to an axis of one."""
+    """Torch may give any stride to an axis of one element."""
     case = case_of(SHAPES["latents"], slot_map([0, 1], 2, 1, 1), np.random.default_rng(6))
     planes = case.transfer.planes.copy()
     planes[:, 2:4] = 1
@@ -207,7 +207,7 @@ def test_frames_that_do_not_fit(device: Device) -> None:
 
 @pytest.mark.gpu
 def test_a_subset_under_compute_sanitizer() -> None:
-    """It sees what lies outside of any allocation; the guard zones see what lies inside of one."""
+    """The sanitizer detects accesses outside of all allocations, the guard zones those inside of other ones."""
     tool = shutil.which("compute-sanitizer")
     if not tool or not torch.cuda.is_available():
         pytest.skip("there is no GPU, or no compute-sanitizer on PATH")

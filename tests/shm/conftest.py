@@ -1,4 +1,4 @@
-"""Segments of a test's own."""
+"""Fixtures with segments for one test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagetier.shm.segments import Wish
 
 @pytest.fixture
 def wish() -> Iterator[Wish]:
-    """Segments under a name of the test's own; nothing of them may be left at its end."""
+    """Yields a wish for segments under a unique name. Asserts at the end that no segment is left."""
     wanted = Wish(f"pagetier-test-{secrets.token_hex(6)}", GEOMETRY, "test")
     yield wanted
     left = sorted(Path("/dev/shm").glob(f"{wanted.name}.*"))
@@ -26,7 +26,7 @@ def wish() -> Iterator[Wish]:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """An index in anonymous memory; sound at the end, whatever was asked."""
+    """Yields an index in anonymous memory. Asserts at the end that it is consistent."""
     there = Place()
     yield there
     assert there.sound()
@@ -35,6 +35,6 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture
 def disk(place: Place) -> Place:
-    """The same with a disk that has room for 8 frames."""
+    """Returns the index with a disk that has room for 8 frames."""
     place.owner.disk_open(8, EVICTED)
     return place

@@ -1,4 +1,4 @@
-"""Tokens between a strided cache and frames in plain memory: every byte as the tables say, and none beside them."""
+"""Copies of tokens between a strided cache and frames in plain memory, compared byte by byte with the tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ I64 = np.iinfo(np.int64)
 
 
 def gathered(tables: Tables, threads: int = 1) -> None:
-    """Gathers, and compares all memory with what it should be."""
+    """Gathers, and compares all memory with the expected content."""
     arena, cache = tables.with_pages(tables.gathered(tables.framed())), tables.cache.copy()
     gather(*tables.plain(threads))
     assert np.array_equal(tables.arena, arena)
@@ -49,7 +49,7 @@ def shapes() -> st.SearchStrategy[Shape]:
 
 @given(shape=shapes(), data=st.data())
 @settings(deadline=None)
-def test_every_byte_is_where_the_tables_say(shape: Shape, data: st.DataObject) -> None:
+def test_each_byte_is_copied_to_the_place_in_the_tables(shape: Shape, data: st.DataObject) -> None:
     tables = Tables(shape)
     for page in tables.pages:
         page[1] = data.draw(st.just(page[1]) | st.integers(int(page[1]), shape.page_tokens))
@@ -63,7 +63,7 @@ def test_every_byte_is_where_the_tables_say(shape: Shape, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_large_pages_on_threads(order: str) -> None:
+def test_large_pages_are_copied_by_threads(order: str) -> None:
     tables = Tables(Shape(ORDERS[order], width=1152, heads=8, planes=8, page_tokens=64, before=3), chance())
     gathered(tables, 4)
     tables.cache[:] = 0
@@ -71,8 +71,8 @@ def test_large_pages_on_threads(order: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_page_of_one_plane_on_threads(threads: int) -> None:
-    """A plane is cut by its tokens where there are few."""
+def test_a_page_of_one_plane_is_copied_by_threads(threads: int) -> None:
+    """A plane is divided by its tokens if there are few planes."""
     for shape in (
         Shape(width=4096, heads=1, other_heads=0, planes=1, page_tokens=2053, pages=1),
         Shape(width=1 << 20, heads=1, other_heads=0, planes=1, block_tokens=1, page_tokens=1, pages=9),
@@ -83,7 +83,7 @@ def test_a_page_of_one_plane_on_threads(threads: int) -> None:
         scattered(tables, threads)
 
 
-def test_there_and_back() -> None:
+def test_a_scatter_restores_gathered_pages() -> None:
     tables = Tables(Shape())
     before = tables.cache.copy()
     gather(*tables.plain(1))
@@ -93,7 +93,7 @@ def test_there_and_back() -> None:
     assert np.array_equal(tables.cache, before * ours)
 
 
-def test_a_cache_from_its_last_block_to_its_first() -> None:
+def test_strides_may_be_negative() -> None:
     tables = Tables(Shape())
     blocks = tables.shape.used_blocks + 2
     tables.planes[:, 0] += (blocks - 1) * tables.planes[:, 1]
@@ -102,7 +102,7 @@ def test_a_cache_from_its_last_block_to_its_first() -> None:
     scattered(tables)
 
 
-def test_nothing_to_do() -> None:
+def test_empty_tables_copy_nothing() -> None:
     for shape in (Shape(pages=0), Shape(planes=0)):
         tables = Tables(shape)
         gathered(tables)
@@ -114,7 +114,7 @@ def test_nothing_to_do() -> None:
     gathered(tables)
 
 
-def test_what_a_skipped_page_names_is_not_looked_at() -> None:
+def test_rows_of_skipped_pages_are_not_validated() -> None:
     tables = Tables(Shape())
     tables.skip = np.array([0, 1, 0], np.uint8)
     tables.pages[1, 0] = 10**6
@@ -172,10 +172,8 @@ WRONG: list[tuple[str, Callable[[Tables], None]]] = [
 
 @pytest.mark.parametrize(("why", "spoil"), WRONG)
 @pytest.mark.parametrize("transfer", [gather, scatter])
-def test_tables_that_make_no_sense_are_refused(
-    transfer: Callable[..., None], why: str, spoil: Callable[[Tables], None]
-) -> None:
-    """Before any byte moves."""
+def test_invalid_tables_are_rejected(transfer: Callable[..., None], why: str, spoil: Callable[[Tables], None]) -> None:
+    """The copy is rejected before any byte is copied."""
     tables = Tables(Shape())
     spoil(tables)
     arena, cache = tables.arena.copy(), tables.cache.copy()
@@ -195,7 +193,7 @@ def test_tables_that_make_no_sense_are_refused(
         (4096, I64.max, I64.max // 3, "frames: a page's bytes exceed 64 bits"),
     ],
 )
-def test_an_arena_that_makes_no_sense_is_refused(address: int, size: int, frame: int, why: str) -> None:
+def test_an_invalid_arena_is_rejected(address: int, size: int, frame: int, why: str) -> None:
     tables = Tables(Shape())
     tables.frames[:2] = 13, 12
     with pytest.raises(ValueError, match=f"^{why}"):
@@ -203,14 +201,14 @@ def test_an_arena_that_makes_no_sense_is_refused(address: int, size: int, frame:
 
 
 def test_the_last_byte_of_a_page_can_be_addressed() -> None:
-    """A plane at the very end of the page's frames is not one byte too far."""
+    """A plane may end with the last byte of the page's frames."""
     tables = Tables(Shape(planes=1))
     tables.planes[0, AT] = tables.shape.chain * FRAME - 3 * tables.shape.head_bytes
     gathered(tables)
     scattered(tables)
 
 
-def test_other_types_are_refused() -> None:
+def test_other_types_are_rejected() -> None:
     tables = Tables(Shape())
     for planes in (7, tables.planes[:, ::2]):
         with pytest.raises((TypeError, BufferError, ValueError)):

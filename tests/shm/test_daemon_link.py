@@ -1,4 +1,4 @@
-"""Requests and answers on a link: no longer than their deadlines, whole, and each for whom it is meant."""
+"""Requests and responses on a link: timeouts, partial messages, and the thread that receives each response."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pagetier.shm.protocol import Answer, Check, Findings, pack
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, -0.5, SOON_S])
-def test_a_peer_that_reads_nothing(timeout: float) -> None:
-    """Within the deadline, whatever it is; half a message ends the link, as nothing can follow it."""
+def test_a_peer_that_reads_nothing_costs_one_timeout(timeout: float) -> None:
+    """The send ends within its timeout. A partially sent message stops the link, because no other can follow it."""
     with linked(read_nothing) as (_, link):
         began = time.monotonic()
         with pytest.raises(LinkError, match="does not accept requests"):
@@ -30,7 +30,7 @@ def test_a_peer_that_reads_nothing(timeout: float) -> None:
             link.detach(SOON_S)
 
 
-def test_a_message_that_could_not_begin_leaves_the_link_alone() -> None:
+def test_a_message_of_which_no_byte_was_sent_does_not_stop_the_link() -> None:
     with linked(read_nothing) as (_, link):
         sent = 0
         with pytest.raises(LinkError):
@@ -42,13 +42,13 @@ def test_a_message_that_could_not_begin_leaves_the_link_alone() -> None:
         watcher.start()
         watcher.join(0.1)
         half = sent * len(pack(Check(7))) % len(pack(Check(7)))
-        assert half == 0 and watched == [], "it was stopped"
+        assert half == 0 and watched == [], "the link was stopped"
         link.stop()
         watcher.join()
 
 
-def test_a_crowd_is_waited_for(tmp_path: Path) -> None:
-    """A daemon that is busy for a moment has a full queue: nobody is sent away for that, and nobody waits for ever."""
+def test_connecting_waits_for_room_in_the_queue(tmp_path: Path) -> None:
+    """A busy daemon has a full queue for a moment: connecting waits for room, but not longer than the timeout."""
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as crowd:
         listener.bind(str(path))
@@ -74,11 +74,11 @@ def send_big(link: Link) -> None:
         link.send(BIG, 30.0)
 
 
-def test_nobody_waits_for_a_slow_sender_longer_than_the_deadline() -> None:
+def test_a_send_waits_for_another_sender_at_most_its_timeout() -> None:
     with linked(read_nothing) as (daemon, link):
         slow = threading.Thread(target=send_big, args=(link,))
         slow.start()
-        assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "it has begun"
+        assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "the other send has not begun"
         for deadline in (-1.0, 0.0, SOON_S):
             began = time.monotonic()
             with pytest.raises(LinkError, match="does not accept requests"):
@@ -89,7 +89,7 @@ def test_nobody_waits_for_a_slow_sender_longer_than_the_deadline() -> None:
         slow.join()
 
 
-def test_answers_come_whole_however_they_are_cut() -> None:
+def test_responses_that_arrive_in_pieces_are_reassembled() -> None:
     answers = [Findings(number, ["x" * number]) for number in range(20)]
 
     def dribble(peer: Peer) -> None:
@@ -107,7 +107,7 @@ def test_answers_come_whole_however_they_are_cut() -> None:
         assert link.read(0.0) == []
 
 
-def test_asking_takes_at_most_its_deadline() -> None:
+def test_asking_takes_at_most_its_timeout() -> None:
     def answer_once(peer: Peer) -> None:
         peer.next()
         peer.send(Findings(1, ["all is well"]))
@@ -121,8 +121,8 @@ def test_asking_takes_at_most_its_deadline() -> None:
         assert time.monotonic() - began < SOON_S + SLACK_S
 
 
-def test_watching_sees_only_what_is_meant_for_it() -> None:
-    """Answers when a stray is expected; the end always; and stop()."""
+def test_watching_ignores_responses_that_other_threads_read() -> None:
+    """It returns for responses only if a stray one is expected, and always for the end of the connection and stop()."""
     with linked() as (daemon, link):
         for descriptor in link.greet(HELLO, 5).descriptors:
             os.close(descriptor)
@@ -137,7 +137,7 @@ def test_watching_sees_only_what_is_meant_for_it() -> None:
         watcher.start()
         daemon.peers[0].send(Findings(1, []))
         watcher.join(0.1)
-        assert seen == [], "it is for who asked"
+        assert seen == [], "watch() returned for a response of another thread"
         link.expect_stray()
         deadline = time.monotonic() + 5
         while not seen and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A link that is closed, hung up or inherited while threads use it: LinkError, and nothing of others is touched."""
+"""A link that is closed, disconnected or inherited while threads use it raises LinkError and harms no other object."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pagetier.shm.protocol import Check, Findings
 from running_daemon import eventually
 
 
-def test_a_closed_link_is_of_no_use_and_no_harm() -> None:
+def test_a_closed_link_rejects_calls_and_touches_no_other_descriptor() -> None:
     with linked() as (_, link):
         link.close()
-        canary = os.eventfd(0, os.EFD_NONBLOCK)  # gets the number of one that was closed
+        canary = os.eventfd(0, os.EFD_NONBLOCK)  # has the number of a descriptor that was closed
         with pytest.raises(LinkError, match="gone"):
             link.send(Check(1), 1)
         assert link.read(0.1) == []
@@ -31,7 +31,7 @@ def test_a_closed_link_is_of_no_use_and_no_harm() -> None:
         os.close(canary)
 
 
-def test_closing_frees_who_sends_and_who_reads() -> None:
+def test_closing_ends_blocked_sends_and_reads() -> None:
     with linked(read_nothing) as (_, link):
         outcomes: list[str] = []
 
@@ -55,7 +55,7 @@ def test_closing_frees_who_sends_and_who_reads() -> None:
 
 
 def test_links_closed_under_busy_threads() -> None:
-    """Nothing but LinkError comes of it, and no descriptor of anybody else is written to or left open."""
+    """Only LinkError is raised, and no descriptor of another object is written to or left open."""
     ended: list[str] = []
 
     def send_for_ever(link: Link) -> None:
@@ -84,10 +84,10 @@ def test_links_closed_under_busy_threads() -> None:
     assert len(ended) == 30 * 4
 
 
-def test_a_daemon_that_hangs_up_kills_nobody() -> None:
-    """Also in a program that wants SIGPIPE, as command-line tools do."""
+def test_a_disconnected_daemon_does_not_kill_the_process_by_sigpipe() -> None:
+    """Also in a program that does not ignore SIGPIPE, like command-line tools."""
     with linked(hang_up) as (daemon, link):
-        # A child that is forked before would have the daemon's end, too, and keep the link alive.
+        # A child that is forked earlier would inherit the daemon's end and keep the connection open.
         assert eventually(lambda: daemon.peers[0].connection.fileno() < 0)
 
         def child() -> None:
@@ -99,7 +99,7 @@ def test_a_daemon_that_hangs_up_kills_nobody() -> None:
         assert in_child(child) == 0
 
 
-def test_a_forked_child_disowns_what_it_inherited() -> None:
+def test_a_forked_child_disowns_the_inherited_link() -> None:
     with linked() as (daemon, link):
         for descriptor in link.greet(HELLO, 5).descriptors:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""First words to a daemon that is not there, refuses, lies or is silent: LinkError in time, and nothing left open."""
+"""Greetings to a daemon that is absent, rejects, misbehaves or is silent: LinkError in time, no descriptor left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pagetier.shm.protocol import BUILD, Findings, Observe
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "no listener", "a long name"])
-def test_nobody_there(kind: str, tmp_path: Path) -> None:
+def test_an_absent_daemon_is_an_error(kind: str, tmp_path: Path) -> None:
     path = tmp_path / ("s" * (200 if kind == "a long name" else 1))
     if kind == "a file":
         path.touch()
@@ -31,7 +31,7 @@ def test_nobody_there(kind: str, tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_greeting_brings_descriptors_that_no_other_program_inherits() -> None:
+def test_received_descriptors_are_not_inherited_by_other_programs() -> None:
     with linked() as (_, link):
         greeting = link.greet(HELLO, 5)
         assert greeting.welcome.slot == 0
@@ -77,7 +77,9 @@ def answer_something_else(peer: Peer) -> None:
         (answer_something_else, "not a pagetier daemon", RefusedError),
     ],
 )
-def test_no_welcome(behave: Callable[[Peer], None], says: str, kind: type[LinkError]) -> None:
+def test_a_greeting_without_welcome_is_an_error(
+    behave: Callable[[Peer], None], says: str, kind: type[LinkError]
+) -> None:
     with linked(behave) as (_, link):
         before, began = open_descriptors(), time.monotonic()
         with pytest.raises(kind, match=says):
@@ -95,8 +97,8 @@ def welcome_with(count: int) -> Callable[[Peer], None]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_welcome_with_too_few_descriptors(count: int) -> None:
-    """As when this process has too many files open: the kernel drops what does not fit."""
+def test_a_welcome_with_too_few_descriptors_is_an_error(count: int) -> None:
+    """The kernel drops descriptors that exceed the limit of open files."""
     with linked(welcome_with(count)) as (_, link):
         before = open_descriptors()
         with pytest.raises(LinkError, match=f"{count} descriptors were received"):
@@ -104,7 +106,7 @@ def test_a_welcome_with_too_few_descriptors(count: int) -> None:
         assert open_descriptors() == before
 
 
-def test_who_looks_gets_two_descriptors() -> None:
+def test_an_observer_gets_two_descriptors() -> None:
     with linked(welcome_with(2)) as (_, link):
         for descriptor in link.greet(Observe(BUILD), 5).descriptors:
             os.close(descriptor)

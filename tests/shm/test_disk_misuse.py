@@ -1,4 +1,4 @@
-"""The disk tier's part of the binding, asked for what makes no sense: refused or ignored, and the index stays sound."""
+"""Invalid requests to the disk tier's part of the binding are rejected or ignored, and the index stays consistent."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments"), REFUSED)
-def test_arguments_that_make_no_sense_are_refused(disk: Place, name: str, arguments: tuple[object, ...]) -> None:
+def test_invalid_arguments_are_rejected(disk: Place, name: str, arguments: tuple[object, ...]) -> None:
     with pytest.raises(ValueError, match=r"no rule|no slot|no whole number|elements"):
         getattr(disk.owner, name)(*arguments)
 
 
-def test_nothing_works_before_the_adoption(place: Place) -> None:
+def test_no_call_works_before_the_adoption(place: Place) -> None:
     owner = place.memory.owner()
     calls: list[Callable[[], object]] = [
         lambda: owner.disk_open(8, EVICTED),
@@ -63,7 +63,7 @@ numbers = st.lists(st.integers(0, 14) | st.integers(0, 2**32 - 1), max_size=6)
 
 
 def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
-    """What a daemon that is out of its mind might ask for."""
+    """Returns random calls of a faulty daemon."""
     keys = names.map(lambda some: b"".join(map(key, some)))
     reports = st.lists(
         st.tuples(
@@ -102,7 +102,7 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(steps(), max_size=40), st.randoms(use_true_random=False))
-def test_whatever_is_asked_the_index_stays_sound(asked: list[tuple[str, tuple[Any, ...]]], chance: Any) -> None:
+def test_random_calls_leave_the_index_consistent(asked: list[tuple[str, tuple[Any, ...]]], chance: Any) -> None:
     place = Place()
     place.owner.disk_open(6, THROUGH)
     for name, arguments in asked:

@@ -1,4 +1,4 @@
-"""The disk tier as the daemon's Python sees it: what goes there, what comes back, what leaves."""
+"""The disk tier as the daemon's Python code uses it: writes, reads and evictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ from index_with_disk import (
 )
 from pagetier.shm._core import Observer, Pins
 
-AT_LOCKS, TICK, FAR = 2 * 4096, 2, 2**64 - 1  # where lock words begin, which word the tick is, a tick of no clock
+AT_LOCKS, TICK, FAR = (
+    2 * 4096,
+    2,
+    2**64 - 1,
+)  # of the lock words; of the tick; a huge tick
 
 
 def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
@@ -51,7 +55,7 @@ def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
     assert disk.owner.settle() == 0 and disk.match("a", "b") == (1, 2) and disk.owner.disk_drops() == b""
 
 
-def test_a_miss_and_a_repin_reach_no_further_than_they_hold(disk: Place) -> None:
+def test_a_miss_and_a_repin_report_only_pinned_pages_as_available(disk: Place) -> None:
     disk.store("a")
     with disk.session.match(Pins, None, key("a")) as pins:
         again = disk.session.repin(Pins, None, pins.entries, pins.serials)
@@ -60,7 +64,7 @@ def test_a_miss_and_a_repin_reach_no_further_than_they_hold(disk: Place) -> None
     assert disk.match() == (0, 0) and disk.match("x") == (0, 0)
 
 
-def test_orders_name_the_pages_as_they_are(disk: Place) -> None:
+def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     first, second = disk.store("a"), disk.store("b", 3 * FRAME - 1)
     entries, serials, keys, sizes, spaces, ticks, chains = disk.owner.order_writes(100, 100)
     assert ints(entries, 4) == [first, second] and keys == key("a") + key("b")
@@ -75,8 +79,8 @@ def test_orders_name_the_pages_as_they_are(disk: Place) -> None:
     assert disk.owner.flush(-1, MEMORY | DISK) == (0, 2) and disk.owner.evict(8, 100) == 0
 
 
-def test_orders_name_no_tick_that_a_client_made_up(disk: Place) -> None:
-    """Another process writes ticks of the far future all the time, also while pages are being ordered."""
+def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
+    """Another process writes ticks of the far future all the time, also while write orders are made."""
     for name in "abcdefgh":
         disk.store(name)
 
@@ -96,7 +100,7 @@ def test_orders_name_no_tick_that_a_client_made_up(disk: Place) -> None:
         kill(scribbler)
 
 
-def test_orders_keep_to_their_limits(disk: Place) -> None:
+def test_write_orders_respect_their_limits(disk: Place) -> None:
     for name in "abcd":
         disk.store(name)
     assert disk.owner.order_writes(100, 0)[0] == b"" and disk.owner.order_writes(0, 100)[0] == b""
@@ -104,7 +108,7 @@ def test_orders_keep_to_their_limits(disk: Place) -> None:
 
 
 @pytest.mark.parametrize("result", [FAILED, SPARED, AGAIN, 77])
-def test_what_was_not_written_is_not_on_disk(disk: Place, result: int) -> None:
+def test_a_page_whose_write_failed_is_not_on_disk(disk: Place, result: int) -> None:
     disk.store("a")
     assert len(disk.write(result)) == 1 and disk.owner.header()["disk_pages"] == 0
     assert bool(disk.write(result)) == (result not in (FAILED, SPARED))
@@ -112,7 +116,7 @@ def test_what_was_not_written_is_not_on_disk(disk: Place, result: int) -> None:
     assert len(disk.write()) == 1 and disk.owner.header()["disk_pages"] == 1
 
 
-def test_answers_to_what_nobody_ordered_change_nothing(disk: Place) -> None:
+def test_results_without_an_order_change_nothing(disk: Place) -> None:
     entry = disk.store("a")
     disk.owner.end_orders(u32(entry, 11, 12, 0xFFFFFFFF), bytes([DONE] * 4))
     assert disk.owner.header()["disk_pages"] == 0
@@ -121,7 +125,7 @@ def test_answers_to_what_nobody_ordered_change_nothing(disk: Place) -> None:
     assert disk.owner.header()["disk_pages"] == 1 and disk.owner.header()["disk_written"] == 1
 
 
-def test_the_rules_say_what_is_written(place: Place) -> None:
+def test_the_write_rules_select_the_pages_to_write(place: Place) -> None:
     place.store("a"), place.store("b")
     assert place.write() == [] and place.owner.unwritten()[:2] == (0, 0)
     place.owner.disk_open(8, SECOND)
@@ -140,7 +144,7 @@ def test_frames_ahead_end_at_the_first_unwritten_page(disk: Place) -> None:
     assert 0 <= disk.owner.frames_ahead(0) <= 8 and disk.owner.frames_ahead(2**64 - 1) == 6
 
 
-def test_a_full_disk_lets_the_coldest_go(disk: Place) -> None:
+def test_a_full_disk_evicts_the_coldest_pages(disk: Place) -> None:
     names = [f"page {n}" for n in range(11)]
     for name in names:
         disk.store(name)
@@ -150,7 +154,7 @@ def test_a_full_disk_lets_the_coldest_go(disk: Place) -> None:
     assert header["disk_used_frames"] == header["disk_frames"] == 8 and header["disk_evicted"] == 3
 
 
-def test_a_report_is_taken_as_far_as_it_makes_sense(disk: Place) -> None:
+def test_valid_pages_of_a_report_are_loaded_into_the_index(disk: Place) -> None:
     disk.store("other size")
     reported = {
         "good": (FRAME, disk.space),
@@ -169,7 +173,7 @@ def test_a_report_is_taken_as_far_as_it_makes_sense(disk: Place) -> None:
     assert disk.owner.header()["disk_pages"] == 1
 
 
-def test_a_report_beyond_the_room_is_cut(disk: Place) -> None:
+def test_a_report_that_exceeds_the_disk_is_truncated(disk: Place) -> None:
     names = [f"page {n}" for n in range(11)]
     keys = b"".join(map(key, names))
     disk.owner.disk_report(keys, u64(*[FRAME] * 11), u32(*[disk.space] * 11), u64(*range(11)))
@@ -179,7 +183,7 @@ def test_a_report_beyond_the_room_is_cut(disk: Place) -> None:
     assert disk.owner.header()["disk_pages"] == 0 and disk.sound()
 
 
-def test_a_damaged_page_is_forgotten_and_dropped(disk: Place) -> None:
+def test_a_corrupt_page_is_removed_from_index_and_disk(disk: Place) -> None:
     disk.store("a")
     disk.write()
     disk.evict_all()
@@ -188,7 +192,7 @@ def test_a_damaged_page_is_forgotten_and_dropped(disk: Place) -> None:
     assert disk.owner.header()["disk_damaged"] == 1
 
 
-def test_one_tier_is_flushed_and_the_other_kept(disk: Place) -> None:
+def test_a_flush_of_one_tier_keeps_the_other(disk: Place) -> None:
     disk.store("a")
     disk.write()
     assert disk.owner.flush(-1, MEMORY) == (1, 0) and disk.match("a") == (0, 1)
@@ -197,7 +201,7 @@ def test_one_tier_is_flushed_and_the_other_kept(disk: Place) -> None:
     assert disk.owner.disk_drops() == key("a")
 
 
-def test_what_was_on_disk_goes_with_it(disk: Place) -> None:
+def test_a_disk_that_is_gone_takes_its_pages_with_it(disk: Place) -> None:
     disk.store("a")
     disk.write()
     disk.evict_all()
@@ -211,7 +215,7 @@ def test_what_was_on_disk_goes_with_it(disk: Place) -> None:
     assert disk.owner.fetch(0, DAY_NS, key("a"))[0] == bytes([ABSENT])
 
 
-def test_a_new_daemon_waits_for_the_disk_to_report(disk: Place) -> None:
+def test_a_new_daemon_waits_for_the_inventory_of_the_disk(disk: Place) -> None:
     disk.store("a"), disk.store("b")
     disk.write()
     disk.owner.evict(GEOMETRY.frames, 1)
@@ -220,7 +224,7 @@ def test_a_new_daemon_waits_for_the_disk_to_report(disk: Place) -> None:
     assert disk.owner.header()["disk_pages"] == 0 and sum(disk.match(name)[1] for name in "ab") == 1
 
 
-def test_the_tier_says_something_of_itself(disk: Place) -> None:
+def test_the_tier_publishes_its_status(disk: Place) -> None:
     observer = Observer(*disk.memory.descriptors[:2])
     assert observer.disk_text() == b""
     for text in (b"all is well", b"", b"\0" * 2048):
@@ -231,7 +235,7 @@ def test_the_tier_says_something_of_itself(disk: Place) -> None:
     assert observer.disk_text() == b"\0" * 2048
 
 
-def test_numbers_out_of_range_are_no_pages(disk: Place) -> None:
+def test_entries_out_of_range_are_ignored(disk: Place) -> None:
     assert disk.owner.sizes(u32(12, 0xFFFFFFFF)) == bytes(16) and disk.owner.chains(u32(12, 0xFFFFFFFF)) == bytes(8)
     assert disk.session.chain(12) == disk.session.chain(0xFFFFFFFF) == b""
     disk.owner.count_fetched(1, 2, 3)

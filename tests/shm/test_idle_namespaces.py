@@ -1,4 +1,4 @@
-"""Namespaces that were not used for long are dropped, the oldest first; a page that is in use never is."""
+"""Idle namespaces are dropped, the oldest first; pages in use are never dropped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLENTY = 1000
 
 @pytest.fixture
 def two(place: Place) -> Place:
-    """A full table: a page "old" of one namespace, and behind it "new" of another."""
+    """Returns a full table of namespaces: a page "old" of one, and after it "new" of another."""
     place.store("old")
     name(place, "other")
     place.store("new")
@@ -24,13 +24,13 @@ def two(place: Place) -> Place:
 
 
 def name(place: Place, space: str) -> None:
-    """What is stored from now on is this namespace's."""
+    """Sets the namespace of the pages that are stored from now on."""
     place.space = place.owner.space(space.encode().ljust(32, b"."), space, 16, 0, 0)
     assert place.space >= 0
 
 
 def drop(place: Place, idle_ns: int = ANY_NS) -> str:
-    """The name of the next one; "" if there is none."""
+    """Drops the next namespace. Returns its name, or "" if there is none."""
     found, _, space = place.owner.drop_idle(idle_ns, PLENTY)
     assert place.sound()
     if space is None:
@@ -50,25 +50,25 @@ def test_the_oldest_is_dropped_first(two: Place) -> None:
     assert two.owner.header()["flushed"] == 2
 
 
-def test_a_record_without_pages_is_anothers(two: Place) -> None:
+def test_a_record_without_pages_is_reused_by_another_namespace(two: Place) -> None:
     assert two.owner.space(b"third".ljust(32), "third", 16, 0, 0) == -1
     assert drop(two) == "space"
     name(two, "third")
     assert {space["name"] for space in two.owner.spaces()} == {"other", "third"}
 
 
-def test_none_that_was_used_lately_is_dropped(two: Place) -> None:
+def test_a_recently_used_namespace_is_not_dropped(two: Place) -> None:
     assert drop(two, DAY_NS) == ""
     assert two.match("old", "new") == (2, 2)
 
 
-def test_a_match_is_a_use(two: Place) -> None:
-    """It takes no lock and sends no message."""
+def test_a_match_counts_as_use(two: Place) -> None:
+    """A match takes no lock and sends no message."""
     assert two.match("old") == (1, 1)
     assert drop(two) == "other"
 
 
-def test_to_ask_for_room_is_a_use(two: Place) -> None:
+def test_a_reservation_counts_as_use(two: Place) -> None:
     two.owner.space(b"s" * 32, "space", 16, 0, 0)
     assert drop(two) == "other"
 
@@ -89,7 +89,7 @@ def test_a_page_that_is_being_written_is_in_use(two: Place) -> None:
     assert drop(two) == "other"
 
 
-def test_turns_are_as_short_as_they_are_told_to_be(two: Place) -> None:
+def test_a_turn_visits_at_most_the_given_number_of_pages(two: Place) -> None:
     for page in "abc":
         two.store(page)
     turns, pages, dropped = 0, 0, ["space"]
@@ -106,7 +106,7 @@ def test_turns_are_as_short_as_they_are_told_to_be(two: Place) -> None:
 
 @pytest.mark.parametrize("used", ["a", "d"])
 def test_a_use_between_two_turns_ends_the_walk(two: Place, used: str) -> None:
-    """Of a page that was walked already, or is next."""
+    """The used page was visited already, or is the next one."""
     for page in "abcd":
         two.store(page)
     assert drop(two) == "space"
@@ -119,7 +119,7 @@ def test_a_use_between_two_turns_ends_the_walk(two: Place, used: str) -> None:
     assert two.match(used) == (1, 1) and two.sound()
 
 
-def test_what_is_used_while_its_namespace_is_dropped_stays(two: Place) -> None:
+def test_a_page_used_while_its_namespace_is_dropped_is_kept(two: Place) -> None:
     for page in "abcd":
         two.store(page)
     assert drop(two) == "space"
@@ -133,7 +133,7 @@ def test_what_is_used_while_its_namespace_is_dropped_stays(two: Place) -> None:
     assert two.match("a") == (1, 1) and two.sound()
 
 
-def test_a_walk_whose_page_has_left_begins_again(two: Place) -> None:
+def test_a_walk_restarts_if_its_page_was_evicted(two: Place) -> None:
     for page in "abcd":
         two.store(page)
     assert drop(two) == "space"
@@ -144,7 +144,7 @@ def test_a_walk_whose_page_has_left_begins_again(two: Place) -> None:
     assert drop(two) == "other"
 
 
-def test_copies_on_disk_leave_it_too(disk: Place) -> None:
+def test_copies_on_disk_are_dropped_too(disk: Place) -> None:
     disk.store("both")
     disk.write()
     disk.evict_all()
@@ -157,7 +157,7 @@ def test_copies_on_disk_leave_it_too(disk: Place) -> None:
     assert (header["pages"], header["disk_pages"]) == (0, 0)
 
 
-def test_a_page_that_is_being_written_out_stays_until_it_is_there(disk: Place) -> None:
+def test_a_page_being_written_to_disk_is_kept_until_it_is_there(disk: Place) -> None:
     disk.store("slow")
     entries, *_ = disk.owner.order_writes(1 << 20, 100)
     assert disk.owner.drop_idle(ANY_NS, PLENTY)[0] == IDLE_MORE
@@ -168,7 +168,7 @@ def test_a_page_that_is_being_written_out_stays_until_it_is_there(disk: Place) -
     assert found == IDLE_DROPPED and disk.owner.disk_drops() == key("slow")
 
 
-def test_one_that_is_written_out_keeps_no_other_from_being_dropped(disk: Place) -> None:
+def test_a_page_being_written_to_disk_does_not_block_other_namespaces(disk: Place) -> None:
     disk.store("slow")
     disk.owner.order_writes(1 << 20, 100)
     name(disk, "other")
@@ -176,7 +176,7 @@ def test_one_that_is_written_out_keeps_no_other_from_being_dropped(disk: Place) 
     assert disk.owner.drop_idle(ANY_NS, PLENTY)[2]["name"] == "other"  # type: ignore[index]
 
 
-def test_a_new_daemon_knows_what_was_used_before(two: Place) -> None:
+def test_a_new_daemon_knows_when_namespaces_were_used(two: Place) -> None:
     two.match("old")
     two.owner = two.memory.adopted(1)
     assert drop(two) == "other"

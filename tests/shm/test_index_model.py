@@ -1,4 +1,4 @@
-"""The index against a plain model, step by step: one daemon after another and several sessions over one memory."""
+"""The index compared with a simple model after each step: successive daemons and several sessions on one memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class IndexMachine(StoringMachine):
     @precondition(lambda self: self.members and self.model.by_key)
     @rule(pick=picks, known=st.lists(picks, min_size=1, max_size=LONGEST), chain=chains, flaw=flaws)
     def match_and_hold(self, pick: int, known: list[int], chain: list[int], flaw: int) -> None:
-        """Keys that are there, or are about to be, and then others."""
+        """Matches keys that are present or about to be stored, followed by others."""
         member = self.members[pick % len(self.members)]
         there = [page.key for page in self.model.all()]
         chain = [there[at % len(there)] for at in known] + chain
@@ -69,7 +69,7 @@ class IndexMachine(StoringMachine):
     @precondition(lambda self: any(member.pins for member in [*self.members, *self.dead]))
     @rule(pick=picks, whose=picks, which=picks, hold=st.booleans())
     def repin(self, pick: int, whose: int, which: int, hold: bool) -> None:
-        """A match that another one made, whether that one still lives or not, and holds it or not."""
+        """Pins the pages of another session's match. That session may be dead, and may have released its pins."""
         holders = [member for member in [*self.members, *self.dead] if member.pins]
         holder = holders[whose % len(holders)]
         given, pages = holder.pins[which % len(holder.pins)]
@@ -87,7 +87,7 @@ class IndexMachine(StoringMachine):
             pins.release()
 
     def check_pins(self, member: Member, pins: Pins, pages: list[Page], flaw: int) -> None:
-        """The pages are pinned, and loaded exactly, as far as the buffers have the right sizes."""
+        """Asserts that the pages are pinned and, as far as the buffers have the right sizes, loaded exactly."""
         assert len(pins) == len(pages)
         assert np.frombuffer(pins.sizes, np.uint64).tolist() == [page.size for page in pages]
         assert pins.entries == u32(*(page.entry for page in pages))
@@ -169,7 +169,7 @@ class IndexMachine(StoringMachine):
             self.leave(0)
         self.flush(None)
         waiting = self.model.all()
-        assert all(page.state is State.WRITING and page.let_go() for page in waiting), "parts that nobody has asked for"
+        assert all(page.state is State.WRITING and page.let_go() for page in waiting), "a page is left"
         self.is_as_the_model_says()
         self.memory.close()
 

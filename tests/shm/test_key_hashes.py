@@ -1,4 +1,4 @@
-"""Keys made of an engine's own hashes, in C: what is refused. For what they are see the client's tests of keys."""
+"""Keys made from an engine's own hashes, in C: rejected arguments. The client's tests of keys check the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_hashes_are_a_list_or_a_tuple(hashes: Any) -> None:
         keys_of_hashes(hashes, DIGEST)
 
 
-def test_what_is_no_hash_is_named() -> None:
+def test_errors_name_the_invalid_hash() -> None:
     class Odd:
         pass
 

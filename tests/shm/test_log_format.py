@@ -1,4 +1,4 @@
-"""Log lines: one a record, read back by anybody's parser, with a priority where journald reads them."""
+"""Log lines: one line per record, readable by any logfmt parser, with a priority if journald reads them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def record(message: str, level: int = logging.INFO, **fields: object) -> logging
 
 
 def parsed(line: str) -> dict[str, str]:
-    """As a reader of logfmt sees it; nothing may be left over."""
+    """Parses a line as a reader of logfmt does, and asserts that nothing is left over."""
     assert PAIR.sub("", line) == "", line
     return {key: json.loads(value) if value.startswith('"') else value for key, value in PAIR.findall(line)}
 
 
 @given(st.text(), st.text())
-def test_every_line_is_one_line_and_comes_back(message: str, value: str) -> None:
+def test_each_record_is_one_line_that_parses_to_its_fields(message: str, value: str) -> None:
     line = Logfmt().format(record(message, why=value))
     assert line.splitlines() in ([line], []), line
-    told = parsed(line)
-    assert (told["msg"], told["why"], told["event"]) == (message, value, "test")
+    status = parsed(line)
+    assert (status["msg"], status["why"], status["event"]) == (message, value, "test")
 
 
-def test_numbers_are_bare_and_come_behind_the_sentence() -> None:
+def test_numbers_are_unquoted_and_follow_the_message() -> None:
     line = Logfmt().format(record("3 pages came", pages=3, seconds=0.25))
     assert line.endswith('level=info name=pagetierd event=test msg="3 pages came" pages=3 seconds=0.25')
     assert re.match(r"ts=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line)
@@ -49,15 +49,15 @@ def test_a_traceback_is_a_field() -> None:
         raise ValueError("one\ntwo")
     except ValueError:
         made = logging.LogRecord("asyncio", logging.ERROR, __file__, 1, "it fails", (), sys.exc_info())
-    told = parsed(Logfmt().format(made))
-    assert told["level"] == "error"
-    assert told["trace"].startswith("Traceback") and told["trace"].endswith("one\ntwo")
+    status = parsed(Logfmt().format(made))
+    assert status["level"] == "error"
+    assert status["trace"].startswith("Traceback") and status["trace"].endswith("one\ntwo")
 
 
 @pytest.mark.parametrize(
     ("level", "number"), [("CRITICAL", 3), ("ERROR", 3), ("WARNING", 4), ("INFO", 6), ("DEBUG", 7)]
 )
-def test_journald_is_told_the_priority_and_not_the_time(level: str, number: int) -> None:
+def test_lines_for_journald_have_a_priority_and_no_time(level: str, number: int) -> None:
     line = Journald().format(record("words", getattr(logging, level)))
     assert line.startswith(f"<{number}>level={level.lower()} ")
     assert "ts=" not in line
@@ -71,8 +71,8 @@ LOG += "logging.info('not this'); logging.warning('but this')"
 @pytest.mark.parametrize("ours", [True, False])
 def test_only_the_stream_that_journald_reads_has_priorities(ours: bool) -> None:
     read, write = os.pipe()
-    told = os.fstat(write if ours else read)
-    stream = f"{told.st_dev}:{told.st_ino + (not ours)}"
+    status = os.fstat(write if ours else read)
+    stream = f"{status.st_dev}:{status.st_ino + (not ours)}"
     environ = os.environ | {"JOURNAL_STREAM": stream}
     subprocess.run([sys.executable, "-c", LOG], env=environ, stderr=write, check=True)
     os.close(write)

@@ -1,4 +1,4 @@
-"""One match over several groups against a plain reference: what it finds, what it pins, and what leaves when."""
+"""One match over several groups compared with a simple reference: the hit, the pins, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ examples = settings(max_examples=int(os.environ.get("PAGETIER_EXAMPLES", "150"))
 
 @st.composite
 def chains(draw: st.DrawFn) -> list[Chain]:
-    """Groups of pages of their own; the first ones are cut alike now and then."""
+    """Draws groups with pages of their own. Some groups have equal page sizes."""
     count = draw(st.integers(1, 4))
     sizes = draw(st.sampled_from([[1, 1, 1, 1], [1, 2, 4, 8], [2, 3, 4, 6], [16, 16, 48, 16], [5, 7, 3, 1]]))
     return [
@@ -43,7 +43,7 @@ def full(there: list[Where], page_tokens: int = 1, first: int = 0) -> Chain:
 @given(chains(), limits)
 @example([full([M] * 12), Chain(1, 1, range(64, 76), [M, D] * 3 + [N] * 6)], EVERYTHING)
 @example([full([M] * 12), Chain(1, 3, range(64, 76), [M, M, M, M, N, M, M, D, M, N, M, M])], EVERYTHING)
-def test_it_finds_and_pins_what_the_reference_does(chains: list[Chain], limit: int) -> None:
+def test_a_match_finds_and_pins_the_pages_of_the_reference(chains: list[Chain], limit: int) -> None:
     world = Grouped(chains)
     tokens, reach, pins = world.match(limit)
     assert (tokens, reach) == (agreed(chains, limit, M), agreed(chains, limit, D))
@@ -54,7 +54,7 @@ def test_it_finds_and_pins_what_the_reference_does(chains: list[Chain], limit: i
         with world.session.match(Pins, None, b"".join(map(key_of, held.context))) as again:
             assert (again.entries, again.serials) == (held.entries, held.serials)
     world.leave_memory()
-    assert world.in_memory() == world.named(tokens), "what the hit needs is pinned, and nothing else"
+    assert world.in_memory() == world.named(tokens), "other pages are pinned than the hit needs"
     for held in pins:
         held.release()
     assert world.sound()
@@ -63,8 +63,8 @@ def test_it_finds_and_pins_what_the_reference_does(chains: list[Chain], limit: i
 
 @examples
 @given(chains(), limits)
-def test_what_is_used_leaves_last_and_its_tail_first(chains: list[Chain], limit: int) -> None:
-    """Of groups that need all their pages, more may be stamped than the hit needs: all that were found."""
+def test_used_pages_are_evicted_last_from_their_tail(chains: list[Chain], limit: int) -> None:
+    """In groups that need all of their pages, all pages found may be stamped, even if the hit needs fewer."""
     world = Grouped(chains)
     tokens, reach, pins = world.match(limit)
     del pins
@@ -81,7 +81,7 @@ def test_what_is_used_leaves_last_and_its_tail_first(chains: list[Chain], limit:
 
 @examples
 @given(places)
-def test_one_group_is_used_as_far_as_it_goes(there: list[Where]) -> None:
+def test_all_found_pages_of_one_group_count_as_used(there: list[Where]) -> None:
     world = Grouped([full(there)])
     _, reach, (pins,) = world.match()
     pins.release()
@@ -93,7 +93,7 @@ def test_one_group_is_used_as_far_as_it_goes(there: list[Where]) -> None:
 
 @examples
 @given(places)
-def test_one_group_of_full_attention_is_a_match(there: list[Where]) -> None:
+def test_one_group_of_full_attention_equals_a_plain_match(there: list[Where]) -> None:
     world = Grouped([full(there, page_tokens=16)])
     tokens, reach, (pins,) = world.match()
     with world.session.match(Pins, None, b"".join(map(key_of, range(len(there))))) as plain:
@@ -104,8 +104,8 @@ def test_one_group_of_full_attention_is_a_match(there: list[Where]) -> None:
     world.memory.close()
 
 
-def test_a_page_may_be_asked_for_twice() -> None:
-    """In two groups, and in one: it is pinned once for each."""
+def test_a_page_may_occur_twice() -> None:
+    """It is pinned once for each occurrence, in two groups or in one."""
     twice = full([M, M, M])
     repeated = Chain(1, 2, [1, 1, 1], [M, M, M])
     world = Grouped([twice, twice, repeated])
@@ -119,7 +119,7 @@ def test_a_page_may_be_asked_for_twice() -> None:
     assert world.sound()
 
 
-def test_a_lookup_is_counted_when_it_is_told() -> None:
+def test_a_match_is_counted_when_the_caller_reports_it() -> None:
     world = Grouped([full([M] * 8), Chain(2, 1, range(64, 68), [M, M, N, N])])
     before = world.counts()
     tokens, _, pins = world.match()
@@ -138,7 +138,7 @@ def test_a_lookup_is_counted_when_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("broken", [(0,), (1,), (0, 1)])
-def test_a_context_that_can_not_be_cut_leaves_nothing_pinned(broken: tuple[int, ...]) -> None:
+def test_a_context_that_cannot_be_sliced_leaves_nothing_pinned(broken: tuple[int, ...]) -> None:
     world = Grouped([full([M] * 3), Chain(1, 1, range(64, 67), [M, M, M])])
     contexts = [None if at in broken else chain.names for at, chain in enumerate(world.chains)]
     asked = ((context, b"".join(map(key_of, range(3))), 1, EVERYTHING) for context in contexts)
@@ -148,8 +148,8 @@ def test_a_context_that_can_not_be_cut_leaves_nothing_pinned(broken: tuple[int, 
     assert world.sound()
 
 
-def test_numbers_beyond_all_prompts() -> None:
-    """Neither tokens nor common multiples overflow."""
+def test_huge_numbers_do_not_overflow() -> None:
+    """Neither token counts nor common multiples overflow."""
     world = Grouped([full([M] * 3)])
     keys = b"".join(map(key_of, range(3)))
     big, prime = 2**32 - 1, 2**31 - 1
@@ -165,14 +165,14 @@ def test_numbers_beyond_all_prompts() -> None:
     assert world.sound()
 
 
-def test_a_session_that_is_gone_finds_nothing() -> None:
+def test_a_retired_session_finds_nothing() -> None:
     world = Grouped([full([M] * 3)])
     assert world.session.retire()
     tokens, reach, (pins,) = world.match()
     assert (tokens, reach, len(pins), len(pins.context), pins.held) == (0, 0, 0, 0, False)
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     world = Grouped([full([M] * 3)])
     session = world.session
     for groups, wrong in (

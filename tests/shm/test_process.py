@@ -1,4 +1,4 @@
-"""Processes are told apart, whatever they call themselves, and watched to their end."""
+"""Processes are identified, whatever their names are, and watched until they end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_descriptors() -> int:
 
 @contextmanager
 def descriptors_to_spare(spare: int) -> Iterator[None]:
-    """Limits this process to the descriptors that it has, and a few more, until the end of the block."""
+    """Limits this process to its open descriptors and `spare` more until the end of the block."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = [number for number in range(4096) if not Path(f"/proc/self/fd/{number}").exists()]
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[spare], limits[1]))
@@ -47,8 +47,8 @@ def gone(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-def test_what_is_no_process_is_gone() -> None:
-    """A thread, and numbers that only damage can make."""
+def test_invalid_process_ids_count_as_ended() -> None:
+    """A thread, and numbers that only corrupt segments can contain."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
@@ -61,16 +61,16 @@ def test_what_is_no_process_is_gone() -> None:
         thread.join()
 
 
-def test_a_process_is_itself_and_no_other(child: int) -> None:
+def test_a_process_is_identified_by_pid_and_start_time(child: int) -> None:
     assert Process.of(os.getpid()) == Process.of(os.getpid())
     assert Process.of(child).pid == child
     assert Process.of(os.getpid()).lives()
-    assert not Process(child, Process.of(child).started + 1).lives(), "the pid is another's by now"
+    assert not Process(child, Process.of(child).started + 1).lives(), "another start time is another process"
 
 
 @pytest.mark.parametrize("spare", [0, 1])
-def test_a_process_that_cannot_be_looked_at_is_not_dead(child: int, spare: int) -> None:
-    """With one descriptor to spare there is a pidfd, and none is left to read the start time."""
+def test_a_process_that_cannot_be_read_does_not_count_as_dead(child: int, spare: int) -> None:
+    """With one spare descriptor a pidfd can be opened, but the start time cannot be read."""
     living = Process.of(child)
     with descriptors_to_spare(spare), pytest.raises(OSError, match="Too many open files") as caught:
         living.watch()
@@ -79,7 +79,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_dead(child: int, spare: int) 
 
 
 @pytest.mark.parametrize("name", [b"a) b (c", b") 1 2 3", b"\xff\xfe\x80", "ünï".encode()[:-1], b"\n"], ids=repr)
-def test_a_process_may_call_itself_anything(name: bytes) -> None:
+def test_a_process_may_have_any_name(name: bytes) -> None:
     comm = Path(f"/proc/{os.getpid()}/comm")
     before, known_as = Process.of(os.getpid()), comm.read_bytes()
     comm.write_bytes(name)
@@ -99,12 +99,12 @@ def test_a_watch_sees_the_end(child: int) -> None:
     os.close(watch)
 
 
-def test_who_is_gone_is_not_watched(child: int) -> None:
+def test_a_process_that_ended_cannot_be_watched(child: int) -> None:
     process = Process.of(child)
     before = open_descriptors()
     os.kill(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert not process.lives(), "dead, though nobody has asked how it ended"
+    assert not process.lives(), "a zombie counts as alive"
     os.waitpid(child, 0)
     for _ in range(2):
         with pytest.raises(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Daemons and engines die at any instruction; the next daemon comes up with all that was whole."""
+"""Daemons and engines die at any instruction; the next daemon adopts all complete pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seeded_random import chance
 
 
 def take_over(wish: Wish) -> Segments:
-    """As a daemon that has waited until nothing of the dead can write any more."""
+    """Adopts the segments as a daemon that has waited until no dead process can write any more."""
     segments = take(wish)
     for taker in segments.owner.takers():
         if not Process(taker["pid"], taker["started"]).lives():
@@ -91,12 +91,12 @@ def test_daemons_killed_at_random_while_they_store(wish: Wish) -> None:
         found = held(segments, range(200))
         assert len(found) == segments.owner.header()["pages"]
         known |= set(found)
-    assert len(known) > 50, "hardly anything was stored"
+    assert len(known) > 50, "too few pages were stored"
     segments.remove()
 
 
 def store_for_ever(wish: Wish, seed: int) -> None:
-    """A daemon and an engine in one: stores, gives up, leaves open, evicts."""
+    """Acts as a daemon and an engine: stores, abandons, leaves pages unfinished, evicts."""
     random = np.random.default_rng(seed)
     owner = (segments := take_over(wish)).owner
     session = session_of(segments.descriptors(), attach(owner, seed))
@@ -114,7 +114,7 @@ def store_for_ever(wish: Wish, seed: int) -> None:
 
 
 class Granted(msgspec.Struct):
-    """What a daemon tells a process: its slot, and where its pages are."""
+    """A daemon's message to a process: its slot, and the location of its pages."""
 
     slot: int
     entries: bytes
@@ -128,7 +128,7 @@ class Granted(msgspec.Struct):
 
 
 def serve(wish: Wish, pid: int, tell: int) -> None:
-    """A daemon that grants pages 0, 1 and 2 to a process, 3 to itself, and says so."""
+    """Acts as a daemon that grants pages 0, 1 and 2 to a process and page 3 to itself, and sends a message."""
     owner = take_over(wish).owner
     process = Process.of(pid)
     slot = owner.attach(pid, os.getuid(), process.started, 1, "test")
@@ -140,23 +140,23 @@ def serve(wish: Wish, pid: int, tell: int) -> None:
 
 @pytest.fixture
 def granted(wish: Wish) -> Granted:
-    """From a daemon that was killed since."""
+    """Returns the message of a daemon that was killed after sending it."""
     me = os.getpid()
     hear, tell = os.pipe()
     child = spawn(lambda: serve(wish, me, tell))
-    told = msgspec.msgpack.decode(os.read(hear, 1000), type=Granted)
+    grant = msgspec.msgpack.decode(os.read(hear, 1000), type=Granted)
     kill(child)
     os.close(hear)
     os.close(tell)
-    return told
+    return grant
 
 
 def descriptors(wish: Wish) -> list[int]:
     return [os.open(f"/dev/shm/{wish.name}.{kind}", os.O_RDWR) for kind in ("index", "locks", "arena")]
 
 
-def test_a_living_process_goes_on_while_daemons_die(wish: Wish, granted: Granted) -> None:
-    """What it has pinned stays, what it was granted it can finish, what the dead had is free."""
+def test_an_engine_keeps_working_while_daemons_die(wish: Wish, granted: Granted) -> None:
+    """Its pins stay, it can publish its granted pages, and the pages of dead processes are released."""
     session = session_of(descriptors(wish), granted.slot)
     for page in (0, 1):
         write(session, granted.entry(page), page)
@@ -167,7 +167,7 @@ def test_a_living_process_goes_on_while_daemons_die(wish: Wish, granted: Granted
     segments = take_over(wish)
     owner: Owner = segments.owner
     assert [taker["pid"] for taker in owner.takers()] == [os.getpid()]
-    assert owner.evict(GEOMETRY.frames, 100) == 0, "the only page is pinned"
+    assert owner.evict(GEOMETRY.frames, 100) == 0, "the pinned page was evicted"
     assert holds(session, 0)
     assert session.publish(granted.entry(1), granted.serial(1), 0) == b"\1"
     assert holds(session, 1)
@@ -179,8 +179,8 @@ def test_a_living_process_goes_on_while_daemons_die(wish: Wish, granted: Granted
     segments.remove()
 
 
-def test_what_a_living_process_does_not_know_of_comes_back(wish: Wish, granted: Granted) -> None:
-    """The answer to its request was lost with the daemon."""
+def test_reservations_unknown_to_their_process_are_released(wish: Wish, granted: Granted) -> None:
+    """The response to its request was lost when the daemon died."""
     session = session_of(descriptors(wish), granted.slot)
     segments = take_over(wish)
     assert segments.owner.header()["used_frames"] == frames_of([0, 1, 2])
@@ -192,15 +192,15 @@ def test_what_a_living_process_does_not_know_of_comes_back(wish: Wish, granted: 
     segments.remove()
 
 
-def test_the_order_of_eviction_outlives_a_daemon(wish: Wish) -> None:
-    """The oldest leave first, whichever daemon it was that they were stored or used under."""
+def test_the_order_of_eviction_survives_a_daemon(wish: Wish) -> None:
+    """The oldest pages are evicted first, whichever daemon stored or used them."""
     segments = take_over(wish)
     session = session_of(segments.descriptors(), attach(segments.owner, 1))
     for number in range(100):
         store(segments.owner, session, [number])
     there = [number for number in range(100) if holds(session, number)]
     assert there == list(range(there[0], 100))
-    assert holds(session, there[0]), "the oldest is the youngest now"
+    assert holds(session, there[0]), "the page was evicted although it was used last"
     segments.release()
     segments = take_over(wish)
     store(segments.owner, session, list(range(100, 106)))

@@ -1,4 +1,4 @@
-"""Segments are made, found, locked and removed; what can not be used is refused, and nothing is lost over it."""
+"""Segments are made, adopted, locked and removed; unusable segments are rejected without losing a page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fresh(wish: Wish) -> Wish:
     return msgspec.structs.replace(wish, leftovers=Leftovers.DISCARD)
 
 
-def test_made_used_released_adopted_removed(wish: Wish) -> None:
+def test_segments_are_made_used_released_adopted_and_removed(wish: Wish) -> None:
     segments = take(wish)
     assert segments.origin is Origin.MADE
     assert sound(segments)
@@ -63,8 +63,8 @@ def test_pages_outlive_the_daemon(wish: Wish) -> None:
     segments.remove()
 
 
-def test_an_adopted_arena_is_whole_once_it_is_populated(wish: Wish) -> None:
-    """Who left it may have taken its memory as it was used, or have been killed before it had all of it."""
+def test_an_adopted_arena_is_whole_after_it_was_populated(wish: Wish) -> None:
+    """The previous daemon may have allocated memory on use, or may have been killed while it populated the arena."""
     take(wish).release()
     segments = take(wish)
     assert not segments.whole
@@ -73,16 +73,16 @@ def test_an_adopted_arena_is_whole_once_it_is_populated(wish: Wish) -> None:
     segments.remove()
 
 
-def test_who_stops_tells_the_others(wish: Wish) -> None:
+def test_removed_segments_are_marked_as_closed(wish: Wish) -> None:
     segments = take(wish)
     session = session_of(segments.descriptors(), attach(segments.owner, 1))
     assert not session.closed
     segments.remove()
     assert session.closed
-    assert session.usable, "what is pinned stays readable"
+    assert session.usable, "the pinned pages are not readable"
 
 
-def test_a_second_daemon_is_refused_while_the_first_lives(wish: Wish) -> None:
+def test_a_second_daemon_is_rejected_while_the_first_runs(wish: Wish) -> None:
     first = take(wish)
     for _ in range(2):
         with pytest.raises(ShmError, match=f"another daemon uses segments '{wish.name}'"):
@@ -95,8 +95,8 @@ def test_a_second_daemon_is_refused_while_the_first_lives(wish: Wish) -> None:
     take(wish).remove()
 
 
-def test_a_second_daemon_is_refused_by_the_newest_of_its_name(wish: Wish, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that it waited for removed its segments, and a third daemon was faster in making new ones."""
+def test_a_waiting_daemon_is_rejected_if_a_third_one_is_faster(wish: Wish, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first daemon removed its segments, and a third daemon made new ones before the second one did."""
     first = take(wish)
     others: list[Segments] = []
 
@@ -113,8 +113,8 @@ def test_a_second_daemon_is_refused_by_the_newest_of_its_name(wish: Wish, monkey
     others[0].remove()
 
 
-def test_the_lock_goes_with_its_process_not_with_its_clients(wish: Wish) -> None:
-    """Clients have mappings made of descriptors of their own: they keep the memory, never the lock."""
+def test_the_lock_ends_with_the_daemon_not_with_its_clients(wish: Wish) -> None:
+    """Clients map descriptors of their own, which keep the memory but never the lock."""
     first = take(wish)
     session = session_of(first.descriptors(), attach(first.owner, 1))
     owner = first.owner
@@ -124,7 +124,7 @@ def test_the_lock_goes_with_its_process_not_with_its_clients(wish: Wish) -> None
     second.remove()
 
 
-def test_read_only_descriptors_can_not_be_written_to(wish: Wish) -> None:
+def test_read_only_descriptors_cannot_be_written_to(wish: Wish) -> None:
     segments = take(wish)
     index, locks = segments.read_only_descriptors()
     observer = Observer(index, locks)
@@ -138,7 +138,7 @@ def test_read_only_descriptors_can_not_be_written_to(wish: Wish) -> None:
     segments.remove()
 
 
-def test_a_client_can_not_write_to_the_index(wish: Wish) -> None:
+def test_a_client_cannot_write_to_the_index(wish: Wish) -> None:
     segments = take(wish)
     index, locks, arena = segments.descriptors()
     with pytest.raises(PermissionError):
@@ -149,11 +149,13 @@ def test_a_client_can_not_write_to_the_index(wish: Wish) -> None:
 
 
 @pytest.mark.parametrize("field", GEOMETRY.__struct_fields__)
-def test_another_geometry_is_refused_and_nothing_is_lost(wish: Wish, field: str) -> None:
+def test_another_geometry_is_rejected_without_losing_a_page(wish: Wish, field: str) -> None:
     leave_pages(wish, 3)
     other = msgspec.structs.replace(GEOMETRY, **{field: 2 * getattr(GEOMETRY, field)})
     asked = msgspec.structs.replace(wish, geometry=other)
-    with pytest.raises(ShmError, match=re.escape(f"contain pages and have {GEOMETRY}; the configuration asks for {other}")):
+    with pytest.raises(
+        ShmError, match=re.escape(f"contain pages and have {GEOMETRY}; the configuration asks for {other}")
+    ):
         take(asked)
     segments = take(wish)
     assert held(segments, range(3)) == [0, 1, 2]
@@ -166,7 +168,7 @@ def test_another_geometry_is_refused_and_nothing_is_lost(wish: Wish, field: str)
 
 
 def count_none(wish: Wish) -> None:
-    """Has the header say that there is no page."""
+    """Makes the header count no page."""
     index, locks = (path_of(wish, kind).open("r+b") for kind in ("index", "locks"))
     with index, locks, mmap.mmap(index.fileno(), 4096) as head:
         pages = Observer(index.fileno(), locks.fileno()).header()["pages"]
@@ -177,11 +179,11 @@ def count_none(wish: Wish) -> None:
                 if Observer(index.fileno(), locks.fileno()).header()["pages"] == 0:
                     return
                 struct.pack_into("<Q", head, at, before)
-    raise AssertionError("the header does not count pages")
+    raise AssertionError("no word of the header is the number of pages")
 
 
 @pytest.mark.parametrize("field", GEOMETRY.__struct_fields__)
-def test_another_geometry_is_made_anew_where_there_is_no_page(
+def test_empty_segments_of_another_geometry_are_replaced(
     wish: Wish, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     leave_pages(wish, 3)
@@ -201,8 +203,8 @@ def test_another_geometry_is_made_anew_where_there_is_no_page(
     segments.remove()
 
 
-def test_another_geometry_is_refused_where_adoption_was_cut_short(wish: Wish) -> None:
-    """It counts from nothing: who died over it has left pages that no header knows of."""
+def test_another_geometry_is_rejected_after_an_incomplete_adoption(wish: Wish) -> None:
+    """An adoption counts pages from zero: if the daemon died during it, the header counts too few."""
     leave_pages(wish, 3)
     count_none(wish)
     asked = msgspec.structs.replace(wish, geometry=msgspec.structs.replace(GEOMETRY, spaces=9))
@@ -213,7 +215,7 @@ def test_another_geometry_is_refused_where_adoption_was_cut_short(wish: Wish) ->
     segments.remove()
 
 
-def test_another_format_is_refused_with_both_named_and_nothing_is_lost(wish: Wish) -> None:
+def test_another_format_is_rejected_naming_both_without_losing_a_page(wish: Wish) -> None:
     leave_pages(wish, 3)
     with path_of(wish, "index").open("r+b") as index:
         index.seek(8)
@@ -229,7 +231,7 @@ def test_another_format_is_refused_with_both_named_and_nothing_is_lost(wish: Wis
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", [-FRAME, FRAME])
-def test_a_segment_of_another_size_is_refused(wish: Wish, kind: str, change: int) -> None:
+def test_a_segment_of_another_length_is_rejected(wish: Wish, kind: str, change: int) -> None:
     leave_pages(wish, 3)
     path = path_of(wish, kind)
     os.truncate(path, path.stat().st_size + change)
@@ -238,7 +240,7 @@ def test_a_segment_of_another_size_is_refused(wish: Wish, kind: str, change: int
     take(fresh(wish)).remove()
 
 
-def test_segments_of_two_makings_do_not_mix(wish: Wish) -> None:
+def test_segments_that_were_not_made_together_are_rejected(wish: Wish) -> None:
     leave_pages(wish, 3)
     locks = path_of(wish, "locks").read_bytes()
     take(fresh(wish)).release()
@@ -264,7 +266,7 @@ def test_segments_of_two_makings_do_not_mix(wish: Wish) -> None:
     ],
     ids=str,
 )
-def test_what_was_never_finished_is_made_anew(wish: Wish, there: dict[str, int], leftovers: Leftovers) -> None:
+def test_unfinished_segments_are_replaced(wish: Wish, there: dict[str, int], leftovers: Leftovers) -> None:
     for kind, size in there.items():
         path_of(wish, kind).touch()
         os.truncate(path_of(wish, kind), size)
@@ -275,7 +277,7 @@ def test_what_was_never_finished_is_made_anew(wish: Wish, there: dict[str, int],
 
 
 @pytest.mark.parametrize("gone", [(), ("arena",), ("arena", "locks"), ("index",)], ids=str)
-def test_what_was_being_removed_is_made_anew(wish: Wish, gone: tuple[str, ...]) -> None:
+def test_partly_removed_segments_are_replaced(wish: Wish, gone: tuple[str, ...]) -> None:
     leave_pages(wish, 3)
     segments = take(wish)
     segments.owner.close()
@@ -287,7 +289,7 @@ def test_what_was_being_removed_is_made_anew(wish: Wish, gone: tuple[str, ...]) 
     segments.remove()
 
 
-def test_too_little_room_makes_nothing(wish: Wish) -> None:
+def test_no_segment_is_made_if_memory_is_short(wish: Wish) -> None:
     def check_room() -> None:
         raise ShmError("no room")
 
@@ -302,7 +304,7 @@ def test_too_little_room_makes_nothing(wish: Wish) -> None:
 
 @pytest.mark.parametrize("spare", range(1, 4))
 def test_a_shortage_of_descriptors_loses_no_page(wish: Wish, spare: int) -> None:
-    """An error of the moment is no reason to drop what is warm."""
+    """A momentary error is no reason to drop pages."""
     leave_pages(wish, 3)
 
     def starve() -> None:
@@ -316,7 +318,7 @@ def test_a_shortage_of_descriptors_loses_no_page(wish: Wish, spare: int) -> None
         with pytest.raises((OSError, ShmError)) as caught:
             take(wish)
         assert re.search("Too many open files|maximum number of files open", str(caught.value)), caught.value
-        assert not isinstance(caught.value, UnfitError), "whose advice is to drop the pages"
+        assert not isinstance(caught.value, UnfitError), "the error advises to drop the pages"
 
     assert in_child(starve) == 0
     segments = take(wish)
@@ -325,12 +327,12 @@ def test_a_shortage_of_descriptors_loses_no_page(wish: Wish, spare: int) -> None
     segments.remove()
 
 
-def test_all_slots_taken(wish: Wish) -> None:
+def test_no_slot_is_granted_if_all_are_in_use(wish: Wish) -> None:
     segments = take(wish)
     slots = [attach(segments.owner, token) for token in range(56)]
     assert sorted(slots) == list(range(56))
     assert attach(segments.owner, 56) == -1
-    assert attach(segments.owner, 7) == slots[7], "who has one keeps it"
+    assert attach(segments.owner, 7) == slots[7], "an attached session did not keep its slot"
     segments.owner.reap(slots[30])
     assert attach(segments.owner, 56) == 30
     segments.remove()

@@ -1,4 +1,4 @@
-"""A session as an engine holds it: what it says, who ends it, forks, and threads that copy or hold it at the time."""
+"""A session as an engine uses it: its properties, its end, forks, and threads that copy or hold it at that time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def world() -> Iterator[World]:
         yield world
 
 
-def test_a_session_says_where_it_is(world: World) -> None:
+def test_a_session_reports_its_slot_and_segments(world: World) -> None:
     session = world.session
     assert session.usable and not session.closed
     assert (session.slot, session.frame_bytes, session.arena_bytes) == (0, FRAME, 16 * FRAME)
@@ -29,7 +29,7 @@ def test_a_session_says_where_it_is(world: World) -> None:
     assert session.closed
 
 
-def test_a_retired_session_has_let_go_of_everything(world: World) -> None:
+def test_a_retired_session_has_released_everything(world: World) -> None:
     session = world.join()
     pins = session.match(Pins, None, b"".join(KEYS[:2]))
     more = session.match(Pins, None, KEYS[0])
@@ -43,10 +43,10 @@ def test_a_retired_session_has_let_go_of_everything(world: World) -> None:
     assert session.publish(bytes(4), bytes(8), 0) == b"\0"
     session.abandon(bytes(4), bytes(8), 0)
     session.populate(0, 4096)
-    assert session.retire(), "it may be told twice"
+    assert session.retire(), "a second retire() failed"
 
 
-def test_a_forked_child_has_nothing_and_takes_nothing(world: World) -> None:
+def test_a_forked_child_has_no_session_and_releases_nothing(world: World) -> None:
     session = world.session
     entry, serial = world.reserve(session, 5, FRAME)
     pins = session.match(Pins, None, KEYS[0])
@@ -62,13 +62,13 @@ def test_a_forked_child_has_nothing_and_takes_nothing(world: World) -> None:
 
     assert in_child(child) == 0
     assert session.usable and pins.held
-    assert pinned(world) == 2, "the pinned one, and the one that is being written"
+    assert pinned(world) == 2, "the child released a page"
     assert load(session, pins) is not None
     assert session.publish(entry, serial, 0) == b"\1"
 
 
-def test_a_session_without_end_is_no_leak(world: World) -> None:
-    """Dropped without retire() its memory goes; its pins wait for its process's end, or its slot's."""
+def test_a_dropped_session_releases_its_memory(world: World) -> None:
+    """A session dropped without retire() is unmapped. Its pins are released when its process or its slot ends."""
     session = world.join()
     slot = session.slot
     pins = session.repin(Pins, None, *first_of(world))
@@ -108,7 +108,7 @@ def test_a_held_session_stays_mapped(world: World) -> None:
         session.unhold()
 
 
-def test_a_hold_keeps_the_session_when_nobody_else_does() -> None:
+def test_a_hold_keeps_an_otherwise_unused_session() -> None:
     session = World().session
     known = sys.getrefcount(session)
     session.hold()

@@ -1,4 +1,4 @@
-"""Tokens between a strided cache and pages of the arena, as a session copies them: pages granted, pages pinned."""
+"""A session's copies of tokens between a strided cache and pages of the arena that are granted or pinned."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pagetier.shm.geometry import Geometry
 from strided_tables import FRAME, Bytes, Shape, Tables
 
 KEYS = [bytes([number]) * 32 for number in range(8)]
-AT_ENTRIES, AT_FRAMES = 144, 152  # in the header, see core/common/layout.h
+AT_ENTRIES, AT_FRAMES = 144, 152  # offsets in the header, see core/common/layout.h
 
 
 class World:
-    """An owner, a session, and a cache of the session's own."""
+    """An owner, a session, and a cache of that session."""
 
     def __init__(self, shape: Shape, frame: int = FRAME, frames: int = 64) -> None:
         self.memory = Memory(Geometry(frame, frames, frames, 2))
@@ -33,7 +33,7 @@ class World:
         return self.memory.session(attach(self.owner, len(self.owner.takers())))
 
     def reserve(self, count: int, size: int | None = None) -> tuple[bytes, bytes]:
-        """Pages for as many keys, granted to the session."""
+        """Reserves pages for `count` keys."""
         space = self.owner.space(bytes(32), "test", 48, 0, 0)
         sizes = np.full(count, self.size if size is None else size, np.uint64)
         keys = b"".join(KEYS[:count])
@@ -48,7 +48,7 @@ class World:
         return (session or self.session).scatter(pins, first, self.size, *self.tables.shared(2))
 
     def stored(self) -> Bytes:
-        """Gathers and publishes three pages; their bytes, that nobody else wrote."""
+        """Gathers and publishes three pages, and returns their bytes."""
         entries, serials = self.reserve(3)
         assert self.gather(entries) == 3
         assert self.session.publish(entries, serials, 0) == bytes([1, 1, 1])
@@ -58,7 +58,7 @@ class World:
         return self.session.match(Pins, None, b"".join(KEYS[:3]))
 
     def number(self, at: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        """A word of the index, to be damaged."""
+        """Returns a word of the index, which the test overwrites."""
         index = mmap.mmap(self.memory.descriptors[0], 0)
         return np.frombuffer(index, np.uint32, 1, at)
 
@@ -79,7 +79,7 @@ def counted(world: World) -> tuple[int, int]:
     return counts["loaded_pages"], counts["loaded_bytes"]
 
 
-def test_stored_here_and_loaded_there(world: World) -> None:
+def test_pages_stored_by_one_session_are_loaded_by_another(world: World) -> None:
     pages = world.stored()
     assert counted(world) == (0, 0)
     with world.pin() as pins:
@@ -92,11 +92,11 @@ def test_stored_here_and_loaded_there(world: World) -> None:
         assert world.scatter(pins) == 3
         assert np.array_equal(world.tables.cache, expected)
     world.owner.settle()
-    assert world.owner.flush(-1, 3) == (3, 0), "nothing is pinned any more"
+    assert world.owner.flush(-1, 3) == (3, 0), "a page is still pinned"
     assert world.owner.check_integrity() == []
 
 
-def test_what_was_really_loaded_is_counted(world: World) -> None:
+def test_the_loaded_bytes_are_counted(world: World) -> None:
     world.stored()
     world.tables.skip = np.array([0, 1, 0], np.uint8)
     world.tables.pages[2, 2] = 5
@@ -105,7 +105,7 @@ def test_what_was_really_loaded_is_counted(world: World) -> None:
     assert counted(world) == (2, (48 + 5) * row)
 
 
-def test_some_of_the_pages(world: World) -> None:
+def test_a_part_of_the_pages_can_be_copied(world: World) -> None:
     pages = world.stored()
     world.tables.cache[:] = 0
     world.tables.pages = world.tables.pages[1:]
@@ -114,7 +114,7 @@ def test_some_of_the_pages(world: World) -> None:
     assert np.array_equal(world.tables.cache, expected)
 
 
-def test_a_page_of_another_size_ends_it(world: World) -> None:
+def test_a_copy_ends_at_a_page_of_another_size(world: World) -> None:
     entries, _ = world.reserve(3)
     assert world.gather(entries, world.size + 1) == 0
     for nonsense in (b"\xff" * 4, (64).to_bytes(4, "little")):
@@ -122,18 +122,18 @@ def test_a_page_of_another_size_ends_it(world: World) -> None:
         assert world.gather(nonsense + entries[4:]) == 0
     assert world.gather(entries, 1 << 40) == 0
     world.tables.skip = np.ones(3, np.uint8)
-    assert world.gather(b"\xff" * 12) == 3, "what is skipped is not looked at"
+    assert world.gather(b"\xff" * 12) == 3, "the entries of skipped pages were validated"
 
 
 def damages(world: World, entry: int, frame: int) -> Iterator[tuple[int, int]]:
-    """Places in the index, and what should not be there."""
+    """Yields words of the index, and corrupt values for them."""
     record = world.offset(AT_ENTRIES) + 128 * entry
     link = world.offset(AT_FRAMES) + 8 * frame
     yield from ((record + 40, world.size - 1), (record + 44, 1), (record + 48, 2**32 - 1), (record + 52, 1))
     yield from ((link, 2**32 - 1), (link, 64), (link, frame), (link + 4, entry + 1))
 
 
-def test_a_damaged_chain_costs_a_page(world: World) -> None:
+def test_a_corrupt_chain_of_frames_costs_only_its_page(world: World) -> None:
     pages = world.stored()
     pins = world.pin()
     entry = int.from_bytes(pins.entries[4:8], "little")
@@ -144,7 +144,7 @@ def test_a_damaged_chain_costs_a_page(world: World) -> None:
         place[0] = wrong
         world.tables.cache[:] = 0
         done = world.scatter(pins)
-        # A chain that goes round ends in time: its frames are this page's own.
+        # A cyclic chain ends after as many frames as the page has, all of which are its own.
         assert done == (3 if wrong == frame else 1)
         if done == 1:
             world.tables.skip = np.array([0, 1, 1], np.uint8)
@@ -162,7 +162,7 @@ def without(world: World, pages: Bytes) -> Bytes:
     return expected
 
 
-def test_what_is_not_pinned_is_a_miss(world: World) -> None:
+def test_a_page_that_is_not_pinned_is_a_miss(world: World) -> None:
     world.stored()
     world.tables.cache[:] = 0
     pins, other = world.pin(), world.join()
@@ -191,7 +191,7 @@ def test_a_forked_child_copies_nothing(world: World) -> None:
     assert world.scatter(pins) == 3
 
 
-def test_nonsense_is_refused(world: World) -> None:
+def test_invalid_arguments_are_rejected(world: World) -> None:
     world.stored()
     pins = world.pin()
     with pytest.raises(ValueError, match="3 pages from page 1 on, but 3 are pinned"):
@@ -213,12 +213,12 @@ def test_nonsense_is_refused(world: World) -> None:
             call()
     pins.release()
     world.owner.settle()
-    assert world.owner.flush(-1, 3) == (3, 0), "no pin was lost to an error"
+    assert world.owner.flush(-1, 3) == (3, 0), "an error leaked a pin"
 
 
 @pytest.fixture
 def busy() -> Iterator[tuple[World, Pins, threading.Thread, list[int]]]:
-    """A thread that is about to scatter 48 MiB."""
+    """Yields a thread that is about to scatter 48 MiB."""
     world = World(Shape(width=8192, heads=8, other_heads=0, planes=4, page_tokens=64), 1 << 20, 64)
     world.stored()
     world.tables.cache[:] = 0
@@ -232,7 +232,7 @@ def busy() -> Iterator[tuple[World, Pins, threading.Thread, list[int]]]:
 
 
 def test_pins_stay_while_they_are_copied(busy: tuple[World, Pins, threading.Thread, list[int]]) -> None:
-    """Released meanwhile, they go with the end of the copy."""
+    """Pins released during a copy end with that copy."""
     world, pins, thread, done = busy
     before = world.tables.cache.copy()
     thread.start()

@@ -1,4 +1,4 @@
-"""Pins: which pages they hold and for how long, which bytes come of them, and what is no pin any more."""
+"""Pins: which pages they keep and how long, the bytes that are copied from them, and invalid pins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world() -> Iterator[World]:
 
 
 def test_pins_are_counted(world: World) -> None:
-    """However many matches of a process hold a page, it stays until the last has let go."""
+    """A page stays until the last of the process's matches has released it."""
     first = world.session.match(Pins, None, b"".join(KEYS[:2]))
     second = world.session.match(Pins, None, KEYS[0])
     first.release()
@@ -33,7 +33,7 @@ def test_pins_are_counted(world: World) -> None:
     assert pinned(world) == 0
 
 
-def test_no_more_frames_are_pinned_than_one_may(world: World) -> None:
+def test_a_session_pins_no_more_frames_than_its_limit(world: World) -> None:
     """Each of the three pages has two frames."""
     other = world.join()
     world.owner.bound_pins(5)
@@ -88,8 +88,8 @@ def test_a_miss_without_a_session(world: World) -> None:
     pins.release()
 
 
-def test_what_has_been_replaced_is_not_pinned_again(world: World) -> None:
-    """The serial tells one filling of an entry from the next, also of the same key."""
+def test_a_replaced_page_is_not_pinned_again(world: World) -> None:
+    """The serial distinguishes the pages that were stored in the same entry, even with the same key."""
     entries, serials = first_of(world)
     assert len(world.session.repin(Pins, None, entries, serials)) == 1
     world.owner.settle()
@@ -100,8 +100,8 @@ def test_what_has_been_replaced_is_not_pinned_again(world: World) -> None:
     assert len(world.session.repin(Pins, None, entries, serials)) == 0
 
 
-def test_pins_released_while_a_page_is_copied() -> None:
-    """Exact bytes or a miss, even if one thread lets go of the page that another one copies."""
+def test_a_copy_of_released_pins_is_exact_or_a_miss() -> None:
+    """One thread releases the page that another one copies."""
     size = 64 << 20
     world = World(frame=1 << 20, frames=64)
     random = chance()
@@ -120,28 +120,28 @@ def test_pins_released_while_a_page_is_copied() -> None:
                 kept += 1
         assert copied == [0] or (copied == [1] and (into == 1).all())
         world.owner.settle()
-        assert world.owner.flush(-1, 3) == (1, 0), "the pin ends with the copy"
-    assert kept, "no copy was under way: the test has shown nothing"
+        assert world.owner.flush(-1, 3) == (1, 0), "the page is still pinned after the copy"
+    assert kept, "no copy was in progress: the test proves nothing"
     world.memory.close()
 
 
-def test_what_another_was_granted_is_left_alone(world: World) -> None:
-    """A process that has the numbers of another's page neither writes to it nor finishes it nor gives it up."""
+def test_a_session_cannot_use_pages_granted_to_another(world: World) -> None:
+    """A process that knows the numbers of another's page can neither write, publish nor abandon it."""
     other = world.join()
     entry, serial = world.reserve(world.session, 5, FRAME)
     assert other.copy_in(entry, *address_and_size(page(9, FRAME)), 0, 1) == 0
     assert other.publish(entry, serial, 0) == b"\0"
     other.abandon(entry, serial, 0)
-    assert world.session.publish(entry, serial, 1) == b"\0", "a part that nobody was granted"
+    assert world.session.publish(entry, serial, 1) == b"\0", "a part was published that was never granted"
     world.owner.settle()
     assert world.session.copy_in(entry, *address_and_size(page(6, FRAME)), 0, 1) == 1
     assert world.session.publish(entry, serial, 0) == b"\1"
     loaded = load(other, other.match(Pins, None, KEYS[5]), FRAME)
     assert loaded is not None and (loaded == 6).all()
-    assert other.copy_in(entry, *address_and_size(page(9, FRAME)), 0, 1) == 0, "nor when it is whole"
+    assert other.copy_in(entry, *address_and_size(page(9, FRAME)), 0, 1) == 0, "a published page was written to"
 
 
-def test_nonsense_is_refused(world: World) -> None:
+def test_invalid_arguments_are_rejected(world: World) -> None:
     session = world.session
     pins = session.match(Pins, None, KEYS[0])
     with pytest.raises(ValueError, match="keys: 33 bytes are no whole number of 32-byte elements"):

@@ -1,4 +1,4 @@
-"""The default socket: the rule's four steps, on real folders."""
+"""The four steps of the rule for the default socket, with real folders."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pagetier.shm.socket_path import DefaultSocket, default_socket
 AS_NOBODY = 65534
 
 
-def test_a_variable_wins(tmp_path: Path) -> None:
+def test_the_variable_has_priority(tmp_path: Path) -> None:
     (tmp_path / "pagetier").mkdir()
     assert default_socket({"PAGETIER_SOCKET": "/x/y.sock"}, tmp_path) == Path("/x/y.sock")
     assert default_socket({"PAGETIER_SOCKET": ""}, tmp_path) == tmp_path / "pagetier/pagetier.sock"
 
 
-def test_the_system_folder_where_it_is_or_can_be_made(tmp_path: Path) -> None:
+def test_the_system_folder_is_used_if_it_exists_or_can_be_created(tmp_path: Path) -> None:
     assert default_socket({"XDG_RUNTIME_DIR": "/u"}, tmp_path) == tmp_path / "pagetier/pagetier.sock"
     (tmp_path / "pagetier").mkdir()
     assert default_socket({"XDG_RUNTIME_DIR": "/u"}, tmp_path) == tmp_path / "pagetier/pagetier.sock"
 
 
-def test_else_the_user_s_folder_else_tmp(tmp_path: Path) -> None:
+def test_the_fallbacks_are_the_users_folder_and_tmp(tmp_path: Path) -> None:
     nowhere = tmp_path / "none"
     assert default_socket({"XDG_RUNTIME_DIR": "/u"}, nowhere) == Path("/u/pagetier/pagetier.sock")
     fallback = Path(f"/tmp/pagetier-{os.getuid()}/pagetier.sock")
@@ -40,8 +40,8 @@ def test_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None
     assert default_socket() == Path("/a/b.sock")
 
 
-def test_only_a_path_that_nobody_named_has_to_be_checked(tmp_path: Path) -> None:
-    """Also in another process: the clients of a replay are told the path."""
+def test_only_a_default_path_has_to_be_checked(tmp_path: Path) -> None:
+    """Also in another process: the clients of a replay are given the path."""
     unnamed = default_socket({}, tmp_path)
     assert isinstance(unnamed, DefaultSocket)
     assert isinstance(pickle.loads(pickle.dumps(unnamed)), DefaultSocket)
@@ -60,7 +60,7 @@ def test_another_user_takes_the_system_folder_only_if_it_may_enter(mode: int, in
         f"os.setgroups([]); os.setgid({AS_NOBODY}); os.setuid({AS_NOBODY});"
         "print(default_socket({'XDG_RUNTIME_DIR': '/u'}, pathlib.Path(sys.argv[1])))"
     )
-    told = subprocess.check_output([sys.executable, "-c", code, str(root)], text=True).strip()
-    assert told == (f"{root}/pagetier/pagetier.sock" if inside else "/u/pagetier/pagetier.sock")
+    output = subprocess.check_output([sys.executable, "-c", code, str(root)], text=True).strip()
+    assert output == (f"{root}/pagetier/pagetier.sock" if inside else "/u/pagetier/pagetier.sock")
     (root / "pagetier").rmdir()
     root.rmdir()

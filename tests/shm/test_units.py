@@ -1,4 +1,4 @@
-"""Sizes and durations: what people write, what we print, and what is refused."""
+"""Sizes and durations: accepted inputs, formatted outputs and rejected inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
         ("9223372036854775807", 2**63 - 1),
     ],
 )
-def test_reads_what_people_write(text: str | int, nbytes: int) -> None:
+def test_sizes_are_parsed(text: str | int, nbytes: int) -> None:
     assert parse_size(text) == nbytes
 
 
@@ -48,25 +48,25 @@ def test_reads_what_people_write(text: str | int, nbytes: int) -> None:
         *("9223372036854775808", "9" * 5000),
     ],
 )
-def test_refuses_what_is_no_size_and_names_it(text: str) -> None:
+def test_invalid_sizes_are_rejected_and_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="size") as caught:
         parse_size(text)
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [True, 1.5, None, [1], {"a": 1}, -1])
-def test_refuses_other_types(value: object) -> None:
+def test_other_types_are_rejected(value: object) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_size(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", ["9" * 26, int("9" * 26), "9" * 26 + "k", 1 << 63, "9" * 4000])
-def test_a_size_beyond_all_bounds_is_too_large(value: str | int) -> None:
+def test_a_size_over_63_bits_is_rejected(value: str | int) -> None:
     with pytest.raises(ValueError, match="is too large: a size is at most"):
         parse_size(value)
 
 
-def test_bits_are_told_apart_from_bytes() -> None:
+def test_units_of_bits_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"reads as bits \(write GB for bytes\)"):
         parse_size("1Gb")
 
@@ -98,12 +98,12 @@ def test_formatted_sizes_are_read_back_to_within_their_rounding(nbytes: int) -> 
         (1024**6, "1024.0 PiB"),
     ],
 )
-def test_formats_for_people(nbytes: int, text: str) -> None:
+def test_sizes_are_rounded_for_people(nbytes: int, text: str) -> None:
     assert format_size(nbytes) == text
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0"), (GIB, "1GiB"), (1020 * MIB, "1020MiB"), (4097, "4097")])
-def test_spells_exactly(nbytes: int, text: str) -> None:
+def test_sizes_are_spelled_exactly(nbytes: int, text: str) -> None:
     assert spell_size(nbytes) == text
 
 
@@ -114,21 +114,21 @@ def test_spells_exactly(nbytes: int, text: str) -> None:
         *[("10us", 1e-5), ("60", 60.0), (60, 60.0), (0.5, 0.5), (1e-7, 1e-7), ("0", 0.0)],
     ],
 )
-def test_reads_durations(text: str | float, seconds: float) -> None:
+def test_durations_are_parsed(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "s", "-1s", "1 S", "5M", "1y", "1:30", "inf", "nan", "1e3", float("inf"), float("nan"), -1]
 )
-def test_refuses_what_is_no_duration_and_names_it(text: str | float) -> None:
+def test_invalid_durations_are_rejected_and_quoted(text: str | float) -> None:
     with pytest.raises(ValueError, match="not a duration") as caught:
         parse_duration(text)
     assert str(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["99999999999d", "36501d", "9" * 26, 3_153_600_001, 1e300, 10**40])
-def test_refuses_durations_that_no_clock_counts(text: str | float) -> None:
+def test_durations_over_36500_days_are_rejected(text: str | float) -> None:
     with pytest.raises(ValueError, match=r"is too long: at most 36500d") as caught:
         parse_duration(text)
     assert str(text) in str(caught.value)
@@ -143,5 +143,5 @@ def test_spelled_durations_are_read_back(micros: int) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(60.0, "1m"), (90.0, "90s"), (0.25, "250ms"), (0.0, "0s"), (86400, "1d")]
 )
-def test_spells_durations(seconds: float, text: str) -> None:
+def test_durations_are_spelled_exactly(seconds: float, text: str) -> None:
     assert spell_duration(seconds) == text

@@ -1,4 +1,7 @@
-"""One machine for all tests of a worker of pytest's, with the service installed; each test has it as if it were new."""
+"""One machine with the service installed for all tests of a pytest worker.
+
+Each test starts from the initial state.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from systemd_machine import Machine, why_not
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
-    """A booted machine."""
+    """Yields a booted machine."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
@@ -22,7 +25,7 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture(scope="session")
 def installed(machine: Machine) -> World:
-    """The service installed by `pagetier unit install`."""
+    """Returns the service, installed by `pagetier unit install`."""
     world = World(machine)
     world.install()
     return world
@@ -30,7 +33,7 @@ def installed(machine: Machine) -> World:
 
 @pytest.fixture
 def world(installed: World) -> Iterator[World]:
-    """The service stopped, with its first configuration; at the end nothing of it is left, whatever was done."""
+    """Yields the service, stopped and with its initial configuration. Asserts at the end that nothing of it is left."""
     installed.begin()
     yield installed
     installed.end()

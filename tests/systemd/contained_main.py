@@ -1,4 +1,4 @@
-"""A client in a container: python contained_main.py FIRST COUNT stores pages, says what it found, and waits."""
+"""A client in a container: python contained_main.py FIRST COUNT stores pages, prints what it found, and waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from word_pages import keys, page
 
 
 def main(first: int, count: int) -> None:
-    """Pages before `first` are somebody else's."""
+    """Loads the pages before `first`, which another process stored, then stores its own."""
     wanted = [page(number) for number in range(first + count)]
     into = np.zeros((first + count, len(wanted[0])), np.uint8)
     with Client(name="contained") as client:
@@ -23,11 +23,11 @@ def main(first: int, count: int) -> None:
             found = client.load(match, into[:first]) if first else 0
         same = all((into[number] == wanted[number]).all() for number in range(found))
         stored = client.store(keys(first + count), np.stack(wanted)).stored
-        shm = sorted(os.listdir("/dev/shm"))  # noqa: PTH208  what is not there is no path
+        shm = sorted(os.listdir("/dev/shm"))  # noqa: PTH208  the folder may be missing
         seen = [name.name for name in Path("/proc").iterdir() if name.name.isdecimal()]
-        told = {"attached": attached, "found": found, "same": same, "stored": stored, "shm": shm, "seen": len(seen)}
-        told |= {"pid": os.getpid(), "uid": os.geteuid()}
-        print(json.dumps(told), flush=True)  # noqa: T201  the test reads it
+        report = {"attached": attached, "found": found, "same": same, "stored": stored, "shm": shm, "seen": len(seen)}
+        report |= {"pid": os.getpid(), "uid": os.geteuid()}
+        print(json.dumps(report), flush=True)  # noqa: T201  the test reads it
         sys.stdin.read()
 
 

@@ -1,6 +1,6 @@
-"""An engine for tests of the service: stores, matches and loads all the time, and says how it is in lines of JSON.
+"""An engine for tests of the service: stores, matches and loads all the time, and prints its state in lines of JSON.
 
-python engine_main.py PAGES PROMPTS. It has so many prompts, in turn, and stores what it does not find of one.
+python engine_main.py PAGES PROMPTS. It uses this number of prompts in turn, and stores their missing pages.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ PAGE_BYTES, PAGE_TOKENS = 60_000, 16
 
 
 def is_mapped() -> bool:
-    """Whether this process has the arena in its memory."""
+    """Returns whether this process has mapped the arena."""
     return ".arena" in Path("/proc/self/maps").read_text()
 
 
 def keys_of(prompt: int, pages: int) -> Keys:
-    """Of one prompt."""
+    """Returns the keys of one prompt."""
     space = Namespace(model="test/model", dtype="float32", page_tokens=PAGE_TOKENS, salt=str(prompt))
     return space.keys(range(PAGE_TOKENS * pages))
 
 
 def main(pages: int, prompts: int) -> None:
-    """Until it is killed."""
+    """Works until it is killed."""
     wanted = np.random.default_rng(pages).integers(0, 256, (pages, PAGE_BYTES), dtype=np.uint8)
     into = np.zeros_like(wanted)
     counts: Counter[str] = Counter(rounds=0, hits=0, wrong=0, stored=0)
@@ -43,8 +43,8 @@ def main(pages: int, prompts: int) -> None:
             if loaded < pages:
                 counts["stored"] += client.store(keys, wanted).stored
             counts["rounds"] += 1
-            told = {**counts, "hits": loaded, "attached": client.attached, "mapped": is_mapped()}
-            print(json.dumps(told), flush=True)  # noqa: T201  the test reads it
+            report = {**counts, "hits": loaded, "attached": client.attached, "mapped": is_mapped()}
+            print(json.dumps(report), flush=True)  # noqa: T201  the test reads it
             time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""The socket's folder is all that a container needs: clients in namespaces of their own, of another user."""
+"""The socket's folder is all that a container needs: tests with clients of another user in separate namespaces."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class Container:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def told(self) -> dict[str, Any]:
-        """What it says when it has stored."""
+    def report(self) -> dict[str, Any]:
+        """Returns the client's report after it has stored."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "it ended"
+        assert line, "the client ended"
         answer = json.loads(line)
         assert isinstance(answer, dict)
         return answer
 
     def kill(self) -> None:
-        """SIGKILL for all of it."""
+        """Kills all processes of the container."""
         self._process.kill()
         self._process.wait()
 
 
 @contextmanager
 def container(daemon: RunningDaemon, first: int, count: int, user: int = STRANGER) -> Iterator[Container]:
-    """A client that sees the folder of the daemon's socket and nothing else of the host's but programs."""
+    """Yields a client that sees, of the host, only programs and the folder of the daemon's socket."""
     site = sysconfig.get_path("purelib")
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
         words = [str(BOOT), "container", folder, str(REPOSITORY), sys.base_prefix, site, daemon.folder.name, str(user)]
@@ -71,12 +71,12 @@ def test_pages_go_from_host_to_container_and_back(daemon: RunningDaemon) -> None
     with daemon.client() as client:
         assert client.store(keys(5), np.stack([page(number) for number in range(5)])).stored == 5
         with container(daemon, 5, 5) as other:
-            told = other.told()
-            assert told["pid"] == 1, "a PID namespace of its own"
-            assert told["seen"] == 1
-            assert told["shm"] == [], "no /dev/shm of the host's"
-            assert told["uid"] == STRANGER
-            assert (told["attached"], told["found"], told["same"], told["stored"]) == (True, 5, True, 5)
+            report = other.report()
+            assert report["pid"] == 1, "the container has no PID namespace of its own"
+            assert report["seen"] == 1
+            assert report["shm"] == [], "the container sees the host's /dev/shm"
+            assert report["uid"] == STRANGER
+            assert (report["attached"], report["found"], report["same"], report["stored"]) == (True, 5, True, 5)
             into = np.zeros((10, PAGE_BYTES), np.uint8)
             with client.match(keys(10)) as match:
                 assert client.load(match, into) == 10
@@ -85,16 +85,16 @@ def test_pages_go_from_host_to_container_and_back(daemon: RunningDaemon) -> None
 
 def test_a_container_shares_with_another_and_its_death_is_noticed(daemon: RunningDaemon) -> None:
     with container(daemon, 0, 5) as first, container(daemon, 0, 5) as second:
-        assert {first.told()["pid"], second.told()["pid"]} == {1}
+        assert {first.report()["pid"], second.report()["pid"]} == {1}
         assert len(daemon.slots()) == 2
         first.kill()
         assert eventually(lambda: len(daemon.slots()) == 1, 1.5)
         with container(daemon, 5, 1) as third:
-            told = third.told()
-            assert (told["found"], told["same"]) == (5, True)
+            report = third.report()
+            assert (report["found"], report["same"]) == (5, True)
 
 
-def test_a_container_of_a_user_who_may_not_is_refused(daemon: RunningDaemon) -> None:
+def test_a_container_of_an_unauthorized_user_is_rejected(daemon: RunningDaemon) -> None:
     with container(daemon, 0, 1, STRANGER + 1) as other:
-        told = other.told()
-        assert (told["attached"], told["stored"]) == (False, 0)
+        report = other.report()
+        assert (report["attached"], report["stored"]) == (False, 0)

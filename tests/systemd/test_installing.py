@@ -1,4 +1,4 @@
-"""`pagetier unit install` over what an earlier one wrote, and for tenants of any name."""
+"""`pagetier unit install` over files of an earlier installation, and for tenants with any name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def install(root: Path, *words: str) -> Result:
 
 @pytest.fixture
 def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root with this version's files; the next installation is of a version with another unit."""
+    """Returns a root with this version's files. The next installation is of a version with another unit."""
     root, package = tmp_path / "root", tmp_path / "package"
     assert install(root).exit_code == 0
     package.mkdir()
@@ -36,14 +36,14 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_a_newer_unit_takes_the_place_of_one_that_nobody_changed(newer: Path) -> None:
-    told = install(newer)
-    assert (told.exit_code, f"installed {newer / UNIT}" in told.output) == (0, True), told.output
+def test_a_newer_unit_replaces_an_unmodified_one(newer: Path) -> None:
+    result = install(newer)
+    assert (result.exit_code, f"installed {newer / UNIT}" in result.output) == (0, True), result.output
     assert "# newer\n" in (newer / UNIT).read_text()
     assert "installed" not in install(newer).output
 
 
-def test_one_that_was_changed_stays(newer: Path) -> None:
+def test_a_modified_unit_is_kept(newer: Path) -> None:
     mine = (newer / UNIT).read_text().replace("User=pagetier", "User=me")
     (newer / UNIT).write_text(mine)
     assert install(newer).exit_code == 1
@@ -53,12 +53,12 @@ def test_one_that_was_changed_stays(newer: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [b"# caf\xe9\n", b"\x7fELF\x00\xff"])
-def test_files_that_are_not_utf_8(there: bytes, newer: Path) -> None:
+def test_installed_files_that_are_not_utf_8_are_kept(there: bytes, newer: Path) -> None:
     config = newer / "etc/pagetier/pagetierd.toml"
     for file in (newer / UNIT, config):
         file.write_bytes(there)
-    told = install(newer)
-    assert (told.exit_code, f"modified, so not replaced: {UNIT};" in told.output) == (1, True), told.output
+    result = install(newer)
+    assert (result.exit_code, f"modified, so not replaced: {UNIT};" in result.output) == (1, True), result.output
     assert (newer / UNIT).read_bytes() == there
     assert install(newer, "--force").exit_code == 0
     assert "# newer\n" in (newer / UNIT).read_text()
@@ -66,23 +66,23 @@ def test_files_that_are_not_utf_8(there: bytes, newer: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/dev/null", "nothing-there.service", "mine.service"])
-def test_a_link_is_told_and_never_written_through(target: str, newer: Path) -> None:
+def test_a_symbolic_link_is_reported_and_its_target_never_written(target: str, newer: Path) -> None:
     unit = newer / UNIT
     mine = unit.with_name("mine.service")
-    unit.rename(mine)  # as it was installed: it would be replaced, were it no link
+    unit.rename(mine)  # unmodified, so that it would be replaced if it were not a link
     before = mine.read_bytes()
     unit.symlink_to(target)
-    told = install(newer)
-    assert (told.exit_code, f"{UNIT} (a link to {target});" in told.output) == (1, True), told.output
+    result = install(newer)
+    assert (result.exit_code, f"{UNIT} (a link to {target});" in result.output) == (1, True), result.output
     assert unit.is_symlink()
-    told = install(newer, "--force")
-    assert (told.exit_code, f"installed {unit}" in told.output) == (0, True), told.output
+    result = install(newer, "--force")
+    assert (result.exit_code, f"installed {unit}" in result.output) == (0, True), result.output
     assert not unit.is_symlink() and "# newer\n" in unit.read_text()
     assert mine.read_bytes() == before
     assert not unit.with_name("nothing-there.service").exists()
 
 
-def test_a_configuration_that_is_a_link_stays_one(newer: Path) -> None:
+def test_a_configuration_that_is_a_symbolic_link_is_kept(newer: Path) -> None:
     config = newer / "etc/pagetier/pagetierd.toml"
     config.unlink()
     config.symlink_to("mounted-later.toml")
@@ -91,7 +91,7 @@ def test_a_configuration_that_is_a_link_stays_one(newer: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_full_disk_leaves_what_was_there(there: bool, newer: Path) -> None:
+def test_a_full_disk_leaves_the_old_unit_unchanged(there: bool, newer: Path) -> None:
     unit = newer / UNIT
     unit.unlink()
     if there:
@@ -103,7 +103,7 @@ def test_a_full_disk_leaves_what_was_there(there: bool, newer: Path) -> None:
     assert not [path for path in unit.parent.iterdir() if path.name.startswith(".")]
 
 
-def test_any_change_breaks_the_seal() -> None:
+def test_any_change_marks_a_unit_as_modified() -> None:
     text = sealed("a\nb\n")
     assert is_as_sealed(text)
     for other in ("a\nb\n", text.replace("a", "c", 1), text + "c\n", text[:-3], "", f"x{text}"):
@@ -111,19 +111,19 @@ def test_any_change_breaks_the_seal() -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "x%i", "ä", "a" * 23, "a b", "pagetierd", "", "-a", "A", "1", "a.b"])
-def test_names_that_no_tenant_may_have(name: str, tmp_path: Path) -> None:
+def test_invalid_names_of_tenants_are_rejected(name: str, tmp_path: Path) -> None:
     for command in ("install", "print"):
-        told = CliRunner().invoke(main, ["unit", command, f"--tenant={name}"])
-        assert (told.exit_code, "can not be a tenant's name: " in told.output) == (2, True), told.output
+        result = CliRunner().invoke(main, ["unit", command, f"--tenant={name}"])
+        assert (result.exit_code, "can not be a tenant's name: " in result.output) == (2, True), result.output
     assert install(tmp_path, "--tenant", "acme-2_b").exit_code == 0
 
 
 @pytest.mark.parametrize(("name", "whose"), [("pagetierd", "the plain daemon"), ("copy", "/etc/pagetier/copy.toml")])
-def test_names_whose_file_is_somebody_elses(name: str, whose: str, tmp_path: Path) -> None:
-    told = install(tmp_path, "--tenant", name)
-    assert (told.exit_code, whose in told.output) == (2, True), told.output
+def test_names_of_tenants_whose_file_is_in_use_are_rejected(name: str, whose: str, tmp_path: Path) -> None:
+    result = install(tmp_path, "--tenant", name)
+    assert (result.exit_code, whose in result.output) == (2, True), result.output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_installing_does_is_told_to_its_end() -> None:
+def test_the_help_of_the_command_is_complete() -> None:
     assert "keeps a configuration." in CliRunner().invoke(main, ["unit", "--help"]).output

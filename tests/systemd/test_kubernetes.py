@@ -1,4 +1,4 @@
-"""The example for Kubernetes says what the code understands, and daemon and engine agree in it."""
+"""The Kubernetes example is valid for the code, and its daemon and engine match each other."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def engine() -> Any:
 
 
 def paths(spec: Any) -> dict[str, str]:
-    """Of the node's folders where they are seen."""
+    """Returns the node's folders by their paths in the container."""
     places = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
     mounts = spec["containers"][0]["volumeMounts"]
     return {mount["mountPath"]: places[mount["name"]] for mount in mounts if mount["name"] in places}
 
 
-def test_the_daemons_configuration_and_command_are_understood(daemon: Any, tmp_path: Path) -> None:
+def test_the_daemons_configuration_and_command_are_valid(daemon: Any, tmp_path: Path) -> None:
     file = tmp_path / "pagetierd.toml"
     file.write_text(documents("daemonset.yaml")[0]["data"]["pagetierd.toml"])
     config = load(file, {}, {})
@@ -51,7 +51,7 @@ def test_the_daemons_configuration_and_command_are_understood(daemon: Any, tmp_p
     assert int(memory.removesuffix("Gi")) << 30 > config.arena.size + 200 * config.entries
 
 
-def test_the_daemon_sees_pids_and_keeps_its_memory_but_may_nothing_else(daemon: Any) -> None:
+def test_the_daemon_sees_pids_and_keeps_its_memory_without_other_privileges(daemon: Any) -> None:
     assert daemon["hostPID"] is True
     assert paths(daemon)["/dev/shm"] == "/dev/shm"
     assert daemon["securityContext"]["runAsNonRoot"] is True
@@ -63,20 +63,20 @@ def test_the_daemon_sees_pids_and_keeps_its_memory_but_may_nothing_else(daemon: 
     }
 
 
-def test_services_of_the_namespace_give_the_daemon_no_variables(daemon: Any, engine: Any) -> None:
+def test_the_daemon_gets_no_variables_of_services(daemon: Any, engine: Any) -> None:
     with pytest.raises(ConfigError, match="unknown variable PAGETIER_SERVICE_HOST"):
-        load(None, {"PAGETIER_SERVICE_HOST": "10.96.0.7"}, {})  # of a Service called pagetier
+        load(None, {"PAGETIER_SERVICE_HOST": "10.96.0.7"}, {})  # set by a Service called pagetier
     assert daemon["enableServiceLinks"] is engine["enableServiceLinks"] is False
 
 
-def test_the_engine_needs_the_folder_and_nothing_else(daemon: Any, engine: Any, tmp_path: Path) -> None:
+def test_the_engine_needs_only_the_folder(daemon: Any, engine: Any, tmp_path: Path) -> None:
     assert paths(engine) == {"/run/pagetier": paths(daemon)["/run/pagetier"]}
     assert not {"hostPID", "hostIPC", "hostNetwork"} & engine.keys()
     file = tmp_path / "pagetierd.toml"
     file.write_text(documents("daemonset.yaml")[0]["data"]["pagetierd.toml"])
     config = load(file, {}, {})
     assert set(engine["securityContext"]["supplementalGroups"]) == set(config.access.groups)
-    assert daemon["securityContext"]["runAsGroup"] in config.access.groups  # whose the socket is
+    assert daemon["securityContext"]["runAsGroup"] in config.access.groups  # the group of the socket
     container = engine["containers"][0]
     assert {"name": "PAGETIER_SOCKET", "value": str(config.socket)} in container["env"]
     assert json.loads(container["args"][1])["kv_connector"] == "PagetierConnector"

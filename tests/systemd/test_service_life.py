@@ -1,4 +1,4 @@
-"""Starts, stops, restarts and deaths of the service under a real systemd, with an engine at work."""
+"""Starts, stops, restarts and crashes of the service under a real systemd, with a working engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from service_world import CONFIG, DISK, LOG, PAGES, SMALL, SOCKET, WHERE_TESTS_ARE, World
 
 
-def test_it_is_ready_when_systemd_says_so(world: World) -> None:
+def test_the_service_serves_when_systemd_reports_it_active(world: World) -> None:
     world.machine.write(CONFIG, SMALL.replace("16MiB", "256MiB"))
     world.start()
     assert world.show("ActiveState") == "active"
@@ -18,8 +18,8 @@ def test_it_is_ready_when_systemd_says_so(world: World) -> None:
     assert stats["tiers"]["memory"]["cap"] == 256 << 20
     used = int(world.machine.do("sh", "-c", "df --output=used -B1 /dev/shm | tail -1"))
     assert used >= 256 << 20
-    told = world.machine.do("stat", "--format=%U %G %a", SOCKET, "/run/pagetier", "/dev/shm/pagetier.arena")
-    assert told.splitlines() == ["pagetier pagetier 660", "pagetier pagetier 755", "pagetier pagetier 600"]
+    report = world.machine.do("stat", "--format=%U %G %a", SOCKET, "/run/pagetier", "/dev/shm/pagetier.arena")
+    assert report.splitlines() == ["pagetier pagetier 660", "pagetier pagetier 755", "pagetier pagetier 600"]
     assert world.stats(user="alice") is not None
     denied = world.machine.run("pagetier", "stats", user="bob")
     assert denied.returncode == 3
@@ -36,18 +36,18 @@ def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
         after = world.stats()["daemon"]
         assert after["segments"] == before["segments"]
         assert after["incarnation"] == before["incarnation"] + 1
-        engine.until(lambda told: told.attached, "not attached again")
+        engine.until(lambda report: report.attached, "the engine did not attach again")
         assert engine.now().stored == stored
     assert "the pages stay in memory for the next daemon" in world.log()
 
 
-def test_restarts_amid_stores_and_evictions(world: World) -> None:
+def test_restarts_during_stores_and_evictions_lose_no_page(world: World) -> None:
     world.start()
-    with world.engine(PAGES, prompts=50) as engine:  # eight times what the arena holds
-        stored = engine.until(lambda told: told.stored > 400, "it does not store").stored
+    with world.engine(PAGES, prompts=50) as engine:  # eight times the capacity of the arena
+        stored = engine.until(lambda report: report.stored > 400, "the engine does not store").stored
         for _ in range(2):
             world.systemctl("restart")
-            stored = engine.until(lambda told: told.stored > stored + 400, "it stores no more").stored  # noqa: B023
+            stored = engine.until(lambda report: report.stored > stored + 400, "the engine no longer stores").stored  # noqa: B023
         assert world.stats()["daemon"]["incarnation"] == 3
         assert world.stats()["tiers"]["memory"]["evictions"] > 400
     assert (
@@ -62,11 +62,17 @@ def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
         world.with_pages(engine)
         stored = engine.now().stored
         world.machine.do("systemctl", "kill", "--signal=KILL", "--kill-who=main", "pagetierd")
-        world.soon(lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active", "no new daemon")
-        engine.until(lambda told: told.attached, "not attached again")
-        told = engine.now()
-        assert (told.hits, told.stored) == (PAGES, stored)
-    world.soon(lambda: world.show("ActiveState", "pagetierd-memory") == "active", "its memory is nobody's")
+        world.soon(
+            lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active",
+            "no restart",
+        )
+        engine.until(lambda report: report.attached, "the engine did not attach again")
+        report = engine.now()
+        assert (report.hits, report.stored) == (PAGES, stored)
+    world.soon(
+        lambda: world.show("ActiveState", "pagetierd-memory") == "active",
+        "no memory unit",
+    )
 
 
 def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
@@ -75,57 +81,60 @@ def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
     with world.engine() as engine:
         world.with_pages(engine)
         time.sleep(1.5)
-        assert world.show("NRestarts") == "0"  # signs of life come
+        assert world.show("NRestarts") == "0"  # the watchdog is notified
         world.machine.do("systemctl", "kill", "--signal=STOP", "--kill-who=main", "pagetierd")
         stored = engine.now().stored
-        world.soon(lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active", "it hangs")
-        engine.until(lambda told: told.attached, "not attached again")
-        told = engine.now()
-        assert (told.hits, told.stored) == (PAGES, stored)
+        world.soon(
+            lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active",
+            "no restart",
+        )
+        engine.until(lambda report: report.attached, "the engine did not attach again")
+        report = engine.now()
+        assert (report.hits, report.stored) == (PAGES, stored)
 
 
-def test_a_stop_writes_tells_and_gives_back(world: World) -> None:
+def test_a_stop_writes_to_disk_informs_engines_and_releases_memory(world: World) -> None:
     world.machine.write(CONFIG, DISK)
     world.start()
     with world.engine() as engine:
         world.with_pages(engine)
-        world.soon(lambda: world.stats()["disk"]["standing"] == "open", "no disk tier")
+        world.soon(lambda: world.stats()["disk"]["standing"] == "open", "the disk tier is not open")
         world.systemctl("stop")
         stopped = time.monotonic()
         assert world.segments() == []
-        engine.until(lambda told: not told.mapped, "the engine keeps the memory")
+        engine.until(lambda report: not report.mapped, "the engine keeps the memory mapped")
         assert time.monotonic() - stopped < 5
         assert world.show("Result") == "success"
         assert world.show("ActiveState", "pagetierd-memory") == "inactive"
         assert "the memory is released" in world.log()
     world.start()
-    world.soon(lambda: world.stats()["tiers"]["disk"]["pages"] == PAGES, "they are not on the disk")
+    world.soon(lambda: world.stats()["tiers"]["disk"]["pages"] == PAGES, "the pages are not on disk")
 
 
-def test_a_stop_of_a_daemon_that_hangs_gives_back_too(world: World) -> None:
-    world.drop_in("[Service]\nTimeoutStopSec=1s\nKillSignal=SIGWINCH\n")  # it hears nothing
+def test_a_stop_of_a_hanging_daemon_releases_its_memory(world: World) -> None:
+    world.drop_in("[Service]\nTimeoutStopSec=1s\nKillSignal=SIGWINCH\n")  # the daemon ignores this signal
     world.start()
     with world.engine() as engine:
         world.with_pages(engine)
         world.machine.do("systemctl", "stop", "pagetierd")
         assert world.segments() == []
         assert "event=stopped" not in world.log()
-        engine.until(lambda told: not told.mapped, "the engine keeps the memory")
+        engine.until(lambda report: not report.mapped, "the engine keeps the memory mapped")
 
 
 @pytest.mark.parametrize(("signal", "state"), [("KILL", "failed"), ("TERM", "inactive")])
-def test_a_service_that_ended_keeps_the_memory_until_it_is_stopped(world: World, signal: str, state: str) -> None:
+def test_memory_of_an_ended_daemon_is_kept_until_the_service_stops(world: World, signal: str, state: str) -> None:
     world.drop_in("[Service]\nRestart=no\n")
     world.start()
     world.machine.do("systemctl", "kill", f"--signal={signal}", "--kill-who=main", "pagetierd")
-    world.soon(lambda: world.show("ActiveState") == state, "it lives")
+    world.soon(lambda: world.show("ActiveState") == state, "the daemon did not end")
     assert len(world.segments()) == 3
-    world.machine.write(CONFIG, "[arena]\nsiez = 1\n")  # whatever it says
+    world.machine.write(CONFIG, "[arena]\nsiez = 1\n")  # an invalid configuration
     world.systemctl("stop")
     assert world.segments() == []
 
 
-def test_another_arena_needs_a_stop_and_a_start_and_no_more(world: World) -> None:
+def test_another_arena_size_needs_only_a_stop_and_a_start(world: World) -> None:
     world.start()
     with world.engine() as engine:
         world.with_pages(engine)
@@ -141,7 +150,7 @@ def test_another_arena_needs_a_stop_and_a_start_and_no_more(world: World) -> Non
     assert world.stats()["tiers"]["memory"]["cap"] == 32 << 20
 
 
-def test_another_arena_needs_no_stop_where_no_page_is_in_it(world: World) -> None:
+def test_another_arena_size_needs_no_stop_without_pages(world: World) -> None:
     world.start()
     world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
     world.systemctl("restart")
@@ -158,10 +167,10 @@ def test_a_tenant_has_a_daemon_a_user_and_memory_of_its_own(world: World) -> Non
     world.start()
     do("systemctl", "start", unit)
     socket = "/run/pagetier-acme/pagetier.sock"
-    told = do("stat", "--format=%U %G %a", socket, "/dev/shm/pagetier-acme.arena")
-    assert told.splitlines() == ["pagetier-acme pagetier-acme 660", "pagetier-acme pagetier-acme 600"]
+    report = do("stat", "--format=%U %G %a", socket, "/dev/shm/pagetier-acme.arena")
+    assert report.splitlines() == ["pagetier-acme pagetier-acme 660", "pagetier-acme pagetier-acme 600"]
     refused = world.machine.run("pagetier", "stats", "--socket", socket, user="alice")
-    assert refused.returncode == 3, "alice is the other daemon's"
+    assert refused.returncode == 3, "alice may only attach to the other daemon"
     world.memory_is_kept("@acme")
     do("systemctl", "restart", unit)
     world.memory_is_kept("@acme")

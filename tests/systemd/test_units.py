@@ -1,4 +1,4 @@
-"""The files that `pagetier unit` hands out: hardened, sound, and for a tenant the same."""
+"""The files that `pagetier unit` installs: sandboxed, valid, and the same for a tenant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lines_of(name: str) -> list[str]:
 
 @analyses
 @pytest.mark.parametrize("name", SERVICES)
-def test_it_may_do_little(name: str) -> None:
+def test_each_service_is_sandboxed(name: str) -> None:
     command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={WORST}", "--no-pager", str(UNITS / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
@@ -42,7 +42,7 @@ def test_it_may_do_little(name: str) -> None:
 
 
 @analyses
-def test_the_score_is_counted(tmp_path: Path) -> None:
+def test_a_service_without_sandboxing_exceeds_the_limit(tmp_path: Path) -> None:
     soft = tmp_path / "soft.service"
     soft.write_text(re.sub("(?m)^Restrict.*\n|^Protect.*\n", "", (UNITS / "pagetierd.service").read_text()))
     command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={WORST}", "--no-pager", str(soft)]
@@ -50,7 +50,7 @@ def test_the_score_is_counted(tmp_path: Path) -> None:
 
 
 @analyses
-def test_systemd_understands_them(tmp_path: Path) -> None:
+def test_systemd_accepts_all_units(tmp_path: Path) -> None:
     for name in SERVICES:
         text = (UNITS / name).read_text().replace("/usr/bin/pagetierd", "/bin/true").replace("%i", "t")
         (tmp_path / name.replace("@", "@t")).write_text(re.sub("(?m)^Documentation=.*\n|^(User|Group)=.*\n", "", text))
@@ -59,7 +59,7 @@ def test_systemd_understands_them(tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if "pagetierd" in line] == []
 
 
-def test_what_must_not_be_there() -> None:
+def test_no_unit_has_a_directive_that_would_break_the_service() -> None:
     for name in SERVICES:
         lines = lines_of(name)
         assert not [line for line in lines if line.startswith(("DynamicUser=", "PrivateUsers=", "RemoveIPC="))]
@@ -67,7 +67,7 @@ def test_what_must_not_be_there() -> None:
     assert not list(UNITS.glob("*.socket"))
 
 
-def test_all_are_hardened_alike() -> None:
+def test_all_services_have_the_same_sandboxing() -> None:
     hard = re.compile(
         "Protect|Private|Restrict(?!Prevent)|SystemCall|NoNew|Capability|Ambient|Device|IPAddress|Memory|Lock|Keyring|UMask"
     )
@@ -77,7 +77,7 @@ def test_all_are_hardened_alike() -> None:
     assert all(other == first for other in others)
 
 
-def test_a_tenants_unit_is_the_plain_one_with_names_of_its_own() -> None:
+def test_a_tenants_unit_differs_from_the_plain_one_only_in_names() -> None:
     def named(line: str) -> str:
         return re.sub(
             r"pagetier(d?-memory|d-give-back|d)?[-@]%i",
@@ -91,7 +91,7 @@ def test_a_tenants_unit_is_the_plain_one_with_names_of_its_own() -> None:
         assert plain == [named(line) for line in lines_of(name.replace(".", "@.")) if not line.startswith(own)]
 
 
-def test_the_example_is_a_configuration(tmp_path: Path) -> None:
+def test_the_example_is_a_valid_configuration(tmp_path: Path) -> None:
     text = (UNITS / "pagetierd.toml").read_text().replace('["pagetier"]', '["root"]')
     file = tmp_path / "pagetierd.toml"
     file.write_text(text)
@@ -103,7 +103,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
     assert config.access.watch_groups == (0,)
 
 
-def test_installing_twice_and_over_what_was_changed(tmp_path: Path) -> None:
+def test_a_second_installation_keeps_modified_files(tmp_path: Path) -> None:
     first = pagetier("install", "--root", str(tmp_path))
     assert first.exit_code == 0, first.output
     unit = tmp_path / "etc/systemd/system/pagetierd.service"
@@ -123,15 +123,15 @@ def test_installing_twice_and_over_what_was_changed(tmp_path: Path) -> None:
     assert config.read_text() == "# mine\n"
 
 
-def test_a_tenants_files(tmp_path: Path) -> None:
+def test_a_tenant_gets_files_of_its_own(tmp_path: Path) -> None:
     assert pagetier("install", "--root", str(tmp_path), "--tenant", "acme").exit_code == 0
     config = (tmp_path / "etc/pagetier/acme.toml").read_text()
     assert 'groups = ["pagetier-acme"]' in config
     assert "/var/lib/pagetier-acme" in config
     file = tmp_path / "acme.toml"
     file.write_text(config.replace('groups = ["pagetier-acme"]', ""))
-    told = load(file, {}, {})
-    assert (told.name, str(told.socket)) == ("pagetier-acme", "/run/pagetier-acme/pagetier.sock")
+    result = load(file, {}, {})
+    assert (result.name, str(result.socket)) == ("pagetier-acme", "/run/pagetier-acme/pagetier.sock")
     assert "u pagetier-acme -" in (tmp_path / "etc/sysusers.d/pagetier-acme.conf").read_text()
 
 
@@ -147,14 +147,14 @@ def test_a_tenants_files(tmp_path: Path) -> None:
         ("etc/sysusers.d/pagetier-acme.conf", "configuration of acme.toml", "pagetierd.toml"),
     ],
 )
-def test_what_a_tenants_files_name_is_the_tenants(tmp_path: Path, file: str, own: str, plain: str) -> None:
+def test_a_tenants_files_name_only_the_tenants_paths(tmp_path: Path, file: str, own: str, plain: str) -> None:
     assert pagetier("install", "--root", str(tmp_path), "--tenant", "acme", "--metrics").exit_code == 0
     text = (tmp_path / file).read_text()
     assert (own in text, plain in text) == (True, False), text
 
 
 @pytest.mark.parametrize(("words", "service"), [((), "pagetierd"), (("--tenant", "acme"), "pagetierd@acme")])
-def test_a_port_for_metrics_has_a_drop_in(tmp_path: Path, words: tuple[str, ...], service: str) -> None:
+def test_a_metrics_port_needs_a_drop_in(tmp_path: Path, words: tuple[str, ...], service: str) -> None:
     folder = tmp_path / f"etc/systemd/system/{service}.service.d"
     assert pagetier("install", "--root", str(tmp_path), *words).exit_code == 0
     assert not folder.exists()
@@ -167,15 +167,15 @@ def test_a_port_for_metrics_has_a_drop_in(tmp_path: Path, words: tuple[str, ...]
     assert f"{folder.name}/metrics-on-localhost.conf\n# A drop-in" in pagetier("print", "--metrics", *words).output
 
 
-def test_printing_writes_nothing() -> None:
-    told = pagetier("print")
-    assert told.exit_code == 0
+def test_printing_writes_no_file() -> None:
+    result = pagetier("print")
+    assert result.exit_code == 0
     for name in ("etc/systemd/system/pagetierd.service", "etc/sysusers.d/pagetier.conf", "etc/pagetier/pagetierd.toml"):
-        assert f"# ---- {name}" in told.output
+        assert f"# ---- {name}" in result.output
 
 
-def test_an_installation_without_them_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_installation_without_unit_files_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(unit_command, "_FILES", tmp_path)
-    told = pagetier("print")
-    assert told.exit_code == 1
-    assert f"this installation lacks {tmp_path}/pagetierd.service" in told.output
+    result = pagetier("print")
+    assert result.exit_code == 1
+    assert f"this installation lacks {tmp_path}/pagetierd.service" in result.output
