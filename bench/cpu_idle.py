@@ -120,13 +120,13 @@ def start() -> float:
     """
     with (
         tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
     ):
-        told.bind(f"{folder}/told")
-        told.settimeout(120)
+        notify.bind(f"{folder}/notify")
+        notify.settimeout(120)
         began = time.perf_counter()
-        with Stage("--arena-size", str(SIZE), "--log-level", "error", NOTIFY_SOCKET=f"{folder}/told") as stage:
-            while b"READY=1" not in told.recv(4096):
+        with Stage("--arena-size", str(SIZE), "--log-level", "error", NOTIFY_SOCKET=f"{folder}/notify") as stage:
+            while b"READY=1" not in notify.recv(4096):
                 pass
             took = time.perf_counter() - began
             stage.client().close()

@@ -25,9 +25,9 @@ class Scene(Stage):
         """Writes everything to disk and syncs."""
         with self._looking() as (link, _):
             while True:
-                told = link.ask(Save(1), 30)
-                assert isinstance(told, Saved) and not told.trouble, told
-                if told.synced:
+                saved = link.ask(Save(1), 30)
+                assert isinstance(saved, Saved) and not saved.trouble, saved
+                if saved.synced:
                     return
                 time.sleep(0.002)
 
@@ -45,8 +45,8 @@ class Scene(Stage):
     def flush(self, tier: str) -> None:
         """Drops everything from one tier."""
         with self._looking() as (link, _):
-            told = link.ask(Flush(1, None, tier), 30)
-            assert isinstance(told, Flushed) and not told.kept, told
+            flushed = link.ask(Flush(1, None, tier), 30)
+            assert isinstance(flushed, Flushed) and not flushed.kept, flushed
 
     def header(self) -> dict[str, int]:
         """Returns the counters of the index."""

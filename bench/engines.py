@@ -39,7 +39,7 @@ def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
         yield result.row() if isinstance(result, Spread) else row_of(result)
 
 
-def told_of(rounds: int, minutes: float) -> dict[str, Any]:
+def record_of(rounds: int, minutes: float) -> dict[str, Any]:
     """Returns the content of the results file."""
     installed = vllm_version()
     if not installed:
@@ -66,13 +66,13 @@ def vllm_version() -> str:
     return "unknown version"
 
 
-def show(told: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
     """Prints the results as a table."""
-    if not told["measured"]:
-        Console().print(f"not measured: {told['reason']}")
+    if not record["measured"]:
+        Console().print(f"not measured: {record['reason']}")
         return
-    table = Table("name", "median", "95 % interval", "pairs", "goal", "", "medians", title=told["device"])
-    for row in told["results"]:
+    table = Table("name", "median", "95 % interval", "pairs", "goal", "", "medians", title=record["device"])
+    for row in record["results"]:
         verdict = {None: "", True: "met", False: "MISSED"}[row["met"]]
         between = f"{row['low']:.3g} to {row['high']:.3g}" if "low" in row else ""
         goal = row["goal"] if row.get("judged", "value") == "value" else f"{row['goal']} ({row['judged']})"
@@ -87,13 +87,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of each measurement")
     parser.add_argument("--minutes", type=float, default=60, help="start no new round after this time")
     arguments = parser.parse_args()
-    told = told_of(arguments.rounds, arguments.minutes)
+    record = record_of(arguments.rounds, arguments.minutes)
     if not arguments.json:
-        show(told)
+        show(record)
         return
-    if told["measured"]:
-        save(told, RESULTS / f"engines-vllm-{vllm_version().rpartition('.')[0]}.json")
-    print(json.dumps(told))
+    if record["measured"]:
+        save(record, RESULTS / f"engines-vllm-{vllm_version().rpartition('.')[0]}.json")
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

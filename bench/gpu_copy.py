@@ -131,7 +131,7 @@ def over_plain(bench: Bench) -> Iterator[Result]:
         plain, *taken = medians(actions, bench.scale.rounds)
         nbytes = bench.scale.total_bytes * len(directions)
         for way, seconds in zip(ways, taken, strict=True):
-            name = f"{_name(directions)}_{_told(way)}_{run // KIB}kib_over_plain"
+            name = f"{_name(directions)}_{_label(way)}_{run // KIB}kib_over_plain"
             against = f"{nbytes / seconds / 1e9:.1f} GB/s, one plain copy {nbytes / plain / 1e9:.1f}"
             goal = GOALS.get(run, REPORTED) if way == "auto" else REPORTED
             yield Result(name, plain / seconds, "x", against, goal)
@@ -141,7 +141,7 @@ def _name(directions: Sequence[Direction]) -> str:
     return "both" if len(directions) > 1 else directions[0].value
 
 
-def _told(way: WayName) -> str:
+def _label(way: WayName) -> str:
     return "chosen" if way == "auto" else way
 
 
@@ -282,16 +282,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {RESULTS.name}")
     as_json = parser.parse_args().json
-    told: dict[str, Any] = {"measured": False, "reason": why_not()}
-    if not told["reason"]:
+    record: dict[str, Any] = {"measured": False, "reason": why_not()}
+    if not record["reason"]:
         results = list(measure(gpu_bench(Scale())))
         device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-        told = {"measured": True, "device": device, "results": [row_of(result) for result in results]}
+        record = {"measured": True, "device": device, "results": [row_of(result) for result in results]}
     if as_json:
-        save(told, RESULTS)
-        print(json.dumps(told))
+        save(record, RESULTS)
+        print(json.dumps(record))
     else:
-        show(told)
+        show(record)
 
 
 if __name__ == "__main__":

@@ -84,16 +84,16 @@ def main() -> None:
     if options.child:
         child(options.child)
         return
-    told: dict[str, Any] = {"measured": False, "reason": "no GPU on this machine"}
+    record: dict[str, Any] = {"measured": False, "reason": "no GPU on this machine"}
     if torch.cuda.is_available():
         longest = max(last_write_after_death() for _ in range(ROUNDS))
         result = Result("gpu_writes_after_death_s", longest, "s", f"the longest of {ROUNDS} deaths", at_most(0.25))
-        told = {"measured": True, "device": torch.cuda.get_device_name(0), "results": [row_of(result)]}
-    save(told, RESULTS)
+        record = {"measured": True, "device": torch.cuda.get_device_name(0), "results": [row_of(result)]}
+    save(record, RESULTS)
     if options.json:
-        print(json.dumps(told))
+        print(json.dumps(record))
     else:
-        show(told)
+        show(record)
 
 
 if __name__ == "__main__":

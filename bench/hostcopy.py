@@ -36,6 +36,9 @@ def copies(client: Client, name: str, nbytes: int, threads: str) -> Iterator[Res
     """Measures store and load of one page, in turn with memcpy of as many bytes.
 
     Neither side finds its bytes in a cache: pages and plain memory rotate through WORKING_SET bytes each.
+
+    Yields:
+        The results of the store and of the load.
     """
     space = Namespace(model="bench", dtype="none", page_tokens=1)
     plain = warm(WORKING_SET).reshape(-1, nbytes)
@@ -77,9 +80,9 @@ def measure() -> Iterator[Result]:
             with Client(stage.socket, timeout=10, threads=threads) as client:
                 assert client.wait_attached(120)
                 settle()
-                told = "the client's own choice of threads" if not threads else "one thread"
+                choice = "the client's own choice of threads" if not threads else "one thread"
                 for name, nbytes in (("8mib", 8 * MIB), ("32mib", 32 * MIB)):
-                    for result in copies(client, name, nbytes, told):
+                    for result in copies(client, name, nbytes, choice):
                         yield result if not suffix else _reported(result, suffix)
 
 

@@ -63,7 +63,7 @@ class Model:
         return x
 
     def run_behind(self, awaited: Callable[[int], bool]) -> Any:
-        """Runs each layer as soon as it is loaded."""
+        """Runs each layer when it is loaded."""
         x = self.queries
         for number in range(LAYERS):
             assert awaited(number)
@@ -171,15 +171,15 @@ def results(engine: Engine) -> Iterator[Result]:
         *(engine.without, engine.by_layer, engine.beside_memcpy, engine.all_first),
         *(engine.loaded, engine.first_loaded, engine.rest),
     )
-    told = f"{LAYERS} layers of {1e3 * alone / LAYERS:.1f} ms and {LAYER_MIB} MiB, medians of {ROUNDS} rounds"
+    note = f"{LAYERS} layers of {1e3 * alone / LAYERS:.1f} ms and {LAYER_MIB} MiB, medians of {ROUNDS} rounds"
     rate = f"loading alone: {1e3 * loading:.1f} ms, {LAYERS * LAYER_MIB / 1024 / loading:.1f} GiB/s"
-    yield Result("overlap_lost_by_layer", by_layer / alone - 1, "of no load", told)
+    yield Result("overlap_lost_by_layer", by_layer / alone - 1, "of no load", note)
     yield Result(
         "overlap_lost_beside_memcpy", plain / alone - 1, "of no load", "memcpy of as many bytes in a thread, by layer"
     )
     yield Result("overlap_by_layer_over_memcpy", by_layer / plain, "x", "time with that memcpy", at_most(1.1))
-    yield Result("overlap_lost_all_first", all_first / alone - 1, "of no load", told)
-    yield Result("overlap_lost_by_layer_over_all_first", (by_layer - alone) / (all_first - alone), "x", told)
+    yield Result("overlap_lost_all_first", all_first / alone - 1, "of no load", note)
+    yield Result("overlap_lost_by_layer_over_all_first", (by_layer - alone) / (all_first - alone), "x", note)
     yield Result("overlap_first_layer_over_all", first / loading, "x", rate)
 
 
@@ -188,12 +188,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {RESULTS.name}")
     as_json = parser.parse_args().json
     device = f"{machine()}, torch {torch.__version__}"
-    told = {"measured": True, "device": device, "results": [row_of(result) for result in measure()]}
+    record = {"measured": True, "device": device, "results": [row_of(result) for result in measure()]}
     if as_json:
-        save(told, RESULTS)
-        print(json.dumps(told))
+        save(record, RESULTS)
+        print(json.dumps(record))
     else:
-        show(told)
+        show(record)
 
 
 if __name__ == "__main__":

@@ -20,21 +20,21 @@ def row_of(result: Result) -> dict[str, Any]:
     return row | {"goal": str(result.goal), "met": met}
 
 
-def save(told: dict[str, Any], path: Path) -> None:
+def save(record: dict[str, Any], path: Path) -> None:
     """Writes a results file, unless nothing was measured here and the file has results of another machine."""
-    if not told["measured"] and path.exists() and json.loads(path.read_text())["measured"]:
+    if not record["measured"] and path.exists() and json.loads(path.read_text())["measured"]:
         return
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def show(told: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
     """Prints the results as a table."""
-    if not told["measured"]:
-        Console().print(f"not measured: {told['reason']}")
+    if not record["measured"]:
+        Console().print(f"not measured: {record['reason']}")
         return
-    table = Table("name", "value", "unit", "goal", "", "against", title=told["device"])
-    for row in told["results"]:
+    table = Table("name", "value", "unit", "goal", "", "against", title=record["device"])
+    for row in record["results"]:
         verdict = {None: "", True: "met", False: "MISSED"}[row["met"]]
         table.add_row(row["name"], f"{row['value']:.4g}", row["unit"], row["goal"], verdict, row["against"])
     Console().print(table)

@@ -44,12 +44,12 @@ def read(prompts: PromptCache, prompt: torch.Tensor, begin: Callable[[], CachedP
     tell(Step(what, 0, len(prompt)))
     began = time.perf_counter()
     cached = begin()
-    logits = torch.cat(list(told(prompts.prefill(prompt, cached.cache, 0), cached.tokens, len(prompt), what)))
+    logits = torch.cat(list(reported(prompts.prefill(prompt, cached.cache, 0), cached.tokens, len(prompt), what)))
     int(logits[-1].argmax())  # the first new token
     return Run(cached, logits, time.perf_counter() - began)
 
 
-def told(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -> Iterator[torch.Tensor]:
+def reported(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -> Iterator[torch.Tensor]:
     """Yields the logits of each chunk and reports the progress."""
     tell(Step(what, done, total))
     for logits in chunks:

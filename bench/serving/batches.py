@@ -39,8 +39,8 @@ def measure(rounds: int, minutes: float) -> Iterator[Result]:
     times: Times = {}
     ends = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, contest(Path(folder)) as engines:
-        for one_round in itertools.islice(_whole_rounds(engines, spare=rounds // 4), 1, rounds + 1):
-            for what, who in one_round:
+        for measured in itertools.islice(_whole_rounds(engines, spare=rounds // 4), 1, rounds + 1):
+            for what, who in measured:
                 for name, seconds in who.items():
                     times.setdefault(what, {}).setdefault(name, []).append(seconds)
             if time.monotonic() > ends:

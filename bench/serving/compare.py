@@ -62,9 +62,7 @@ class Contest:
         for name, answer in answers.items():
             if name != ALONE:
                 pairs = zip(map(tuple, prompts), answer.tokens, strict=True)
-                self.equal[name].update(
-                    self._said[prompt] == tokens for prompt, tokens in pairs if prompt in self._said
-                )
+                self.equal[name].update(self._said[prompt] == text for prompt, text in pairs if prompt in self._said)
 
     def forget(self) -> None:
         """Empties all engines' own prefix caches, once everything is stored."""

@@ -137,7 +137,7 @@ class _Vllm:
         Blocks are in use until they are stored, and the engine advances only with requests.
 
         Raises:
-            RuntimeError: The blocks stay in use.
+            RuntimeError: Blocks were still in use after 200 requests.
         """
         for _ in range(200):
             if self._llm.reset_prefix_cache():
