@@ -15,7 +15,7 @@ from pagetier.shm.segment_files import (
     open_segment,
     unlink,
 )
-from pagetier.shm.segments import _map, _taken
+from pagetier.shm.segments import map_segments, used_slots
 
 
 class GivenBack(Enum):
@@ -40,20 +40,20 @@ def give_back(name: str) -> GivenBack:
         if is_locked(index):
             return GivenBack.IN_USE
         lock(name, index)
-        _tell_users(name, index)
+        _mark_closed(name, index)
         unlink(name)
     finally:
         os.close(index)
     return GivenBack.DONE
 
 
-def _tell_users(name: str, index: int) -> None:
+def _mark_closed(name: str, index: int) -> None:
     """Marks the segments as closed in their header, if the header can be trusted."""
     head = head_of(index)
     if head.unfinished or head.why_not:
         return
     with contextlib.suppress(posix_ipc.ExistentialError, OSError):
-        owner = _map(name)
+        owner = map_segments(name)
         if owner.why_not() is None:
-            owner.adopt(_taken(owner))
+            owner.adopt(used_slots(owner))
             owner.close()

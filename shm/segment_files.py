@@ -223,24 +223,24 @@ class FoundSegments(msgspec.Struct, frozen=True):
 
 def survey(folder: Path = Path("/dev/shm")) -> list[FoundSegments]:
     """Returns the segments that this process may open, sorted by name."""
-    return sorted(_look(folder), key=lambda found: found.name)
+    return sorted(_find(folder), key=lambda found: found.name)
 
 
-def _look(folder: Path) -> Iterator[FoundSegments]:
+def _find(folder: Path) -> Iterator[FoundSegments]:
     for path in folder.glob(f"*{_INDEX}"):
         try:
             index = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue
         try:
-            found = _look_at(folder, path.name.removesuffix(_INDEX), index)
+            found = _read(folder, path.name.removesuffix(_INDEX), index)
         finally:
             os.close(index)
         if found is not None:
             yield found
 
 
-def _look_at(folder: Path, name: str, index: int) -> FoundSegments | None:
+def _read(folder: Path, name: str, index: int) -> FoundSegments | None:
     head = head_of(index)
     files = [folder / f"{name}.{kind}" for kind in KINDS]
     if not head.ours and not (head.unfinished and all(file.exists() for file in files)):

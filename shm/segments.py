@@ -189,7 +189,7 @@ def _make(wish: Wish) -> Owner:
     for kind, size in zip(KINDS, g.sizes, strict=True):
         resize(name, kind, size)
     point("segments.sized")
-    owner = _map(name)
+    owner = map_segments(name)
     point("segments.mapped")
     _populate_index(owner)
     point("segments.populated")
@@ -215,7 +215,7 @@ def _adopt(wish: Wish, index: int) -> Owner | None:
     if head.why_not:
         raise _no_use(wish.name, head.why_not)
     try:
-        owner = _map(wish.name)
+        owner = map_segments(wish.name)
     except posix_ipc.ExistentialError:
         return None
     except OSError as error:
@@ -237,7 +237,7 @@ def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     if other and before["pages"]:
         raise _no_use(wish.name, f"contain pages and have {other}")
     point("segments.sound")
-    owner.adopt(_taken(owner))
+    owner.adopt(used_slots(owner))
     point("segments.adopted")
     after = owner.header()
     _log_dropped(after["dropped"] - before["dropped"])
@@ -258,7 +258,7 @@ def _no_use(name: str, why: str) -> UnfitError:
     return UnfitError(f"segments {name!r} {why}")
 
 
-def _map(name: str) -> Owner:
+def map_segments(name: str) -> Owner:
     """Maps the segments by new descriptors: a mapping keeps its file open, and with it the lock on that descriptor."""
     with contextlib.ExitStack() as stack:
         return Owner(*(stack.enter_context(opened(name, kind)) for kind in KINDS))
@@ -272,6 +272,6 @@ def _other_geometry(wish: Wish, owner: Owner) -> str:
     return f"{have}; the configuration asks for {wish.geometry}"
 
 
-def _taken(owner: Owner) -> int:
+def used_slots(owner: Owner) -> int:
     """Returns the bits of all slots in use, whose pages are released later, when no process can write to them."""
     return sum(1 << taker["slot"] for taker in owner.takers())

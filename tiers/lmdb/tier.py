@@ -33,7 +33,7 @@ from pagetier.tiers.lmdb import writer as placement
 from pagetier.tiers.lmdb.environment import Environment
 from pagetier.tiers.lmdb.read_priority import Turns
 from pagetier.tiers.lmdb.reader import ReadReport
-from pagetier.tiers.lmdb.tier_folder import Options, open_folder, prepare, telling
+from pagetier.tiers.lmdb.tier_folder import Options, converted_errors, open_folder, prepare
 from pagetier.tiers.lmdb.writer import Applied, Share
 
 _T = TypeVar("_T")
@@ -182,13 +182,13 @@ class LmdbTier:
         with self._doubting(), ThreadPoolExecutor(len(self._environments)) as threads:
             _results([threads.submit(environment.sync) for environment in self._environments])
             point("store.synced")
-            self._look_at_files()
+            self._check_files()
             with self._count:
                 clean = begun == done and self._begun == begun
                 with contextlib.suppress(OSError):  # the state file stays true until the next change marks it
                     self._journal.mark_synced(when, clean=clean)
 
-    def _look_at_files(self) -> None:
+    def _check_files(self) -> None:
         """Raises TierError if the files are not those that were opened, OSError if one is gone."""
         owned = files.is_still(self._owner, self._options.folder / files.OWNER)
         changes = [f"{self._options.folder} was replaced by another folder"] if not owned else []
@@ -201,7 +201,7 @@ class LmdbTier:
     def _doubting(self) -> Iterator[None]:
         """Turns any failure inside the block into DoubtError."""
         try:
-            with telling(self._options.folder):
+            with converted_errors(self._options.folder):
                 yield
         except Exception as error:
             self.distrust()
@@ -218,8 +218,8 @@ class LmdbTier:
         Raises DoubtError if files were changed.
         """
         with self._doubting():
-            self._look_at_files()
-        with telling(self._options.folder):
+            self._check_files()
+        with converted_errors(self._options.folder):
             disk = shutil.disk_usage(self._options.folder)
             file_bytes = sum(environment.file_bytes for environment in self._environments)
         return TierState(

@@ -59,7 +59,7 @@ _READ_ONLY = (
 
 
 @contextlib.contextmanager
-def telling(folder: Path) -> Iterator[None]:
+def converted_errors(folder: Path) -> Iterator[None]:
     """Converts errors of the system and of LMDB to TierError."""
     try:
         yield
@@ -82,21 +82,21 @@ def prepare(options: Options) -> int:
         raise TierError(
             f"a disk tier of {options.cap_bytes} bytes is too small for frames of {options.frame_bytes}: give it more"
         )
-    with telling(options.folder):
+    with converted_errors(options.folder):
         options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return files.own(options.folder)
 
 
 def open_folder(options: Options) -> OpenedFolder:
     """Opens the folder, which the caller has locked with prepare(). Raises TierError."""
-    with telling(options.folder):
-        state, why = _known(options)
+    with converted_errors(options.folder):
+        state, why = _read_valid_state(options)
         if state is None or why:
             return _rebuild_empty(options, f"rebuilt empty: {why}" if why else "new")
         return _reopen(options, state)
 
 
-def _known(options: Options) -> tuple[State | None, str]:
+def _read_valid_state(options: Options) -> tuple[State | None, str]:
     """Returns the state file's content and why it cannot be used, or "". Raises TierError for foreign files."""
     try:
         state = recovery.read_state(options.folder)
@@ -183,7 +183,7 @@ def _state(options: Options) -> State:
     return State(format=FORMAT, frame_bytes=options.frame_bytes, environments=options.environments, boot="", clean=True)
 
 
-def _is_the_systems(error: Exception) -> bool:
+def _is_system_error(error: Exception) -> bool:
     """Returns whether the error came from the system.
 
     LMDB's own codes are negative; errors raised by pagetier have none.
@@ -217,7 +217,7 @@ class _Opening:
             try:
                 return self._fitted(self._environment(folder))
             except (lmdb.Error, msgspec.MsgspecError, struct.error, TypeError, UnicodeDecodeError) as error:
-                if _is_the_systems(error):
+                if _is_system_error(error):
                     raise  # the error says nothing about the content of the files
                 self._doubts[number] = f"LMDB rejects it ({error})"
                 self._journal.mark_dirty()
@@ -290,7 +290,7 @@ def give_up(folder: Path) -> None:
 @contextlib.contextmanager
 def _owned(folder: Path) -> Iterator[None]:
     """Locks the folder, creating it if it is missing, since it is about to be opened."""
-    with telling(folder):
+    with converted_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = files.own(folder)
         try:
