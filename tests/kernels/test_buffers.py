@@ -59,7 +59,7 @@ def test_one_buffer_is_shared_evenly(make: Any) -> None:
 
 
 @any_form
-def test_one_buffer_for_each_page(make: Any) -> None:
+def test_each_page_may_have_its_own_buffer(make: Any) -> None:
     pages = pages_of([make(RAW), make(RAW[::-1])], 2, Access.READ)
     assert contents(pages) == [RAW, RAW[::-1]]
 
@@ -79,18 +79,18 @@ def test_read_only_memory_is_not_written(make: Any) -> None:
         pages_of([bytearray(4), make(RAW)], 2, Access.WRITE)
 
 
-def test_pages_of_several_sizes_and_kinds() -> None:
+def test_pages_may_have_several_sizes_and_kinds() -> None:
     pages = pages_of((b"abc", bytearray(b"d"), np.full(2, 7, np.int8)), 3, Access.READ)
     assert contents(pages) == [b"abc", b"d", b"\7\7"]
     assert len(pages) == 3
     assert pages.nbytes == 6
 
 
-def test_sequences_of_other_kinds() -> None:
+def test_buffers_may_be_in_any_sequence() -> None:
     assert contents(pages_of(deque([b"ab", b"c"]), 2, Access.READ)) == [b"ab", b"c"]
 
 
-def test_mapped_memory() -> None:
+def test_mapped_memory_is_a_buffer() -> None:
     with mmap.mmap(-1, 8192) as mapped:
         pages = pages_of(mapped, 2, Access.WRITE)
         fill(pages)
@@ -99,12 +99,12 @@ def test_mapped_memory() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), max_size=6))
-def test_any_number_of_buffers(pieces: list[bytes]) -> None:
+def test_any_number_of_buffers_is_accepted(pieces: list[bytes]) -> None:
     assert contents(pages_of(pieces, len(pieces), Access.READ)) == pieces
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
-def test_any_even_division(count: int, size: int) -> None:
+def test_any_even_division_is_accepted(count: int, size: int) -> None:
     raw = bytes(range(count)) * size
     pages = pages_of(raw, count, Access.READ)
     assert contents(pages) == [raw[at : at + size] for at in range(0, len(raw), size)]
@@ -117,7 +117,7 @@ def test_addresses_are_plain_u64() -> None:
         assert numbers.cast("B").cast("Q").tolist() == numbers.tolist()
 
 
-def test_no_pages() -> None:
+def test_no_pages_have_no_addresses() -> None:
     empties: list[Any] = [[], (), b"", bytearray(), np.zeros((0, 4))]
     for nothing in empties:
         pages = pages_of(nothing, 0, Access.READ)
@@ -145,7 +145,7 @@ def test_repr_is_a_status_line() -> None:
     assert repr(pages_of(bytes(1 << 20), 1, Access.READ)) == "<HostPages 1 page, 1.0 MiB>"
 
 
-def test_span_of_one_buffer() -> None:
+def test_one_buffer_has_a_span() -> None:
     buffer = np.arange(5, dtype=np.int16)
     span = span_of(buffer, Access.WRITE)
     assert (span.address, span.nbytes) == (buffer.ctypes.data, 10)
@@ -236,7 +236,7 @@ def test_an_empty_page_is_rejected(empty: Any) -> None:
 # ---- torch
 
 
-def test_tensors_of_every_dtype() -> None:
+def test_tensors_of_each_dtype_are_buffers() -> None:
     torch = pytest.importorskip("torch")
     for name in ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "bool", "complex64"):
         tensor = torch.zeros((2, 3, 8), dtype=getattr(torch, name))
@@ -246,7 +246,7 @@ def test_tensors_of_every_dtype() -> None:
         assert set(tensor.view(torch.uint8)[1].flatten().tolist()) == {2}
 
 
-def test_a_tensor_for_each_page() -> None:
+def test_each_page_may_have_its_own_tensor() -> None:
     torch = pytest.importorskip("torch")
     whole = torch.arange(24, dtype=torch.int16).reshape(3, 8)
     pages = pages_of(list(whole), 3, Access.READ)
@@ -261,7 +261,7 @@ def test_memory_of_a_tensor_lives_as_long_as_its_pages() -> None:
     assert contents(pages) == [bytes([n]) * 100_000 for n in range(20)]
 
 
-def test_tensors_without_plain_host_memory() -> None:
+def test_tensors_without_plain_host_memory_are_rejected() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="on device meta"):
         pages_of(torch.zeros(4, device="meta"), 2, Access.READ)
@@ -287,7 +287,7 @@ class Elsewhere:
         raise AssertionError("the address of a device tensor was read")
 
 
-def test_a_tensor_on_an_accelerator() -> None:
+def test_a_tensor_on_an_accelerator_is_rejected() -> None:
     elsewhere: Any = Elsewhere()
     with pytest.raises(TypeError, match="copies host memory only"):
         pages_of(elsewhere, 1, Access.READ)

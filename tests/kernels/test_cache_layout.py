@@ -25,7 +25,7 @@ def plane(
     return Plane(0, kind, "uint8", address, *counts, width, *strides)
 
 
-def test_a_plane_of_a_view() -> None:
+def test_a_plane_has_the_strides_of_its_view() -> None:
     array = np.zeros((5, 3, 4, 8), np.float32)
     its = plane_of(view_of(array.transpose(0, 2, 1, 3)), 7, "v")
     assert (its.layer, its.kind, its.dtype, its.address) == (7, "v", "float32", array.ctypes.data)
@@ -55,7 +55,7 @@ def test_rows_of_one_element_have_no_stride() -> None:
 
 
 @pytest.mark.parametrize("axes", [0, 1, 3, 5])
-def test_another_number_of_axes(axes: int) -> None:
+def test_another_number_of_axes_is_rejected(axes: int) -> None:
     with pytest.raises(
         LayoutError, match=f"layer 0, k: expected the axes blocks, tokens, heads, elements, got {axes} axes"
     ):
@@ -63,7 +63,7 @@ def test_another_number_of_axes(axes: int) -> None:
 
 
 @pytest.mark.parametrize("axis", range(4))
-def test_an_empty_axis(axis: int) -> None:
+def test_an_empty_axis_is_rejected(axis: int) -> None:
     shape = [2, 2, 2, 2]
     shape[axis] = 0
     blocks, tokens, heads, elements = shape
@@ -73,7 +73,7 @@ def test_an_empty_axis(axis: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", range(4))
-def test_a_plane_of_nothing(wrong: int) -> None:
+def test_an_empty_plane_is_rejected(wrong: int) -> None:
     counts = [2, 2, 2, 2]
     counts[wrong] = 0
     with pytest.raises(LayoutError, match="a plane needs at least one block, token, head and byte"):
@@ -90,7 +90,7 @@ def test_overlapping_rows_are_rejected(axis: int, name: str, stride: int) -> Non
         plane(64, *strides)
 
 
-def test_blocks_that_overlap() -> None:
+def test_overlapping_blocks_are_rejected() -> None:
     assert plane(64, 8, 4, 2).end == 64 + 16
     with pytest.raises(LayoutError, match="block stride of 7 bytes, but each step covers 8"):
         plane(64, 7, 4, 2)
@@ -104,7 +104,7 @@ def test_an_axis_of_one_may_have_any_stride() -> None:
 # ---- caches
 
 
-def test_a_cache() -> None:
+def test_a_cache_has_the_sizes_of_its_tensors() -> None:
     k, v, scale = view(5, 3, 2, 8), view(5, 3, 2, 4), view(5, 3, 2, 1, dtype=np.float32)
     cache = cache_of([[("k", k), ("v", v)], [("k", scale)]])
     assert (cache.layers, cache.blocks, cache.block_tokens, cache.device) == (2, 5, 3, "cpu")
@@ -113,7 +113,7 @@ def test_a_cache() -> None:
     assert repr(cache) == "<CacheLayout 2 layers of k, v; 5 blocks of 3 on cpu>"
 
 
-def test_no_tensors() -> None:
+def test_a_cache_without_tensors_is_rejected() -> None:
     nothings: list[list[Any]] = [[], [[]]]
     for nothing in nothings:
         with pytest.raises(LayoutError, match="a cache needs at least one tensor"):
@@ -122,7 +122,7 @@ def test_no_tensors() -> None:
         CacheLayout((), "cpu")
 
 
-def test_layers_out_of_order() -> None:
+def test_layers_out_of_order_are_rejected() -> None:
     one = plane_of(view(2, 2, 2, 2), 0, "k")
     for layers in ((1,), (0, 2), (1, 0), (0, 1, 0)):
         planes = tuple(plane_of(view(2, 2, 2, 2), layer, f"k{at}") for at, layer in enumerate(layers))
@@ -133,25 +133,25 @@ def test_layers_out_of_order() -> None:
     assert CacheLayout((one,), "cpu").layers == 1
 
 
-def test_tensors_on_several_devices() -> None:
+def test_tensors_on_several_devices_are_rejected() -> None:
     here, there = view(2, 2, 2, 2), msgspec.structs.replace(view(2, 2, 2, 2), device="cuda:1")
     with pytest.raises(LayoutError, match="layer 1, k is on cuda:1, but the cache is on cpu"):
         cache_of([[("k", here)], [("k", there)]])
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 2, 2), (2, 4, 2, 2)])
-def test_planes_of_other_blocks(shape: tuple[int, ...]) -> None:
+def test_planes_with_other_blocks_are_rejected(shape: tuple[int, ...]) -> None:
     why = rf"layer 1, k: {shape[0]} blocks of {shape[1]} tokens, but layer 0, k has 2 of 2"
     with pytest.raises(LayoutError, match=why):
         cache_of([[("k", view(2, 2, 2, 2))], [("k", view(*shape))]])
 
 
-def test_two_planes_of_one_kind() -> None:
+def test_two_planes_of_one_kind_are_rejected() -> None:
     with pytest.raises(LayoutError, match="layer 0, k: a layer has 2 planes of this kind"):
         cache_of([[("k", view(2, 2, 2, 2)), ("k", view(2, 2, 2, 2))]])
 
 
-def test_joined() -> None:
+def test_joined_caches_have_all_layers() -> None:
     kv = cache_of([[("k", view(2, 2, 2, 2)), ("v", view(2, 2, 2, 2))] for _ in range(2)])
     more = cache_of([[("scale", view(2, 2, 2, 1))] for _ in range(2)])
     both = joined(kv, more)
@@ -182,7 +182,7 @@ def test_caches_that_do_not_match_cannot_be_joined() -> None:
 # ---- overlapping planes
 
 
-def test_one_tensor_for_two_layers() -> None:
+def test_one_tensor_for_two_layers_is_rejected() -> None:
     array = np.zeros((2, 2, 2, 2))
     with pytest.raises(LayoutError, match="layer 0, k and layer 1, k overlap in memory"):
         cache_of([[("k", view_of(array))], [("k", view_of(array))]])
@@ -195,7 +195,7 @@ def test_k_and_v_that_share_an_element() -> None:
     assert cache_of([[("k", view_of(array[..., :5])), ("v", view_of(array[..., 5:]))]]).layers == 1
 
 
-def test_layers_among_each_other() -> None:
+def test_overlapping_layers_are_rejected() -> None:
     array = np.zeros((3, 2, 2, 2, 4), np.int8)
     layers = [[("k", view_of(array[:, 0]))], [("k", view_of(array[:, 1]))]]
     assert cache_of(layers).layers == 2
@@ -260,7 +260,7 @@ def test_strides_that_overflow_are_rejected() -> None:
         plane_of(view, 0, "k")
 
 
-def test_a_layer_without_a_tensor() -> None:
+def test_a_layer_without_a_tensor_is_rejected() -> None:
     view = View(4096, (2, 2, 2, 4), (128, 64, 16, 4), 4, "float32", "cpu", None)
     with pytest.raises(LayoutError, match="at least one tensor in each layer"):
         cache_of([[("k", view)], []])

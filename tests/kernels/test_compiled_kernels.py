@@ -31,7 +31,7 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("target", NVIDIA)
-def test_nvidia(kernel: Any, unit: int, target: str, tmp_path: Path) -> None:
+def test_kernels_compile_for_nvidia(kernel: Any, unit: int, target: str, tmp_path: Path) -> None:
     """Each unit of a thread is one load and one store, of 128 bits for 16 bytes; no local memory is used."""
     made = compiled(kernel, unit, target)
     ptx, taken = made.asm["ptx"], resources(made.asm["cubin"], tmp_path)
@@ -43,7 +43,7 @@ def test_nvidia(kernel: Any, unit: int, target: str, tmp_path: Path) -> None:
     assert (taken["STACK"], taken["LOCAL"], taken["SHARED"]) == (0, 0, 0)
 
 
-def test_amd(kernel: Any, unit: int) -> None:
+def test_kernels_compile_for_amd(kernel: Any, unit: int) -> None:
     """The same for AMD, by the names of the instructions."""
     assembly = compiled(kernel, unit, "gfx942").asm["amdgcn"]
     taken = amd_resources(assembly)

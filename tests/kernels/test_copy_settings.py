@@ -40,7 +40,7 @@ def refused(text: str) -> str:
 # --- values and limits ----------------------------------------------------------------------------------------
 
 
-def test_defaults() -> None:
+def test_the_defaults_have_known_values() -> None:
     settings = CopySettings()
     assert settings.stores == settings.loads == Thresholds(32 * KIB, 32 * KIB)
     assert (settings.way, settings.chunk, settings.depth) == ("auto", 64 * MIB, 2)
@@ -131,7 +131,7 @@ def test_where_settings_are_written(tmp_path: Path) -> None:
 # --- content of the file ----------------------------------------------------------------------------------------
 
 
-def test_a_file_of_all_keys() -> None:
+def test_a_file_may_have_all_keys() -> None:
     text = """
         way = "dma"
         programs = 8

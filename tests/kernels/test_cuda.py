@@ -67,7 +67,7 @@ def placed(device: str = "cuda:0") -> Placed:
     return Placed(case_of([stored], slot_map([3, 1, 0, 2], 2, 32, 16), np.random.default_rng(2)), device)
 
 
-def test_torch_without_cuda(library: PretendedDriver) -> None:
+def test_torch_without_cuda_is_an_error(library: PretendedDriver) -> None:
     with pytest.raises(DeviceError, match="torch finds no CUDA device"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.is_available", lambda: False)
         Made(library)
@@ -167,7 +167,7 @@ def test_missing_memory_for_tables_fails_only_that_copy(library: PretendedDriver
     its.expect(wanted)
 
 
-def test_a_cache_elsewhere(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_a_cache_on_another_device_is_rejected(library: PretendedDriver, torch: PretendedTorch) -> None:
     stream = Made(library).device.stream(Direction.STORE)
     for name in ("cpu", "cuda:1"):
         with pytest.raises(ValueError, match=f"the cache is on {name}, but the stream is on cuda:0"):
@@ -216,7 +216,7 @@ def test_an_engines_stream_waits_for_an_event(library: PretendedDriver) -> None:
     assert len(stream.journal) == 1
 
 
-def test_errors_of_torch(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_errors_of_torch_are_device_errors(library: PretendedDriver, torch: PretendedTorch) -> None:
     stream = Made(library).device.stream(Direction.STORE)
     event = stream.record()
     broken = raising(RuntimeError("CUDA error: an illegal memory access was encountered"))

@@ -34,12 +34,12 @@ def test_errors_have_the_drivers_names(library: PretendedDriver) -> None:
         Driver(0, library)
 
 
-def test_a_driver_that_lacks_a_function() -> None:
+def test_a_driver_that_lacks_a_function_is_an_error() -> None:
     with pytest.raises(DeviceError, match="no cuDevicePrimaryCtxRetain"):
         Driver(0, PretendedDriver(lacks={"cuDevicePrimaryCtxRetain"}))
 
 
-def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -92,7 +92,9 @@ def test_a_thread_that_makes_a_stream_stays_on_its_device(library: PretendedDriv
     assert mode_now(library) == GLOBAL
 
 
-def test_the_batched_copy_by_way_of_the_bindings(library: PretendedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batched_copy_is_found_through_the_bindings(
+    library: PretendedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     def look_up(*arguments: Any) -> tuple[int, int, int]:
@@ -110,7 +112,7 @@ def test_the_batched_copy_by_way_of_the_bindings(library: PretendedDriver, monke
     [None, SimpleNamespace(), SimpleNamespace(cuGetProcAddress=raising(RuntimeError("Failed to dlopen libcuda.so.1")))],
     ids=["none", "odd", "no driver found"],
 )
-def test_the_batched_copy_without_bindings(
+def test_the_batched_copy_is_found_without_bindings(
     bindings: Any, library: PretendedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
@@ -152,7 +154,7 @@ def test_large_batches_are_cut(library: PretendedDriver, count: int, batches: li
     assert np.array_equal(its.target, its.wanted)
 
 
-def test_one_by_one(library: PretendedDriver) -> None:
+def test_moves_without_batches_are_made_one_by_one(library: PretendedDriver) -> None:
     its = Bytes(5)
     OneByOne(Driver(0, library))(its.moves, LateQueue(1))
     assert library.calls["cuMemcpyAsync"] == 5

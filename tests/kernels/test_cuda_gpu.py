@@ -113,7 +113,7 @@ def large_case(pages: int = 6) -> Case:
 @PINNED
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_every_byte(direction: Direction, way: str, pinned: bool, case: Case) -> None:
+def test_each_byte_is_copied_and_no_other_changes(direction: Direction, way: str, pinned: bool, case: Case) -> None:
     """Bytes outside of the copy were random and must be unchanged."""
     its = OnGpu(case)
     wanted = its.wanted(direction)
@@ -127,7 +127,7 @@ def test_every_byte(direction: Direction, way: str, pinned: bool, case: Case) ->
 
 @BOTH
 @WAYS
-def test_many_runs_through_a_small_ring(direction: Direction, way: str) -> None:
+def test_many_runs_fit_through_a_small_ring(direction: Direction, way: str) -> None:
     """Batches that are split, slots that are reused many times, pages larger than a slot; four copies in succession."""
     its = OnGpu(large_case())
     wanted = its.wanted(direction)
@@ -136,7 +136,7 @@ def test_many_runs_through_a_small_ring(direction: Direction, way: str) -> None:
     its.expect(wanted)
 
 
-def test_layer_by_layer() -> None:
+def test_copies_may_be_enqueued_layer_by_layer() -> None:
     its = OnGpu(large_case())
     wanted, copy = its.wanted(Direction.LOAD), its.copy(Direction.LOAD)
     layers = [msgspec.structs.replace(copy, planes=range(at, at + 2)) for at in range(0, 16, 2)]

@@ -58,13 +58,13 @@ def test_what_the_axes_are() -> None:
     assert (facts(tokens), kinds(tokens)) == ({(5, 1, 2, 8)}, kv)
 
 
-def test_layers_in_one_tensor() -> None:
+def test_layers_may_be_in_one_tensor() -> None:
     """A tensor [layers, ...] need not be split into layers."""
     whole = np.zeros((3, 2, 5, 4, 2, 8), np.float16)
     assert engine_layouts.kv_first(whole).planes == engine_layouts.kv_first(list(whole)).planes  # type: ignore[arg-type]
 
 
-def test_k_and_v_of_several_widths() -> None:
+def test_k_and_v_may_have_different_widths() -> None:
     k, v = engine_layouts.vllm(zeroes(5, 2, 3, 8, count=1), k_width=5).planes
     assert (k.kind, k.width, v.kind, v.width) == ("k", 10, "v", 6)
     assert v.address == k.address + 10
@@ -105,7 +105,7 @@ def test_states_may_have_axes_of_one() -> None:
 
 
 @any_shape
-def test_another_number_of_axes(name: str) -> None:
+def test_another_number_of_axes_is_rejected(name: str) -> None:
     make, shape = SHAPES[name]
     for wrong in (shape[1:], (1, *shape)):
         with pytest.raises(LayoutError, match=r"layer 1: expected a tensor of shape \[.*\], got \[.*\]"):
@@ -113,21 +113,21 @@ def test_another_number_of_axes(name: str) -> None:
 
 
 @any_pair
-def test_another_number_of_axes_in_v(name: str) -> None:
+def test_another_number_of_axes_in_v_is_rejected(name: str) -> None:
     make, shape = PAIRS[name]
     with pytest.raises(LayoutError, match=r"layer 1: expected a tensor of shape \[.*\], got \[.*\]"):
         make(zeroes(*shape), [*zeroes(*shape, count=1), np.zeros((1, *shape))])
 
 
 @any_pair
-def test_more_layers_of_k_than_of_v(name: str) -> None:
+def test_more_layers_of_k_than_of_v_are_rejected(name: str) -> None:
     make, shape = PAIRS[name]
     with pytest.raises(LayoutError, match=r"K has 2 layers and V has 1"):
         make(zeroes(*shape), zeroes(*shape, count=1))
 
 
 @any_shape
-def test_no_layers(name: str) -> None:
+def test_a_cache_without_layers_is_rejected(name: str) -> None:
     with pytest.raises(LayoutError, match="a cache needs at least one tensor"):
         SHAPES[name][0]([])
 
@@ -147,7 +147,7 @@ def test_the_last_axis_has_to_be_contiguous(name: str) -> None:
 
 
 @any_shape
-def test_layers_of_other_blocks(name: str) -> None:
+def test_layers_with_other_blocks_are_rejected(name: str) -> None:
     make, shape = SHAPES[name]
     more = list(shape)
     more[shape.index(5)] = 6
@@ -158,13 +158,13 @@ def test_layers_of_other_blocks(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "shape"), [(engine_layouts.kv_first, (3, 5, 3, 2, 4)), (engine_layouts.kv_second, (5, 1, 3, 2, 4))]
 )
-def test_neither_k_nor_v(make: Any, shape: tuple[int, ...]) -> None:
+def test_an_axis_that_is_not_k_and_v_is_rejected(make: Any, shape: tuple[int, ...]) -> None:
     axis = (make is engine_layouts.kv_second) + 0
     with pytest.raises(LayoutError, match=rf"layer 0: axis {axis} of shape \[.*\] must be 2, for K and V"):
         make(zeroes(*shape))
 
 
-def test_token_slots_of_an_odd_number_of_heads() -> None:
+def test_token_slots_with_an_odd_number_of_heads_are_rejected() -> None:
     with pytest.raises(LayoutError, match="3 heads: K and V have the same number of heads"):
         engine_layouts.token_slots(np.zeros((2, 5, 3, 4)))
     with pytest.raises(LayoutError, match="a cache needs at least one tensor"):
@@ -175,7 +175,7 @@ def test_token_slots_of_an_odd_number_of_heads() -> None:
         engine_layouts.token_slots(np.zeros((5, 2, 4)))
 
 
-def test_expanded_tensors() -> None:
+def test_expanded_tensors_are_rejected() -> None:
     """All blocks in one place, or all heads."""
     torch = pytest.importorskip("torch")
     with pytest.raises(LayoutError, match="layer 0, k: block stride of 0 bytes, but each step covers 8"):
@@ -184,7 +184,7 @@ def test_expanded_tensors() -> None:
         engine_layouts.kv_second([torch.zeros(5, 2, 3, 1, 4, dtype=torch.int16).expand(5, 2, 3, 2, 4)])
 
 
-def test_k_and_v_in_one_place() -> None:
+def test_k_and_v_in_one_place_are_rejected() -> None:
     torch = pytest.importorskip("torch")
     one = torch.zeros(5, 3, 2, 4)
     with pytest.raises(LayoutError, match="layer 0, k and layer 0, v overlap in memory"):

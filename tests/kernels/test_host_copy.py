@@ -71,14 +71,14 @@ def check_load(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) ->
 @any_engine
 @any_times
 @given(st.data())
-def test_a_store(engine: str, data: st.DataObject) -> None:
+def test_a_store_equals_plain_indexing(engine: str, data: st.DataObject) -> None:
     check_store(*case(data, engine))
 
 
 @any_engine
 @any_times
 @given(st.data())
-def test_a_load(engine: str, data: st.DataObject) -> None:
+def test_a_load_equals_plain_indexing(engine: str, data: st.DataObject) -> None:
     check_load(*case(data, engine))
 
 
@@ -108,7 +108,7 @@ def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -
 
 
 @pytest.mark.parametrize("engine", ["vllm BLHNC", "token_slots", "latents"])
-def test_many_bytes_on_several_threads(engine: str) -> None:
+def test_many_bytes_are_copied_by_several_threads(engine: str) -> None:
     """Enough bytes for several threads, and pages of many frames."""
     torch.manual_seed(7)
     tokens, page_tokens = (1, 24) if engine in SLOTS else (8, 24)
@@ -134,7 +134,7 @@ def test_many_bytes_on_several_threads(engine: str) -> None:
     assert not all(map(torch.equal, before, zeroes))
 
 
-def test_nothing_to_copy() -> None:
+def test_empty_copies_change_nothing() -> None:
     cache = ENGINES["kv_first"](Shape(1, 4, 2, 1, 3, torch.float16))
     order = PageLayout.of(cache.layout, 3)
     pages = Pages(0, order.nbytes, 4096, 0)
@@ -164,7 +164,7 @@ def small() -> tuple[EngineCache, PagedCache, Pages]:
     return cache, PagedCache(cache.layout, order), Pages(2, order.nbytes, 4096, 0)
 
 
-def test_frames_of_another_number_of_pages() -> None:
+def test_frames_of_another_number_of_pages_are_rejected() -> None:
     cache, paged, pages = small()
     transfer = paged.loading(slot_map([0, 1], 1, 2, 2))
     refused("the frames hold 2 pages of at most 8192 bytes, but there are 1", transfer, pages.frames, cache.memory)
@@ -178,7 +178,7 @@ def test_frames_that_do_not_hold_a_page() -> None:
 
 
 @pytest.mark.parametrize("frame", [-1, 7, 2**31, 2**32 + 1])
-def test_a_frame_outside_the_arena(frame: int) -> None:
+def test_a_frame_outside_the_arena_is_rejected(frame: int) -> None:
     _, _, pages = small()
     table = pages.table.astype(np.int64)
     table[1, 0] = frame
@@ -200,12 +200,12 @@ def test_a_table_of_frames_is_what_was_checked() -> None:
 
 
 @pytest.mark.parametrize(("address", "nbytes", "frame"), [(0, 4096, 4096), (64, -1, 4096), (64, 4096, 0)])
-def test_no_arena(address: int, nbytes: int, frame: int) -> None:
+def test_an_invalid_arena_is_rejected(address: int, nbytes: int, frame: int) -> None:
     with pytest.raises(ValueError, match=f"{nbytes} bytes at .* in frames of {frame} are not a valid arena"):
         Arena(address, nbytes, frame)
 
 
-def test_a_cache_elsewhere() -> None:
+def test_a_cache_on_another_device_is_rejected() -> None:
     cache, paged, pages = small()
     layout = CacheLayout(paged.cache.planes, "cuda:0", paged.cache.owners)
     transfer = PagedCache(layout, paged.page).loading(slot_map([0, 1], 2, 2, 2))

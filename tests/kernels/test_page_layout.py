@@ -91,19 +91,19 @@ def test_all_ranks_have_one_order(ranks: int, stages: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_heads_by_kind(ranks: int) -> None:
+def test_each_kind_may_have_its_own_number_of_heads(ranks: int) -> None:
     """A latent has one head for any number of ranks."""
     latent = engine_layouts.latents([np.zeros((4, 3, 8), np.float32)] * 1)
     model = PageLayout.of_model(joined(kv(4 // ranks, 1), latent), 5, {"k": 4, "v": 4}, 1)
     assert [(row.kind, row.heads) for row in model.layers[0]] == [("k", 4), ("v", 4), ("latent", 1)]
 
 
-def test_heads_of_an_unknown_kind() -> None:
+def test_heads_of_an_unknown_kind_are_rejected() -> None:
     with pytest.raises(LayoutError, match="heads are given for key, value, but the cache has no plane of that kind"):
         PageLayout.of_model(kv(), 5, {"key": 4, "value": 4}, 2)
 
 
-def test_layers_that_differ() -> None:
+def test_layers_that_differ_are_rejected() -> None:
     one, other = (np.zeros((2, 4, 3, 2, width), np.int8) for width in (3, 4))
     cache = engine_layouts.kv_first([one, other])
     assert PageLayout.of_model(cache, 5, 2, 2) == PageLayout.of(cache, 5)
@@ -122,12 +122,12 @@ def test_layers_that_differ() -> None:
         (1, ((Rows("k", "int8", 1, 0),),)),
     ],
 )
-def test_an_empty_page(tokens: int, planes: Any) -> None:
+def test_an_empty_page_is_rejected(tokens: int, planes: Any) -> None:
     with pytest.raises(LayoutError, match="at least one token, and a plane with at least one head and byte"):
         PageLayout(tokens, planes)
 
 
-def test_a_page_of_2_gib() -> None:
+def test_a_page_of_2_gib_is_rejected() -> None:
     assert PageLayout(1, ((Rows("k", "int8", 1, 2**31 - 1),),)).nbytes == 2**31 - 1
     with pytest.raises(LayoutError, match="a page of 2147483648 bytes is too large: the limit is 2147483647"):
         PageLayout(2, ((Rows("k", "int8", 1024, 2**20),),))

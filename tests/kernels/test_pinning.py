@@ -44,7 +44,7 @@ def test_all_is_pinned_in_chunks_and_unpinned_again() -> None:
     assert pinned.state == "closed"
 
 
-def test_several_at_once_but_no_more_than_wanted() -> None:
+def test_chunks_are_pinned_by_at_most_the_given_threads() -> None:
     driver = PinningDriver(seconds=0.005)
     with pinning(driver, 12 * SMALL, threads=3) as pinned:
         assert pinned.wait(WAIT_S)

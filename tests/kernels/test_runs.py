@@ -198,7 +198,7 @@ def test_layers_are_divided_alike() -> None:
     assert sum(len(cutting.runs(range(at, at + 1))) for at in range(8)) == len(runs_of(copy))
 
 
-def test_a_slot_holds_a_plane() -> None:
+def test_slots_smaller_than_a_plane_are_rejected() -> None:
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, **ROWS)], BLOCKS)
     assert slot_needed(copy) == 3 * 32 * 64
     small, large = list(batches(copy, slot_needed(copy))), list(batches(copy, 8 * slot_needed(copy)))

@@ -55,7 +55,7 @@ def test_tokens_are_where_the_table_says(case: tuple[SlotMap, list[tuple[int, in
 
 @settings(deadline=None)
 @given(maps(), st.integers(0, 6), st.integers(0, 6))
-def test_narrowed_to_some_tokens_of_each_page(case: tuple[SlotMap, Any], first: int, count: int) -> None:
+def test_a_map_can_be_narrowed_to_tokens_of_each_page(case: tuple[SlotMap, Any], first: int, count: int) -> None:
     slots, wanted = case
     some = range(first, first + count)
     assert copied(slots.narrowed(some)) == [one for one in wanted if one[1] in some]
@@ -64,7 +64,7 @@ def test_narrowed_to_some_tokens_of_each_page(case: tuple[SlotMap, Any], first: 
 
 @settings(deadline=None)
 @given(st.lists(maps(), min_size=1, max_size=3))
-def test_joined_requests(cases: list[tuple[SlotMap, Any]]) -> None:
+def test_requests_can_be_joined(cases: list[tuple[SlotMap, Any]]) -> None:
     size = (cases[0][0].page_tokens, cases[0][0].block_tokens)
     alike = [case for case in cases if (case[0].page_tokens, case[0].block_tokens) == size]
     wanted, pages = [], 0
@@ -89,13 +89,13 @@ def test_pages_that_begin_before_the_table() -> None:
 
 
 @pytest.mark.parametrize("tokens", [range(0), range(3, 3), range(7, 3), range(-5, -9), range(99, 99)])
-def test_no_tokens(tokens: range) -> None:
+def test_no_tokens_are_an_empty_copy(tokens: range) -> None:
     slots = slot_map([5, 6], 2, 4, 3, position=-2, tokens=tokens)
     assert all(first == end for _, first, end in slots.pages.tolist())
     assert not len(slots.used())
 
 
-def test_some_pages() -> None:
+def test_a_map_has_slices_of_pages() -> None:
     slots = slot_map(range(8), 4, 2, 1).without([True, False, True, False])
     some = slots.some(1, 3)
     assert copied(some) == [(0, 0, 2, 0), (0, 1, 3, 0)]
@@ -109,7 +109,7 @@ def test_skipping_adds_up() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), min_size=1, max_size=4))
-def test_overlap(edges: list[tuple[int, int]]) -> None:
+def test_overlapping_pages_are_found(edges: list[tuple[int, int]]) -> None:
     """Two pages overlap if they share a token."""
     pages = np.array([[start - 1, 1, 1 + count] for start, count in edges], np.int64)
     slots = SlotMap(5, 1, np.arange(20, dtype=np.int32), pages)
@@ -131,7 +131,7 @@ def test_overlap(edges: list[tuple[int, int]]) -> None:
     ],
     ids=lambda ids: f"{type(ids).__name__} {getattr(ids, 'dtype', '')}",
 )
-def test_ids_of_any_kind(ids: Any) -> None:
+def test_block_ids_may_have_any_integer_type(ids: Any) -> None:
     blocks = slot_map(ids, 1, 1, 1).blocks
     assert blocks.tolist() == [3, 1, 2]
     assert blocks.dtype == np.int32
@@ -145,7 +145,7 @@ def test_a_table_stays_what_was_checked(ids: Any) -> None:
     assert slots.blocks.tolist() == [3, 1]
 
 
-def test_the_largest_id() -> None:
+def test_the_largest_id_is_accepted() -> None:
     assert slot_map([2**31 - 1, 0], 1, 1, 1).blocks.tolist() == [2**31 - 1, 0]
 
 
@@ -174,7 +174,7 @@ class OnDevice:
 
 
 @pytest.mark.parametrize("ids", [OnDevice(), torch.zeros(2, dtype=torch.int32, device="meta")], ids=["cuda", "meta"])
-def test_ids_on_a_device(ids: Any) -> None:
+def test_ids_on_a_device_are_rejected(ids: Any) -> None:
     with pytest.raises(TypeError, match="block IDs must be on the host to be validated, these are on"):
         slot_map(ids, 0, 1, 1)
 
@@ -211,12 +211,12 @@ def test_positions_over_62_bits_are_rejected(position: int, count: int, page: in
 
 
 @pytest.mark.parametrize("skip", [[], [True], [True] * 3, [[True, False]]], ids=str)
-def test_a_mask_of_another_shape(skip: Any) -> None:
+def test_a_mask_of_another_shape_is_rejected(skip: Any) -> None:
     with pytest.raises(ValueError, match=r"a mask of shape .* for 2 pages"):
         slot_map([0, 1], 2, 1, 1).without(skip)
 
 
-def test_requests_of_other_sizes() -> None:
+def test_requests_with_other_sizes_cannot_be_joined() -> None:
     one, page, block = slot_map([0], 1, 1, 1), slot_map([0], 0, 2, 1), slot_map([0], 1, 1, 2)
     for maps in ((), (one, page), (one, block)):
         with pytest.raises(ValueError, match="the requests have pages or blocks of different sizes"):

@@ -19,7 +19,7 @@ def element(view: View, *index: int) -> int:
 @pytest.mark.parametrize(
     "name", ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool", "complex64"]
 )
-def test_a_torch_tensor(name: str) -> None:
+def test_a_torch_tensor_has_address_and_strides(name: str) -> None:
     tensor = torch.zeros((4, 3, 5), dtype=getattr(torch, name))[1:, :, 2:].transpose(0, 1)
     view = view_of(tensor)
     size = tensor.element_size()
@@ -36,13 +36,13 @@ def test_torch_and_numpy_agree() -> None:
     assert (mine.itemsize, mine.dtype, mine.device) == (its.itemsize, its.dtype, its.device)
 
 
-def test_parameters_of_a_model() -> None:
+def test_tensors_with_gradients_are_accepted() -> None:
     """An engine without no_grad may store its results."""
     assert view_of(torch.zeros(2, 3).requires_grad_()).shape == (2, 3)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
-def test_the_same_elements_seen_otherwise(axis: int) -> None:
+def test_a_view_can_be_indexed_and_reordered_like_an_array(axis: int) -> None:
     array = np.arange(60, dtype=np.int32).reshape(3, 4, 5)
     view = view_of(array)
 
@@ -71,7 +71,7 @@ def test_other_objects_are_rejected(what: Any) -> None:
     [torch.eye(3).to_sparse(), torch.zeros(2, 3, device="meta")],
     ids=["sparse", "meta"],
 )
-def test_tensors_without_plain_memory(tensor: Any) -> None:
+def test_tensors_without_plain_memory_are_rejected(tensor: Any) -> None:
     with pytest.raises(TypeError, match="the tensor has no plain memory"):
         view_of(tensor)
 
@@ -94,7 +94,7 @@ def test_read_only_arrays_are_rejected() -> None:
         view_of(np.broadcast_to(np.zeros(3), (2, 3)))
 
 
-def test_arrays_of_something_else() -> None:
+def test_arrays_of_objects_are_rejected() -> None:
     with pytest.raises(TypeError, match="references to Python objects"):
         view_of(np.array([None, 1]))
     with pytest.raises(TypeError, match="the byte order of the int32 array differs"):

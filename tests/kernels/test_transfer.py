@@ -89,7 +89,7 @@ def test_a_page_of_one_group_is_a_page_of_every_other(heads: int) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(GROUPS), st.sampled_from(DEGREES), st.integers(1, 13), st.data())
-def test_parts_of_pages(group: Group, heads: int, tokens: int, data: st.DataObject) -> None:
+def test_parts_of_pages_can_be_stored_and_loaded(group: Group, heads: int, tokens: int, data: st.DataObject) -> None:
     some = range(*sorted(data.draw(st.tuples(*[st.integers(0, tokens)] * 2))))
     check_store(model_of(heads, tokens), group, tokens, some)
     check_load(model_of(heads, tokens), group, tokens, some)

@@ -21,7 +21,7 @@ def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout,
     return cache, PageLayout.of(cache, 4)
 
 
-def test_another_dtype_than_the_page() -> None:
+def test_another_dtype_than_the_pages_is_rejected() -> None:
     """The dtypes have the same size."""
     cache, _ = whole()
     other = engine_layouts.separate_blocks(*([np.zeros((9, 3, 2, 5), np.float16)] * 1 for _ in range(2)))
@@ -31,14 +31,14 @@ def test_another_dtype_than_the_page() -> None:
         PagedCache(cache, PageLayout.of_model(other, 4, 2, 2))
 
 
-def test_another_width_than_the_page() -> None:
+def test_another_width_than_the_pages_is_rejected() -> None:
     with pytest.raises(
         LayoutError, match="layer 0, k: rows of 10 bytes of uint16, but the page has 12 bytes of uint16"
     ):
         PagedCache(whole()[0], whole(width=6)[1])
 
 
-def test_other_planes_than_the_page() -> None:
+def test_other_planes_than_the_pages_are_rejected() -> None:
     cache, order = whole()
     _, _, latent = latent_memory(2, 1, 5)
     with pytest.raises(LayoutError, match="layer 0 has latent, but the page k, v"):
@@ -47,7 +47,7 @@ def test_other_planes_than_the_page() -> None:
         PagedCache(cache, PageLayout.of(latent, 4))
 
 
-def test_another_number_of_heads() -> None:
+def test_another_number_of_heads_is_rejected() -> None:
     cache, _ = whole()
     with pytest.raises(LayoutError, match="layer 0, k: 2 heads, but rank 0 of 1 has 4 of 4"):
         PagedCache(cache, PageLayout.of_model(cache, 4, 4, 2))
@@ -92,7 +92,7 @@ both_ways = pytest.mark.parametrize("way", [PagedCache.loading, PagedCache.stori
 
 
 @both_ways
-def test_pages_and_blocks_of_other_sizes(way: Any) -> None:
+def test_pages_and_blocks_of_other_sizes_are_rejected(way: Any) -> None:
     paged = PagedCache(*whole())
     for page, block in ((5, 3), (4, 2)):
         why = f"pages of {page} tokens in blocks of {block}, the cache pages of 4 and blocks of 3"

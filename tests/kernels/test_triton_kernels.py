@@ -127,7 +127,7 @@ def test_few_programs_or_more_than_there_is_to_do(device: Device, programs: int)
     Run(case, device).check()
 
 
-def test_opaque_states(device: Device) -> None:
+def test_opaque_states_are_copied(device: Device) -> None:
     rng = np.random.default_rng(4)
     Run(case_of(OPAQUE, slot_map([5, 0, 3], 3, 1, 1), rng), device).check()
 
@@ -206,7 +206,7 @@ def test_frames_that_do_not_fit(device: Device) -> None:
 
 
 @pytest.mark.gpu
-def test_a_subset_under_compute_sanitizer() -> None:
+def test_compute_sanitizer_finds_no_error() -> None:
     """The sanitizer detects accesses outside of all allocations, the guard zones those inside of other ones."""
     tool = shutil.which("compute-sanitizer")
     if not tool or not torch.cuda.is_available():
