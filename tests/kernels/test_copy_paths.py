@@ -222,9 +222,7 @@ LIMITS = [(1025, 1025, "kernel"), (1024, 1025, "staged"), (1024, 1024, "dma"), (
 
 @BOTH
 @pytest.mark.parametrize(("kernel_below", "staged_below", "way"), LIMITS)
-def test_the_length_of_runs_selects_the_path(
-    direction: Direction, kernel_below: int, staged_below: int, way: str
-) -> None:
+def test_the_run_length_selects_the_path(direction: Direction, kernel_below: int, staged_below: int, way: str) -> None:
     limits = Thresholds(kernel_below, staged_below)
     name = "stores" if direction is Direction.STORE else "loads"
     copy = Placed(small_case()).copy(direction)

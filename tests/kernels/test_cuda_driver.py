@@ -92,9 +92,7 @@ def test_a_thread_that_makes_a_stream_stays_on_its_device(library: PretendedDriv
     assert mode_now(library) == GLOBAL
 
 
-def test_the_batched_copy_is_found_through_the_bindings(
-    library: PretendedDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bindings_have_the_batched_copy(library: PretendedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def look_up(*arguments: Any) -> tuple[int, int, int]:
