@@ -1,4 +1,4 @@
-"""What an engine imports: keys, groups, match, load, prefetch, store. Attaches to the daemon over its Unix socket."""
+"""The Python API for engines: keys, layer groups, match, load, prefetch and store, over a Unix socket to the daemon."""
 
 from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle
 from pagetier.client.client import Client

@@ -1,4 +1,4 @@
-"""This process as a member: its session with the segments, its link to the daemon, from start() to stop()."""
+"""The attachment of one process: its session with the segments and its connection to the daemon."""
 
 from __future__ import annotations
 
@@ -34,68 +34,81 @@ _LONGEST_RETIRE_PAUSE_S = 1.0
 
 
 class Attachment:
-    """What a client has in one process; a forked child needs one of its own. From any thread.
+    """The attachment of a client in one process; a forked child needs its own. Thread-safe.
 
-    session: None until the segments are mapped, and again when a daemon has stopped on purpose: then it ends with the
-    last copy that is under way, whoever still holds a match. It outlives the link: with the daemon down, matching and
-    loading go on.
+    Attributes:
+        session: The mapped segments. None until they are mapped, and again after a daemon released its memory in an
+            orderly stop; the session then ends with the last running copy, even if matches still refer to it. It
+            outlives
+            the connection: without a daemon, mapped pages can still be matched and loaded.
+        linked: The connection with its session; None without a daemon.
+        requests: The requests that are open.
+        arenas: The memory that this process has registered with GPU drivers.
+        attached: Set while there is a connection.
     """
 
     def __init__(self, path: Callable[[], Path], name: str) -> None:
         self.session: Session | None = None
-        self.attachment: LinkedSession | None = None
+        self.linked: LinkedSession | None = None
         self.requests = Requests()
         self.arenas = PinnedArenas(lambda: self.session)
         self.attached = threading.Event()
-        self._held: set[int] = set()
+        self._granted: set[int] = set()
         self._pid = os.getpid()
         self._name = name
         self._token = secrets.randbits(_TOKEN_BITS)
-        self._known = threading.Event()  # cleared while a daemon's socket answers, and it is open what comes of it
-        self._hangs = False  # a call waited in vain for a daemon whose socket answers: no other does until it is there
-        self._keeper = ReconnectThread(path, self)
+        self._settled = (
+            threading.Event()
+        )  # cleared while a daemon has accepted a connection and has not answered the attach request
+        # A call waited in vain for a daemon that accepted a connection: other calls do not wait until it is attached.
+        self._hangs = False
+        self._thread = ReconnectThread(path, self)
 
     @property
     def foreign(self) -> bool:
-        """Whether this is the parent's, seen from a forked child."""
+        """Whether this attachment is the parent's, seen from a forked child."""
         return self._pid != os.getpid()
 
     def start(self) -> None:
-        """Begins to look for the daemon."""
-        self._keeper.start()
+        """Starts to look for the daemon, in the background."""
+        self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Lets go of everything: pins, memory, slot. What takes longer than `timeout` seconds goes on by itself."""
-        self._keeper.stop(timeout)
+        """Releases all pins, the memory and the slot. After `timeout` seconds the rest happens in the background."""
+        self._thread.stop(timeout)
 
     def drop(self) -> None:
-        """What stop() does, for a client that is gone: waits for nothing, and does nothing in a forked child."""
+        """Does what stop() does for a client that was garbage collected: without waiting, and not in a forked child."""
         if not self.foreign:
-            self._keeper.stop_soon()
+            self._thread.stop_soon()
 
     def disown(self) -> None:
-        """For a forked child: closes what it inherited, its parent goes on."""
-        self._keeper.disown()
+        """Closes in a forked child what it inherited. The parent is not affected."""
+        self._thread.disown()
 
-    def wait_attachment(self, timeout: float) -> LinkedSession | None:
-        """Waits for the attachment while a daemon's socket answers, at most `timeout` seconds; else not at all.
+    def wait_linked(self, timeout: float) -> LinkedSession | None:
+        """Returns the connection, waiting at most `timeout` seconds if a daemon has accepted one but not answered yet.
 
-        One call waits for a daemon that hangs, not each.
+        Returns None without one. Only one call waits for a daemon that hangs.
         """
-        if self.attachment is None and not self._hangs and timeout > 0 and not self._known.wait(timeout):
+        if self.linked is None and not self._hangs and timeout > 0 and not self._settled.wait(timeout):
             self._hangs = True
-        return self.attachment
+        return self.linked
 
     def greeting(self) -> Attach:
-        """The same token each time, so that the daemon gives back the same slot."""
-        return Attach(BUILD, self._token, self._name, np.array(list(self._held), dtype="<u8").tobytes())
+        """Returns the attach request. Its token never changes, so that the daemon assigns the same slot again."""
+        return Attach(BUILD, self._token, self._name, np.array(list(self._granted), dtype="<u8").tobytes())
 
-    def meets(self) -> None:
-        """A daemon's socket answers: calls with a timeout wait for what comes of it."""
-        self._known.clear()
+    def connected(self) -> None:
+        """Makes calls with a timeout wait, because a daemon has accepted a connection."""
+        self._settled.clear()
 
-    def take_up(self, link: Link, greeting: Greeting) -> None:
-        """The daemon has answered: the old session goes on if it is about the same segments."""
+    def attach(self, link: Link, greeting: Greeting) -> None:
+        """Attaches to the segments that the daemon sent, and keeps the old session if they are the same.
+
+        Raises:
+            RefusedError: The segments cannot be mapped or used.
+        """
         try:
             session = self._session_for(greeting)
         except ShmError as error:
@@ -105,47 +118,51 @@ class Attachment:
         finally:
             for descriptor in greeting.descriptors:
                 os.close(descriptor)
-        self.attachment = LinkedSession(link, session, self._held)
+        self.linked = LinkedSession(link, session, self._granted)
         self._hangs = False
         self.attached.set()
-        self._known.set()
+        self._settled.set()
 
     def pump(self, link: Link) -> None:
-        """Reads what nobody waits for."""
+        """Reads responses that no thread waits for. Raises LinkError at the end of the connection."""
         self.requests.pump(link)
 
-    def lost(self) -> None:
-        """The link is gone. A daemon that stopped on purpose wants its memory back."""
+    def disconnected(self) -> None:
+        """Detaches after the connection was lost. The session stays mapped."""
         self.attached.clear()
-        self.attachment = None
-        self.requests.lost()
+        self.linked = None
+        self.requests.fail_all()
         point("client.lost")
 
-    def rests(self) -> bool:
-        """No daemon for now. What a dead one left may have been given back meanwhile, and be wanted back.
+    def attempt_ended(self) -> bool:
+        """Ends an attempt to attach, and unmaps the segments if a daemon has released them.
 
-        Returns False if it was: then there is no slot either.
+        Returns:
+            False if the segments were released: then there is no slot either.
         """
-        self._known.set()
+        self._settled.set()
         session = self.session
         if session is None or not session.closed:
             return True
         self.session = None
         self.arenas.look()
-        _let_go(session)
+        _retire_soon(session)
         point("client.let_go")
         return False
 
-    def leave(self) -> bool:
-        """Lets go of everything. False where no slot can be given back.
+    def detach(self) -> bool:
+        """Releases pins, memory and slot.
 
-        The segments have ended with all slots, or a copy goes on for too long: then the end of the process frees it.
+        Returns:
+            False if there is no slot to return: the segments were released with all slots, or a copy runs for too long,
+                and
+            the end of the process frees the slot.
         """
         session, self.session = self.session, None
         self.attached.clear()
-        self.attachment = None
-        self._known.set()
-        self.requests.lost()
+        self.linked = None
+        self._settled.set()
+        self.requests.fail_all()
         self.arenas.look()
         point("client.leaving")
         return session is None or (not session.closed and _retire(session))
@@ -157,10 +174,10 @@ class Attachment:
         index, locks, arena = greeting.descriptors
         session = Session(index, locks, arena, welcome.slot)
         point("client.mapped")
-        self._held = set()  # serials of other segments mean nothing here
+        self._granted = set()  # serials of other segments have no meaning here
         self.session = session
         if old is not None and old.segments_id != welcome.segments_id:
-            _let_go(old)
+            _retire_soon(old)
         if welcome.populated:
             self._populate_soon(session)
         return session
@@ -168,11 +185,11 @@ class Attachment:
     def _populate_soon(self, session: Session) -> None:
         try:
             threading.Thread(target=self._populate, args=(session,), name="pagetier-populate", daemon=True).start()
-        except RuntimeError as error:  # as where the address space has no room for its stack
-            log.debug("the arena is mapped as it is used: %s", error)
+        except RuntimeError as error:  # for example if the address space has no room for the stack
+            log.debug("cannot map the arena in advance, each page is mapped at its first use: %s", error)
 
     def _populate(self, session: Session) -> None:
-        """Maps all memory ahead of its use, so that no match and no copy has to wait for page faults."""
+        """Maps all memory before its first use, so that no match and no copy waits for page faults."""
         with contextlib.suppress(OSError):
             session.populate_index()
         for offset in range(0, session.arena_bytes, _CHUNK):
@@ -181,17 +198,17 @@ class Attachment:
             try:
                 session.populate(offset, min(_CHUNK, session.arena_bytes - offset))
             except (OSError, ValueError) as error:
-                log.debug("the arena is mapped as it is used: %s", error)
+                log.debug("cannot map the arena in advance, each page is mapped at its first use: %s", error)
                 return
 
 
-def _let_go(session: Session) -> None:
-    """Ends a session in which nothing new is matched, behind its copies, whatever still refers to it; never waits."""
+def _retire_soon(session: Session) -> None:
+    """Ends a session after its running copies, without waiting, even if matches still refer to it."""
     if not session.retire():
-        threading.Thread(target=_retire_some_time, args=(session,), name="pagetier-retire", daemon=True).start()
+        threading.Thread(target=_retire_in_background, args=(session,), name="pagetier-retire", daemon=True).start()
 
 
-def _retire_some_time(session: Session) -> None:
+def _retire_in_background(session: Session) -> None:
     pause = _RETIRE_PAUSE_S
     while not session.retire():
         time.sleep(pause)
@@ -199,7 +216,7 @@ def _retire_some_time(session: Session) -> None:
 
 
 def _retire(session: Session) -> bool:
-    """Ends the session once no thread copies or matches any more; False if that takes too long."""
+    """Ends the session when no thread copies or matches. Returns False if that takes longer than 5 seconds."""
     ends = time.monotonic() + _RETIRE_S
     while not session.retire():
         if time.monotonic() > ends:
@@ -209,7 +226,7 @@ def _retire(session: Session) -> bool:
 
 
 def _why_not_mapped(greeting: Greeting, error: OSError | MemoryError) -> str:
-    """Names the limit on the address space where there is one: the usual reason, and one that can be changed."""
+    """Returns the reason, with the limit on the address space if there is one, which is the usual cause."""
     nbytes = sum(os.fstat(descriptor).st_size for descriptor in greeting.descriptors)
     why = getattr(error, "strerror", None) or "no memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -218,8 +235,8 @@ def _why_not_mapped(greeting: Greeting, error: OSError | MemoryError) -> str:
     return f"cannot map the daemon's segments of {nbytes / _GIB:.1f} GiB: {why}"
 
 
-def shown_name(name: str) -> str:
-    """The name, or that of the program; without what can not be shown. It may hold anything, also what has no UTF-8."""
+def display_name(name: str) -> str:
+    """Returns the name, or that of the program, with "?" for characters that cannot be printed or encoded."""
     return "".join(letter if letter.isprintable() else "?" for letter in name or _program())
 
 

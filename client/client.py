@@ -1,237 +1,159 @@
-"""The client: what an engine holds to match, load and store pages."""
+"""The client: the object with which an engine matches, loads, prefetches and stores pages."""
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.attachment import Attachment, shown_name
-from pagetier.client.flush import PendingFlush
-from pagetier.client.futures import ANSWER_S, PendingReservation, Prefetch, packed_sizes, space_of
-from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed
-from pagetier.client.keys import KEY_BYTES, Keys, Namespace
+from pagetier.client.futures import (
+    RESPONSE_S,
+    PendingReservation,
+    Prefetch,
+    packed_sizes,
+    request_flush,
+    request_prefetch,
+    request_reservation,
+)
+from pagetier.client.group_match import GroupMatch
+from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load import destination_of, pages_behind
-from pagetier.client.match import Match, MatchHandle
+from pagetier.client.match import Match
+from pagetier.client.matching_client import MatchingClient
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
 from pagetier.client.reservation import Answered, Reservation, StoreResult
-from pagetier.client.rpc import patience
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
-from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
-from pagetier.shm._core import Session, miss
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Fetch, Flush, Reserve
-from pagetier.shm.socket_path import default_socket
-
-_COPY_THREADS = 4
 
 
-class Client:
-    """Attached to the daemon of this host, or looking for it.
+class Client(MatchingClient):
+    """A client of the daemon on this host. Thread-safe.
 
-    Never raises for an absent, stopped or restarted daemon: matches miss, stores are refused, one line goes to the
-    log, and the client attaches again by itself. Threads may share a client. A forked child misses, and attaches anew
-    with its first call.
+    An absent, stopped or restarted daemon never raises an exception: matches miss, stores are rejected with a reason,
+    the client writes one line to the log and attaches again on its own. A forked child attaches with its first call,
+    which misses.
 
-    It attaches in the background. store(), reserve() and load() wait within their timeout for an attachment that is
-    under way: where a daemon's socket answers, and not where there is no daemon or it refuses. match(), prefetch() and
-    reserve_async() never wait for it.
+    The client attaches in the background. If a daemon's socket accepts connections, store(), reserve() and load() wait
+    for the attachment, at most their timeout. They do not wait if there is no daemon or the daemon rejects the client.
+    match(), prefetch() and reserve_async() never wait for the attachment.
+
+    `timeout` is a number of seconds everywhere; None stands for the client's own timeout.
 
     Args:
-        socket: the control socket's path; None: where default_socket() says, asked anew at each attempt.
-        timeout: seconds that a call may wait for the daemon, where the call itself says nothing else.
-        name: shown to administrators; by default the name of the program.
-        threads: on which a large copy may run, the calling one among them; 0: as it fits.
+        socket: The path of the control socket. By default default_socket() decides at each attempt to attach.
+        timeout: Seconds that a call may wait for the daemon if the call itself has no `timeout`.
+        name: The name that administrators see; by default the name of the program.
+        threads: The number of threads that a large copy may use, the calling thread included; 0 for up to 4,
+            depending on the CPUs of this process.
     """
 
-    def __init__(
-        self,
-        socket: str | os.PathLike[str] | None = None,
-        *,
-        timeout: float = 1.0,
-        name: str = "",
-        threads: int = 0,
-    ) -> None:
-        self.timeout = timeout
-        # A Path is kept as it is: a DefaultSocket is one that has to be checked.
-        self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
-        self._name = shown_name(name)
-        self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
-        self._closed = False
-        self._members: dict[int, Attachment] = {}
-        self._member = self._join()
-
-    @property
-    def attached(self) -> bool:
-        """Whether the daemon is there now. Without it matching and loading go on, storing does not."""
-        return self._mine().attached.is_set()
-
-    @property
-    def session(self) -> Session | None:
-        """The mapped segments, for who copies by himself; None where there are none, and another one for others."""
-        return self._mine().session
-
-    @property
-    def arenas(self) -> PinnedArenas:
-        """What the copiers of this process have pinned of the mapped segments, together."""
-        return self._mine().arenas
-
-    def wait_attached(self, timeout: float) -> bool:
-        """Waits until the daemon is there, at most `timeout` seconds."""
-        return self._mine().attached.wait(timeout)
-
-    def match(self, keys: Keys) -> Match:
-        """Returns the longest cached prefix of the keys, pinned until it is released. Sends and awaits no message.
-
-        Each call counts as one lookup; a request that matches again calls rematch(). Pinned pages count as tokens from
-        memory, pages behind them in the tier where they were found once load() has copied them, all others as missed.
-
-        A page that this client has pinned 65,535 times already, by as many unreleased matches, is a miss and ends the
-        prefix.
-        """
-        session = self._member.session
-        if session is None or not session.usable:
-            self._mine()
-            return miss(Match, keys, len(keys))
-        return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
-
-    def rematch(self, match: Match) -> Match:
-        """Matches the keys of a match again for the same request, as after a prefetch: it is no further lookup.
-
-        Pages that came in meanwhile count in the tier where `match` found them, unless it is released already.
-        """
-        keys, session = match.keys, match.session
-        if keys is None or session is None or not session.usable:
-            return miss(Match, keys, match.asked)
-        longer = self._rematch(session, keys, match)
-        match.count_loaded(len(longer))
-        return longer
-
-    def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
-        """Returns the longest hit on which all groups of a model agree, pinned until it is released.
-
-        Sends and awaits no message. Each call counts as one lookup, of which everything beyond the hit is missed. An
-        engine that matches a request several times calls find_groups() and count_lookup().
-
-        Args:
-            groups: the keys of one prompt in each group; at most 64.
-            limit: tokens beyond which no hit is wanted.
-
-        Raises:
-            ValueError: there are no groups, or too many.
-        """
-        match = self.find_groups(groups, limit)
-        self.count_lookup(match.lookup)
-        return match
-
-    def find_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
-        """Does what match_groups() does without counting a lookup."""
-        session = self._member.session
-        if session is None or not session.usable:
-            self._mine()
-            return missed(groups)
-        return matched(session, groups, limit)
-
-    def count_lookup(self, lookup: Lookup) -> None:
-        """Counts the lookup of a request that was matched with find_groups(), once its outcome is known."""
-        session = self._member.session
-        if session is not None:
-            session.count_lookup(*msgspec.structs.astuple(lookup))
-
-    def adopt(self, handover: MatchHandle) -> Match:
-        """What another process of the same engine matched, pinned by this one, as far as it is still there."""
-        session = self._mine().session
-        if session is None or session.segments_id != handover.segments_id:
-            return miss(Match, None, len(handover))
-        return session.repin(Match, None, handover.entries, handover.serials)
-
-    def prefetch(self, keys: Keys, timeout: float | None = None) -> Prefetch:
-        """Asks the daemon to bring pages in from disk and does not wait for that: for an engine's scheduler.
-
-        Worth it where a match reaches further than it is pinned; rematch() then pins what has come. Without a daemon
-        it is done at once.
-
-        Args:
-            keys: the whole chain from the head of the prompt, so that its recency is right; what is in memory already
-                costs a look-up.
-            timeout: seconds that the disk may take.
-        """
-        return self._fetch_soon(keys.data, timeout)
-
-    def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
-        """The same for what `match.reach` needs of all groups and is not pinned, in one request.
-
-        Once all of it is there, match again with find_groups(): that gives the pages of all groups their recency, too.
-        """
-        return self._fetch_soon(match.missing(), timeout)
-
     def load(self, match: Match, out: HostBuffers | Blocks, start_page: int = 0, timeout: float | None = None) -> int:
-        """Copies pages of a match, from page `start_page` on, to host memory; returns how many.
+        """Copies pages of a match to host memory.
 
-        Pages behind the pinned ones that are on disk are brought in, if there is room for them; they are pinned for
-        the copy alone. Fewer than asked for is a miss from there on, also where a buffer has another size than its
-        page.
+        Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has
+        room for them; they are pinned for the copy only. The timeout does not limit the time for copying.
+
+        Raises TypeError if `out` is not writable host memory. Raises ValueError, before anything is copied, if a buffer
+        is empty, or if the blocks cannot be loaded or have another layout than the pages.
 
         Args:
-            match: held, of a client of this process that is not closed.
-            out: one writable buffer in C order for all pages, or a sequence of buffers, one a page. Buffers are
-                numpy arrays, torch CPU tensors, bytearrays and the like. Or blocks of an engine's cache.
-            start_page: the first page to copy, counted from the head of the match.
-            timeout: seconds to wait for pages on disk, from when they are asked for; with 0 what has come in while
-                others were copied is copied, too.
+            match: A match that is not released, of a client of this process that is not closed.
+            out: One writable buffer in C order for all pages, or a sequence of buffers, one for each page: numpy
+                arrays, torch CPU tensors, bytearrays and the like. Or blocks of an engine's cache.
+            start_page: The first page to copy, counted from the first page of the match.
+            timeout: Seconds to wait for pages on disk, from the request on. With 0 the call does not wait, but copies
+                pages that reached memory while others were copied.
 
-        Raises TypeError or ValueError for buffers and blocks that can not be written to.
+        Returns:
+            The number of pages that were copied, counted from `start_page`. A page is a miss, with all pages after it,
+            if it was not read in time, is gone, or has another size than its buffer.
         """
-        to = destination_of(match, out, start_page, self.threads)
-        behind = pages_behind(match, to)
-        if behind is None:
-            return to.copy(match, 0)
-        seconds = self._patience(timeout)
+        destination = destination_of(match, out, start_page, self.threads)
+        on_disk = pages_behind(match, destination)
+        if on_disk is None:
+            return destination.copy(match, 0)
+        seconds = self._seconds(timeout)
         ends = time.monotonic() + seconds
-        # The disk works while memory is copied. It is given a little less time than there is, so that what is not
-        # heard of in time is the daemon's fault.
-        self._mine().wait_attachment(seconds)
-        prefetch = self._fetch(behind.rest.data, seconds - min(ANSWER_S, seconds / 8), seconds)
+        # The disk works while pages in memory are copied. It gets a little less time than the caller has, so that a
+        # response that does not come in time is the daemon's fault and not the disk's.
+        attachment = self._own_attachment()
+        attachment.wait_linked(seconds)
+        prefetch = request_prefetch(attachment, on_disk.rest.data, seconds - min(RESPONSE_S, seconds / 8), seconds)
         try:
-            done = to.copy(match, 0)
+            done = destination.copy(match, 0)
             if done < len(match) - start_page:
                 return done
             point("client.waiting")
             prefetch.wait(ends - time.monotonic())
         finally:
-            self._member.requests.leave(prefetch)
+            attachment.requests.leave(prefetch)
         point("client.fetched")
-        with self._rematch(behind.session, behind.all, match) as longer:
-            done += to.copy(longer, done)
+        with self._rematch(on_disk.session, on_disk.all, match) as longer:
+            done += destination.copy(longer, done)
         match.count_loaded(start_page + done)
         return done
+
+    def prefetch(self, keys: Keys, timeout: float | None = None) -> Prefetch:
+        """Requests that the daemon reads pages from disk into memory, and returns without waiting for it.
+
+        For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
+        rematch() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
+        take the request, at most the client's timeout.
+
+        Args:
+            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
+                that is in memory already costs one lookup.
+            timeout: Seconds that the disk may take.
+
+        Returns:
+            The pending prefetch. Dropping it does not cancel the prefetch.
+        """
+        return self._prefetch(keys.data, timeout)
+
+    def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
+        """Requests in one message all pages that the hit including the disk needs and that are not pinned.
+
+        Waits as prefetch() does. Once all pages are in memory, match again with find_groups(), which also updates the
+        recency of the pages of all groups.
+
+        Args:
+            match: A match of this client.
+            timeout: Seconds that the disk may take.
+
+        Returns:
+            The pending prefetch.
+        """
+        return self._prefetch(match.missing(), timeout)
 
     def store(
         self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, timeout: float | None = None
     ) -> StoreResult:
-        """Stores a page for each key, or this writer's part of each.
+        """Stores a page for each key, or this writer's part of each page.
+
+        Pages reported as stored are found by the next match in any process, once all of their parts are stored, until
+        they are evicted. The memory may be reused when the call returns. The timeout does not limit the time for
+        copying. Raises TypeError if `pages` is not host memory.
 
         Args:
-            keys: the whole chain from the head of the prompt, so that its recency is right; what is present already
-                costs a look-up and is not read.
-            pages: host memory for each key, in the same forms as for load(). With parts each is `part.count` times
-                smaller than its page. Of blocks the rank's own part is stored, but for those that are to be skipped.
-            part: which share of every page this writer fills; blocks say that themselves.
-            timeout: seconds to wait for the daemon; with 0 or less everything is refused.
+            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
+                that is present already costs one lookup and is not read.
+            pages: Host memory for each key, in the same forms as for load(). With parts, each buffer is `part.count`
+                times smaller than its page. Of blocks, the rank's own part is stored, except for skipped pages.
+            part: The part of every page that this writer stores. Blocks determine it on their own.
+            timeout: Seconds to wait for the daemon; with 0 or less all pages are rejected.
 
-        Raises TypeError or ValueError for what is no page for each key, and for blocks that are not whole pages.
+        Returns:
+            What became of each page.
+
+        Raises:
+            ValueError: The number of pages differs from the number of keys, a buffer is empty, blocks are given with a
+                part or belong to pages of another layout, or a page that is not skipped lacks some of its tokens.
         """
         if isinstance(pages, Blocks):
             if part != WHOLE:
-                raise ValueError(f"{part}, but blocks say themselves which part of a page they are")
+                raise ValueError(f"{part} was given for blocks, which determine the part on their own")
             return self._store_blocks(keys, pages, timeout)
         memory = pages_of(pages, len(keys), Access.READ)
         with self.reserve(keys, memory.sizes * part.count, part, timeout) as reservation:
@@ -247,18 +169,25 @@ class Client:
         part: Part = WHOLE,
         timeout: float | None = None,
     ) -> Reservation:
-        """Room for pages of `sizes` bytes: the first half of store(), for who writes the pages bit by bit.
+        """Returns memory for pages: the first half of store(), for an engine that writes a page in pieces.
 
-        Raises ValueError where the number of sizes is another than that of the keys, or one is below 0.
+        Raises ValueError if the number of sizes differs from the number of keys, or a size is below 0.
+
+        Args:
+            keys: All keys from the first page of the prompt on.
+            sizes: Bytes of each page with all of its parts, or one number for all pages.
+            part: The part of every page that this writer stores.
+            timeout: Seconds to wait for the daemon; with 0 or less all pages are rejected.
         """
-        seconds = self._patience(timeout)
+        seconds = self._seconds(timeout)
         ends = time.monotonic() + seconds
         if not seconds:
             packed_sizes(sizes, len(keys))
-            return Reservation(None, set(), Answered.refused(len(keys), "no time was given to ask"), part)
-        self._mine().wait_attachment(seconds)
-        promise = self._ask(keys, sizes, part, max(0.0, ends - time.monotonic()))
-        return promise.wait(ends - time.monotonic())
+            return Reservation(None, set(), Answered.refused(len(keys), "the timeout left no time to ask"), part)
+        attachment = self._own_attachment()
+        attachment.wait_linked(seconds)
+        pending = request_reservation(attachment, keys, sizes, part, max(0.0, ends - time.monotonic()))
+        return pending.wait(ends - time.monotonic())
 
     def reserve_async(
         self,
@@ -267,13 +196,35 @@ class Client:
         part: Part = WHOLE,
         timeout: float | None = None,
     ) -> PendingReservation:
-        """Asks for room and does not wait for the answer: for a forward pass. `timeout` is for the sending alone.
+        """Returns a request for memory for pages, sent without waiting for the response: for a forward pass.
 
-        With 0 nobody is waited for, and the promise may be `unsent`; thousands of keys may end the attachment then.
+        The arguments and errors are those of reserve(), except for `timeout`, which limits sending only. With 0 the
+        call never waits: if the socket does not take the request, the result is `unsent`. A request for thousands of
+        keys may then be sent in part, which ends the attachment; the client attaches again on its own.
         """
-        promise = self._ask(keys, sizes, part, self._patience(timeout))
-        self._member.requests.leave(promise)
-        return promise
+        attachment = self._own_attachment()
+        pending = request_reservation(attachment, keys, sizes, part, self._seconds(timeout))
+        attachment.requests.leave(pending)
+        return pending
+
+    def flush(self, namespace: Namespace, timeout: float | None = None) -> bool:
+        """Drops the pages of a namespace from memory and disk, regardless of which process stored them.
+
+        Pages that are pinned or being written stay.
+
+        Args:
+            namespace: The namespace; others, also with the same model, are not affected.
+            timeout: Seconds to wait for the response, which comes when the pages have left the disk too. The daemon
+                drops the pages even if the response comes later.
+
+        Returns:
+            Whether the daemon has confirmed in time that no page of the namespace is left. False without a daemon.
+        """
+        seconds = self._seconds(timeout)
+        ends = time.monotonic() + seconds
+        pending = request_flush(self._own_attachment(), namespace, seconds)
+        answer = pending.wait(ends - time.monotonic())
+        return answer is not None and not answer.kept
 
     def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None) -> StoreResult:
         require_named(keys.namespace, pages.cache.page)
@@ -282,102 +233,8 @@ class Client:
             reservation.gather(pages, self.threads)
             return reservation.publish()
 
-    def flush(self, namespace: Namespace, timeout: float | None = None) -> bool:
-        """Drops the pages of a namespace from memory and disk, whoever stored them. For one that is of no use any more.
-
-        Args:
-            namespace: this one alone, given by its digest.
-            timeout: seconds to wait for the answer, which comes when the pages have left the disk, too. The daemon
-                drops them also where nobody waits for that.
-
-        Returns whether no page of it is left in the index. Pages that are pinned or being written stay.
-        """
-        seconds = self._patience(timeout)
-        ends = time.monotonic() + seconds
-        member = self._mine()
-        attachment, digest = member.attachment, namespace.digest.hex()
-        pending = PendingFlush(member.requests, attachment)
-        member.requests.ask(attachment, lambda number: Flush(number, digest), pending, seconds)
-        answer = pending.wait(ends - time.monotonic())
-        return answer is not None and not answer.kept
-
-    def close(self) -> None:
-        """Lets go of everything; matches that are still held can not be loaded any more. May be called again.
-
-        A client that is dropped is closed, too. Waits for copies that go on, at most the client's timeout: after that
-        the rest is done when they end. Where the daemon is away or stopped, a thread of this process gives the slot
-        back once a daemon answers.
-        """
-        self._closed = True
-        if not self._member.foreign:
-            self._member.stop(self._patience(None))
-
-    def _ask(
-        self, keys: Keys, sizes: int | Sequence[int] | npt.NDArray[np.uint64], part: Part, seconds: float
-    ) -> PendingReservation:
-        member = self._mine()
-        attachment = member.attachment
-        packed = packed_sizes(sizes, len(keys))
-        space = space_of(keys.namespace)
-
-        def request(number: int) -> Reserve:
-            return Reserve(number, space, part.index, part.count, keys.data, packed, part.division)
-
-        promise = PendingReservation(member.requests, attachment, part, len(keys))
-        member.requests.ask(attachment, request, promise, seconds)
-        return promise
-
-    def _rematch(self, session: Session, keys: Keys, match: Match) -> Match:
-        return session.rematch(Match, keys, keys.data, match)
-
-    def _fetch_soon(self, keys: bytes, timeout: float | None) -> Prefetch:
-        prefetch = self._fetch(keys, self._patience(timeout), self._patience(None))
-        self._member.requests.leave(prefetch)
+    def _prefetch(self, keys: bytes, timeout: float | None) -> Prefetch:
+        attachment = self._own_attachment()
+        prefetch = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None))
+        attachment.requests.leave(prefetch)
         return prefetch
-
-    def _fetch(self, keys: bytes, for_disk: float, for_sending: float) -> Prefetch:
-        member = self._mine()
-        attachment = member.attachment if keys else None
-
-        def request(number: int) -> Fetch:
-            return Fetch(number, keys, for_disk)
-
-        prefetch = Prefetch(member.requests, attachment, len(keys) // KEY_BYTES, for_disk)
-        member.requests.ask(attachment, request, prefetch, for_sending)
-        return prefetch
-
-    def _patience(self, timeout: float | None) -> float:
-        return patience(self.timeout if timeout is None else timeout)
-
-    def _join(self) -> Attachment:
-        """The membership of this process; threads that come here at once get the same one."""
-        socket = self._socket
-        fresh = Attachment(lambda: socket or default_socket(), self._name)
-        member = self._members.setdefault(os.getpid(), fresh)
-        if member is fresh:
-            weakref.finalize(self, member.drop).atexit = False
-            member.start()
-        return member
-
-    def _mine(self) -> Attachment:
-        """This process's membership: a forked child gets one of its own."""
-        member = self._member
-        if member.foreign and not self._closed:
-            self._member = self._join()
-            member.disown()
-        return self._member
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        where = self._socket or default_socket()
-        session = self._member.session
-        state = "closed" if self._closed else "attached" if self.attached else "without a daemon"
-        memory = f", slot {session.slot} of {session.arena_bytes / 2**30:.1f} GiB" if session is not None else ""
-        return f"<Client {state}, {where}{memory}>"

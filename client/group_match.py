@@ -1,4 +1,4 @@
-"""One match over all groups of a model: what it is asked, and what it found."""
+"""One match over all layer groups of a model: its request and its result."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ _KEY: Final = np.dtype(("V", KEY_BYTES))
 
 
 class GroupKeys(msgspec.Struct, frozen=True):
-    """The keys of one prompt in one group, from the head on.
+    """The keys of one prompt in one group, from the first page on.
 
-    Raises ValueError where the keys' namespace has pages of another length than the group.
+    Attributes:
+        group: The group.
+        keys: The keys. Their namespace has the group's page length.
+
+    Raises:
+        ValueError: The pages of the keys' namespace have another number of tokens than those of the group.
     """
 
     group: Group
@@ -36,14 +41,14 @@ class GroupKeys(msgspec.Struct, frozen=True):
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """What one request counts in the statistics, once.
+    """The counts that one request adds to the statistics, once.
 
     Attributes:
-        hit_pages: pages that its first match found in memory and needed.
-        miss_pages: pages that the longest hit there are keys for would have needed besides.
-        memory_tokens: tokens that were loaded up to the first page on disk.
-        disk_tokens: tokens that were loaded from that page on.
-        missed_tokens: tokens of full pages that neither gave.
+        hit_pages: Pages that the first match of the request found in memory and needed.
+        miss_pages: Further pages that the longest hit with keys would have needed.
+        memory_tokens: Tokens that were loaded, up to the first page that was on disk.
+        disk_tokens: Tokens that were loaded from that page on.
+        missed_tokens: Tokens of full pages that neither tier had.
     """
 
     hit_pages: int
@@ -54,27 +59,28 @@ class Lookup(msgspec.Struct, frozen=True):
 
     @property
     def asked_tokens(self) -> int:
-        """Returns the tokens of the full pages that were looked for."""
+        """The tokens of the full pages that were looked up."""
         return self.memory_tokens + self.disk_tokens + self.missed_tokens
 
 
 class GroupMatch(msgspec.Struct, frozen=True, eq=False):
-    """The longest hit on which all groups agree, pinned until release() or `with` ends.
+    """The longest hit on which all groups agree, pinned until release() or the end of a `with` block.
 
-    Made by Client.match_groups and Client.find_groups. len() is the number of pages, of all groups together. Pickling
-    one gives a tuple of Handovers, one a group.
+    Made by Client.match_groups() and Client.find_groups(). len() is the number of pinned pages of all groups together.
+    Pickling it gives a tuple of MatchHandle, one for each group. One thread at a time may use it.
 
-    Where one group cannot be loaded, all fall back together: release this, and match again (Client.find_groups) with
-    the tokens of the last page boundary before what is wanting as the `limit`.
+    If one group cannot be loaded, all groups fall back together: release this match, and call Client.find_groups() with
+    the tokens of the last page boundary before the missing page as `limit`.
 
     Attributes:
-        groups: what was asked for.
-        tokens: the length of the hit. 0 is a miss.
-        reach: the same if pages on disk, or on their way from it, are counted as well; `tokens` or more.
-        asked: the tokens of the longest hit that there are keys for, within the limit.
-        matches: of each group the pages that the hit needs, to be loaded, adopted or handed over like any match.
-            The first of them is not always the first of the prompt: see `start_pages`. Its `keys` are those of its
-            pages.
+        groups: The groups and keys that were looked up.
+        tokens: The length of the hit in tokens; 0 for a miss.
+        available_pages: The length in tokens of the hit if pages on disk, or being read from disk, count too; `tokens`
+            or
+            more.
+        asked: The length in tokens of the longest hit that the keys and the limit allow.
+        matches: For each group, a match of the pages that the hit needs. It is loaded, adopted or handed over like any
+            other match. Its first page is the page `start_pages` of the prompt, and its `keys` are those of its pages.
     """
 
     groups: tuple[GroupKeys, ...]
@@ -85,40 +91,43 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def lookup(self) -> Lookup:
-        """Returns what a request counts that loads this hit and nothing more."""
+        """The counts of a request that loads exactly this hit."""
         missing = sum(asked.group.missing(self.tokens, self.asked) for asked in self.groups)
         return Lookup(len(self), missing, self.tokens, 0, self.asked - self.tokens)
 
     @property
     def start_pages(self) -> tuple[int, ...]:
-        """Of each group which page of the prompt the first page of its match is."""
+        """For each group, the page of the prompt that is the first page of its match."""
         return tuple(asked.group.pages(self.tokens).start for asked in self.groups)
 
     @property
     def held(self) -> bool:
-        """Whether the pages are still pinned."""
+        """Whether pages of the match are still pinned."""
         return any(match.held for match in self.matches)
 
     def to_handle(self) -> tuple[MatchHandle, ...]:
-        """For another process of the same engine, which adopts each."""
+        """Returns a handle for each group. Another process of the same engine passes each of them to Client.adopt()."""
         return tuple(match.to_handle() for match in self.matches)
 
     def missing(self) -> bytes:
-        """Keys of the pages that `reach` needs and that are not pinned, of all groups, by where they end."""
+        """Returns the keys of the pages that `available_pages` needs and that are not pinned, 32 bytes each.
+
+        The pages of all groups are sorted by the position of their last token.
+        """
         behind = [self._behind(asked) for asked in self.groups]
         ends = np.concatenate([ends for ends, _ in behind])
         keys = np.concatenate([keys for _, keys in behind])
         return keys[np.argsort(ends, kind="stable")].tobytes()
 
     def _behind(self, asked: GroupKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-        """Where each page ends, and its key. What is pinned lies before what is not."""
+        """Returns the end of each page that is not pinned, in tokens, and its key. Pinned pages come before them."""
         page_tokens, pages = asked.group.page_tokens, asked.group.pages(self.available_pages)
         first = max(pages.start, self.tokens // page_tokens)
         keys = np.frombuffer(asked.keys[first : pages.stop].data, _KEY)
         return np.arange(first + 1, first + 1 + len(keys), dtype=np.int64) * page_tokens, keys
 
     def release(self) -> None:
-        """Lets go of the pages; may be called again."""
+        """Unpins the pages. May be called again."""
         for match in self.matches:
             match.release()
 
@@ -138,7 +147,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
     def __repr__(self) -> str:
         if not self.held and len(self):
-            return f"<GroupMatch {self.tokens} tokens of {len(self.groups)} groups, let go>"
+            return f"<GroupMatch {self.tokens} tokens of {len(self.groups)} groups, released>"
         nbytes = sum(int(match.page_sizes.sum()) for match in self.matches)
         more = (
             f", {self.available_pages - self.tokens} more tokens on disk" if self.available_pages > self.tokens else ""
@@ -147,12 +156,15 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
 
 def missed(groups: Sequence[GroupKeys]) -> GroupMatch:
-    """Nothing, for who has no session."""
+    """Returns a miss, for a client without a session. Raises ValueError if there are no groups."""
     return GroupMatch(_checked(groups), 0, 0, 0, tuple(miss(Match, asked.keys[:0], 0) for asked in groups))
 
 
 def matched(session: Session, groups: Sequence[GroupKeys], limit: int | None) -> GroupMatch:
-    """What is in the segments of the session."""
+    """Returns the longest hit in the segments of the session, at most `limit` tokens long.
+
+    Raises ValueError if there are no groups, or more than 64.
+    """
     asked = _checked(groups)
     wanted = tuple((one.keys, one.keys.data, one.group.page_tokens, one.group.needs) for one in asked)
     most = EVERYTHING if limit is None else max(0, min(limit, EVERYTHING))
@@ -161,5 +173,5 @@ def matched(session: Session, groups: Sequence[GroupKeys], limit: int | None) ->
 
 def _checked(groups: Sequence[GroupKeys]) -> tuple[GroupKeys, ...]:
     if not groups:
-        raise ValueError("a match of no groups")
+        raise ValueError("a match needs at least one group")
     return tuple(groups)

@@ -1,4 +1,4 @@
-"""Groups of KV state: layers that behave alike, and one match over all groups of a model."""
+"""Layer groups: layers of a model whose state behaves alike, and the pages that a hit needs of each group."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ EVERYTHING: Final = 2**63 - 1
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Layers of a model whose state behaves alike, cut into pages of their own size.
+    """Layers of a model whose state behaves alike, cut into pages of their own length.
 
-    A type of group says one thing, `needs`; all else follows from it.
+    A subclass defines `needs`; everything else follows from it. Immutable.
 
     Attributes:
-        page_tokens: tokens in a page, 1 or more: those of the group's Namespace.
+        page_tokens: The number of tokens in a page, 1 or more: that of the group's Namespace.
+
+    Raises:
+        ValueError: `page_tokens` is not an integer from 1 to 2**31-1.
     """
 
     page_tokens: int
@@ -28,50 +31,65 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def needs(self) -> int:
-        """How many tokens before a hit must be there; pages are whole, so it may be some more."""
+        """The number of tokens before a hit whose state must be cached. Since pages are whole, a hit may need more.
+
+        Raises:
+            NotImplementedError: The subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__}.needs")
 
     def pages(self, tokens: int) -> range:
-        """The pages that a hit at `tokens` needs. The caller guarantees that it is a multiple of page_tokens."""
+        """Returns the pages that a hit at `tokens` needs.
+
+        The caller guarantees that it is a multiple of page_tokens.
+        """
         return range(max(0, tokens - self.needs) // self.page_tokens, tokens // self.page_tokens)
 
     def missing(self, tokens: int, wanted: int) -> int:
-        """Returns how many pages that a hit at `wanted` tokens needs lie behind one at `tokens`."""
+        """Returns how many pages a hit at `wanted` tokens needs in addition to those of a hit at `tokens`."""
         pages = self.pages(wanted)
         return pages.stop - max(pages.start, tokens // self.page_tokens)
 
     def useful(self, page: int, grain: int) -> bool:
-        """Whether any hit at a multiple of `grain` tokens could need this page: a store skips the others."""
+        """Returns whether a hit at any multiple of `grain` tokens could need this page.
+
+        A store skips pages that are not useful.
+        """
         ends = (page + 1) * self.page_tokens
         step = math.lcm(grain, self.page_tokens)
         return -ends % step < self.needs
 
 
 def grain_of(groups: Iterable[Group]) -> int:
-    """What the tokens of every hit are a multiple of."""
+    """Returns the number of tokens of which the length of every hit is a multiple."""
     return math.lcm(*(group.page_tokens for group in groups))
 
 
 def require_count(what: str, value: int) -> None:
-    """Raises ValueError for what is no number of tokens that the index can count."""
+    """Raises ValueError unless `value` is an integer from 1 to 2**31-1, the range of token counts in the index."""
     if type(value) is not int or not 1 <= value < 2**31:
         raise ValueError(f"{what} must be 1 or more and below 2**31, not {value!r}")
 
 
 class FullAttention(Group, frozen=True):
-    """MHA, GQA, MLA: a hit needs every page up to it."""
+    """Full attention (MHA, GQA, MLA): a hit needs every page before it."""
 
     @property
     def needs(self) -> int:
-        """All there are."""
+        """All tokens before the hit."""
         return EVERYTHING
 
 
 class SlidingWindow(Group, frozen=True):
-    """A hit needs the pages with the last window - 1 tokens before it: the next token sees itself, too.
+    """Sliding-window attention: a hit needs the pages with the last `window` - 1 tokens before it.
+
+    The next token also attends to itself, which is the remaining token of its window.
 
     Attributes:
-        window: tokens that a token sees, itself among them; 1 or more.
+        window: The number of tokens that a token attends to, itself included; 1 or more.
+
+    Raises:
+        ValueError: `window` or `page_tokens` is not an integer from 1 to 2**31-1.
     """
 
     window: int
@@ -82,12 +100,12 @@ class SlidingWindow(Group, frozen=True):
 
     @property
     def needs(self) -> int:
-        """What the next token sees besides itself."""
+        """The tokens that the next token attends to, except itself."""
         return self.window - 1
 
 
 class Recurrent(Group, frozen=True):
-    """A page is a snapshot of the state at its end; a hit needs the one that ends just there."""
+    """Recurrent state: a page is a snapshot of the state at its end, and a hit needs the snapshot at its last token."""
 
     @property
     def needs(self) -> int:

@@ -1,4 +1,4 @@
-"""Token ids in whatever form an engine has them, as little-endian u32 to be hashed."""
+"""Converts token IDs and digests, in any form that an engine has, to the bytes that keys are made of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pagetier.shm._core import keys_of_hashes
 
 TOKEN_BYTES: Final = 4
-"""Bytes of one token id in a key's input."""
+"""Bytes of one token ID in the input of a key."""
 
 _LIMIT: Final = 2**32
 _U32: Final = np.dtype("<u4")
@@ -21,84 +21,83 @@ _I32: Final = np.dtype("<i4")
 
 
 class ArrayLike(Protocol):
-    """What numpy can view as an array: numpy arrays, torch CPU tensors and their like."""
+    """An object that numpy can view as an array: numpy arrays, torch CPU tensors and the like."""
 
     def __array__(self) -> npt.NDArray[Any]: ...
 
 
 Tokens: TypeAlias = "Sequence[int] | ArrayLike | array[int] | memoryview"
-"""Token ids: one dimension, integers in 0 .. 2**32-1."""
+"""Token IDs: one dimension, integers from 0 to 2**32-1."""
 
 
 def token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:
-    """`tokens` as contiguous little-endian u32.
+    """Returns `tokens` as a contiguous array of little-endian u32.
 
-    Shares memory with an int32 or uint32 array (or tensor, or buffer) that is little-endian and in one
-    piece; everything else is converted.
+    The result shares memory with an int32 or uint32 array, tensor or buffer that is little-endian and contiguous; all
+    other forms are converted.
 
-    Raises:
-        TypeError: what is no row of integers: floats, bools, texts, bytes (are they tokens or packed
-            tokens?), nested lists, other than one dimension.
-        ValueError: a token outside 0 .. 2**32-1; the message names the first.
+    Raises TypeError if `tokens` is not one-dimensional or holds other values than integers: floats, bools, nested
+    lists, text, or bytes, which could be tokens or packed tokens. Raises ValueError if a token is not in 0 .. 2**32-1;
+    the message names the first one.
     """
     if isinstance(tokens, (list, tuple, range)):
         return _from_sequence(tokens)
     if isinstance(tokens, np.ndarray):
         return _from_array(tokens)
-    if isinstance(tokens, (str, bytes, bytearray)):
-        raise _unfit(tokens)
     if hasattr(tokens, "__array__"):
         return _from_foreign(tokens)
     return _from_other(tokens)
 
 
 def _from_other(tokens: Any) -> npt.NDArray[np.uint32]:
+    if isinstance(tokens, (str, bytes, bytearray)):
+        raise _not_integers(tokens)
     if isinstance(tokens, Sequence) and not isinstance(tokens, (array, memoryview)):
         return _from_sequence(tokens)
     return _from_buffer(tokens)
 
 
-def _unfit(tokens: object) -> TypeError:
+def _not_integers(tokens: object) -> TypeError:
     return TypeError(f"tokens must be integers (a sequence, an array or a buffer of them), not {type(tokens).__name__}")
 
 
 def _from_sequence(tokens: Sequence[int]) -> npt.NDArray[np.uint32]:
     try:
-        # Three times as fast as numpy's own conversion of a list, and it takes no floats.
+        # Three times as fast as numpy's conversion of a list, and it rejects floats.
         ids = np.asarray(array("I", tokens), dtype=_U32)
     except (TypeError, OverflowError):
-        raise _first_unfit(tokens) from None
-    _refuse_bools(tokens, ids)
+        raise _first_invalid(tokens) from None
+    _reject_bools(tokens, ids)
     return ids
 
 
-def _first_unfit(tokens: Sequence[Any]) -> TypeError | ValueError:
+def _first_invalid(tokens: Sequence[Any]) -> TypeError | ValueError:
     for position, token in enumerate(tokens):
         try:
             value = index(token)
         except TypeError:
-            return TypeError(f"token {position} is no integer but {type(token).__name__}")
+            return TypeError(f"token {position} must be an integer, not {type(token).__name__}")
         if not 0 <= value < _LIMIT:
             return _out_of_range(position, value)
-    return _unfit(tokens)
+    return _not_integers(tokens)
 
 
-def _refuse_bools(tokens: Sequence[int], ids: npt.NDArray[np.uint32]) -> None:
-    """A bool passes for 0 or 1, so only those need a look (looking at every type costs more than hashing)."""
+def _reject_bools(tokens: Sequence[int], ids: npt.NDArray[np.uint32]) -> None:
+    """Rejects bools. They convert to 0 or 1, so only those are checked: checking all takes longer than hashing."""
     for position in np.flatnonzero(ids <= 1).tolist():
         if isinstance(tokens[position], bool):
-            raise TypeError(f"token {position} is no integer but bool")
+            raise TypeError(f"token {position} must be an integer, not bool")
 
 
 def _from_buffer(tokens: Any) -> npt.NDArray[np.uint32]:
     try:
         view = memoryview(tokens)
     except TypeError:
-        raise _unfit(tokens) from None
+        raise _not_integers(tokens) from None
     if view.itemsize == 1 and not isinstance(tokens, array):
-        raise TypeError("a buffer of bytes is ambiguous: make it an array of the integers that it holds")
+        raise TypeError("a buffer of bytes is ambiguous: pass an array of the integers that it holds")
     if view.format.lstrip("@=<>!") not in set("bBhHiIlLqQ"):
-        raise _unfit(tokens)
+        raise _not_integers(tokens)
     return _from_array(np.asarray(view))
 
 
@@ -114,15 +113,15 @@ def _from_array(tokens: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     if tokens.dtype.kind not in "iu":
         raise TypeError(f"tokens must be integers, not {tokens.dtype}")
     if tokens.ndim != 1:
-        raise TypeError(f"tokens must have one dimension, not {tokens.ndim}: give one prompt at a time")
+        raise TypeError(f"tokens must have one dimension, not {tokens.ndim}: pass one prompt at a time")
     _check_range(tokens)
     same_bits = tokens.view(_U32) if tokens.dtype == _I32 else tokens
     return np.ascontiguousarray(same_bits, dtype=_U32)
 
 
 def _check_range(tokens: npt.NDArray[Any]) -> None:
-    # All ids or-ed together show a sign or a high bit of any. `min` would say as much, but numpy does it in
-    # AVX-512, and on some machines the clock that this lowers makes the hashing after it 7 % slower.
+    # OR-ing all IDs reveals a sign or a high bit in any of them. `min` would too, but numpy computes it with AVX-512,
+    # and on some machines this lowers the clock so that the hashing after it is 7 % slower.
     if not 0 <= int(np.bitwise_or.reduce(tokens)) < _LIMIT:
         position = int(np.argmax((tokens < 0) | (tokens >= _LIMIT)))
         raise _out_of_range(position, int(tokens[position]))
@@ -133,11 +132,11 @@ def _out_of_range(position: int, token: int) -> ValueError:
 
 
 HASH_BYTES: Final = 32
-"""Bytes of a SHA-256, and so of a key."""
+"""Bytes of a SHA-256 digest, and so of a key."""
 
 
 def digests_of(digests: object) -> Iterable[bytes]:
-    """One by one. Raises TypeError and ValueError as Namespace.keys_of does."""
+    """Returns the digests one by one. Raises TypeError and ValueError as Namespace.keys_of() does."""
     if not is_sequence(digests):
         return _split(digests)
     if b"" in all_bytes("digest", digests):
@@ -155,12 +154,15 @@ def _buffer(digests: object) -> bytes:
     if view is None or view.format not in ("B", "b", "c"):
         raise TypeError(f"digests must be a sequence of bytes or one buffer of bytes, not {type(digests).__name__}")
     if view.nbytes % HASH_BYTES:
-        raise ValueError(f"digests in one buffer have {HASH_BYTES} bytes each: {view.nbytes} is no multiple of that")
+        raise ValueError(f"digests in one buffer have {HASH_BYTES} bytes each: {view.nbytes} is not a multiple of that")
     return view.tobytes()
 
 
 def mixed_into(hashes: object, digest: bytes) -> bytes:
-    """Each of the hashes XOR the digest. Raises TypeError and ValueError as Namespace.keys_of_hashes does."""
+    """Returns each hash XOR the digest, 32 bytes each.
+
+    Raises TypeError and ValueError as Namespace.keys_of_hashes() does.
+    """
     if is_sequence(hashes):
         return keys_of_hashes(hashes if isinstance(hashes, (list, tuple)) else list(hashes), digest)
     data = _buffer(hashes)
@@ -169,7 +171,7 @@ def mixed_into(hashes: object, digest: bytes) -> bytes:
 
 
 def all_bytes(what: str, items: Sequence[Any]) -> Sequence[bytes]:
-    """The same items. Raises TypeError where one is no bytes."""
+    """Returns the items. Raises TypeError if one of them is not bytes; `what` names them in the message."""
     for position, item in enumerate(items):
         if not isinstance(item, bytes):
             raise TypeError(f"{what} {position} must be bytes, not {type(item).__name__}")
@@ -177,7 +179,7 @@ def all_bytes(what: str, items: Sequence[Any]) -> Sequence[bytes]:
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    """True for lists and their like, false for what is one buffer or one text."""
+    """Returns whether the value is a list or the like, and not a single buffer or text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview, array))
 
 

@@ -1,19 +1,19 @@
-"""Names of pages: 32-byte keys chained over the tokens of a prompt.
+"""Keys: the 32-byte names of pages, chained over the tokens of a prompt.
 
     key of page 0 = sha256(namespace digest ‖ tokens of page 0 ‖ extra of page 0)
     key of page i = sha256(key of page i-1  ‖ tokens of page i ‖ extra of page i)
 
-Tokens are little-endian u32, exactly `page_tokens` of them a page; what is left over at the end
-of a prompt is no page and has no key. Since the number of tokens in a page is part of the
-namespace, no two different inputs feed the same bytes into one step of the chain.
+Tokens are little-endian u32, exactly `page_tokens` for each page. Tokens after the last full page have no key. Since
+the number of tokens in a page is part of the namespace, different inputs never feed the same bytes into one step of
+the chain.
 
 The namespace digest is
 
     sha256(b"pagetier namespace 1" ‖ for each field in order of declaration:
            u32 length of its name ‖ name ‖ u32 length of its value ‖ value)
 
-with lengths little-endian, texts in UTF-8 as given (not normalised) and `page_tokens` in decimal
-digits. A field that is added, renamed or moved needs a new number in the tag.
+with little-endian lengths, text in UTF-8 as given (not normalised) and `page_tokens` in decimal digits. A field that
+is added, renamed or moved requires a new number in the tag.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,10 +48,17 @@ _LABEL_CHARACTERS: Final = 40
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """The keys of consecutive pages of one namespace; immutable, hashable, picklable.
+    """The keys of consecutive pages of one namespace; immutable, hashable and picklable.
 
-    `data` holds them end to end, 32 bytes each. Indexing gives one key as bytes, a slice of
-    step 1 gives Keys.
+    len() is the number of pages. An index gives one key as bytes, a slice of step 1 gives Keys.
+
+    Attributes:
+        namespace: The namespace of the pages.
+        data: The keys, 32 bytes each, one after the other.
+
+    Raises:
+        TypeError: `namespace` is not a Namespace, or `data` is not bytes.
+        ValueError: The length of `data` is not a multiple of 32.
     """
 
     namespace: "Namespace"
@@ -59,11 +66,11 @@ class Keys(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, Namespace):
-            raise TypeError(f"namespace must be a Namespace, not {_kind(self.namespace)}")
+            raise TypeError(f"namespace must be a Namespace, not {_type_name(self.namespace)}")
         if not isinstance(self.data, bytes):
-            raise TypeError(f"keys must be bytes, not {_kind(self.data)}")
+            raise TypeError(f"keys must be bytes, not {_type_name(self.data)}")
         if len(self.data) % KEY_BYTES:
-            raise ValueError(f"keys have {KEY_BYTES} bytes each: {len(self.data)} is no multiple of that")
+            raise ValueError(f"keys have {KEY_BYTES} bytes each: {len(self.data)} is not a multiple of that")
 
     def __len__(self) -> int:
         return len(self.data) // KEY_BYTES
@@ -85,7 +92,7 @@ class Keys(msgspec.Struct, frozen=True):
     def _slice(self, at: slice) -> "Keys":
         start, stop, step = at.indices(len(self))
         if step != 1:
-            raise ValueError(f"keys are a chain: a slice of them has step 1, not {step}")
+            raise ValueError(f"a slice of keys must have step 1, not {step}: keys form a chain")
         return Keys(self.namespace, self.data[start * KEY_BYTES : stop * KEY_BYTES])
 
     def __repr__(self) -> str:
@@ -94,24 +101,26 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything besides the tokens that determines the bytes of a page.
+    """Everything except the tokens that determines the bytes of a page. Immutable.
 
-    Pages of two namespaces never match. Texts are compared as they are: an engine has to spell a setting
-    the same way each time.
+    Pages of two namespaces never match. Texts are compared literally: an engine must spell a setting the same way each
+    time.
 
     Attributes:
-        model, revision: which weights.
-        dtype: of the stored state, such as "bfloat16".
-        page_tokens: tokens in a page, 1 or more.
-        group: which of the model's groups of layers: "full", "window", "recurrent" and so on.
-        layout: name and version of the order of the bytes in a page.
-        rope, quantisation: settings that change the state.
-        lora: the adapter.
-        salt: keeps tenants apart; shown by no repr and in no statistics.
+        model: The model.
+        revision: The revision of its weights.
+        dtype: The type of the stored state, such as "bfloat16".
+        page_tokens: The number of tokens in a page, 1 or more.
+        group: The layer group: "full", "window", "recurrent" and so on.
+        layout: The name and version of the order of bytes in a page, see PageLayout.layout.
+        rope: RoPE settings that change the state.
+        quantisation: Quantisation settings that change the state.
+        lora: The adapter.
+        salt: A text that separates tenants. It is not shown by repr() or in statistics.
 
     Raises:
-        TypeError: a field of another type.
-        ValueError: an empty model or dtype, a text that has no UTF-8 (a lone surrogate), page_tokens
+        TypeError: A field has another type.
+        ValueError: The model or dtype is empty, a text cannot be encoded in UTF-8 (a lone surrogate), or page_tokens is
             below 1.
     """
 
@@ -135,7 +144,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @CachedProperty
     def digest(self) -> bytes:
-        """32 bytes that stand for all fields; where every chain of keys begins."""
+        """32 bytes that stand for all fields; every chain of keys begins with them."""
         return sha256(_TAG + b"".join(_sized(field) + _sized(str(value)) for field, value in self._fields())).digest()
 
     @CachedProperty
@@ -146,86 +155,86 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"{shown} {self.digest.hex()[:8]}"
 
     def keys(self, tokens: Tokens, extra: bytes | Sequence[bytes] = b"", after: Keys | None = None) -> Keys:
-        """The keys of all full pages of `tokens`.
+        """Returns the keys of all full pages of `tokens`.
 
-        An int32 or uint32 array (or tensor, or buffer) in one piece is hashed where it lies; its tokens
-        must not change meanwhile.
+        An int32 or uint32 array, tensor or buffer that is contiguous is hashed in place: its content must not change
+        during
+        the call.
+
+        Raises TypeError if `tokens` is not one-dimensional or not of integers (floats, texts, bools, bytes), or `extra`
+        is not bytes. Raises ValueError if a token is out of range (the message names the first one), `extra` has
+        another number of items, or `after` belongs to another namespace.
 
         Args:
-            tokens: ids from 0 to 2**32-1: a sequence, an array, a CPU tensor or a buffer of integers.
-            extra: what determines the pages besides the tokens (digests of images, say): bytes for every
-                page alike, or a sequence with one bytes for each full page of `tokens`.
-            after: the keys of the beginning of the same prompt. `tokens` are then those behind its
-                len(after) * page_tokens tokens; only they are hashed, and the result holds all keys.
-
-        Raises:
-            TypeError: tokens that are no row of integers (floats, texts, bools, bytes, two dimensions),
-                an `extra` that is not bytes.
-            ValueError: a token out of range (the message names the first), an `extra` with another number
-                of items, an `after` of another namespace.
+            tokens: IDs from 0 to 2**32-1: a sequence, an array, a CPU tensor or a buffer of integers.
+            extra: Whatever determines the pages besides the tokens, for example digests of images: bytes that apply to
+                every
+                page, or a sequence with one bytes object for each full page of `tokens`.
+            after: The keys of the beginning of the same prompt. `tokens` then continue after its len(after) *
+                page_tokens
+                tokens; only they are hashed, and the result has all keys.
         """
         ids = token_ids(tokens)
         extras = _extras(extra, len(ids) // self.page_tokens)
-        begun = self._begun(after)
-        chained = _chain(begun[-KEY_BYTES:] or self.digest, ids, self.page_tokens, extras)
-        return Keys(self, begun + chained)
+        previous = self._previous_keys(after)
+        chained = _chain(previous[-KEY_BYTES:] or self.digest, ids, self.page_tokens, extras)
+        return Keys(self, previous + chained)
 
     def keys_of(self, digests: "Sequence[bytes] | Buffer | npt.NDArray[np.uint8]") -> Keys:
-        """The keys of pages that an engine has hashed itself: sha256(namespace digest ‖ digest) of each.
+        """Returns the keys of pages that an engine has hashed: sha256(namespace digest ‖ digest) for each page.
 
-        The caller guarantees that a digest stands for its page and all pages before it.
+        The caller guarantees that a digest stands for its page and all pages before it. Raises TypeError if `digests`
+        has another type, and ValueError if a digest is empty or the length of a buffer is not a multiple of 32.
 
         Args:
-            digests: a sequence of bytes, each of any length but 0, or one buffer with 32 bytes a page.
-
-        Raises:
-            TypeError: anything else.
-            ValueError: an empty digest, a buffer whose length is no multiple of 32.
+            digests: A sequence of bytes objects, each of any length but 0, or one buffer with 32 bytes for each page.
         """
-        begun = sha256(self.digest)
-        return Keys(self, b"".join(_continued(begun, digest) for digest in digests_of(digests)))
+        previous = sha256(self.digest)
+        return Keys(self, b"".join(_hashed(previous, digest) for digest in digests_of(digests)))
 
     def keys_of_hashes(self, hashes: "Sequence[bytes] | Buffer | npt.NDArray[np.uint8]") -> Keys:
-        """The keys of pages whose chained SHA-256 an engine has: hash XOR namespace digest. For hot paths.
+        """Returns the keys of pages from the engine's own chained SHA-256: hash XOR namespace digest. For hot paths.
 
         The caller guarantees that a hash is a SHA-256 over its page and all pages before it, and that the namespace
-        says how it was made, its seed included. Digests of anything weaker belong to keys_of(), which hashes them:
-        bits that are hardly mixed collide here across namespaces, and fill few buckets of the index.
+        identifies how it was made, including its seed. Weaker digests must go through keys_of(), which hashes them:
+        poorly
+        mixed bits would collide across namespaces here, and would fill few buckets of the index.
 
-        Keys of one namespace are as different as the hashes. In two namespaces pages share a key only where
-        hash(a) XOR hash(b) is the XOR of the namespaces' digests, and finding such a pair of inputs is a search of
-        about 2**128 steps, as for any collision of SHA-256. Who can choose namespaces, too, as many as he
-        likes, searches four lists instead of two, in about 2**85 steps and as much memory (Wagner's generalised
-        birthday): still out of reach, but namespaces are better set by who runs the engine.
+        Within a namespace the keys differ as the hashes do. Pages of two namespaces share a key only if
+        hash(a) XOR hash(b) equals the XOR of the namespaces' digests. Finding such a pair of inputs takes about 2**128
+        steps,
+        as for any collision of SHA-256. An attacker who can also choose any number of namespaces searches four lists
+        instead
+        of two, in about 2**85 steps and as much memory (Wagner's generalised birthday). That is still infeasible, but
+        the
+        operator of the engine should set the namespaces.
+
+        Raises TypeError if `hashes` has another type, and ValueError if a hash has another length.
 
         Args:
-            hashes: a sequence of bytes, or one buffer, 32 bytes a page.
-
-        Raises:
-            TypeError: anything else.
-            ValueError: a hash of another length.
+            hashes: A sequence of bytes objects or one buffer, 32 bytes for each page.
         """
         return Keys(self, mixed_into(hashes, self.digest))
 
-    def _begun(self, after: Keys | None) -> bytes:
+    def _previous_keys(self, after: Keys | None) -> bytes:
         if after is None:
             return b""
         if after.namespace != self:
-            raise ValueError(f"keys of {after.namespace.name} can not be continued in {self.name}")
+            raise ValueError(f"keys of {after.namespace.name} cannot be continued in {self.name}")
         return after.data
 
     def __repr__(self) -> str:
         return f"<Namespace {self.name}: {self.dtype}, {self.page_tokens} tokens a page, group {self.group}>"
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__
 
 
 def _check_field(field: str, value: object) -> None:
     wanted = int if field == "page_tokens" else str
     if type(value) is not wanted:
-        raise TypeError(f"{field} of a namespace must be {wanted.__name__}, not {_kind(value)}")
+        raise TypeError(f"{field} of a namespace must be {wanted.__name__}, not {_type_name(value)}")
     if field in ("model", "dtype") and not value:
         raise ValueError(f"{field} of a namespace must not be empty")
     if isinstance(value, int) and value < 1:
@@ -242,7 +251,7 @@ def _chain(previous: bytes, ids: npt.NDArray[np.uint32], page_tokens: int, extra
     pages = ids.view(np.uint8).data
     page_bytes = page_tokens * TOKEN_BYTES
     keys = []
-    # The hot path: what stands in this loop is paid once a page, beside some 4 µs of hashing for 256 tokens.
+    # The hot path: each statement in this loop runs once for each page, besides about 4 µs of hashing for 256 tokens.
     for start, extra in zip(range(0, len(pages) - page_bytes + 1, page_bytes), extras, strict=False):
         state = sha256(previous)
         state.update(pages[start : start + page_bytes])
@@ -257,13 +266,13 @@ def _extras(extra: bytes | Sequence[bytes], pages: int) -> Iterable[bytes]:
     if isinstance(extra, bytes):
         return repeat(extra)
     if not is_sequence(extra):
-        raise TypeError(f"extra must be bytes or a sequence of bytes, not {_kind(extra)}")
+        raise TypeError(f"extra must be bytes or a sequence of bytes, not {_type_name(extra)}")
     if len(extra) != pages:
         raise ValueError(f"extra has {len(extra)} items for {pages} full pages of tokens")
     return all_bytes("extra", extra)
 
 
-def _continued(begun: Any, digest: bytes) -> bytes:
-    state = begun.copy()
+def _hashed(previous: Any, digest: bytes) -> bytes:
+    state = previous.copy()
     state.update(digest)
     return bytes(state.digest())

@@ -1,4 +1,4 @@
-"""From pinned pages to where an engine wants them, and which of the pages behind them are worth asking the disk for."""
+"""Copies pinned pages to an engine's memory, and selects the pages after them that are worth reading from disk."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from pagetier.shm._core import Session
 
 
 class Destination(ABC):
-    """Where pages of a match are copied to, from its page `start_page` on."""
+    """The memory to which the pages of a match are copied, from page `start_page` of the match on."""
 
     def __init__(self, start_page: int) -> None:
         self.start_page = start_page
 
     @abstractmethod
     def room(self, page_bytes: int) -> int:
-        """How many pages of this size there is room for. Raises TypeError or ValueError for what can not be written."""
+        """Returns the number of pages of this size that fit.
+
+        Raises TypeError or ValueError for memory that is not writable.
+        """
 
     def copy(self, match: Match, done: int) -> int:
-        """Copies, but for the first `done` pages; returns how many."""
+        """Copies the pages of a match except for the first `done`, and returns how many."""
         session = match.session
         sizes = match.page_sizes[self.start_page :]
         count = min(self.room(int(sizes[0])), len(sizes)) if len(sizes) else 0
@@ -34,7 +37,10 @@ class Destination(ABC):
 
     @abstractmethod
     def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
-        """Pages from first + done on, of these that begin at `start_page`. The session may end meanwhile: then none."""
+        """Copies pages from start_page + done on, and returns how many; 0 if the session has ended.
+
+        `sizes` are those of the pages from `start_page` on.
+        """
 
 
 class BufferDestination(Destination):
@@ -46,21 +52,25 @@ class BufferDestination(Destination):
         self._threads = threads
 
     def room(self, page_bytes: int) -> int:
-        """None where one buffer is meant for pages of another size."""
+        """Implements Destination.room(). Returns 0 if one buffer does not hold whole pages of this size."""
         try:
             return page_count(self._out, page_bytes)
         except ValueError:
-            pages_of(self._out, 1, Access.WRITE)  # raises if it is the buffer itself that is wrong
+            pages_of(self._out, 1, Access.WRITE)  # raises if the buffer itself is invalid
             return 0
 
     def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
-        memory = _as_far_as(pages_of(self._out, self.room(int(sizes[0])), Access.WRITE), sizes)
+        memory = _fitting(pages_of(self._out, self.room(int(sizes[0])), Access.WRITE), sizes)
         addresses = memory.addresses[done:]
         return session.copy_out(match, self.start_page + done, addresses, memory.sizes[done:], self._threads)
 
 
 class BlockDestination(Destination):
-    """An engine's cache. Raises ValueError where the blocks can not be loaded to, before anything is copied."""
+    """Blocks of an engine's cache.
+
+    Raises:
+        ValueError: The blocks cannot be loaded; nothing was copied.
+    """
 
     def __init__(self, out: Blocks, start_page: int, threads: int) -> None:
         super().__init__(start_page)
@@ -68,7 +78,7 @@ class BlockDestination(Destination):
         self._threads = threads
 
     def room(self, page_bytes: int) -> int:
-        """Of whatever size: what is no page of this cache is a miss."""
+        """Implements Destination.room(). The size does not matter: a page of another size is a miss."""
         return len(self._transfer.slots)
 
     def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
@@ -88,7 +98,10 @@ class BlockDestination(Destination):
 
 
 def destination_of(match: Match, out: HostBuffers | Blocks, start_page: int, threads: int) -> Destination:
-    """Of whatever a caller of load() gives. Raises ValueError for blocks that are not for pages of this match."""
+    """Returns the destination for the `out` of a load().
+
+    Raises ValueError if the blocks cannot be loaded, or have another layout than the pages of the match.
+    """
     if isinstance(out, Blocks):
         if match.keys is not None:
             require_named(match.keys.namespace, out.cache.page)
@@ -97,7 +110,13 @@ def destination_of(match: Match, out: HostBuffers | Blocks, start_page: int, thr
 
 
 class DiskPrefix(msgspec.Struct, frozen=True):
-    """A prefix that is partly on disk. rest: the keys behind the pinned pages; all: those, and the pinned ones'."""
+    """The keys of a prefix that is partly on disk.
+
+    Attributes:
+        session: The session of the match.
+        rest: The keys after the pinned pages.
+        all: All keys from the first page of the match on, including those in `rest`.
+    """
 
     session: Session
     rest: Keys
@@ -105,9 +124,9 @@ class DiskPrefix(msgspec.Struct, frozen=True):
 
 
 def pages_behind(match: Match, out: Destination) -> DiskPrefix | None:
-    """The pages on disk behind the pinned ones, as far as there is room for them; None if there are none.
+    """Returns the pages on disk after the pinned ones for which there is room, or None if there are none.
 
-    Where no page is pinned whose size would tell how many pages one buffer holds, that is as many as there are.
+    If no page is pinned, the page size is unknown, and one buffer counts as room for all pages.
     """
     keys, session = match.keys, match.session
     if keys is None or match.available_pages <= len(match) or not match.held or session is None or not session.usable:
@@ -118,8 +137,8 @@ def pages_behind(match: Match, out: Destination) -> DiskPrefix | None:
     return DiskPrefix(session, keys[len(match) : ends], keys[:ends]) if ends > max(out.start_page, len(match)) else None
 
 
-def _as_far_as(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:
-    """The pages from the first on for which there is a buffer of just their size."""
+def _fitting(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:
+    """Returns the pages, from the first on, whose buffer has exactly the size of the page."""
     count = min(len(memory), len(sizes))
     other = np.flatnonzero(memory.sizes[:count] != sizes[:count])
     count = int(other[0]) if len(other) else count

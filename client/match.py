@@ -1,4 +1,4 @@
-"""What a match found: pages that stay readable until they are let go."""
+"""Matches: pages that a lookup has found and pinned, and handles to pass them to another process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from pagetier.shm._core import Pins
 
 
 class MatchHandle(msgspec.Struct, frozen=True):
-    """A match on its way to another process of the same engine: 12 bytes a page. It holds nothing itself.
+    """A match that is passed to another process of the same engine: 12 bytes a page. It pins nothing.
 
-    The process that matched keeps its pins until the other one has called Client.adopt; what is evicted in
-    between is a miss there.
+    The process that matched keeps its match until the other process has called Client.adopt(). Pages that were evicted
+    before that are a miss there. len() is the number of pages.
+
+    Attributes:
+        segments_id: The segments that the match belongs to; 0 if it was released.
+        entries: u32, the entry of each page.
+        serials: u64, the serial of each page.
     """
 
     segments_id: int
@@ -29,45 +34,53 @@ class MatchHandle(msgspec.Struct, frozen=True):
 
 
 class Match(Pins):
-    """The longest cached prefix of some keys, pinned: what is in it can be loaded until release() or `with` ends.
+    """The longest cached prefix of some keys. Its pages can be loaded until release() or the end of a `with` block.
 
-    A client can pin a page 65,535 times at once; another match of it is a miss from that page on.
+    Made by Client.match(), Client.rematch() and Client.adopt(). len() is the number of pinned pages. Pickling a match
+    gives
+    a MatchHandle. A match that is dropped is released.
 
-    Where a daemon gives its memory back meanwhile, as a stop does, what is not being copied by then is a miss.
+    A pinned page cannot be evicted or changed. If a stopping daemon releases its memory, pages that are not being
+    copied
+    by then are a miss. A client can pin a page 65,535 times at once; a further match ends before that page.
 
-    len() is the number of pages. Made by Client.match and Client.adopt. Pickling one gives a MatchHandle.
-
-    reach: pages of the prefix if those on disk, or on their way from it, are counted as well; len() or more.
-    Client.load brings those behind the first len() in. In a match that was handed over it is len().
-
-    from_disk: pages that were on disk when they were looked for and that Client.load or rematch has brought in since.
+    Attributes:
+        asked: The number of keys that were looked up.
+        available_pages: The length of the prefix in pages if pages on disk, or being read from disk, count too; len()
+            or
+            more. Client.load() reads those after the first len() pages. In a match from another process it is len().
+        from_disk: Pages that were on disk when the match was made and that Client.load() or Client.rematch() has
+            brought
+            into memory since.
+        held: Whether the pages are pinned.
+        session: The session whose memory the pages are in; None for a miss without a session.
     """
 
     __slots__ = ()
 
     @property
     def keys(self) -> Keys | None:
-        """What was looked for; None in a match that another process handed over."""
+        """The keys that were looked up; None in a match that another process handed over."""
         context = self.context
         return context if isinstance(context, Keys) else None
 
     @property
     def page_sizes(self) -> npt.NDArray[np.uint64]:
-        """Bytes of each page; empty once the pages are let go."""
+        """The size of each pinned page in bytes (u64); empty after release()."""
         return np.frombuffer(self.sizes, dtype=np.uint64)
 
     def to_handle(self) -> MatchHandle:
-        """For another process of the same engine."""
+        """Returns a handle for another process of the same engine. The handle of a released match is empty."""
         session = self.session
         segments_id = session.segments_id if session is not None and self.held else 0
         return MatchHandle(segments_id, self.entries if segments_id else b"", self.serials if segments_id else b"")
 
     def __reduce__(self) -> tuple[type[MatchHandle], tuple[int, bytes, bytes]]:
-        handover = self.to_handle()
-        return MatchHandle, (handover.segments_id, handover.entries, handover.serials)
+        handle = self.to_handle()
+        return MatchHandle, (handle.segments_id, handle.entries, handle.serials)
 
     def __repr__(self) -> str:
         if not self.held and len(self):
-            return f"<Match {len(self)} of {self.asked} pages, let go>"
+            return f"<Match {len(self)} of {self.asked} pages, released>"
         more = f", {self.available_pages - len(self)} more on disk" if self.available_pages > len(self) else ""
         return f"<Match {len(self)} of {self.asked} pages, {int(self.page_sizes.sum()) / 2**20:.1f} MiB{more}>"

@@ -1,4 +1,4 @@
-"""Pages that lie in the blocks of an engine's cache: what load and store take instead of buffers."""
+"""Pages in the blocks of an engine's cache, which load() and store() take instead of buffers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from pagetier.shm.cached import CachedProperty
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Which share of every page this writer fills: part `index` of `count`, up to 32.
+    """The part of every page that one writer stores.
 
-    A page is readable once all parts of it were stored. Parts of buffers are equal pieces of a page.
+    A page is readable once all of its parts are stored. With buffers, parts are equal pieces of a page.
 
-    division: a u32 that stands for how pages are cut into parts. Parts of two divisions never make one page.
+    Attributes:
+        index: The part, from 0.
+        count: The number of parts, 1 to 32.
+        division: A u32 that identifies how pages are cut into parts. Parts of two divisions never form one page.
+
+    Raises:
+        ValueError: `count` is not in 1 .. 32, or `index` is not in 0 .. count-1.
     """
 
     index: int = 0
@@ -29,16 +35,22 @@ class Part(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= PARTS or not 0 <= self.index < self.count:
-            raise ValueError(f"part {self.index} of {self.count}: 1 to {PARTS} parts, counted from 0")
+            raise ValueError(
+                f"part {self.index} of {self.count} is not valid: a page has 1 to {PARTS} parts, counted from 0"
+            )
 
 
 WHOLE: Final = Part()
 
 
 class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Pages in blocks of one rank's cache, in host memory.
+    """Pages in the blocks of one rank's cache, in host memory.
 
-    slots: an item for each page. cache: as long as it lives, so does the engine's memory.
+    len() is the number of pages.
+
+    Attributes:
+        cache: The cache. It keeps the engine's memory alive.
+        slots: The position of each page in the cache.
     """
 
     cache: PagedCache
@@ -49,29 +61,32 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def part(self) -> Part:
-        """What this rank stores of every page."""
+        """The part of every page that this rank stores."""
         return part_of(self.cache.shard)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, with the parts of all ranks."""
+        """The size of a page in bytes, with the parts of all ranks."""
         return self.cache.page.nbytes
 
     def whole(self, count: int) -> tuple[Transfer, ...]:
-        """As storing; raises ValueError, too, unless these are `count` pages, all but those to skip with all tokens."""
+        """Returns `storing`, after verifying that there are `count` pages and that each page is complete or skipped.
+
+        Raises ValueError for another number of pages, for a page without all tokens that is not skipped, and as `storing`.
+        """
         self.slots.require_whole(count)
         return self.storing
 
     @CachedProperty
     def loading(self) -> Transfer:
-        """Raises ValueError for a cache that is not in host memory, and as PagedCache.loading does."""
+        """The copy that loads the pages. Raises ValueError for a cache on a GPU, or as PagedCache.loading() does."""
         transfer = self.cache.loading(self.slots)
         require_host(transfer)
         return transfer
 
     @CachedProperty
     def storing(self) -> tuple[Transfer, ...]:
-        """Raises ValueError for a cache that is not in host memory, and as PagedCache.storing does."""
+        """The copies that store this part. Raises ValueError for a cache on a GPU and as PagedCache.storing()."""
         transfers = self.cache.storing(self.slots)
         for transfer in transfers:
             require_host(transfer)
@@ -79,17 +94,20 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def part_of(shard: Shard) -> Part:
-    """What a process with this share of a model stores of every page."""
+    """Returns the part of every page that a process with this shard of a model stores."""
     return Part(shard.part, shard.parts, shard.division)
 
 
 def require_named(namespace: Namespace, page: PageLayout) -> None:
-    """Raises ValueError unless pages of the namespace are in this order: others would mean something else.
+    """Verifies that the namespace has the layout and the page length of these pages.
 
-    A snapshot is one row, however many tokens it stands for.
+    Bytes in another order would have another meaning. A snapshot is one row, regardless of its number of tokens.
+
+    Raises:
+        ValueError: It has not.
     """
     if namespace.layout != page.layout or page.tokens not in (1, namespace.page_tokens):
         raise ValueError(
             f"pages of {namespace.name} have {namespace.page_tokens} tokens and the layout {namespace.layout!r},"
-            f" but the cache's have {page.tokens} and {page.layout!r}: PageLayout.layout belongs into the Namespace"
+            f" but the cache's have {page.tokens} and {page.layout!r}: set the Namespace's layout to PageLayout.layout"
         )

@@ -1,4 +1,4 @@
-"""The client's own thread: finds the daemon, attaches, listens, and finds it again when it is gone."""
+"""The background thread of a client: attaches to the daemon, watches the connection and reconnects."""
 
 from __future__ import annotations
 
@@ -25,36 +25,41 @@ _CONFIRMED_S = 0.05
 
 
 class ReconnectListener(Protocol):
-    """Who is told by the keeper, on its thread."""
+    """The receiver of connection events. The background thread calls it."""
 
     def greeting(self) -> Attach:
-        """What to say to the daemon."""
+        """Returns the attach request."""
 
-    def meets(self) -> None:
-        """A daemon's socket answers: whether there is an attachment is known soon."""
+    def connected(self) -> None:
+        """Notes that a daemon accepted a connection and will soon accept or reject the attach request."""
 
-    def take_up(self, link: Link, greeting: Greeting) -> None:
-        """The link is up. Closes the descriptors. Raises RefusedError if the segments are of no use."""
+    def attach(self, link: Link, greeting: Greeting) -> None:
+        """Attaches with the daemon's answer and closes its descriptors.
+
+        Raises RefusedError if the segments cannot be used.
+        """
 
     def pump(self, link: Link) -> None:
-        """There is something to read that nobody waits for. Raises LinkError at the end of the link."""
+        """Reads responses that no thread waits for. Raises LinkError at the end of the connection."""
 
-    def lost(self) -> None:
-        """The link is closed; what was asked over it is not answered any more."""
+    def disconnected(self) -> None:
+        """Notes that the connection is closed: open requests get no response."""
 
-    def rests(self) -> bool:
-        """The attempt is over, and the next one begins later. False if the segments ended, and all slots with them."""
+    def attempt_ended(self) -> bool:
+        """Notes the end of an attempt. Returns False if the segments were released, with all slots."""
 
-    def leave(self) -> bool:
-        """Lets go of everything, for good. False if no daemon can be told so. May be called again."""
+    def detach(self) -> bool:
+        """Releases everything for good. Returns False if there is no slot to return. May be called again."""
 
 
 class ReconnectThread:
-    """Keeps a client attached from start() to stop(). One line in the log whenever that changes.
+    """The thread that keeps a client attached from start() to stop(). It logs one line when the state changes.
 
-    The daemon may have given a slot from when Attach was sent, whether its answer was read or not. A slot is kept as
-    long as the process lives, so the keeper ends only when a daemon has confirmed that the slot is free: this one, or
-    after its death the next one, which finds the slot in the segments.
+    The daemon may have assigned a slot from the moment when Attach was sent, even if its answer was not read. The
+    daemon
+    keeps a slot as long as the process lives. So the thread ends only when a daemon has confirmed that the slot is
+    free:
+    this daemon, or after its death the next one, which finds the slot in the segments.
     """
 
     def __init__(self, path: Callable[[], Path], listener: ReconnectListener) -> None:
@@ -62,36 +67,36 @@ class ReconnectThread:
         self._listener = listener
         self._leaving = False
         self._has_slot = False
-        self._let_go = threading.Event()
+        self._released = threading.Event()
         self._stops: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._link: Link | None = None
-        self._told = ""
-        self._thread = threading.Thread(target=self._run, name="pagetier-keeper", daemon=True)
+        self._logged = ""
+        self._thread = threading.Thread(target=self._run, name="pagetier-reconnect", daemon=True)
 
     def start(self) -> None:
-        """Begins to look for the daemon."""
+        """Starts to look for the daemon."""
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Lets go of everything, or returns after `timeout` seconds: then the thread does it later.
+        """Releases everything, at most `timeout` seconds long; then the thread finishes in the background.
 
-        A daemon that is well confirms meanwhile that the slot is free; one that is not is not waited for.
+        A healthy daemon confirms in this time that the slot is free; a slow daemon is not waited for.
         """
         self.stop_soon()
         if self._thread is not threading.current_thread():
-            self._let_go.wait(timeout)
+            self._released.wait(timeout)
             self._thread.join(min(timeout, _CONFIRMED_S))
 
     def stop_soon(self) -> None:
-        """The same without waiting: also for who comes from collecting garbage, at any point of any thread."""
+        """Stops without waiting. May be called by a finalizer at any point of any thread."""
         self._leaving = True
-        self._stops.put(None)  # of all queues this one may be put to from there
+        self._stops.put(None)  # the only queue that a finalizer may put to
         link = self._link
         if link is not None:
             link.stop()
 
     def disown(self) -> None:
-        """For a forked child, where the thread is not: closes the inherited link."""
+        """Closes the inherited link in a forked child, where the thread does not run."""
         if self._link is not None:
             self._link.disown()
 
@@ -102,42 +107,44 @@ class ReconnectThread:
                 self._attach_and_listen()
                 pause = _FIRST_PAUSE_S
             except RefusedError as error:
-                self._tell(str(error), f"{error}; every store is refused, and what is not mapped is a miss")
+                self._log(str(error), f"cannot attach: {error}; stores are rejected, only mapped pages can be loaded")
             except (LinkError, OSError) as error:
-                self._tell("away", f"no daemon: {error}; every store is refused, and what is not mapped is a miss")
-            self._has_slot &= self._listener.rests()
+                self._log(
+                    "away", f"cannot reach the daemon: {error}; stores are rejected, only mapped pages can be loaded"
+                )
+            self._has_slot &= self._listener.attempt_ended()
             self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         self._leave()
-        self._let_go.set()
+        self._released.set()
         self._free_slot()
 
     def _pause(self, seconds: float) -> None:
-        """Waits a little, so that the clients of a daemon do not come back all at once; less if stopped."""
+        """Waits for a random part of `seconds`, so that clients do not return all at once. stop() ends it."""
         with contextlib.suppress(queue.Empty):
             self._stops.get(timeout=seconds * random.uniform(0.5, 1.0))
 
     def _attach_and_listen(self) -> None:
         path = self._path()
         link = Link(path, _ANSWER_S)
-        self._link = link  # before the look at _leaving: stop_soon() does the two in the other order
+        self._link = link  # set before _leaving is read: stop_soon() does the two in the opposite order
         try:
             if not self._leaving:
                 point("client.connected")
-                self._listener.meets()
+                self._listener.connected()
                 slot = self._greet(link)
                 point("client.attached")
-                self._tell("attached", f"attached to {path} in slot {slot}")
+                self._log("attached", f"attached to {path} in slot {slot}")
                 self._listen(link)
         finally:
             self._link = None
             if self._leaving:
                 self._leave_over(link)
             link.close()
-            self._listener.lost()
+            self._listener.disconnected()
 
     def _greet(self, link: Link) -> int:
-        """Attaches; returns the slot. It is given back at once where the segments are of no use."""
+        """Attaches and returns the slot. The slot is returned at once if the segments cannot be used."""
         had_slot, self._has_slot = self._has_slot, True
         try:
             greeting = link.greet(self._listener.greeting(), _ANSWER_S)
@@ -146,7 +153,7 @@ class ReconnectThread:
             raise
         point("client.greeted")
         try:
-            self._listener.take_up(link, greeting)
+            self._listener.attach(link, greeting)
         except RefusedError:
             with contextlib.suppress(LinkError):
                 link.detach(_GOODBYE_S)
@@ -158,28 +165,28 @@ class ReconnectThread:
             while link.watch():
                 self._listener.pump(link)
         except LinkError as error:
-            self._tell("away", f"{error}; stores are refused until it is back")
+            self._log("away", f"{error}; stores are rejected until it is back")
 
     def _leave(self) -> None:
-        if not self._listener.leave():
+        if not self._listener.detach():
             self._has_slot = False
 
     def _leave_over(self, link: Link) -> None:
-        """Also where Attach was sent and not answered: the daemon reads Detach behind it."""
+        """Detaches, also if Attach was not answered yet: the daemon reads Detach after it."""
         self._leave()
         if not self._has_slot:
             return
         try:
             link.detach(_GOODBYE_S)
         except LinkError as error:
-            log.debug("the daemon could not be told that the slot is free: %s", error)
+            log.debug("cannot report to the daemon that the slot is free: %s", error)
             return
-        self._let_go.set()
+        self._released.set()
         self._has_slot = not link.wait_detached()
         point("client.gone")
 
     def _free_slot(self) -> None:
-        """Attaches and leaves, until a daemon has confirmed that this session has no slot."""
+        """Attaches and detaches until a daemon has confirmed that this session has no slot."""
         pause = _FIRST_PAUSE_S
         while self._has_slot:
             self._pause(pause)
@@ -196,7 +203,7 @@ class ReconnectThread:
         finally:
             link.close()
 
-    def _tell(self, state: str, line: str) -> None:
-        if state != self._told and not self._leaving:
+    def _log(self, state: str, line: str) -> None:
+        if state != self._logged and not self._leaving:
             log.log(logging.INFO if state == "attached" else logging.WARNING, "%s", line)
-        self._told = state
+        self._logged = state

@@ -1,4 +1,4 @@
-"""Storing: what the daemon said to each page of a batch, and the way from there to readable pages."""
+"""Reservations: memory that the daemon granted for pages, writing and publishing them, and the result of a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ _OUTCOMES_FROM_INDEX = bytes.maketrans(bytes(range(5)), bytes([0, 1, 2, 3, 3]))
 
 
 class Outcome(IntEnum):
-    """What became of one page of a store."""
+    """What became of one page of a store.
+
+    Attributes:
+        STORED: The page, or this writer's part of it, is stored.
+        PRESENT: The page was in the cache already.
+        PENDING: Another process is writing the page.
+        REFUSED: The page was rejected and is not stored.
+    """
 
     STORED = 0
     PRESENT = 1
@@ -30,34 +37,39 @@ class Outcome(IntEnum):
 
 
 class StoreResult(msgspec.Struct, frozen=True):
-    """What became of each page, head first, and why something was refused. codes: an Outcome a byte."""
+    """What became of each page of a store, in the order of the keys. len() is the number of pages.
+
+    Attributes:
+        codes: One byte for each page, an Outcome.
+        reason: Why pages were rejected; empty if there is nothing to say.
+    """
 
     codes: bytes
     reason: str = ""
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """One for each page."""
+        """The outcome of each page."""
         return [Outcome(code) for code in self.codes]
 
     @property
     def stored(self) -> int:
-        """Pages that are stored: the next match finds them (once all their parts are)."""
+        """The number of pages that are stored. The next match finds them once all of their parts are stored."""
         return self.codes.count(Outcome.STORED)
 
     @property
     def present(self) -> int:
-        """Pages that were there already."""
+        """The number of pages that were in the cache already."""
         return self.codes.count(Outcome.PRESENT)
 
     @property
     def pending(self) -> int:
-        """Pages that somebody else is writing."""
+        """The number of pages that another process is writing."""
         return self.codes.count(Outcome.PENDING)
 
     @property
     def refused(self) -> int:
-        """Pages that were not stored."""
+        """The number of pages that were rejected."""
         return self.codes.count(Outcome.REFUSED)
 
     def __len__(self) -> int:
@@ -72,7 +84,14 @@ class StoreResult(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True, eq=False):
-    """The daemon's answer, page by page: outcomes (u8), entries (u32), serials (u64)."""
+    """The daemon's response to a reservation.
+
+    Attributes:
+        outcomes: u8, the outcome of each page.
+        entries: u32, the entry of each page.
+        serials: u64, the serial of each page.
+        reason: Why pages were rejected, or empty.
+    """
 
     outcomes: bytes
     entries: bytes
@@ -88,25 +107,31 @@ class Answered(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def refused(cls, pages: int, reason: str) -> Self:
-        """No page was granted."""
+        """Returns a response that rejects all pages for this reason."""
         return cls(bytes([Outcome.REFUSED]) * pages, bytes(4 * pages), bytes(8 * pages), reason)
 
 
 class Reservation:
-    """Room for pages: written to, then published or abandoned. A context manager abandons what was not published.
+    """Memory for pages, which is written and then published or abandoned.
 
-    Pages are counted from 0 in the order of the keys. May be used by several threads, one page by one at a time.
+    A `with` block abandons what was not published.
 
-    granted: the pages that there is room for, those to write. session, entries (u32, one a page): where they are, for
-    who copies by himself.
+    Pages are counted from 0 in the order of the keys; len() is the number of keys. Several threads may use a
+    reservation if
+    each page is used by one thread at a time. Dropping it abandons it.
+
+    Attributes:
+        granted: The pages to write: those for which there is memory.
+        session: The mapped segments, for code that copies on its own; None if no page was granted.
+        entries: u32, the entry of each page, for code that copies on its own.
     """
 
-    def __init__(self, session: Session | None, held: set[int], answered: Answered, part: Part) -> None:
+    def __init__(self, session: Session | None, granted: set[int], answered: Answered, part: Part) -> None:
         codes = np.frombuffer(answered.outcomes, dtype=np.uint8)
         self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == _GRANTED)
         self._open = self.granted if session is not None else self.granted[:0]
         self.session = session
-        self._held = held
+        self._granted_serials = granted
         self._part = part
         self._codes = bytearray(answered.outcomes.translate(_OUTCOMES_FROM_INDEX))
         self.entries = np.frombuffer(answered.entries, dtype=np.uint32)
@@ -116,64 +141,80 @@ class Reservation:
     def write(self, page: int, buffer: HostBuffer, offset: int = 0) -> None:
         """Copies a buffer into a granted page, from byte `offset` of the page on.
 
-        After the client was closed it copies nothing, and publish() says so. Raises ValueError if the page was not
-        granted, or is not open any more, or the bytes do not fit into it; TypeError for what is no buffer.
+        After the client was closed nothing is copied, and publish() reports the page as rejected. Raises
+        TypeError if `buffer` is not host memory.
+
+        Raises:
+            ValueError: The page was not granted, is already published or abandoned, or the bytes do not fit into it.
         """
         if page not in self._open:
-            raise ValueError(f"page {page} is not granted")
+            raise ValueError(f"page {page} is not granted, or is published or abandoned already")
         memory = pages_of(buffer, 1, Access.READ)
         written = offset >= 0 and self._copy(np.array([page]), memory, offset, 1) == 1
         if not written and self._usable:
-            raise ValueError(f"{memory.nbytes} bytes from {offset} on do not fit into page {page}")
+            raise ValueError(f"{memory.nbytes} bytes at offset {offset} do not fit into page {page}")
 
     def write_all(self, pages: HostPages, threads: int) -> None:
-        """Copies the memory of all pages into those that were granted, each at this writer's part."""
+        """Copies the memory of each granted page into this writer's part of it.
+
+        Pages that cannot be copied are abandoned.
+        """
         offsets = pages.sizes[self._open] * self._part.index
-        # Not np.unique: its first call imports numpy.ma, and a child that is forked meanwhile can import that no more.
+        # Not np.unique: its first call imports numpy.ma, and a child that is forked during the import can never import
+        # it.
         for offset, which in [(offset, self._open[offsets == offset]) for offset in set(offsets.tolist())]:
             memory = HostPages(pages.addresses[which], pages.sizes[which], pages.owners)
             copied = self._copy(which, memory, offset, threads)
-            self._give_up(which[copied:])
+            self._abandon(which[copied:])
 
     def gather(self, pages: Blocks, threads: int = 1) -> None:
-        """Copies a rank's part of all granted pages out of its cache, as far as the blocks say; may be called again.
+        """Copies this rank's part of all granted pages from its cache. May be called again.
 
-        Pages that are to be skipped are given up. Raises ValueError for blocks of another part or number of pages, and
-        as PagedCache.storing does.
+        Skipped pages are abandoned.
+
+        Raises:
+            ValueError: The blocks have another part or another number of pages than the reservation. Also raises as
+                PagedCache.storing() does.
         """
         if len(pages) != len(self) or pages.part != self._part:
-            raise ValueError(f"{pages.part} of {len(pages)} pages, but {self._part} of {len(self)} was reserved")
+            raise ValueError(f"{pages.part} of {len(pages)} pages, but {self._part} of {len(self)} pages was reserved")
         transfers = pages.storing
-        self._give_up(self._open[pages.slots.skips[self._open]])
+        self._abandon(self._open[pages.slots.skips[self._open]])
         for transfer in transfers:
             which = self._open
-            self._give_up(which[self._gather(transfer, which, threads) :])
+            self._abandon(which[self._gather(transfer, which, threads) :])
 
     def publish(self, pages: npt.NDArray[np.intp] | None = None) -> StoreResult:
-        """Finishes this writer's part of granted pages, of all by default. A page that was doomed meanwhile is refused.
+        """Finishes this writer's part of granted pages, by default of all. Pages that were doomed since are rejected.
 
-        Pages that are not open any more are left as they are.
+        Pages that are already published or abandoned are not changed.
+
+        Args:
+            pages: The pages to publish; None for all that are open.
+
+        Returns:
+            What became of all pages of the reservation so far. Open pages count as stored.
         """
-        pages = self._take(pages)
+        pages = self._close(pages)
         if self.session is not None and len(pages):
             serials = self._serials[pages]
             stored = self.session.publish(self.entries[pages], serials, self._part.index)
             point("client.published")
-            self._held.difference_update(serials.tolist())
-            self._refuse(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
+            self._granted_serials.difference_update(serials.tolist())
+            self._reject(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
 
     def abandon(self, pages: npt.NDArray[np.intp] | None = None) -> None:
-        """Gives granted pages up, all by default: they are never readable, and their room comes back.
+        """Abandons granted pages, by default all: they never become readable, and their memory is released.
 
-        The caller guarantees that nobody, no GPU either, writes to them any more.
+        The caller guarantees that no thread and no GPU writes to them any more.
         """
-        self._give_up(self._open if pages is None else self._those_open(pages))
+        self._abandon(self._open if pages is None else self._open_of(pages))
 
     def keep(self) -> None:
-        """Neither publishes nor gives up what is open: it comes back when this process ends.
+        """Neither publishes nor abandons the open pages, whose memory is released when this process ends.
 
-        For pages that a device that failed may still write to.
+        For pages that a failed device may still write to.
         """
         self._open = self._open[:0]
 
@@ -182,14 +223,14 @@ class Reservation:
         return self.session is not None and self.session.usable
 
     def _copy(self, which: npt.NDArray[np.intp], memory: HostPages, offset: int, threads: int) -> int:
-        """How many of these pages were copied, from the first on."""
+        """Returns how many of these pages were copied, from the first on."""
         if self.session is None:
             return 0
         entries = self.entries[which]
         return self.session.copy_in(entries, memory.addresses, memory.sizes, offset, threads)
 
     def _gather(self, transfer: Transfer, which: npt.NDArray[np.intp], threads: int) -> int:
-        """How many of these pages were copied, from the first on."""
+        """Returns how many of these pages were copied, from the first on."""
         if self.session is None or not len(which):
             return 0
         slots = transfer.slots
@@ -204,32 +245,35 @@ class Reservation:
             threads,
         )
 
-    def _give_up(self, pages: npt.NDArray[np.intp]) -> None:
+    def _abandon(self, pages: npt.NDArray[np.intp]) -> None:
         if self.session is not None and len(pages):
             self._open = np.setdiff1d(self._open, pages, assume_unique=True)
             serials = self._serials[pages]
             self.session.abandon(self.entries[pages], serials, self._part.index)
             point("client.gave_up")
-            self._held.difference_update(serials.tolist())
-            self._refuse(pages)
+            self._granted_serials.difference_update(serials.tolist())
+            self._reject(pages)
 
-    def _take(self, pages: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp]:
-        """Those of the pages that are open; they are not any more. None means all, and is quick: stores wait for it."""
+    def _close(self, pages: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp]:
+        """Returns those of the pages that are open, and closes them.
+
+        None means all and is fast, because stores wait for it.
+        """
         if pages is None:
             pages, self._open = self._open, self._open[:0]
         else:
-            pages = self._those_open(pages)
+            pages = self._open_of(pages)
             self._open = np.setdiff1d(self._open, pages, assume_unique=True)
         return pages
 
-    def _those_open(self, pages: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    def _open_of(self, pages: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         return self._open[np.isin(self._open, pages)]
 
-    def _refuse(self, pages: npt.NDArray[np.intp]) -> None:
+    def _reject(self, pages: npt.NDArray[np.intp]) -> None:
         for page in pages:
             self._codes[page] = Outcome.REFUSED
         if len(pages) and not self._reason:
-            self._reason = "some pages were given up before they were whole"
+            self._reason = "some pages were abandoned before they were complete"
 
     def __del__(self) -> None:
         self.abandon()

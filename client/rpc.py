@@ -1,7 +1,7 @@
-"""Requests on their way: sent over a link, answered to who waits for them, given up at a timeout.
+"""Requests to the daemon and their responses: sending, waiting with a timeout, and noticing a daemon that is late.
 
-Who waits reads the link himself, for all who wait. The keeper reads where there are strays: requests that nobody
-waits for, not yet or not any more.
+Threads that wait for a response read the socket themselves, one of them for all. The client's background thread reads
+only while some response has no waiting thread (a stray): it is not waited for yet, or no longer.
 """
 
 from __future__ import annotations
@@ -26,34 +26,40 @@ from pagetier.shm.protocol import Answer, Fetched, Flushed, Request, Reserved
 log = logging.getLogger("pagetier.client")
 
 _LONGEST_S = 1e6
-_SILENT_S = 0.5  # from when on a late answer is worth a line in the log
+_SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
 _T = TypeVar("_T")
 
 
 class LinkedSession(msgspec.Struct, frozen=True, eq=False):
-    """A link, the session whose memory it is about, and the serials of the pages that are granted to that session.
+    """A connection, the session whose memory its requests are about, and the pages granted to that session.
 
-    held is shared by all who write or let go of such pages. It is only changed by single calls of its methods, which
-    other threads see whole: no lock is needed, and a forked child can not inherit one that is taken.
+    Attributes:
+        link: The connection.
+        session: The mapped segments.
+        granted: The serials of the granted pages, shared by all threads that write or release such pages. It is changed
+            by
+            single method calls only, which are atomic for other threads. So it needs no lock, and a forked child cannot
+            inherit a lock that is taken.
     """
 
     link: Link
     session: Session
-    held: set[int]
+    granted: set[int]
 
 
 class PendingRequest(ABC, Generic[_T]):
-    """One answer that the daemon owes. What begins with an underscore is for Requests, under its guard.
+    """A response that the daemon owes. Members with an underscore are used by Requests, under its lock.
 
-    pages: how many were asked about.
+    Attributes:
+        pages: The number of pages in the request.
     """
 
-    def __init__(self, requests: Requests, attachment: LinkedSession | None, pages: int) -> None:
+    def __init__(self, requests: Requests, linked: LinkedSession | None, pages: int) -> None:
         self.pages = pages
         self._requests = requests
-        self._link = attachment.link if attachment else None
-        self._due = math.inf  # time.monotonic() when a daemon that is well has answered, where it was told by when
+        self._link = linked.link if linked else None
+        self._due = math.inf  # time.monotonic() by which a healthy daemon has answered, if the request has a time limit
         self._answer: _T | None = None
         self._done = False
         self._collected = False
@@ -63,7 +69,7 @@ class PendingRequest(ABC, Generic[_T]):
 
     @property
     def unsent(self) -> bool:
-        """Whether it could not be sent, now or with this link: the daemon never sees it."""
+        """Whether the request could not be sent over this connection: the daemon never receives it."""
         return self._unsent
 
     @property
@@ -72,190 +78,214 @@ class PendingRequest(ABC, Generic[_T]):
         return self._done
 
     @abstractmethod
-    def _hopeless(self) -> bool:
-        """Whether the daemon need not be asked, as it owes others their answers."""
+    def _daemon_is_late(self) -> bool:
+        """Returns whether the daemon is so late with other responses that this request is not sent."""
 
     @abstractmethod
-    def _take(self, answer: Answer) -> bool:
-        """Takes what came with its number; False if that is no answer to it."""
+    def _accept(self, answer: Answer) -> bool:
+        """Stores the response and returns True; returns False for a response of another type."""
 
     @abstractmethod
     def _fail(self, reason: str) -> None:
-        """No answer will come."""
+        """Records that no response will come."""
 
 
 class Requests:
-    """The requests of one client in one process."""
+    """The open requests of one client in one process. Thread-safe."""
 
     def __init__(self) -> None:
-        # Reentrant, as the end of a dropped Promise may come at any point of the same thread.
-        self._guard = threading.Condition(threading.RLock())
+        # Reentrant, since a dropped PendingReservation may be finalized at any point of the thread that has the lock.
+        self._lock = threading.Condition(threading.RLock())
         self._reading = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, PendingRequest[Any]] = {}
         self._overdue = 0
         self._strays = 0
-        self._heard = 0.0
+        self._last_answer = 0.0
         self._silent_since = 0.0
-        self._told = False
+        self._logged = False
         self._pid = os.getpid()
 
     @property
     def foreign(self) -> bool:
-        """Whether these are the parent's, seen from a forked child: no lock of theirs may be taken there."""
+        """Whether these requests are the parent's, seen from a forked child, which must not take their locks."""
         return self._pid != os.getpid()
 
     @property
-    def owes_at_once(self) -> bool:
-        """Whether somebody waited in vain for what the daemon answers at once, and still does."""
+    def is_late(self) -> bool:
+        """Whether a response that needs no disk is overdue."""
         return self._overdue > 0
 
     @property
-    def overstays(self) -> bool:
-        """Whether the daemon let a time pass by which it was to answer, and was not heard of since."""
+    def is_late_with_disk(self) -> bool:
+        """Whether a response is past its time limit, and the daemon has sent nothing since that limit."""
         now = time.monotonic()
-        with self._guard:
-            return any(self._heard < owed._due < now for owed in self._waiting.values())
+        with self._lock:
+            return any(self._last_answer < pending._due < now for pending in self._waiting.values())
 
     def ask(
-        self, to: LinkedSession | None, request: Callable[[int], Request], owed: PendingRequest[_T], timeout: float
+        self,
+        linked: LinkedSession | None,
+        request: Callable[[int], Request],
+        pending: PendingRequest[_T],
+        timeout: float,
     ) -> None:
-        """Sends without waiting for the answer. Never raises: what can not be sent has failed."""
-        if to is None:
-            return _fail(owed, "no daemon is attached")
+        """Sends a request and returns without waiting for the response. Never raises.
+
+        If the request cannot be sent, or the daemon is late with others, `pending` fails at once.
+
+        Args:
+            linked: The connection to send over; None if there is none.
+            request: Makes the request from its number.
+            pending: Receives the response.
+            timeout: Seconds for sending.
+        """
+        if linked is None:
+            return _fail(pending, "no daemon is attached")
         number = next(self._numbers)
-        if not self._expect(number, owed):
-            return _fail(owed, "the daemon does not answer")
+        if not self._register(number, pending):
+            return _fail(pending, "the daemon does not answer")
         try:
-            to.link.send(request(number), timeout)
+            linked.link.send(request(number), timeout)
             point("client.asked")
         except LinkError as error:
-            with self._guard:
+            with self._lock:
                 self._waiting.pop(number, None)
-            owed._unsent = True
-            _fail(owed, str(error))
+            pending._unsent = True
+            _fail(pending, str(error))
 
-    def leave(self, owed: PendingRequest[_T]) -> None:
-        """Nobody waits for this answer, not yet or not any more: the keeper reads it."""
-        with self._guard:
-            if owed._link is None or owed._done or owed._stray:
+    def leave(self, pending: PendingRequest[_T]) -> None:
+        """Leaves the response to the background thread, because no thread waits for it now."""
+        with self._lock:
+            if pending._link is None or pending._done or pending._stray:
                 return
-            owed._stray = True
+            pending._stray = True
             self._strays += 1
-            owed._link.expect_stray()
+            pending._link.expect_stray()
 
-    def wait(self, owed: PendingRequest[_T], timeout: float) -> None:
-        """Until there is an answer, or `timeout` seconds. One of those who wait reads, for all of them."""
-        ends = time.monotonic() + patience(timeout)
-        link = owed._link
-        with self._guard:
-            while not owed._done and (left := ends - time.monotonic()) > 0:
+    def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
+        """Waits until there is a response, at most `timeout` seconds. One of the waiting threads reads for all."""
+        ends = time.monotonic() + clamp_timeout(timeout)
+        link = pending._link
+        with self._lock:
+            while not pending._done and (left := ends - time.monotonic()) > 0:
                 if self._reading or link is None:
-                    self._guard.wait(left)
+                    self._lock.wait(left)
                     continue
                 try:
                     # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket.
                     self._read(link, min(left, _READ_S))
                 except LinkError:
-                    link = None  # the keeper sees the end, too, and fails what is open
+                    link = None  # the background thread notices the end too, and fails all open requests
 
     def pump(self, link: Link) -> None:
-        """Reads what is there, unless somebody else does. For the keeper. Raises LinkError at the end of the link."""
-        with self._guard:
+        """Reads responses that have arrived, unless another thread reads. For the background thread.
+
+        Raises LinkError at the end of the connection.
+        """
+        with self._lock:
             if not self._reading:
                 self._read(link, 0.0)
-        self.tell()
+        self.log_silence()
 
-    def collect(self, owed: PendingRequest[_T], waited: float) -> _T | None:
-        """What was answered by now, for the first who asks; an answer that comes later finds itself collected.
+    def collect(self, pending: PendingRequest[_T], waited: float) -> _T | None:
+        """Returns the response, or None if there is none yet. Only the first call gets it.
 
-        waited: seconds that the daemon was given to answer at once. Where some were not enough, it is not asked for
-        the like until it answers: one caller waits for a daemon that hangs, not all.
+        A response that comes later finds the request marked as collected.
+
+        Args:
+            pending: The request.
+            waited: The seconds that the daemon had for a response that needs no disk, or 0. If they were not enough,
+                further
+                requests fail at once until the daemon answers: one caller waits for a hanging daemon, not every caller.
         """
-        with self._guard:
-            answer, owed._answer = owed._answer, None
-            if answer is None and not owed._collected:
-                self.leave(owed)
-                self._miss(owed, waited)
-            owed._collected = True
+        with self._lock:
+            answer, pending._answer = pending._answer, None
+            if answer is None and not pending._collected:
+                self.leave(pending)
+                self._mark_overdue(pending, waited)
+            pending._collected = True
         return answer
 
-    def lost(self) -> None:
-        """The link is closed: no answer comes any more."""
-        with self._guard:
+    def fail_all(self) -> None:
+        """Fails all open requests, because the connection is closed."""
+        with self._lock:
             waiting, self._waiting = self._waiting, {}
             self._overdue = self._strays = 0
-            self._told = False
-            for owed in waiting.values():
-                _fail(owed, "the daemon is gone")
-            self._guard.notify_all()
+            self._logged = False
+            for pending in waiting.values():
+                _fail(pending, "the daemon is gone")
+            self._lock.notify_all()
 
-    def tell(self) -> None:
-        """One line in the log when the daemon has been silent for a while, and one when it speaks again.
+    def log_silence(self) -> None:
+        """Logs when the daemon has been silent for a while, and when it answers again.
 
-        The caller must not have the guard: who writes a log may have to wait for somebody who waits for the guard.
+        The caller must not have the lock: writing a log may wait for a thread that waits for the lock.
         """
-        if not self._overdue and not self._told:
+        if not self._overdue and not self._logged:
             return
-        with self._guard:
-            silent = self._overdue > 0 and (self._told or time.monotonic() - self._silent_since > _SILENT_S)
-            news, self._told = silent != self._told, silent
-        if news and silent:
-            log.warning("the daemon does not answer; stores are refused until it does")
-        elif news:
+        with self._lock:
+            silent = self._overdue > 0 and (self._logged or time.monotonic() - self._silent_since > _SILENT_S)
+            changed, self._logged = silent != self._logged, silent
+        if changed and silent:
+            log.warning("the daemon does not answer; stores are rejected until it does")
+        elif changed:
             log.info("the daemon answers again")
 
-    def _expect(self, number: int, owed: PendingRequest[_T]) -> bool:
-        """False while asking is hopeless."""
-        with self._guard:
-            if not owed._hopeless():
-                self._waiting[number] = owed
+    def _register(self, number: int, pending: PendingRequest[_T]) -> bool:
+        """Registers the request; returns False if the daemon is too late with others."""
+        with self._lock:
+            if not pending._daemon_is_late():
+                self._waiting[number] = pending
                 return True
-        self.tell()
+        self.log_silence()
         return False
 
     def _read(self, link: Link, seconds: float) -> None:
-        """Reads once, without the guard, which the caller has, once. Raises LinkError at the end of the link."""
+        """Reads once, without the lock, which the caller has taken once.
+
+        Raises LinkError at the end of the connection.
+        """
         answers: list[Answer] = []
         self._reading = True
-        self._guard.release()
+        self._lock.release()
         try:
             answers = link.read(seconds)
         finally:
-            self._guard.acquire()
+            self._lock.acquire()
             self._reading = False
             for answer in answers:
-                self._take(answer)
-            self._guard.notify_all()
+                self._deliver(answer)
+            self._lock.notify_all()
 
-    def _take(self, answer: Answer) -> None:
-        """An answer came in. The caller has the guard."""
-        self._heard = time.monotonic()
+    def _deliver(self, answer: Answer) -> None:
+        """Delivers a response to its request. The caller has the lock."""
+        self._last_answer = time.monotonic()
         if not isinstance(answer, (Reserved, Fetched, Flushed)):
             return
-        owed = self._waiting.get(answer.number)
-        if owed is None or not owed._take(answer):
+        pending = self._waiting.get(answer.number)
+        if pending is None or not pending._accept(answer):
             return
         del self._waiting[answer.number]
         point("client.answered")
-        owed._done = True
-        self._overdue -= owed._overdue
-        self._strays -= owed._stray
-        if owed._stray and not self._strays and owed._link is not None:
-            owed._link.expect_no_stray()
+        pending._done = True
+        self._overdue -= pending._overdue
+        self._strays -= pending._stray
+        if pending._stray and not self._strays and pending._link is not None:
+            pending._link.expect_no_stray()
 
-    def _miss(self, owed: PendingRequest[_T], waited: float) -> None:
+    def _mark_overdue(self, pending: PendingRequest[_T], waited: float) -> None:
         if waited > 0:
             self._silent_since = self._silent_since if self._overdue else time.monotonic() - waited
-            owed._overdue = True
+            pending._overdue = True
             self._overdue += 1
 
 
-def patience(seconds: float) -> float:
-    """Seconds to wait, in the range that locks and sockets take."""
+def clamp_timeout(seconds: float) -> float:
+    """Returns `seconds` limited to the range that locks and sockets accept."""
     return min(max(0.0, seconds), _LONGEST_S)
 
 
-def _fail(owed: PendingRequest[_T], reason: str) -> None:
-    owed._fail(reason)
-    owed._done = True
+def _fail(pending: PendingRequest[_T], reason: str) -> None:
+    pending._fail(reason)
+    pending._done = True

@@ -256,7 +256,7 @@ def test_a_flush_that_is_not_answered_holds_up_nobody(daemon: RunningDaemon, cli
     assert not client.flush(SPACE, 0.0)
     daemon.signal(signal.SIGCONT)
     assert client.store(keys, some_pages(4, 1), timeout=20.0).stored == 4
-    assert eventually(lambda: not client._member.requests._strays), "the keeper has read the answers"
+    assert eventually(lambda: not client._attachment.requests._strays), "the keeper has read the answers"
 
 
 def test_without_a_daemon_nothing_is_flushed() -> None:

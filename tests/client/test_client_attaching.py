@@ -140,7 +140,7 @@ def test_a_client_that_is_closed_after_the_daemon_gave_its_memory_back_ends() ->
         client = daemon.client()
         assert daemon.stop() == 0
         client.close()
-        assert eventually(lambda: not any(thread.name == "pagetier-keeper" for thread in threading.enumerate()))
+        assert eventually(lambda: not any(thread.name == "pagetier-reconnect" for thread in threading.enumerate()))
         daemon.start()
 
 

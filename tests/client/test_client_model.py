@@ -222,8 +222,8 @@ class ClientMachine(RuleBasedStateMachine):
             w.daemon.signal(signal.SIGCONT)
         w.wait_ready()
         assert eventually(lambda: w.daemon.header()["open_entries"] == len(w.pending), LONG_S)
-        late = w.clients[who]._member.requests
-        assert eventually(lambda: not late.owes_at_once, LONG_S), "who does not hear the answer asks no more"
+        late = w.clients[who]._attachment.requests
+        assert eventually(lambda: not late.is_late, LONG_S), "who does not hear the answer asks no more"
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def test_hashes_of_another_length() -> None:
     ):
         with pytest.raises(ValueError, match=rf"hash {at} has \d+ bytes, not 32"):
             NS.keys_of_hashes(wrong)
-    with pytest.raises(ValueError, match="33 is no multiple"):
+    with pytest.raises(ValueError, match="33 is not a multiple"):
         NS.keys_of_hashes(bytes(33))
 
 

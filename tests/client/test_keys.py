@@ -152,13 +152,13 @@ def test_digests_that_are_not_bytes(digests: Any) -> None:
 def test_digests_of_no_length() -> None:
     with pytest.raises(ValueError, match="digest 1 is empty"):
         NS.keys_of([b"x", b""])
-    with pytest.raises(ValueError, match="33 is no multiple"):
+    with pytest.raises(ValueError, match="33 is not a multiple"):
         NS.keys_of(bytes(33))
 
 
 def test_continuing_in_another_namespace() -> None:
     other = msgspec.structs.replace(NS, salt="other")
-    with pytest.raises(ValueError, match="can not be continued"):
+    with pytest.raises(ValueError, match="cannot be continued"):
         NS.keys(range(4), after=other.keys(range(4)))
 
 
@@ -206,7 +206,7 @@ def test_keys_travel_small() -> None:
 
 
 def test_keys_of_wrong_length() -> None:
-    with pytest.raises(ValueError, match="33 is no multiple"):
+    with pytest.raises(ValueError, match="33 is not a multiple"):
         Keys(NS, bytes(33))
 
 

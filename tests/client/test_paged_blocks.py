@@ -158,7 +158,7 @@ def test_pages_of_a_namespace_that_says_another_order_are_refused(client: Client
     engine, slots = Engine(1), request(1, 2)
     for space in (namespace(TOKENS), namespace(TOKENS, layout="other"), namespace(6, layout=engine.paged.page.layout)):
         keys = Keys(space, bytes(64))
-        with pytest.raises(ValueError, match=r"PageLayout\.layout belongs into the Namespace"):
+        with pytest.raises(ValueError, match=r"set the Namespace.s layout to PageLayout\.layout"):
             client.store(keys, Blocks(engine.paged, slots))
         with client.match(keys) as match, pytest.raises(ValueError, match=r"PageLayout\.layout belongs"):
             client.load(match, Blocks(engine.paged, slots))

@@ -180,7 +180,7 @@ def test_dropped_ones_are_forgotten_when_they_are_answered(daemon: DiskDaemon, c
     gc.collect()
     for peer, request in [daemon.next_fetch() for _ in range(20)]:
         daemon.fulfil(peer, request)
-    requests = client._member.requests
+    requests = client._attachment.requests
     assert eventually(lambda: not requests._waiting)
     assert requests._strays == requests._overdue == 0
     assert client.store(some_keys(2, 100), bytes(2 * PAGE), timeout=10).stored == 2
@@ -192,7 +192,7 @@ def test_in_a_forked_child_it_is_done(daemon: DiskDaemon, client: Client) -> Non
     peer, request = daemon.next_fetch()
     peer.send(Fetched(request.number, bytes(3)))
     assert answered.wait(10) == 3
-    with held_by_another_thread(client._member.requests._guard):
+    with held_by_another_thread(client._attachment.requests._lock):
         child = os.fork()
         if not child:
             done = asked.ready and asked.wait(60) == 0 and answered.ready and answered.wait(60) == 0

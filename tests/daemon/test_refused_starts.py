@@ -189,7 +189,7 @@ def test_a_limit_on_the_size_of_files(name: str, tmp_path: Path) -> None:
 def test_a_stop_releases_the_memory_although_an_engine_is_attached() -> None:
     ended = pagetierd(code=STOPPED_AND_STARTED.replace("PLACES", repr(sys.path)), before=OWN_SHM, most_s=4 * START_S)
     assert ended.code == 0, ended.text
-    assert "started with the match in hand: <Match 3 of 3 pages, let go>" in ended.text
+    assert "started with the match in hand: <Match 3 of 3 pages, released>" in ended.text
 
 
 def test_an_arena_larger_than_the_control_group(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

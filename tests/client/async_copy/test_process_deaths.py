@@ -37,8 +37,8 @@ def empty(daemon: RunningDaemon) -> bool:
 
 def granted(client: Client) -> int:
     """Pages that the client was told are its to write: an answer that it has not read dies with the daemon."""
-    attachment = client._member.attachment
-    return len(attachment.held) if attachment is not None else 0
+    linked = client._attachment.linked
+    return len(linked.granted) if linked is not None else 0
 
 
 def test_the_client_s_end_waits_for_what_is_in_flight(daemon: RunningDaemon) -> None:
