@@ -39,8 +39,7 @@ class Attachment:
     Attributes:
         session: The mapped segments. None until they are mapped, and again after a daemon released its memory in an
             orderly stop; the session then ends with the last running copy, even if matches still refer to it. It
-            outlives
-            the connection: without a daemon, mapped pages can still be matched and loaded.
+            outlives the connection: without a daemon, mapped pages can still be matched and loaded.
         linked: The connection with its session; None without a daemon.
         requests: The requests that are open.
         arenas: The memory that this process has registered with GPU drivers.
@@ -57,9 +56,8 @@ class Attachment:
         self._pid = os.getpid()
         self._name = name
         self._token = secrets.randbits(_TOKEN_BITS)
-        self._settled = (
-            threading.Event()
-        )  # cleared while a daemon has accepted a connection and has not answered the attach request
+        # Cleared while a daemon has accepted a connection and has not answered the attach request.
+        self._settled = threading.Event()
         # A call waited in vain for a daemon that accepted a connection: other calls do not wait until it is attached.
         self._hangs = False
         self._thread = ReconnectThread(path, self)
@@ -155,8 +153,7 @@ class Attachment:
 
         Returns:
             False if there is no slot to return: the segments were released with all slots, or a copy runs for too long,
-                and
-            the end of the process frees the slot.
+            and the end of the process frees the slot.
         """
         session, self.session = self.session, None
         self.attached.clear()

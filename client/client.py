@@ -45,15 +45,15 @@ class Client(MatchingClient):
         socket: The path of the control socket. By default default_socket() decides at each attempt to attach.
         timeout: Seconds that a call may wait for the daemon if the call itself has no `timeout`.
         name: The name that administrators see; by default the name of the program.
-        threads: The number of threads that a large copy may use, the calling thread included; 0 for up to 4,
-            depending on the CPUs of this process.
+        threads: The number of threads that a large copy may use, the calling thread included; 0 for up to 4, depending
+            on the CPUs of this process.
     """
 
     def load(self, match: Match, out: HostBuffers | Blocks, start_page: int = 0, timeout: float | None = None) -> int:
         """Copies pages of a match to host memory.
 
-        Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has
-        room for them; they are pinned for the copy only. The timeout does not limit the time for copying.
+        Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has room
+        for them; they are pinned for the copy only. The timeout does not limit the time for copying.
 
         Raises TypeError if `out` is not writable host memory. Raises ValueError, before anything is copied, if a buffer
         is empty, or if the blocks cannot be loaded or have another layout than the pages.

@@ -217,8 +217,8 @@ def request_prefetch(attachment: Attachment, keys: bytes, disk_timeout: float, t
 class PendingFlush(PendingRequest[Flushed]):
     """A request to drop the pages of a namespace. Thread-safe; in a forked child there is no response.
 
-    The daemon waits for the disk before it answers, which may take seconds: a missing response does not count as a
-    late daemon.
+    The daemon waits for the disk before it answers, which may take seconds: a missing response does not count as a late
+    daemon.
     """
 
     def __init__(self, requests: Requests, linked: LinkedSession | None) -> None:

@@ -76,8 +76,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         groups: The groups and keys that were looked up.
         tokens: The length of the hit in tokens; 0 for a miss.
         available_pages: The length in tokens of the hit if pages on disk, or being read from disk, count too; `tokens`
-            or
-            more.
+            or more.
         asked: The length in tokens of the longest hit that the keys and the limit allow.
         matches: For each group, a match of the pages that the hit needs. It is loaded, adopted or handed over like any
             other match. Its first page is the page `start_pages` of the prompt, and its `keys` are those of its pages.

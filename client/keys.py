@@ -4,16 +4,16 @@
     key of page i = sha256(key of page i-1  ‖ tokens of page i ‖ extra of page i)
 
 Tokens are little-endian u32, exactly `page_tokens` for each page. Tokens after the last full page have no key. Since
-the number of tokens in a page is part of the namespace, different inputs never feed the same bytes into one step of
-the chain.
+the number of tokens in a page is part of the namespace, different inputs never feed the same bytes into one step of the
+chain.
 
 The namespace digest is
 
     sha256(b"pagetier namespace 1" ‖ for each field in order of declaration:
            u32 length of its name ‖ name ‖ u32 length of its value ‖ value)
 
-with little-endian lengths, text in UTF-8 as given (not normalised) and `page_tokens` in decimal digits. A field that
-is added, renamed or moved requires a new number in the tag.
+with little-endian lengths, text in UTF-8 as given (not normalised) and `page_tokens` in decimal digits. A field that is
+added, renamed or moved requires a new number in the tag.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -158,8 +158,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Returns the keys of all full pages of `tokens`.
 
         An int32 or uint32 array, tensor or buffer that is contiguous is hashed in place: its content must not change
-        during
-        the call.
+        during the call.
 
         Raises TypeError if `tokens` is not one-dimensional or not of integers (floats, texts, bools, bytes), or `extra`
         is not bytes. Raises ValueError if a token is out of range (the message names the first one), `extra` has
@@ -168,11 +167,9 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Args:
             tokens: IDs from 0 to 2**32-1: a sequence, an array, a CPU tensor or a buffer of integers.
             extra: Whatever determines the pages besides the tokens, for example digests of images: bytes that apply to
-                every
-                page, or a sequence with one bytes object for each full page of `tokens`.
+                every page, or a sequence with one bytes object for each full page of `tokens`.
             after: The keys of the beginning of the same prompt. `tokens` then continue after its len(after) *
-                page_tokens
-                tokens; only they are hashed, and the result has all keys.
+                page_tokens tokens; only they are hashed, and the result has all keys.
         """
         ids = token_ids(tokens)
         extras = _extras(extra, len(ids) // self.page_tokens)
@@ -197,17 +194,13 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         The caller guarantees that a hash is a SHA-256 over its page and all pages before it, and that the namespace
         identifies how it was made, including its seed. Weaker digests must go through keys_of(), which hashes them:
-        poorly
-        mixed bits would collide across namespaces here, and would fill few buckets of the index.
+        poorly mixed bits would collide across namespaces here, and would fill few buckets of the index.
 
-        Within a namespace the keys differ as the hashes do. Pages of two namespaces share a key only if
-        hash(a) XOR hash(b) equals the XOR of the namespaces' digests. Finding such a pair of inputs takes about 2**128
-        steps,
-        as for any collision of SHA-256. An attacker who can also choose any number of namespaces searches four lists
-        instead
-        of two, in about 2**85 steps and as much memory (Wagner's generalised birthday). That is still infeasible, but
-        the
-        operator of the engine should set the namespaces.
+        Within a namespace the keys differ as the hashes do. Pages of two namespaces share a key only if hash(a) XOR
+        hash(b) equals the XOR of the namespaces' digests. Finding such a pair of inputs takes about 2**128 steps, as
+        for any collision of SHA-256. An attacker who can also choose any number of namespaces searches four lists
+        instead of two, in about 2**85 steps and as much memory (Wagner's generalised birthday). That is still
+        infeasible, but the operator of the engine should set the namespaces.
 
         Raises TypeError if `hashes` has another type, and ValueError if a hash has another length.
 

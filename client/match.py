@@ -37,21 +37,17 @@ class Match(Pins):
     """The longest cached prefix of some keys. Its pages can be loaded until release() or the end of a `with` block.
 
     Made by Client.match(), Client.rematch() and Client.adopt(). len() is the number of pinned pages. Pickling a match
-    gives
-    a MatchHandle. A match that is dropped is released.
+    gives a MatchHandle. A match that is dropped is released.
 
     A pinned page cannot be evicted or changed. If a stopping daemon releases its memory, pages that are not being
-    copied
-    by then are a miss. A client can pin a page 65,535 times at once; a further match ends before that page.
+    copied by then are a miss. A client can pin a page 65,535 times at once; a further match ends before that page.
 
     Attributes:
         asked: The number of keys that were looked up.
         available_pages: The length of the prefix in pages if pages on disk, or being read from disk, count too; len()
-            or
-            more. Client.load() reads those after the first len() pages. In a match from another process it is len().
+            or more. Client.load() reads those after the first len() pages. In a match from another process it is len().
         from_disk: Pages that were on disk when the match was made and that Client.load() or Client.rematch() has
-            brought
-            into memory since.
+            brought into memory since.
         held: Whether the pages are pinned.
         session: The session whose memory the pages are in; None for a miss without a session.
     """

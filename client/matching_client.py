@@ -19,9 +19,9 @@ class MatchingClient(AttachedClient):
     def match(self, keys: Keys) -> Match:
         """Returns the longest cached prefix of the keys, pinned until it is released.
 
-        The call sends no message and waits for no other process. It counts as one lookup; a request that matches
-        again calls rematch(). Pinned pages count as tokens from memory, pages after them in the tier where they were
-        found once load() has copied them, and all others as missed.
+        The call sends no message and waits for no other process. It counts as one lookup; a request that matches again
+        calls rematch(). Pinned pages count as tokens from memory, pages after them in the tier where they were found
+        once load() has copied them, and all others as missed.
 
         The prefix ends early at a page that this client has pinned 65,535 times already, and where the pins of this
         process reach the quota `match.share`. Without a daemon, a process that was attached still finds the pages in

@@ -72,7 +72,8 @@ class Blocks(msgspec.Struct, frozen=True, eq=False, dict=True):
     def whole(self, count: int) -> tuple[Transfer, ...]:
         """Returns `storing`, after verifying that there are `count` pages and that each page is complete or skipped.
 
-        Raises ValueError for another number of pages, for a page without all tokens that is not skipped, and as `storing`.
+        Raises ValueError for another number of pages, for a page that lacks tokens but is not skipped, and as
+        `storing`.
         """
         self.slots.require_whole(count)
         return self.storing

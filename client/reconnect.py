@@ -56,10 +56,8 @@ class ReconnectThread:
     """The thread that keeps a client attached from start() to stop(). It logs one line when the state changes.
 
     The daemon may have assigned a slot from the moment when Attach was sent, even if its answer was not read. The
-    daemon
-    keeps a slot as long as the process lives. So the thread ends only when a daemon has confirmed that the slot is
-    free:
-    this daemon, or after its death the next one, which finds the slot in the segments.
+    daemon keeps a slot as long as the process lives. So the thread ends only when a daemon has confirmed that the slot
+    is free: this daemon, or after its death the next one, which finds the slot in the segments.
     """
 
     def __init__(self, path: Callable[[], Path], listener: ReconnectListener) -> None:

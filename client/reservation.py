@@ -117,8 +117,7 @@ class Reservation:
     A `with` block abandons what was not published.
 
     Pages are counted from 0 in the order of the keys; len() is the number of keys. Several threads may use a
-    reservation if
-    each page is used by one thread at a time. Dropping it abandons it.
+    reservation if each page is used by one thread at a time. Dropping it abandons it.
 
     Attributes:
         granted: The pages to write: those for which there is memory.
@@ -141,8 +140,8 @@ class Reservation:
     def write(self, page: int, buffer: HostBuffer, offset: int = 0) -> None:
         """Copies a buffer into a granted page, from byte `offset` of the page on.
 
-        After the client was closed nothing is copied, and publish() reports the page as rejected. Raises
-        TypeError if `buffer` is not host memory.
+        After the client was closed nothing is copied, and publish() reports the page as rejected. Raises TypeError if
+        `buffer` is not host memory.
 
         Raises:
             ValueError: The page was not granted, is already published or abandoned, or the bytes do not fit into it.
@@ -273,7 +272,7 @@ class Reservation:
         for page in pages:
             self._codes[page] = Outcome.REFUSED
         if len(pages) and not self._reason:
-            self._reason = "some pages were abandoned before they were complete"
+            self._reason = "some pages were abandoned or expired before they were complete"
 
     def __del__(self) -> None:
         self.abandon()

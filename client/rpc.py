@@ -38,9 +38,8 @@ class LinkedSession(msgspec.Struct, frozen=True, eq=False):
         link: The connection.
         session: The mapped segments.
         granted: The serials of the granted pages, shared by all threads that write or release such pages. It is changed
-            by
-            single method calls only, which are atomic for other threads. So it needs no lock, and a forked child cannot
-            inherit a lock that is taken.
+            by single method calls only, which are atomic for other threads. So it needs no lock, and a forked child
+            cannot inherit a lock that is taken.
     """
 
     link: Link
@@ -196,8 +195,8 @@ class Requests:
         Args:
             pending: The request.
             waited: The seconds that the daemon had for a response that needs no disk, or 0. If they were not enough,
-                further
-                requests fail at once until the daemon answers: one caller waits for a hanging daemon, not every caller.
+                further requests fail at once until the daemon answers: one caller waits for a hanging daemon, not every
+                caller.
         """
         with self._lock:
             answer, pending._answer = pending._answer, None

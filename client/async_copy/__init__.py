@@ -1,4 +1,4 @@
-"""Asynchronous copies between an engine's cache and the arena: see Copier."""
+"""Asynchronous copies between an engine's cache and the arena, see AsyncCopier."""
 
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle

@@ -1,4 +1,4 @@
-"""Where pages that are pinned, or were granted, lie in the arena; and some pages of a transfer."""
+"""The location of pinned or granted pages in the arena, and selections of the pages of a transfer."""
 
 from __future__ import annotations
 
@@ -16,27 +16,32 @@ Indices = npt.NDArray[np.intp]
 
 
 def located(session: Session, entries: Iterable[int | None], page_bytes: int) -> Frames:
-    """The frames of pages up to the first one that is not of this size, or whose chain makes no sense.
+    """Returns the frames of pages, up to the first page that has another size or whose chain of frames is invalid.
 
-    The session is held, and the pages are the caller's; None stands for a page that nobody will look at.
+    The caller holds the session, and has the pages pinned or granted.
+
+    Args:
+        session: The session whose arena the pages are in.
+        entries: The entry of each page; None for a page that is not copied, whose frames are 0.
+        page_bytes: The size of each page.
     """
     arena = Arena(session.arena_address, session.arena_bytes, session.frame_bytes, session)
     count = -(-page_bytes // arena.frame_bytes)
-    nothing, chain = bytes(4 * count), session.chain
-    rows = [nothing if entry is None else chain(entry) for entry in entries]
-    sound = next((at for at, row in enumerate(rows) if len(row) != len(nothing)), len(rows))
-    return frames_of(arena, np.frombuffer(b"".join(rows[:sound]), np.int32).reshape(-1, count))
+    empty, chain = bytes(4 * count), session.chain
+    rows = [empty if entry is None else chain(entry) for entry in entries]
+    valid = next((at for at, row in enumerate(rows) if len(row) != len(empty)), len(rows))
+    return frames_of(arena, np.frombuffer(b"".join(rows[:valid]), np.int32).reshape(-1, count))
 
 
 def picked(transfer: Transfer, pages: Indices) -> Transfer:
-    """Some pages of a transfer."""
+    """Returns some pages of a transfer."""
     slots = transfer.slots
     skip = slots.skip[pages] if len(slots.skip) else slots.skip
     return msgspec.structs.replace(transfer, slots=msgspec.structs.replace(slots, pages=slots.pages[pages], skip=skip))
 
 
 def bytes_of_pages(transfers: Iterable[Transfer], count: int) -> npt.NDArray[np.int64]:
-    """How many bytes the transfers move for each page."""
+    """Returns the number of bytes that the transfers copy for each page."""
     sizes = np.zeros(count, np.int64)
     for transfer in transfers:
         tokens = transfer.slots.pages[:, 2] - transfer.slots.pages[:, 1]
@@ -45,7 +50,7 @@ def bytes_of_pages(transfers: Iterable[Transfer], count: int) -> npt.NDArray[np.
 
 
 def chunks_of(pages: Indices, sizes: npt.NDArray[np.int64], most: int) -> list[Indices]:
-    """Pages in order, in chunks of at most so many bytes, or one page."""
+    """Returns the pages, in order, in chunks of at most `most` bytes, or of one page."""
     chunks: list[list[int]] = []
     room = 0
     for page, size in zip(pages.tolist(), sizes[pages].tolist(), strict=True):

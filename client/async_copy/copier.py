@@ -1,4 +1,4 @@
-"""Copies between an engine's cache and the arena that nobody waits for."""
+"""Asynchronous copies between an engine's cache and the arena: the copier, and how to open one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.async_copy.job import Counts
-from pagetier.client.async_copy.load_job import LoadingJob, source_of
+from pagetier.client.async_copy.load_job import LoadingJob, pinned_source
 from pagetier.client.async_copy.store_job import ReservationQueue, StorePlan, StoringJob
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
@@ -29,9 +29,9 @@ from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.kernels.pinning.pinning import Registering, Unregistering
 
-_LAYERS_AHEAD: Final = 256  # of loads: a device may make whoever enqueues more than about a thousand wait
-# A socket that takes anything takes the keys of so many pages whole. Of more it may take half, and half a request ends
-# the attachment, so that they are given some time.
+_LAYERS_AHEAD: Final = 256  # for loads: a device may block a thread that enqueues more than about a thousand copies
+# An empty socket buffer takes a request for this number of pages as a whole. Of a longer request it may take a part,
+# and a request that is sent in part ends the attachment, so longer requests get some time.
 _SENT_AT_ONCE: Final = 1500
 _SENDING_S: Final = 0.25
 _DEFAULT: Final = CopySettings()
@@ -42,17 +42,18 @@ def _nothing(timeout: float) -> bool:
 
 
 class Reserving(Protocol):
-    """What is used of a Client."""
+    """The part of a Client that the copier uses."""
 
     def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        """See Client.reserve_async."""
+        """See Client.reserve_async()."""
 
 
 class AsyncCopier:
-    """Stores and loads of one cache, each way on a stream and a thread of its own. From any thread.
+    """Stores and loads of one cache, each direction with a stream and a thread of its own. Thread-safe.
 
-    load(), store() and what they return never make the caller wait, but where a timeout is named. Without a daemon, in
-    a forked child, after close() and after a failure of the device every load is a miss and every store is refused.
+    load(), store() and the handles that they return never make the caller wait, except in methods with a `timeout`.
+    Without a daemon, in a forked child, after close() and after a failure of the device, every load is a miss and every
+    store is rejected.
     """
 
     def __init__(
@@ -64,16 +65,19 @@ class AsyncCopier:
         drive: Drive = in_thread,
         ended: Callable[[float], bool] = _nothing,
     ) -> None:
-        """Raises ValueError for a cache on another device, and DeviceError.
+        """Starts the threads that copy. Raises DeviceError if the device has failed.
 
         Args:
-            client: as long as it is attached there is room for stores; loads are of its matches.
-            cache: of this rank; its memory stays for as long as anything is in flight.
-            device: where the cache is.
-            settings: how much may be copied at once, and how fast.
-            drive: calls the lanes' step(); by default from threads.
-            ended: called by each close() after which nothing is in flight any more, with the seconds that are left:
-                whether what it began has ended. Never called if the device failed.
+            client: Reserves memory for stores while it is attached. Loads are of its matches.
+            cache: The cache of this rank. Its memory must exist as long as copies are in flight.
+            device: The device of the cache.
+            settings: The limits on how much is copied at once, and how fast.
+            drive: Calls the step() of both stream queues; by default from a thread for each.
+            ended: Called by each close() after which no copies are in flight, with the seconds that are left. Returns
+                whether everything that it began has ended. It is never called if the device failed.
+
+        Raises:
+            ValueError: The cache is on another device.
         """
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
@@ -83,58 +87,65 @@ class AsyncCopier:
         self._pid = os.getpid()
         self._at_end = ended
         rate = Rate()
-        self._door = ReservationQueue()
+        self._reservations = ReservationQueue()
         self._backlog = CopyBacklog(settings.backlog, rate, settings.store_bandwidth)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
         self._stores = StreamQueue(stores, rate, BandwidthCap(settings.store_bandwidth), settings.depth)
         self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_AHEAD)
         self._stored, self._loaded = Counts(), Counts()
-        for lane, name in ((self._stores, "pagetier-stores"), (self._loads, "pagetier-loads")):
-            weakref.finalize(self, lane.close).atexit = False
-            drive(lane, name)
+        for queue, name in ((self._stores, "pagetier-stores"), (self._loads, "pagetier-loads")):
+            weakref.finalize(self, queue.close).atexit = False
+            drive(queue, name)
 
     def load(self, match: Match, slots: SlotMap, start_page: int = 0, after: object = None) -> LoadHandle:
-        """Begins to copy pages of a match into blocks, and pins them for itself: the match may be let go of.
+        """Starts to copy pages of a match into blocks, and pins them for itself: the match may be released at once.
+
+        Raises ValueError as PagedCache.loading() does, and if the pages have another layout than the cache or `after`
+        is not an event of the device.
 
         Args:
-            match: held; of the client's. Pages behind its pinned ones, on disk, are not loaded: see Client.prefetch.
-            slots: an item for each page from `first` on. They are not read or written until the load has ended.
-            start_page: the first page to copy, counted from the head of the match.
-            after: an event of the engine's that comes before the first byte is written; None: at once. Loads go in
-                order: those behind this one wait for it, too, even if this one is cancelled. Should it fail, where the
-                device can tell, this load fails alone.
+            match: A match that is not released, of the same client. Pages that are on disk are not loaded: see
+                Client.prefetch().
+            slots: The blocks of each page from `start_page` on. The engine must not read or write them until the load
+                has ended.
+            start_page: The first page to copy, counted from the first page of the match.
+            after: An event of the engine that completes before the first byte is written; None to start at once. Loads
+                run in order, so later loads wait for the event too, even if this load is cancelled. If the event fails
+                and the device reports it, only this load fails.
 
-        Raises ValueError as PagedCache.loading does, for pages of a namespace that says another order, and for an
-        `after` that is no event of the device's.
+        Returns:
+            The load. Its `pages` says how many pages are copied; the pages after them are misses.
         """
         if after is not None:
             self._require_event(after)
         if match.keys is not None:
             require_named(match.keys.namespace, self._cache.page)
         transfer = self._cache.loading(slots)
-        source = None if self._foreign or self._loads.broken else source_of(match, transfer, start_page)
+        source = None if self._foreign or self._loads.broken else pinned_source(match, transfer, start_page)
         gate = None if after is None or source is None else EngineEvent(after, source.transfer)
         job = LoadingJob(source, self._cache.cache.layers, self._loaded, gate)
         if gate is not None:
             gate.lost = job.cancel
         if source is not None and not self._loads.submit(job):
-            source.let_go()
+            source.release()
             job = LoadingJob(None, job.layers, self._loaded)
         return LoadHandle(job, gate)
 
     def store(self, keys: Keys, slots: SlotMap, after: object = None) -> StoreHandle:
-        """Begins to store this rank's part of a page for each key, but for those that are to be skipped.
+        """Starts to store this rank's part of a page for each key, except for skipped pages.
 
-        Pages become readable chunk by chunk, from the head on. Those that the copies can not keep up with are left out,
-        from the tail on.
+        Pages become readable chunk by chunk, from the first page on. If the copies cannot keep up with the stores, the
+        last pages are left out. Raises ValueError if the keys have another layout than the cache, a page that is not
+        skipped lacks tokens, or `after` is not an event of the device.
 
         Args:
-            keys: the whole chain from the head of the prompt, so that its recency is right.
-            slots: an item for each key. Their content stays until the store is ready, or cancelled.
-            after: an event of the engine's that comes before the first byte is read; None: at once. Stores behind this
-                one wait for it, too. Should it fail, where the device can tell, this store is cancelled, and no other.
+            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order.
+            slots: The blocks of each key. Their content must not change until the store is ready or cancelled.
+            after: An event of the engine that completes before the first byte is read; None to start at once. Later
+                stores wait for it too. If the event fails and the device reports it, only this store is cancelled.
 
-        Raises ValueError for what are no whole pages, and as load() does.
+        Returns:
+            The store.
         """
         if after is not None:
             self._require_event(after)
@@ -142,46 +153,47 @@ class AsyncCopier:
         slots.require_whole(len(keys))
         sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.patience)
         ask = partial(self._client.reserve_async, keys, self._cache.page.nbytes, self._part, sending)
-        order = StorePlan(self._cache.storing(slots), ask)
+        plan = StorePlan(self._cache.storing(slots), ask)
         gate = None if after is None else EngineEvent(after)
-        job = StoringJob(order, self._door, self._backlog, self._settings, self._stored, gate)
+        job = StoringJob(plan, self._reservations, self._backlog, self._settings, self._stored, gate)
         if gate is not None:
             gate.lost = job.cancel
-        reason = "the copier was made in another process" if self._foreign else self._stores.broken
+        reason = "the copier was created in another process" if self._foreign else self._stores.broken
         if reason or not self._stores.submit(job):
-            job.refuse(reason or self._stores.broken or "the copier is closed")
+            job.reject(reason or self._stores.broken or "the copier is closed")
         return StoreHandle(job)
 
     def close(self, timeout: float) -> bool:
-        """Begins nothing new, and waits at most `timeout` seconds for what goes on: whether all of it has ended.
+        """Returns whether all copies have ended, after waiting at most `timeout` seconds. Rejects new copies.
 
-        What has not goes on by itself to its end, the unpinning of an arena, too; the session stays mapped for it. May
-        be called again, and then returns True some time, unless the device failed with copies in flight.
+        Copies that have not ended, and the unpinning of an arena, finish in the background; the session stays mapped
+        for them. The method may be called again until it returns True. If the device failed with copies in flight, it
+        never does.
         """
         if self._foreign:
             return True
         ends = time.monotonic() + timeout
-        lanes = self._stores, self._loads
-        for lane in lanes:
-            lane.close()
-        ended = all(lane.wait_idle(ends - time.monotonic()) for lane in lanes)
-        if ended and not any(lane.broken for lane in lanes):
+        queues = self._stores, self._loads
+        for queue in queues:
+            queue.close()
+        ended = all(queue.wait_idle(ends - time.monotonic()) for queue in queues)
+        if ended and not any(queue.broken for queue in queues):
             return self._at_end(max(0.0, ends - time.monotonic()))
         return ended
 
     @property
     def load_bandwidth(self) -> int:
-        """Bytes a second that loads are held to; 0: as many as they can."""
+        """The limit on the bandwidth of loads in bytes per second; 0 for no limit."""
         return self._settings.load_bandwidth
 
     @property
     def counts(self) -> Counts:
-        """What was done so far."""
+        """The counts of all copies so far."""
         return self._stored + self._loaded
 
     @property
     def left_out(self) -> int:
-        """Granted pages that were not stored, as the copies could not keep up."""
+        """The number of granted pages that were not stored because the copies could not keep up."""
         return self._stored.left_out
 
     @property
@@ -193,21 +205,21 @@ class AsyncCopier:
 
 
 def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
-    """Asynchronous copies between this rank's cache and the arena. Close it before the client.
+    """Returns a copier between this rank's cache and the arena. Close it before the client.
+
+    Raises SettingsError if the settings file is invalid, and DeviceError if there is no such GPU.
 
     Args:
-        client: attached or not; it stays the caller's.
-        cache: in host memory, or on a GPU: then the arena is pinned in the background, and copies go another, slower
-            way until it is.
-        settings: None: what the copies' configuration says, see kernels.settings.
-
-    Raises SettingsError, and DeviceError where there is no such GPU.
+        client: The client, attached or not. The caller still has to close it.
+        cache: A cache in host memory or on a GPU. For a GPU, the arena is pinned in the background, and a slower copy
+            path is used until that is done.
+        settings: The limits of the copies; None for those of the settings file, see kernels/config/file.py.
     """
-    told = load_settings() if settings is None else settings
+    chosen = load_settings() if settings is None else settings
     if cache.cache.device == "cpu":
         host = HostDevice(client.threads)
-        return AsyncCopier(client, cache, host, told, ended=host.close)
-    return _on_gpu(client, cache, told)
+        return AsyncCopier(client, cache, host, chosen, ended=host.close)
+    return _on_gpu(client, cache, chosen)
 
 
 def copier_pinning(
@@ -217,15 +229,20 @@ def copier_pinning(
     registrar: tuple[Registering, Unregistering],
     device: Callable[[Callable[[Frames], bool]], Device],
 ) -> AsyncCopier:
-    """A copier that pins the arena in the background, together with the others of this client and process.
+    """Returns a copier that pins the arena in the background, shared with the other copiers of this client and process.
 
-    registrar: pins memory, and unpins it. device: made with the question whether all of some frames are pinned by now.
+    Args:
+        client: The client.
+        cache: The cache on the device.
+        settings: The limits of the copies.
+        registrar: Pins memory, and unpins it.
+        device: Makes the device from a function that returns whether all of some frames are pinned by now.
     """
     lease = client.arenas.lease(*registrar)
-    its = lease.watched(device(lease.ready))
+    pinning = lease.watched(device(lease.ready))
     if client.session is not None:
         lease.begin(client.session)
-    return AsyncCopier(client, cache, its, settings, ended=lease.end)
+    return AsyncCopier(client, cache, pinning, settings, ended=lease.end)
 
 
 def _on_gpu(client: Client, cache: PagedCache, settings: CopySettings) -> AsyncCopier:

@@ -1,4 +1,4 @@
-"""Pages that were granted to a store, from the daemon's answer until each is published, given up or kept for ever."""
+"""Pages that were granted to a store, until each is published, abandoned or kept until the process ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _NONE = np.zeros(0, np.intp)
 
 
 class GrantedPages:
-    """A reservation whose session is held until let_go(). For one thread at a time.
+    """A reservation whose session is held until release(). For one thread at a time.
 
-    open: granted pages that are neither published nor given up, ascending.
+    Attributes:
+        open: The granted pages that are neither published nor abandoned, ascending.
     """
 
     def __init__(self, reservation: Reservation) -> None:
@@ -25,40 +26,43 @@ class GrantedPages:
             self._session.hold()
 
     def locate(self, pages: Indices, page_bytes: int) -> Frames | None:
-        """Where granted pages lie, as many as can be found, from the first on."""
+        """Returns the location of granted pages, of as many as can be found, from the first on.
+
+        None without a session.
+        """
         session = self._session
         if session is None or not session.usable:
             return None
         return located(session, self._reservation.entries[pages].tolist(), page_bytes)
 
     def publish(self, pages: Indices) -> int:
-        """Makes pages readable; how many were not doomed meanwhile."""
+        """Makes pages readable and returns how many. Pages that were doomed since are not counted."""
         before = self._reservation.publish(_NONE).stored
         self.open = np.setdiff1d(self.open, pages, assume_unique=True)
         return len(pages) - before + self._reservation.publish(pages).stored
 
     def abandon(self, pages: Indices) -> None:
-        """Gives pages up. Nobody writes to them any more."""
+        """Abandons pages. The caller guarantees that no copies to them are running."""
         self.open = np.setdiff1d(self.open, pages, assume_unique=True)
         self._reservation.abandon(pages)
 
     def keep(self) -> StoreResult:
-        """Open pages stay as they are, and the session held, until this process ends."""
+        """Keeps open pages, and the session, until this process ends. Returns a result in which they are rejected."""
         self._reservation.keep()
         codes = np.frombuffer(self._reservation.publish(_NONE).codes, np.uint8).copy()
         codes[self.open] = Outcome.REFUSED
         return StoreResult(codes.tobytes())
 
-    def let_go(self, took_ns: int) -> None:
-        """Ends the hold; no page is open any more. took_ns: what copying took, for the statistics."""
+    def release(self, took_ns: int) -> None:
+        """Ends the hold on the session when no page is open any more, and counts `took_ns` nanoseconds of copying."""
         if self._session is not None:
             self._session.count_time(0, took_ns)
             self._session.unhold()
 
     @property
     def result(self) -> StoreResult:
-        """What became of the pages by now; those that are open are pending."""
-        told = self._reservation.publish(_NONE)
-        codes = np.frombuffer(told.codes, np.uint8).copy()
+        """What became of the pages so far; open pages are pending."""
+        current = self._reservation.publish(_NONE)
+        codes = np.frombuffer(current.codes, np.uint8).copy()
         codes[self.open] = Outcome.PENDING
-        return StoreResult(codes.tobytes(), told.reason)
+        return StoreResult(codes.tobytes(), current.reason)

@@ -1,4 +1,4 @@
-"""A store that goes on by itself, as the engine sees it."""
+"""Handles of asynchronous stores and loads, by which an engine polls, waits and cancels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pagetier.kernels.device import DeviceError, EngineEvent
 
 
 class StoreHandle:
-    """Pages on their way out of the engine's cache. Made by Copier.store; from any thread.
+    """A store of pages from the engine's cache. Made by AsyncCopier.store(). Thread-safe.
 
-    Who drops it stops nothing. Until it is ready the blocks keep their content, unless it is cancelled.
+    Dropping the handle does not cancel the store. The content of the blocks must not change until the store is ready or
+    cancelled.
     """
 
     def __init__(self, job: StoringJob) -> None:
@@ -21,47 +22,49 @@ class StoreHandle:
 
     @property
     def ready(self) -> bool:
-        """Whether wait() returns at once, with what is final."""
+        """Whether wait() returns at once, with the final result."""
         return self._job.decided or self._job.foreign
 
     def wait(self, timeout: float) -> StoreResult:
-        """What became of the pages, after at most `timeout` seconds. Those that are not finished by then are pending.
+        """Returns what became of each page, after waiting at most `timeout` seconds for the final result.
 
-        May be called again. In a forked child everything is refused.
+        Pages that are not finished by then are pending. May be called again. In a forked child all pages are rejected.
         """
         if self._job.foreign:
             refused = bytes([Outcome.REFUSED]) * len(self._job.result)
-            return StoreResult(refused, "it was begun in another process")
+            return StoreResult(refused, "the store was started in another process")
         self._job.wait_until(lambda: self._job.decided, timeout)
         return self._job.result
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it reads the cache any more: also after cancel(). Never, if the device failed."""
+        """Whether the store no longer reads the cache, also after cancel(). If the device failed, this stays False."""
         return self._job.ended
 
     def wait_ended(self, timeout: float) -> bool:
-        """Waits for that, at most `timeout` seconds."""
+        """Waits at most `timeout` seconds until the store has ended, and returns whether it has."""
         return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
 
     def cancel(self) -> None:
-        """Gives up all pages that are not readable when this returns: their blocks may have other content from then on.
+        """Abandons all pages that are not readable when the call returns: their blocks may then be overwritten.
 
-        Their memory stays until it has ended. Does nothing once it is ready.
+        The memory of the blocks must exist until the store has ended. Has no effect once the store is ready.
         """
         self._job.cancel()
 
     def __repr__(self) -> str:
-        return f"<StoreHandle {'ready' if self.ready else 'on its way'}, {self._job.result!r}>"
+        return f"<StoreHandle {'ready' if self.ready else 'in progress'}, {self._job.result!r}>"
 
 
 class LoadHandle:
-    """Pages on their way into the engine's cache, layer by layer. Made by Copier.load; from any thread.
+    """A load of pages into the engine's cache, layer by layer. Made by AsyncCopier.load(). Thread-safe.
 
-    Who drops it stops nothing. In a forked child nothing of it is ever ready.
+    Dropping the handle does not cancel the load. In a forked child no layer is ever ready.
 
-    pages: how many from the first one asked for on; what is behind them is a miss. With 0 every layer is ready.
-    layers: of this rank's cache.
+    Attributes:
+        pages: The number of pages that are loaded, from `start_page` on; pages after them are misses. If it is 0, every
+            layer counts as ready.
+        layers: The number of layers in this rank's cache.
     """
 
     def __init__(self, job: LoadingJob, gate: EngineEvent | None = None) -> None:
@@ -70,56 +73,70 @@ class LoadHandle:
 
     @property
     def failed(self) -> str:
-        """Why layers that are not ready never will be: the device failed, or the event to come after; else empty."""
+        """Why layers that are not ready will never be: the device or the event given as `after` failed.
+
+        Empty otherwise.
+        """
         return self._job.reason or (self._gate.reason if self._gate is not None else "")
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it writes to the cache any more: also after cancel(). Never, if the device failed."""
+        """Whether the load no longer writes to the cache, also after cancel().
+
+        If the device failed, this stays False.
+        """
         return self._job.ended
 
     def wait_ended(self, timeout: float) -> bool:
-        """Waits for that, at most `timeout` seconds."""
+        """Waits at most `timeout` seconds until the load has ended, and returns whether it has."""
         return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
 
     def ready(self, layer: int) -> bool:
-        """Whether a layer of all its pages is in the cache. Waits for nobody."""
-        if self._settled(layer):
-            return self._sound
+        """Returns whether a layer of all pages is in the cache, without waiting.
+
+        Raises ValueError for an unknown layer.
+        """
+        if self._is_decided(layer):
+            return self._valid
         event = self._job.event(layer)
         try:
-            return event is not None and not self._job.foreign and event.done() and self._sound
+            return event is not None and not self._job.foreign and event.done() and self._valid
         except DeviceError:
             return False
 
     def wait(self, layer: int, timeout: float) -> bool:
-        """Waits for a layer, at most `timeout` seconds. False also where it will never come."""
-        if self._settled(layer):
-            return self._sound
+        """Returns whether a layer of all pages is in the cache, after waiting for it at most `timeout` seconds.
+
+        Returns False at once if the layer will never be loaded. Raises ValueError for an unknown layer.
+        """
+        if self._is_decided(layer):
+            return self._valid
         ends = time.monotonic() + timeout
         self._job.wait_until(lambda: self._job.decided(layer), timeout)
         event = self._job.event(layer)
         if event is None or self._job.foreign:
             return False
         try:
-            return event.wait(max(0.0, ends - time.monotonic())) and self._sound
+            return event.wait(max(0.0, ends - time.monotonic())) and self._valid
         except DeviceError:
             return False
 
     def hold(self, stream: object, layer: int, timeout: float) -> bool:
-        """What is given to the engine's stream from now on begins when the layer is in the cache.
+        """Makes further work on the engine's stream wait until a layer is in the cache.
 
-        Waits, at most `timeout` seconds, only until its copies are enqueued. False if they are not by then, or will
-        not be: then nothing is held. Raises ValueError for what is no stream.
+        The call itself waits, at most `timeout` seconds, only until the copies of the layer are enqueued. Raises
+        ValueError if `stream` is not a stream of the device, or for an unknown layer.
 
-        True says that the copies are enqueued, not that they succeed: should they fail, what is held begins without the
-        layer. Who uses what it computed looks at `failed` behind it.
+        Returns:
+            Whether the stream waits. False means that the copies were not enqueued in time or never will be. True means
+            that the copies are enqueued, not that they succeed: if they fail, the work starts without the layer, so an
+            engine checks `failed` before it uses the results.
         """
-        if self._settled(layer):
-            return self._sound
+        if self._is_decided(layer):
+            return self._valid
         self._job.wait_until(lambda: self._job.decided(layer), timeout)
         event = self._job.event(layer)
-        if event is None or not self._sound:
+        if event is None or not self._valid:
             return False
         try:
             event.hold(stream)
@@ -128,19 +145,25 @@ class LoadHandle:
         return True
 
     def cancel(self) -> None:
-        """Begins no more layers; see `ended`. Those that were enqueued may still become ready."""
+        """Stops the load: no further layers are copied, see `ended`.
+
+        Layers that are enqueued may still become ready.
+        """
         self._job.cancel()
 
-    def _settled(self, layer: int) -> bool:
+    def _is_decided(self, layer: int) -> bool:
         if not 0 <= layer < self.layers:
-            raise ValueError(f"layer {layer} of {self.layers}")
-        return not self.pages or self._job.has_landed(layer)
+            raise ValueError(f"there is no layer {layer}: the cache has {self.layers}")
+        return not self.pages or self._job.is_loaded(layer)
 
     @property
-    def _sound(self) -> bool:
-        """Whether what has come counts. To be asked behind it: a gate is lost before an event behind it comes."""
+    def _valid(self) -> bool:
+        """Whether loaded layers are valid.
+
+        Read after a layer has completed: a failed event is recorded before later events.
+        """
         return not self._job.foreign and not (self._gate is not None and self._gate.reason)
 
     def __repr__(self) -> str:
-        state = f"failed: {self.failed}" if self.failed else "ended" if self.ended else "on its way"
+        state = f"failed: {self.failed}" if self.failed else "ended" if self.ended else "in progress"
         return f"<LoadHandle of {self.pages} pages, {self.layers} layers, {state}>"

@@ -1,4 +1,4 @@
-"""What a lane carries out, a store or a load, piece by piece; and how other threads wait for it."""
+"""The interface of a copy job: a store or load that a stream queue runs piece by piece."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ from pagetier.kernels.device import Copy, Event
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False):
-    """Copies that are enqueued together, before one event, and how many bytes they move."""
+    """Copies that are enqueued together before one event.
+
+    Attributes:
+        copies: The copies.
+        nbytes: The number of bytes that they move.
+    """
 
     copies: tuple[Copy, ...]
     nbytes: int
 
 
 class Waker(Protocol):
-    """Whoever carries a job out."""
+    """The part of a stream queue that a job uses."""
 
     def wake(self) -> None:
-        """Something about a job has changed. From any thread, waits for nobody."""
+        """Reports that a job has changed. Thread-safe; never waits."""
 
 
 class CopyJob(ABC):
-    """What is abstract is for its lane, one thread at a time; the rest may be called from any thread."""
+    """A store or load.
+
+    Its abstract methods are for its stream queue, one thread at a time; the others are thread-safe.
+    """
 
     def __init__(self, after: object = None) -> None:
-        """Its copies begin after an event of the engine's; None: at once."""
+        """Copies start after `after`, an event of the engine; None to start at once."""
         self._after = after
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -41,28 +49,34 @@ class CopyJob(ABC):
 
     @property
     def cancelled(self) -> bool:
-        """Whether its owner gave it up."""
+        """Whether the engine cancelled the job."""
         return self._cancelled
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it is copied any more and it holds nothing; never, where the device failed under it."""
+        """Whether no copies of the job are running and it holds no pages.
+
+        If the device failed during them, this stays False.
+        """
         return self._ended
 
     @property
     def foreign(self) -> bool:
-        """Whether it is the parent's, seen from a forked child: no lock of it may be taken there."""
+        """Whether the job is the parent's, seen from a forked child, which must not take its locks."""
         return self._pid != os.getpid()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Whether it became true in so many seconds; it is looked at when something changes."""
+        """Returns whether the condition is true, after waiting for it at most `timeout` seconds.
+
+        The condition is evaluated at each change of the job. Returns False at once in a forked child.
+        """
         if self.foreign:
             return False
         with self._changed:
             return self._changed.wait_for(condition, max(0.0, timeout))
 
     def cancel(self) -> None:
-        """Gives it up: nothing more is begun, and nothing counts that was not finished when this returns."""
+        """Cancels the job: no further copies start, and copies that complete after this call do not count."""
         if self.foreign:
             return
         with self._changed:
@@ -72,49 +86,64 @@ class CopyJob(ABC):
         if waker is not None:
             waker.wake()
 
-    def carried_by(self, waker: Waker | None) -> None:
-        """For its lane, before anything else and when it has ended: whom to tell of a change."""
+    def set_waker(self, waker: Waker | None) -> None:
+        """Sets the stream queue to wake when the job changes: first of all, and None when the job has ended."""
         self._waker = waker
 
     def take_after(self) -> object:
-        """For its lane: the event that it has to come after; the next time it is None."""
+        """Returns the event that the copies must wait for, for the stream queue; None in further calls."""
         after, self._after = self._after, None
         return after
 
     @abstractmethod
     def prepare(self, now: float) -> bool:
-        """Whether it can begin, or has ended; asked again until then."""
+        """Returns whether the job can start, or has ended. The stream queue calls it again until then."""
 
     @abstractmethod
     def next(self) -> Piece | None:
-        """What is to be enqueued now; it counts as in flight. None: no more, and what was not begun is let go of."""
+        """Returns the copies to enqueue next, which then count as in flight.
+
+        None at the end: pages not started are released.
+        """
 
     @abstractmethod
-    def launched(self, event: Event) -> None:
-        """The last piece was enqueued, and this is its event."""
+    def enqueued(self, event: Event) -> None:
+        """Records the event of the last piece, which was enqueued."""
 
     @abstractmethod
-    def landed(self) -> None:
-        """The event of the oldest piece in flight has come."""
+    def completed(self) -> None:
+        """Records that the oldest piece in flight has completed."""
 
     @abstractmethod
-    def spoil(self, reason: str) -> None:
-        """The last piece can not be copied: no more of them. What is in flight is let go of when it has landed."""
+    def piece_failed(self, reason: str) -> None:
+        """Ends the job because its last piece cannot be copied.
+
+        Pieces in flight are released when they have completed.
+        """
 
     @abstractmethod
-    def fail(self, reason: str) -> bool:
-        """The device failed. Lets go of what was not begun; whether it has to be kept, as it was in flight."""
+    def device_failed(self, reason: str) -> bool:
+        """Ends the job because the device failed, and releases what was not started.
 
-    def _tell(self) -> None:
+        Returns whether pieces were in flight.
+
+        A job with pieces in flight must be kept until the process ends.
+        """
+
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
 
 class Counts(msgspec.Struct):
-    """Pages and bytes since the copier was made. Each lane counts for itself.
+    """Pages and bytes since the copier was created. Each stream queue has its own counts.
 
-    left_out: granted pages that did not fit into the backlog. failed, cancelled: pages of stores and loads that were
-    begun, or asked for, and came to nothing. stored, loaded: bytes.
+    Attributes:
+        left_out: Granted pages that did not fit into the backlog.
+        failed: Pages of stores and loads that failed.
+        cancelled: Pages of stores and loads that were cancelled.
+        stored: Bytes that were stored.
+        loaded: Bytes that were loaded.
     """
 
     left_out: int = 0

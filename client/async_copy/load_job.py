@@ -1,4 +1,4 @@
-"""A load as its lane sees it: pinned pages, layer by layer."""
+"""A load as a copy job: pinned pages, copied layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagetier.shm._core import Pins, Session
 
 
 class Source(msgspec.Struct, frozen=True, eq=False):
-    """Pages that are pinned for one load alone, and where they go. The session is held until let_go()."""
+    """Pages that are pinned for one load, and their destination. The session is held until release()."""
 
     session: Session
     pins: Pins
@@ -26,18 +26,21 @@ class Source(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def tokens(self) -> int:
-        """How many are copied."""
+        """The number of tokens that are copied."""
         slots = self.transfer.slots
         return int((slots.pages[:, 2] - slots.pages[:, 1])[~slots.skips].sum())
 
-    def let_go(self) -> None:
-        """Ends pins and hold."""
+    def release(self) -> None:
+        """Unpins the pages and ends the hold on the session."""
         self.pins.release()
         self.session.unhold()
 
 
-def source_of(match: Match, transfer: Transfer, first: int) -> Source | None:
-    """Pins pages of a match from `first` on, as many as the transfer takes and are of its size; None: none."""
+def pinned_source(match: Match, transfer: Transfer, first: int) -> Source | None:
+    """Returns pages of a match from `first` on, pinned for a load, or None if there are none.
+
+    The pages end where the transfer does, or at the first page of another size.
+    """
     session = match.session
     if session is None or not match.held:
         return None
@@ -65,9 +68,12 @@ def _pinned(session: Session, match: Match, transfer: Transfer, first: int) -> S
 
 
 class LoadingJob(CopyJob):
-    """Loads a source, or nothing. One piece a layer.
+    """A load of a source, or of nothing. Each layer is one piece.
 
-    pages, layers: how many. reason: why it failed, or nothing.
+    Attributes:
+        pages: The number of pages.
+        layers: The number of layers.
+        reason: Why the load failed, or empty.
     """
 
     def __init__(self, source: Source | None, layers: int, counts: Counts, after: object = None) -> None:
@@ -78,84 +84,84 @@ class LoadingJob(CopyJob):
         self._source = source
         self._counts = counts
         self._events: list[Event] = []
-        self._begun = self._landed = 0
-        self._sound = layers
+        self._started = self._completed = 0
+        self._valid = layers
         self._ended = source is None
         self._began_ns = 0
 
     def event(self, layer: int) -> Event | None:
-        """Behind a layer that was enqueued; None where it was not, or could not be."""
-        return self._events[layer] if layer < min(len(self._events), self._sound) else None
+        """Returns the event of a layer, or None if the layer is not or cannot be enqueued."""
+        return self._events[layer] if layer < min(len(self._events), self._valid) else None
 
     def decided(self, layer: int) -> bool:
-        """Whether the layer is enqueued, or will not be."""
+        """Returns whether the layer is enqueued, or never will be."""
         return layer < len(self._events) or self._ended or self._cancelled or bool(self.reason)
 
-    def has_landed(self, layer: int) -> bool:
-        """Whether the layer is there."""
-        return layer < min(self._landed, self._sound)
+    def is_loaded(self, layer: int) -> bool:
+        """Returns whether the layer is in the cache."""
+        return layer < min(self._completed, self._valid)
 
     def prepare(self, now: float) -> bool:
-        """There is nothing to wait for."""
+        """Implements CopyJob.prepare(). A load can start at once."""
         return True
 
     def next(self) -> Piece | None:
-        """The next layer."""
+        """Implements CopyJob.next(). Returns the next layer."""
         source = self._source
-        if source is None or self._cancelled or self.reason or self._begun == self.layers:
-            self._end_if_landed()
+        if source is None or self._cancelled or self.reason or self._started == self.layers:
+            self._end_if_completed()
             return None
-        if not self._begun:
+        if not self._started:
             self._began_ns = time.monotonic_ns()
-        planes = source.transfer.planes_of(range(self._begun, self._begun + 1))
-        self._begun += 1
+        planes = source.transfer.planes_of(range(self._started, self._started + 1))
+        self._started += 1
         rows = source.transfer.planes[planes.start : planes.stop]
         nbytes = source.tokens * int((rows[:, 6] * rows[:, 7]).sum())
         return Piece((Copy(Direction.LOAD, source.transfer, source.frames, planes),), nbytes)
 
-    def launched(self, event: Event) -> None:
-        """Whoever waits for this layer waits for its event from now on."""
+    def enqueued(self, event: Event) -> None:
+        """Implements CopyJob.enqueued(). Threads that wait for this layer wait for its event from now on."""
         self._events.append(event)
-        self._tell()
+        self._notify()
 
-    def landed(self) -> None:
-        """A layer is there."""
-        self._landed += 1
-        self._end_if_landed()
+    def completed(self) -> None:
+        """Implements CopyJob.completed(). A layer is in the cache."""
+        self._completed += 1
+        self._end_if_completed()
 
-    def spoil(self, reason: str) -> None:
-        """Layers that were enqueued before are sound."""
+    def piece_failed(self, reason: str) -> None:
+        """Implements CopyJob.piece_failed(). Layers that were enqueued before are valid."""
         if not self.reason:
-            self._sound = min(self._sound, len(self._events))
+            self._valid = min(self._valid, len(self._events))
             self._give_up(reason)
 
-    def fail(self, reason: str) -> bool:
-        """Pins and hold are kept while the device may still read the pages."""
+    def device_failed(self, reason: str) -> bool:
+        """Implements CopyJob.device_failed(). The pages stay pinned while the device may still read them."""
         self._give_up(reason)
-        if self._begun > self._landed:
+        if self._started > self._completed:
             return True
-        self._end_if_landed()
+        self._end_if_completed()
         return False
 
     def _give_up(self, reason: str) -> None:
         self._counts.failed += self.pages
         self.reason = reason
-        self._tell()
+        self._notify()
 
-    def _end_if_landed(self) -> None:
-        """When no more is begun and all that was has landed."""
+    def _end_if_completed(self) -> None:
+        """Releases the source when no further layers start and all enqueued ones have completed."""
         source = self._source
-        over = self._begun == self.layers or self._cancelled or self.reason
-        if source is None or not over or self._begun > self._landed:
+        over = self._started == self.layers or self._cancelled or self.reason
+        if source is None or not over or self._started > self._completed:
             return
         self._source = None
         self._count(source)
-        source.let_go()
+        source.release()
         self._ended = True
-        self._tell()
+        self._notify()
 
     def _count(self, source: Source) -> None:
-        if not self.reason and self._landed == self.layers:
+        if not self.reason and self._completed == self.layers:
             nbytes = source.transfer.nbytes
             self._counts.loaded += nbytes
             source.session.count_loaded(self.pages, nbytes)

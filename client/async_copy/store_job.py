@@ -1,4 +1,4 @@
-"""A store as its lane sees it: asked for, granted, copied in chunks, published chunk by chunk."""
+"""A store as a copy job: it reserves memory, copies the granted pages in chunks, and publishes each chunk."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.transfer import Transfer
 
-_AGAIN_S: Final = 2e-3
-_UNHEARD = "the daemon did not answer in time"
-_CANCELLED = "it was cancelled"
-_LEFT_OUT = "copies can not keep up: the tail was left out"
-_UNSOUND = "the pages' memory can not be used"
-_SKIPPED = "some pages were to be skipped"
+_RETRY_S: Final = 2e-3
+_NO_RESPONSE = "the daemon did not answer in time"
+_CANCELLED = "the store was cancelled"
+_LEFT_OUT = "copies cannot keep up: the last pages were left out"
+_UNUSABLE = "the memory of some pages cannot be used"
+_SKIPPED = "some pages were marked as skipped"
 
 
 class StorePlan(msgspec.Struct, frozen=True, eq=False):
-    """What is to be stored: transfers with an item for each page, and how room for the pages is asked for.
+    """The pages of a store.
 
-    ask: does not wait until it can be sent.
+    Attributes:
+        transfers: The copies, each of all pages.
+        ask: Requests memory for the pages, without waiting for the socket.
     """
 
     transfers: tuple[Transfer, ...]
@@ -43,7 +45,7 @@ class StorePlan(msgspec.Struct, frozen=True, eq=False):
 
 
 class Chunk(msgspec.Struct, frozen=True, eq=False):
-    """Pages that are copied together, and where they lie."""
+    """Pages that are copied together, their location and their size."""
 
     pages: Indices
     frames: Frames
@@ -51,139 +53,146 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
 
 
 class ReservationQueue:
-    """Where the stores of a lane ask for room. After one that the daemon's socket did not take all wait a moment."""
+    """Sends the reservations of a stream queue. If the daemon's socket is full, all stores wait 2 ms."""
 
     def __init__(self) -> None:
-        self._opens = -math.inf
+        self._next_attempt = -math.inf
 
-    def ask(self, order: StorePlan, now: float) -> PendingReservation | None:
-        """None: not now."""
-        if now < self._opens:
+    def ask(self, plan: StorePlan, now: float) -> PendingReservation | None:
+        """Requests memory for a store. Returns None if the request cannot be sent now."""
+        if now < self._next_attempt:
             return None
-        promise = order.ask()
-        if promise.unsent:
-            self._opens = now + _AGAIN_S
+        pending = plan.ask()
+        if pending.unsent:
+            self._next_attempt = now + _RETRY_S
             return None
-        return promise
+        return pending
 
 
 class StoringJob(CopyJob):
-    """Stores an order. One piece a chunk.
+    """A store of a plan. Each chunk of pages is one piece.
 
-    result: what became of the pages by now. decided: whether that is final.
+    Attributes:
+        result: What became of the pages so far.
+        decided: Whether that is final.
     """
 
     def __init__(
         self,
-        order: StorePlan,
-        door: ReservationQueue,
+        plan: StorePlan,
+        reservations: ReservationQueue,
         backlog: CopyBacklog,
         settings: CopySettings,
         counts: Counts,
         after: object = None,
     ) -> None:
         super().__init__(after)
-        self.result = StoreResult(bytes([Outcome.PENDING]) * len(order), "it goes on")
+        self.result = StoreResult(bytes([Outcome.PENDING]) * len(plan), "the store is in progress")
         self.decided = False
-        self._order, self._door, self._backlog, self._settings, self._counts = order, door, backlog, settings, counts
-        self._sizes = bytes_of_pages(order.transfers, len(order))
-        self._promise: PendingReservation | None = None
-        self._gives_up = math.inf
-        self._grant: GrantedPages | None = None
+        self._plan, self._reservations, self._backlog = plan, reservations, backlog
+        self._settings, self._counts = settings, counts
+        self._sizes = bytes_of_pages(plan.transfers, len(plan))
+        self._pending: PendingReservation | None = None
+        self._give_up_at = math.inf
+        self._granted: GrantedPages | None = None
         self._chunks: deque[Chunk] = deque()
-        self._flying: deque[Chunk] = deque()
+        self._in_flight: deque[Chunk] = deque()
         self._reason = ""
-        self._spoilt = False
+        self._failed = False
         self._began_ns = 0
 
-    def refuse(self, reason: str) -> None:
-        """Ends it before it began: nothing of it is stored."""
-        if self._promise is not None:
-            self._promise.cancel()
-        self._settle(StoreResult(bytes([Outcome.REFUSED]) * len(self._order), reason))
+    def reject(self, reason: str) -> None:
+        """Ends the store before it started: all pages are rejected."""
+        if self._pending is not None:
+            self._pending.cancel()
+        self._settle(StoreResult(bytes([Outcome.REFUSED]) * len(self._plan), reason))
 
     def prepare(self, now: float) -> bool:
-        """Once the daemon has answered, or was given up on."""
-        if self._promise is None and not self._cancelled:
-            # From when it could be asked for on: a device that holds up the lane is no fault of the daemon's.
-            self._gives_up = min(self._gives_up, now + self._settings.patience)
-            self._promise = self._door.ask(self._order, now)
+        """Implements CopyJob.prepare(). The store starts when the daemon has answered, or its time is over."""
+        if self._pending is None and not self._cancelled:
+            # The time starts with the first attempt to send, since a device that delays the queue is not the daemon's
+            # fault.
+            self._give_up_at = min(self._give_up_at, now + self._settings.patience)
+            self._pending = self._reservations.ask(self._plan, now)
         if self._cancelled:
-            self._counts.cancelled += len(self._order)
-            self.refuse(_CANCELLED)
-        elif self._promise is not None and self._promise.ready:
-            self._take(self._promise.wait(0.0))
-        elif now >= self._gives_up:
+            self._counts.cancelled += len(self._plan)
+            self.reject(_CANCELLED)
+        elif self._pending is not None and self._pending.ready:
+            self._take(self._pending.wait(0.0))
+        elif now >= self._give_up_at:
             self._give_up_asking()
-        return self._grant is not None or self.decided
+        return self._granted is not None or self.decided
 
     def next(self) -> Piece | None:
-        """The next chunk."""
+        """Implements CopyJob.next(). Returns the next chunk."""
         if self._cancelled:
             self._drop_rest(_CANCELLED)
         if not self._chunks:
-            self._end_if_landed()
+            self._end_if_completed()
             return None
         self._began_ns = self._began_ns or time.monotonic_ns()
         chunk = self._chunks.popleft()
-        self._flying.append(chunk)
+        self._in_flight.append(chunk)
         return Piece(tuple(self._copies(chunk)), chunk.nbytes)
 
-    def launched(self, event: Event) -> None:
-        """The lane has the event; nobody else waits for it."""
+    def enqueued(self, event: Event) -> None:
+        """Implements CopyJob.enqueued(). Only the stream queue waits for the event."""
 
-    def landed(self) -> None:
-        """The oldest chunk in flight is copied: it can be read from now on, unless it is not wanted any more."""
-        chunk = self._flying.popleft()
-        self._backlog.leave(chunk.nbytes)
-        with self._changed:  # a cancel() is before this, or after it
-            if self._cancelled or self._spoilt:
+    def completed(self) -> None:
+        """Implements CopyJob.completed().
+
+        Publishes the oldest chunk in flight, unless the store was cancelled or has failed.
+        """
+        chunk = self._in_flight.popleft()
+        self._backlog.release(chunk.nbytes)
+        with self._changed:  # so that a cancel() comes either before or after the publishing
+            if self._cancelled or self._failed:
                 self._give_up(chunk, _CANCELLED)
             else:
                 self._publish(chunk)
-        self._end_if_landed()
+        self._end_if_completed()
 
-    def spoil(self, reason: str) -> None:
-        """No chunk that is in flight is published."""
-        self._spoilt = True
+    def piece_failed(self, reason: str) -> None:
+        """Implements CopyJob.piece_failed(). Chunks in flight are not published."""
+        self._failed = True
         self._drop_rest(reason)
 
-    def fail(self, reason: str) -> bool:
-        """Chunks in flight stay as they are until the process ends, and the session is held."""
-        if self._grant is None:
-            self._counts.failed += len(self._order)
-            self.refuse(reason)
+    def device_failed(self, reason: str) -> bool:
+        """Implements CopyJob.device_failed(). Chunks in flight, and the session, are kept until the process ends."""
+        if self._granted is None:
+            self._counts.failed += len(self._plan)
+            self.reject(reason)
             return False
-        self._spoilt = True
+        self._failed = True
         self._drop_rest(reason)
-        self._end_if_landed()
-        if self._flying:
-            self._counts.failed += sum(len(chunk.pages) for chunk in self._flying)
-            self._decide(StoreResult(self._grant.keep().codes, reason))
-        return bool(self._flying)
+        self._end_if_completed()
+        if self._in_flight:
+            self._counts.failed += sum(len(chunk.pages) for chunk in self._in_flight)
+            self._decide(StoreResult(self._granted.keep().codes, reason))
+        return bool(self._in_flight)
 
     def _give_up_asking(self) -> None:
-        if self._promise is not None:
-            self._promise.give_up(self._settings.patience)
-        self.refuse(_UNHEARD)
+        if self._pending is not None:
+            self._pending.give_up(self._settings.patience)
+        self.reject(_NO_RESPONSE)
 
     def _take(self, reservation: Reservation) -> None:
-        """The daemon's answer: what was granted is cut into chunks, as far as the backlog has room."""
-        grant = self._grant = GrantedPages(reservation)
-        skips = self._order.transfers[0].slots.skips
-        self._abandon(grant.open[skips[grant.open]], _SKIPPED)
-        pages = grant.open
-        frames = grant.locate(pages, self._order.transfers[0].page_bytes)
+        """Accepts the response: cuts the granted pages into chunks, as far as the backlog has room."""
+        granted = self._granted = GrantedPages(reservation)
+        skips = self._plan.transfers[0].slots.skips
+        self._abandon(granted.open[skips[granted.open]], _SKIPPED)
+        pages = granted.open
+        frames = granted.locate(pages, self._plan.transfers[0].page_bytes)
         found = len(frames.table) if frames is not None else 0
-        kept = self._backlog.admit(self._sizes[pages[:found]])
+        kept = self._backlog.accept(self._sizes[pages[:found]])
         self._counts.left_out += found - kept
         self._counts.failed += len(pages) - found
         self._abandon(pages[kept:found], _LEFT_OUT)
-        self._abandon(pages[found:], _UNSOUND)
+        self._abandon(pages[found:], _UNUSABLE)
         if frames is not None:
             self._cut(pages[:kept], frames)
-        self._note()
-        self._end_if_landed()
+        self._update_result()
+        self._end_if_completed()
 
     def _cut(self, pages: Indices, frames: Frames) -> None:
         at = 0
@@ -193,26 +202,26 @@ class StoringJob(CopyJob):
             at += len(some)
 
     def _copies(self, chunk: Chunk) -> Iterator[Copy]:
-        for transfer in self._order.transfers:
+        for transfer in self._plan.transfers:
             some = picked(transfer, chunk.pages)
             yield Copy(Direction.STORE, some, chunk.frames, range(len(transfer.planes)))
 
     def _publish(self, chunk: Chunk) -> None:
-        assert self._grant is not None
-        stored = self._grant.publish(chunk.pages)
+        assert self._granted is not None
+        stored = self._granted.publish(chunk.pages)
         self._counts.failed += len(chunk.pages) - stored
         self._counts.stored += chunk.nbytes if stored == len(chunk.pages) else 0
-        self._note()
+        self._update_result()
 
     def _drop_rest(self, reason: str) -> None:
-        """What was not begun comes back at once."""
+        """Abandons the chunks that were not started."""
         while self._chunks:
             chunk = self._chunks.pop()
-            self._backlog.leave(chunk.nbytes)
+            self._backlog.release(chunk.nbytes)
             self._give_up(chunk, reason)
 
     def _give_up(self, chunk: Chunk, reason: str) -> None:
-        """Nothing writes to it any more, and nobody wants it."""
+        """Abandons a chunk that no copies write to."""
         if self._cancelled:
             self._counts.cancelled += len(chunk.pages)
         else:
@@ -220,19 +229,19 @@ class StoringJob(CopyJob):
         self._abandon(chunk.pages, reason)
 
     def _abandon(self, pages: Indices, reason: str) -> None:
-        if self._grant is not None and len(pages):
+        if self._granted is not None and len(pages):
             self._reason = self._reason or reason
-            self._grant.abandon(pages)
-            self._note()
+            self._granted.abandon(pages)
+            self._update_result()
 
-    def _note(self) -> None:
-        if self._grant is not None:
-            told = self._grant.result
-            self.result = StoreResult(told.codes, self._reason or told.reason)
+    def _update_result(self) -> None:
+        if self._granted is not None:
+            current = self._granted.result
+            self.result = StoreResult(current.codes, self._reason or current.reason)
 
-    def _end_if_landed(self) -> None:
-        if self._grant is not None and not self._chunks and not self._flying and not self.decided:
-            self._grant.let_go(time.monotonic_ns() - self._began_ns if self._began_ns else 0)
+    def _end_if_completed(self) -> None:
+        if self._granted is not None and not self._chunks and not self._in_flight and not self.decided:
+            self._granted.release(time.monotonic_ns() - self._began_ns if self._began_ns else 0)
             self._settle(self.result)
 
     def _settle(self, result: StoreResult) -> None:

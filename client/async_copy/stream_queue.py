@@ -1,4 +1,4 @@
-"""Copies one way: enqueued in order on a stream of their own, and looked after until their events have come."""
+"""A stream queue: enqueues the copies of one direction, in order, on a stream, and follows them until they complete."""
 
 from __future__ import annotations
 
@@ -21,11 +21,19 @@ log = logging.getLogger("pagetier.client")
 
 _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 1e-3
-_given_up: Final[list[StreamQueue]] = []  # what is in flight on their streams goes on, though nobody looks after it
+# Copies in flight on the streams of these queues may still run, although no thread follows them.
+_abandoned: Final[list[StreamQueue]] = []
 
 
 class Flight(msgspec.Struct, frozen=True, eq=False):
-    """A piece that was enqueued at some time. Without a job: the point where the copies of one begin."""
+    """A piece that was enqueued. Without a job it is the event after which the copies of a job start.
+
+    Attributes:
+        job: The job of the piece, or None.
+        event: Completes when the piece is copied.
+        nbytes: The bytes of the piece.
+        launched: When it was enqueued, by the queue's clock.
+    """
 
     job: CopyJob | None
     event: Event
@@ -34,62 +42,69 @@ class Flight(msgspec.Struct, frozen=True, eq=False):
 
 
 class StreamQueue:
-    """All that is done with a stream is done in step(), by one thread at a time; the rest is for any thread.
+    """The copies of one direction.
 
-    depth: pieces that are in flight at most. clock: seconds, as time.monotonic. broken: why the device failed; or
-    empty.
+    Only step() uses the stream, in one thread at a time; the other methods are thread-safe.
+
+    Attributes:
+        broken: Why the device failed, or empty.
+        clock: Returns the time in seconds, as time.monotonic().
     """
 
     def __init__(
-        self, stream: Stream, rate: Rate, pace: BandwidthCap, depth: int, clock: Callable[[], float] = time.monotonic
+        self, stream: Stream, rate: Rate, cap: BandwidthCap, depth: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.broken = ""
         self.clock = clock
-        self._stream, self._rate, self._pace, self._depth = stream, rate, pace, depth
+        self._stream, self._rate, self._cap, self._depth = stream, rate, cap, depth
         self._inbox: SimpleQueue[CopyJob | None] = SimpleQueue()
         self._waiting: list[CopyJob] = []
         self._open: deque[CopyJob] = deque()
-        self._flying: deque[Flight] = deque()
-        self._aloft = 0
+        self._in_flight: deque[Flight] = deque()
+        self._pieces_in_flight = 0
         self._kept: list[CopyJob] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Condition()
         self._jobs: set[CopyJob] = set()
         self._leaving = False
-        self._seen = -math.inf
-        self._patience = _SHORTEST_S
+        self._last_completed = -math.inf
+        self._poll_interval = _SHORTEST_S
 
     def submit(self, job: CopyJob) -> bool:
-        """Takes a job on; False after close() and abort()."""
-        job.carried_by(self)
-        with self._changed:
+        """Accepts a job. Returns False after close() and abort()."""
+        job.set_waker(self)
+        with self._lock:
             if self._leaving:
                 return False
             self._jobs.add(job)
-            self._inbox.put(job)  # before who sets _leaving looks there for the last time
+            self._inbox.put(job)  # under the lock, so that abort() receives it after it has set _leaving
         return True
 
     def wake(self) -> None:
-        """There may be something to do. Also for who comes from collecting garbage."""
+        """Wakes the thread that calls step(). May be called by a finalizer."""
         self._inbox.put(None)
 
     def close(self) -> None:
-        """Takes no more jobs. Those that it has it carries out."""
+        """Accepts no further jobs. Jobs that were accepted are finished."""
         self._leaving = True
         self.wake()
 
     def wait_idle(self, timeout: float) -> bool:
-        """Waits until all jobs have ended, or the device has failed; whether nothing is, or may be, in flight."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs, max(0.0, timeout)) and not self._kept
+        """Waits until all jobs have ended or the device has failed, at most `timeout` seconds.
+
+        Returns:
+            Whether all jobs have ended and no copies are, or may be, in flight.
+        """
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._jobs, max(0.0, timeout)) and not self._kept
 
     @property
-    def over(self) -> bool:
-        """Whether there is nothing to do for ever, and nothing to be kept."""
-        with self._changed:
+    def finished(self) -> bool:
+        """Whether the queue is closed, all jobs have ended and none must be kept."""
+        with self._lock:
             return self._leaving and not self._jobs and not self._kept
 
-    def rest(self, seconds: float | None) -> None:
-        """Waits so long, or until wake(). None: until then."""
+    def wait_for_work(self, seconds: float | None) -> None:
+        """Waits for `seconds`, or until wake(). None waits for wake() only."""
         try:
             job = self._inbox.get(timeout=seconds)
         except Empty:
@@ -98,40 +113,40 @@ class StreamQueue:
             self._waiting.append(job)
 
     def step(self) -> float | None:
-        """Does what can be done now. Seconds until it wants to be called again; None: not before wake().
+        """Returns the seconds until the next call, or None to wait for wake(), after doing all work that is possible.
 
-        Waits for nobody, but a moment for the daemon to take a request that is larger than its socket.
+        It waits only for the daemon to take a request that is larger than its socket buffer, for a moment.
         """
         self._receive()
-        began = len(self._flying), len(self._waiting)
+        began = len(self._in_flight), len(self._waiting)
         if self.broken:
-            self._break(self.broken)
+            self._fail_all(self.broken)
         else:
             self._advance()
         self._forget_ended()
-        return self._pause(moved=began != (len(self._flying), len(self._waiting)))
+        return self._pause(moved=began != (len(self._in_flight), len(self._waiting)))
 
     def abort(self, reason: str) -> None:
-        """As if the device had failed: for a thread that can not go on. step() is not called again.
+        """Ends the queue as after a failure of the device, for a thread that cannot continue.
 
-        With what is in flight its stream is kept until the process ends.
+        step() must not be called again. If copies are in flight, the stream is kept until the process ends.
         """
-        with self._changed:
+        with self._lock:
             self.broken, self._leaving = reason, True
         self._receive()
-        self._break(reason)
+        self._fail_all(reason)
         self._forget_ended()
         if self._kept:
-            _given_up.append(self)
+            _abandoned.append(self)
 
     def _advance(self) -> None:
         try:
-            self._land()
+            self._complete()
             self._prepare()
             self._launch()
         except DeviceError as error:
-            log.warning("copies are not possible any more: %s", error)
-            self._break(str(error))
+            log.warning("copying failed, further loads are misses and stores are rejected: %s", error)
+            self._fail_all(str(error))
 
     def _receive(self) -> None:
         while not self._inbox.empty():
@@ -139,21 +154,21 @@ class StreamQueue:
             if job is not None:
                 self._waiting.append(job)
 
-    def _land(self) -> None:
-        """Those whose event has come, and how fast they were, where that can be told."""
+    def _complete(self) -> None:
+        """Completes the pieces whose event has come, and measures their speed if it can be measured."""
         now, nbytes, began, gated = self.clock(), 0, math.inf, False
-        while self._flying and self._flying[0].event.done():
-            flight = self._flying.popleft()
+        while self._in_flight and self._in_flight[0].event.done():
+            flight = self._in_flight.popleft()
             began = min(began, flight.launched)
             nbytes += flight.nbytes
             gated |= flight.job is None
             if flight.job is not None:
-                self._aloft -= 1
-                flight.job.landed()
+                self._pieces_in_flight -= 1
+                flight.job.completed()
         if nbytes and not gated:
-            self._rate.note(nbytes, now - max(began, self._seen))
+            self._rate.record(nbytes, now - max(began, self._last_completed))
         if began < math.inf:
-            self._seen = now
+            self._last_completed = now
 
     def _prepare(self) -> None:
         now = self.clock()
@@ -165,25 +180,25 @@ class StreamQueue:
         for job in [job for job in self._open if job.cancelled]:
             job.next()
             self._open.remove(job)
-        while self._open and self._aloft < self._depth and not self._pace.delay(self.clock()):
+        while self._open and self._pieces_in_flight < self._depth and not self._cap.delay(self.clock()):
             job = self._open[0]
-            self._gate(job)
+            self._wait_for_engine(job)
             piece = job.next()
             if piece is None:
                 self._open.popleft()
             else:
                 self._enqueue(job, piece)
 
-    def _gate(self, job: CopyJob) -> None:
+    def _wait_for_engine(self, job: CopyJob) -> None:
         after = job.take_after()
         if after is None:
             return
         try:
             self._stream.after(after)
         except ValueError as error:
-            job.spoil(str(error))
+            job.piece_failed(str(error))
         else:
-            self._flying.append(Flight(None, self._stream.record(), 0, self.clock()))
+            self._in_flight.append(Flight(None, self._stream.record(), 0, self.clock()))
 
     def _enqueue(self, job: CopyJob, piece: Piece) -> None:
         now = self.clock()
@@ -191,62 +206,62 @@ class StreamQueue:
             for copy in piece.copies:
                 self._stream.enqueue(copy)
         except ValueError as error:
-            job.spoil(str(error))  # what was enqueued before has to land all the same
+            job.piece_failed(str(error))  # copies that were enqueued before must still complete
         event = self._stream.record()
-        self._flying.append(Flight(job, event, piece.nbytes, now))
-        self._aloft += 1
-        self._pace.spend(piece.nbytes, now)
-        job.launched(event)
+        self._in_flight.append(Flight(job, event, piece.nbytes, now))
+        self._pieces_in_flight += 1
+        self._cap.spend(piece.nbytes, now)
+        job.enqueued(event)
 
-    def _break(self, reason: str) -> None:
-        """Whatever is in flight is never published and never given back: it may be copied at any time from now on."""
+    def _fail_all(self, reason: str) -> None:
+        """Fails all jobs. Pages in flight are never published or released, because the device may still copy them."""
         self.broken = reason
-        flying = [flight.job for flight in self._flying if flight.job is not None]
-        jobs = dict.fromkeys([*flying, *self._open, *self._waiting])
-        self._waiting, self._open, self._flying = [], deque(), deque()
-        lost = [job for job in jobs if job.fail(reason)]
-        with self._changed:
+        in_flight = [flight.job for flight in self._in_flight if flight.job is not None]
+        jobs = dict.fromkeys([*in_flight, *self._open, *self._waiting])
+        self._waiting, self._open, self._in_flight = [], deque(), deque()
+        lost = [job for job in jobs if job.device_failed(reason)]
+        with self._lock:
             self._kept += lost
             self._jobs.difference_update(lost)
 
     def _forget_ended(self) -> None:
-        with self._changed:
+        with self._lock:
             ended = [job for job in self._jobs if job.ended]
             self._jobs.difference_update(ended)
             for job in ended:
-                job.carried_by(None)  # who keeps a store does not keep its stream
+                job.set_waker(None)  # so that a handle that is kept does not keep its stream
             if not self._jobs:
-                self._changed.notify_all()
+                self._lock.notify_all()
 
     def _pause(self, *, moved: bool) -> float | None:
-        if not (self._flying or self._waiting or self._open):
-            self._patience = _SHORTEST_S
+        if not (self._in_flight or self._waiting or self._open):
+            self._poll_interval = _SHORTEST_S
             return None
-        self._patience = _SHORTEST_S if moved else min(2 * self._patience, _LONGEST_S)
-        return self._patience
+        self._poll_interval = _SHORTEST_S if moved else min(2 * self._poll_interval, _LONGEST_S)
+        return self._poll_interval
 
 
 Drive: TypeAlias = Callable[[StreamQueue, str], object]
-"""Sees to it that a lane's step() is called, under some name, until the lane is over."""
+"""Makes sure that the step() of a queue is called, under a name, until the queue is over."""
 
 
-def in_thread(lane: StreamQueue, name: str) -> threading.Thread:
-    """A thread of its own, which ends when the lane is over, or with the process."""
-    thread = threading.Thread(target=_run, args=(lane,), name=name, daemon=True)
+def in_thread(queue: StreamQueue, name: str) -> threading.Thread:
+    """Returns a thread that calls step() until the queue is over, or the process ends."""
+    thread = threading.Thread(target=_run, args=(queue,), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _run(lane: StreamQueue) -> None:
-    reason = "the thread that copies has ended"
+def _run(queue: StreamQueue) -> None:
+    reason = "the copy thread has ended"
     try:
-        pause = lane.step()
-        while not lane.over:
-            lane.rest(pause)
-            pause = lane.step()
+        pause = queue.step()
+        while not queue.finished:
+            queue.wait_for_work(pause)
+            pause = queue.step()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
-        if not lane.over:
-            lane.abort(reason)
+        if not queue.finished:
+            queue.abort(reason)

@@ -1,4 +1,4 @@
-"""How much copying is let happen: a backlog that is bounded in seconds of work, and a cap on the bandwidth."""
+"""Limits on copying: a backlog that is bounded in seconds of work, and a cap on the bandwidth."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-_ASSUMED: Final = 2.0 * 2**30  # bytes a second, before anything was measured: what a slow host does
-_WEIGHT_S: Final = 0.05  # how long the past counts beside what was measured last
+_ASSUMED: Final = 2.0 * 2**30  # bytes per second until something was measured: the speed of a slow host
+_WEIGHT_S: Final = 0.05  # the weight of past measurements, in seconds of copying
 
 
 class Rate:
-    """Bytes a second of a stream that is at work, by what it did lately.
+    """The speed of a busy stream in bytes per second, from its latest copies.
 
-    value: an assumption until something was measured.
+    Attributes:
+        value: Bytes per second; an assumption until something was measured.
     """
 
     def __init__(self) -> None:
         self.value = _ASSUMED
 
-    def note(self, nbytes: int, seconds: float) -> None:
-        """So many bytes took so long. The longer, the less the past counts."""
+    def record(self, nbytes: int, seconds: float) -> None:
+        """Adds a measurement of `nbytes` in `seconds`. The longer it took, the less past measurements count."""
         self.value = (self.value * _WEIGHT_S + nbytes) / (_WEIGHT_S + max(seconds, 0.0))
 
 
 class CopyBacklog:
-    """Bytes that were let in and are not copied yet: no more than some seconds of work at the measured rate.
+    """Bytes that were accepted and are not copied yet, limited to some seconds of work at the measured rate.
 
-    cap: bytes a second that the stream will do at most; 0: as many as it can.
+    `cap` is the limit on the speed of the stream in bytes per second, 0 for none.
+
+    Attributes:
+        queued: The number of bytes in the backlog.
     """
 
     def __init__(self, seconds: float, rate: Rate, cap: int) -> None:
         self._seconds, self._rate, self._cap = seconds, rate, cap
         self.queued = 0
 
-    def admit(self, sizes: npt.NDArray[np.int64]) -> int:
-        """How many pages of these sizes are let in, from the first on; they count as queued from now on.
+    def accept(self, sizes: npt.NDArray[np.int64]) -> int:
+        """Returns how many pages of these sizes, from the first on, the backlog has room for.
 
-        Where nothing is queued, one is let in whatever its size: else a rate that was measured too low would stay.
+        They count as queued from now on. An empty backlog accepts one page of any size, since a rate that was measured
+        too low could otherwise never be corrected.
         """
         rate = min(self._rate.value, self._cap or np.inf)
         room = self._seconds * rate - self.queued
@@ -48,23 +53,23 @@ class CopyBacklog:
         self.queued += int(sizes[:count].sum())
         return count
 
-    def leave(self, nbytes: int) -> None:
-        """So many bytes are not queued any more."""
+    def release(self, nbytes: int) -> None:
+        """Removes bytes that are no longer queued."""
         self.queued -= nbytes
 
 
 class BandwidthCap:
-    """A cap on bytes a second: in any time no more than cap * time and one piece begin. 0: no cap."""
+    """A cap in bytes per second: in any time span, at most cap * time and one piece begin. 0 for no cap."""
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
         self._next = -np.inf
 
     def delay(self, now: float) -> float:
-        """Seconds until the next piece may begin."""
+        """Returns the seconds until the next piece may begin."""
         return max(0.0, float(self._next - now))
 
     def spend(self, nbytes: int, now: float) -> None:
-        """A piece of so many bytes begins."""
+        """Records that a piece of `nbytes` begins."""
         if self._cap:
             self._next = max(self._next, now) + nbytes / self._cap

@@ -109,7 +109,7 @@ def test_room_that_is_not_filled_comes_back(daemon: RunningDaemon, client: Clien
     if how == "abandoned":
         reservation.abandon()
         assert reservation.publish().outcomes == [Outcome.REFUSED] * 20
-        assert "abandoned before" in reservation.publish().reason
+        assert "abandoned or expired before" in reservation.publish().reason
     if how == "left":
         with reservation:
             pass
@@ -182,7 +182,7 @@ def test_part_of_a_page_that_nobody_finishes_expires() -> None:
         assert eventually(lambda: daemon.header()["pages"] == 0)
         assert daemon.header()["used_frames"] == 4, "who still writes keeps the frames"
         result = forgotten.publish()
-        assert result.outcomes == [Outcome.REFUSED] * 4 and "given up" in result.reason
+        assert result.outcomes == [Outcome.REFUSED] * 4 and "expired before" in result.reason
         assert eventually(lambda: empty(daemon))
 
 

@@ -183,7 +183,7 @@ def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypa
 
 
 def _in_flight(engine: Engine) -> bool:
-    return engine.copier._stores._aloft == 1
+    return engine.copier._stores._pieces_in_flight == 1
 
 
 def _fails() -> None:

@@ -13,11 +13,11 @@ from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
 def test_a_rate_follows_what_is_measured() -> None:
     rate = Rate()
     for _ in range(100):
-        rate.note(10**8, 0.1)
+        rate.record(10**8, 0.1)
     assert rate.value == pytest.approx(1e9, rel=0.01)
-    rate.note(10**8, 10.0)
+    rate.record(10**8, 10.0)
     assert rate.value == pytest.approx(1e7, rel=0.5)
-    rate.note(10**6, 0.0)
+    rate.record(10**6, 0.0)
     assert 0 < rate.value < math.inf
 
 
@@ -25,17 +25,17 @@ def test_a_backlog_lets_in_seconds_of_work_from_the_head_on() -> None:
     rate = Rate()
     rate.value = 1000.0
     backlog, sizes = CopyBacklog(2.0, rate, 0), np.full(5, 600, np.int64)
-    assert backlog.admit(sizes) == 3 and backlog.queued == 1800
-    assert backlog.admit(sizes) == 0
-    backlog.leave(600)
-    assert backlog.admit(sizes) == 1
-    backlog.leave(backlog.queued)
-    assert backlog.admit(np.array([10**6, 1])) == 1
-    assert backlog.admit(sizes[:0]) == 0
+    assert backlog.accept(sizes) == 3 and backlog.queued == 1800
+    assert backlog.accept(sizes) == 0
+    backlog.release(600)
+    assert backlog.accept(sizes) == 1
+    backlog.release(backlog.queued)
+    assert backlog.accept(np.array([10**6, 1])) == 1
+    assert backlog.accept(sizes[:0]) == 0
 
 
 def test_a_backlog_counts_with_the_cap_if_that_is_less() -> None:
-    assert CopyBacklog(2.0, Rate(), 300).admit(np.full(5, 200, np.int64)) == 3
+    assert CopyBacklog(2.0, Rate(), 300).accept(np.full(5, 200, np.int64)) == 3
 
 
 def test_a_pace_keeps_to_its_cap_and_a_piece() -> None:
