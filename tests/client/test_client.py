@@ -1,4 +1,4 @@
-"""The client against a real daemon: what is stored comes back, in this process and in others, or is a miss."""
+"""A client of a real daemon: stored pages are loaded with exact bytes, in this process and in others, or are misses."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ SPACE = namespace()
 
 
 def some_pages(count: int, seed: int, nbytes: int = PAGE) -> Any:
-    """Pages of random bytes."""
+    """Returns pages of random bytes."""
     return np.random.default_rng(seed).integers(0, 256, (count, nbytes), dtype=np.uint8)
 
 
 def some_keys(count: int, seed: int = 0) -> Keys:
-    """The keys of a prompt of so many pages."""
+    """Returns the keys of a prompt with this number of pages."""
     return SPACE.keys(range(seed * 100_000, seed * 100_000 + 16 * count))
 
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """A daemon of the test's own."""
+    """Runs a daemon for one test."""
     with RunningDaemon() as running:
         yield running
 
 
 @pytest.fixture
 def client(daemon: RunningDaemon) -> Iterator[Client]:
-    """Attached to it."""
+    """Returns a client that is attached to the daemon."""
     with daemon.client() as attached:
         yield attached
 
 
 @pytest.mark.parametrize("form", [bytes, bytearray, list, np.asarray], ids=lambda form: form.__name__)
-def test_what_is_stored_is_loaded(client: Client, form: Any) -> None:
+def test_stored_pages_are_loaded(client: Client, form: Any) -> None:
     pages, keys = some_pages(10, 1), some_keys(10)
     given = [page.tobytes() for page in pages] if form is list else form(pages)
     assert client.store(keys, given).outcomes == [Outcome.STORED] * 10
@@ -55,10 +55,10 @@ def test_what_is_stored_is_loaded(client: Client, form: Any) -> None:
         assert client.load(match, into) == 10
         assert client.load(match, into[4:6], start_page=4) == 2
     assert np.array_equal(into, pages)
-    assert client.load(match, into) == 0, "it was let go of"
+    assert client.load(match, into) == 0, "the match was released"
 
 
-def test_a_match_ends_at_the_first_page_that_is_not_there(client: Client) -> None:
+def test_a_match_ends_at_the_first_missing_page(client: Client) -> None:
     keys = some_keys(10)
     client.store(keys[:4], some_pages(4, 2))
     client.reserve(keys[6:8], PAGE).publish()
@@ -75,7 +75,7 @@ def test_buffers_of_another_size_than_the_page_are_a_miss(client: Client) -> Non
         assert client.load(match, []) == 0
 
 
-def test_bad_input_is_told_and_costs_nothing(client: Client) -> None:
+def test_invalid_arguments_raise_and_change_nothing(client: Client) -> None:
     keys = some_keys(3)
     with pytest.raises(ValueError, match=r"2 buffers|number"):
         client.store(keys, [b"x", b"y"])
@@ -93,7 +93,7 @@ def test_bad_input_is_told_and_costs_nothing(client: Client) -> None:
     assert client.store(keys, some_pages(3, 4)).stored == 3
 
 
-def test_more_than_fits_keeps_the_head_and_tells_the_truth(client: Client) -> None:
+def test_a_prompt_larger_than_the_arena_keeps_its_head_and_reports_the_rest(client: Client) -> None:
     keys = some_keys(300)
     result = client.reserve(keys, 65536).publish()
     assert (result.stored, result.refused) == (256, 44)
@@ -117,12 +117,12 @@ def test_pages_in_use_are_not_evicted(client: Client) -> None:
         assert np.array_equal(into, pages)
 
 
-def test_pages_of_a_reservation_may_be_published_and_given_up_one_by_one(client: Client) -> None:
+def test_pages_of_a_reservation_may_be_published_and_abandoned_one_by_one(client: Client) -> None:
     keys, pages = some_keys(5, seed=40), some_pages(5, 40)
     with client.reserve(keys, PAGE) as reservation:
         for page in range(5):
             reservation.write(page, pages[page])
-        assert reservation.publish(np.array([0, 1])).stored == 5, "what is open still counts as on its way"
+        assert reservation.publish(np.array([0, 1])).stored == 5, "open pages still count as stored"
         with client.match(keys) as match:
             assert len(match) == 2
         reservation.abandon(np.array([1, 3]))
@@ -135,7 +135,7 @@ def test_pages_of_a_reservation_may_be_published_and_given_up_one_by_one(client:
     assert np.array_equal(into, pages[:3])
 
 
-def test_pages_that_are_kept_are_neither_found_nor_given_to_others(daemon: RunningDaemon, client: Client) -> None:
+def test_kept_pages_are_neither_found_nor_granted_to_others(daemon: RunningDaemon, client: Client) -> None:
     keys = some_keys(2, seed=41)
     with daemon.client() as other:
         with other.reserve(keys, PAGE) as reservation:
@@ -146,7 +146,7 @@ def test_pages_that_are_kept_are_neither_found_nor_given_to_others(daemon: Runni
     assert eventually(lambda: client.store(keys, some_pages(2, 41)).stored == 2)
 
 
-def test_what_is_not_published_is_never_found(client: Client) -> None:
+def test_unpublished_pages_are_never_found(client: Client) -> None:
     keys = some_keys(4)
     with client.reserve(keys, PAGE) as reservation:
         reservation.write(0, some_pages(1, 6))
@@ -171,11 +171,11 @@ def test_a_match_is_handed_to_another_process(daemon: RunningDaemon, client: Cli
         assert here.recv() == (5, 5, pages.tobytes())
     client.reserve(some_keys(256, seed=1), 65536).publish()
     here.send(small)
-    assert here.recv() == (0, 0, b""), "evicted in between"
+    assert here.recv() == (0, 0, b""), "the pages were evicted before the adoption"
     here.send(None)
 
 
-def test_a_page_appears_when_all_its_parts_are_there(daemon: RunningDaemon, client: Client) -> None:
+def test_a_page_is_readable_when_all_its_parts_are_stored(daemon: RunningDaemon, client: Client) -> None:
     parts = [Part(index, 4) for index in range(4)]
     pipes = [elsewhere(write_part, daemon.socket, some_keys(3), PAGE, part) for part in parts]
     assert [pipe.recv() for pipe in pipes] == [3, 3, 3, 3]
@@ -234,11 +234,11 @@ def test_a_namespace_is_flushed_and_no_other(client: Client) -> None:
         client.store(keys, [b"x"] * 4)
     assert client.flush(ours.namespace)
     assert (there(client, ours), there(client, others)) == (0, 4)
-    assert client.flush(ours.namespace), "nothing is left of it"
+    assert client.flush(ours.namespace), "the namespace has no pages any more"
     assert client.store(ours, [b"x"] * 4).stored == 4
 
 
-def test_a_flush_keeps_what_is_in_use_and_says_so(client: Client) -> None:
+def test_a_flush_keeps_pages_in_use_and_reports_it(client: Client) -> None:
     keys = some_keys(4)
     client.store(keys, some_pages(4, 1))
     with client.match(keys[:1]):
@@ -248,15 +248,15 @@ def test_a_flush_keeps_what_is_in_use_and_says_so(client: Client) -> None:
     assert there(client, keys) == 0
 
 
-def test_a_flush_that_is_not_answered_holds_up_nobody(daemon: RunningDaemon, client: Client) -> None:
-    """It waits for a disk, so it says nothing about the daemon: stores go on to be asked for."""
+def test_a_flush_without_a_response_delays_no_other_call(daemon: RunningDaemon, client: Client) -> None:
+    """A flush waits for the disk, so a late response does not count as a late daemon: stores are still requested."""
     keys = some_keys(4)
     daemon.signal(signal.SIGSTOP)
     assert not client.flush(SPACE, 0.05)
     assert not client.flush(SPACE, 0.0)
     daemon.signal(signal.SIGCONT)
     assert client.store(keys, some_pages(4, 1), timeout=20.0).stored == 4
-    assert eventually(lambda: not client._attachment.requests._strays), "the keeper has read the answers"
+    assert eventually(lambda: not client._attachment.requests._strays), "the background thread has read the responses"
 
 
 def test_without_a_daemon_nothing_is_flushed() -> None:

@@ -1,4 +1,4 @@
-"""Clients that leave, fork or end while they attach: no slot stays taken while their process lives on."""
+"""Clients that are closed, fork or end while they attach: no slot stays in use while their process lives."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ AT_ONCE_S = 1.0
 LONGEST_MOMENT_S = 0.004  # longer than attaching takes
 
 
-def nobody_is_attached(daemon: RunningDaemon) -> bool:
-    """In a crowd that greets, who looks may be sent away to come again."""
+def no_slot_in_use(daemon: RunningDaemon) -> bool:
+    """Returns whether no slot is in use. A crowded daemon may reject this connection, which is then repeated."""
     try:
         return not daemon.slots()
     except LinkError:
@@ -37,14 +37,14 @@ def nobody_is_attached(daemon: RunningDaemon) -> bool:
 
 
 def attaches_at_once(daemon: RunningDaemon) -> bool:
-    """Whether one more client attaches, and leaves no slot taken."""
+    """Returns whether one more client attaches at once, and leaves no slot in use."""
     with Client(daemon.socket) as client:
         attached = client.wait_attached(AT_ONCE_S)
-    return attached and eventually(lambda: nobody_is_attached(daemon))
+    return attached and eventually(lambda: no_slot_in_use(daemon))
 
 
 def at_once(_: random.Random) -> None:
-    """No time at all."""
+    """Waits for no time."""
 
 
 def some_time(chance: random.Random) -> None:
@@ -60,20 +60,20 @@ def test_clients_that_are_closed_while_they_attach_leave_no_slot(moment: Callabl
                 moment(chance)
                 client.match(KEYS)
         assert attaches_at_once(daemon)
-        assert "this process has" not in daemon.log.read_text(), "slots were never short"
+        assert "this process has" not in daemon.log.read_text(), "there was always a free slot"
 
 
 def test_clients_that_are_dropped_while_they_attach_leave_no_slot() -> None:
-    """Nobody closes them but the garbage collector."""
+    """The clients are closed by the garbage collector only."""
     with RunningDaemon() as daemon:
         for _ in range(300):
             Client(daemon.socket).match(KEYS)
-        assert eventually(lambda: nobody_is_attached(daemon))
+        assert eventually(lambda: no_slot_in_use(daemon))
         assert attaches_at_once(daemon)
 
 
 def test_clients_that_are_closed_while_the_daemon_is_stopped_leave_no_slot() -> None:
-    """Before it has read their Attach, and after that: it is stopped at any moment of theirs."""
+    """The daemon is stopped at any moment of the clients, before or after it has read their Attach."""
     chance = random.Random(17)
     with RunningDaemon() as daemon:
         for _ in range(6):
@@ -85,24 +85,24 @@ def test_clients_that_are_closed_while_the_daemon_is_stopped_leave_no_slot() -> 
                 some_time(chance)
                 client.close()
             daemon.signal(signal.SIGCONT)
-            assert eventually(lambda: nobody_is_attached(daemon), START_S)
+            assert eventually(lambda: no_slot_in_use(daemon), START_S)
         assert attaches_at_once(daemon)
 
 
 def test_a_crowd_that_leaves_a_stopped_daemon_leaves_no_slot() -> None:
-    """More than its queue has room for."""
+    """There are more clients than the daemon's queue has room for."""
     with RunningDaemon() as daemon:
         daemon.signal(signal.SIGSTOP)
         for _ in range(200):
             Client(daemon.socket, timeout=0.01).close()
         daemon.signal(signal.SIGCONT)
-        assert eventually(lambda: nobody_is_attached(daemon))
+        assert eventually(lambda: no_slot_in_use(daemon))
         assert attaches_at_once(daemon)
 
 
 @pytest.mark.parametrize("closed_while", ["it is dead", "it is stopped"])
 def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one(closed_while: str) -> None:
-    """The segments keep the slot, and its process lives: nobody but the client itself can tell that it is free."""
+    """The segments keep the slot while its process lives, and only the client can report that the slot is free."""
     with RunningDaemon() as daemon, daemon.client() as other:
         client = daemon.client()
         assert client.store(KEYS, PAGES).stored == 10
@@ -111,7 +111,7 @@ def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one
         assert eventually(lambda: not client.attached) or closed_while == "it is stopped"
         began = time.monotonic()
         client.close()
-        assert time.monotonic() - began < AT_ONCE_S, "nobody is waited for"
+        assert time.monotonic() - began < AT_ONCE_S, "close() does not wait for the daemon"
         assert not match.held or client.load(match, np.zeros_like(PAGES)) == 0
         daemon.signal(signal.SIGKILL)
         daemon.wait()
@@ -131,11 +131,11 @@ def test_a_client_that_is_closed_while_it_attaches_again_leaves_no_slot() -> Non
             for client in clients:
                 some_time(chance)
                 client.close()
-            assert eventually(lambda: nobody_is_attached(daemon), START_S)
+            assert eventually(lambda: no_slot_in_use(daemon), START_S)
 
 
-def test_a_client_that_is_closed_after_the_daemon_gave_its_memory_back_ends() -> None:
-    """There is no slot any more, and nobody to tell."""
+def test_a_client_that_is_closed_after_the_daemon_released_its_memory_ends() -> None:
+    """There is no slot any more, and no daemon to report to."""
     with RunningDaemon() as daemon:
         client = daemon.client()
         assert daemon.stop() == 0
@@ -145,7 +145,7 @@ def test_a_client_that_is_closed_after_the_daemon_gave_its_memory_back_ends() ->
 
 
 def test_a_process_that_forks_while_it_attaches() -> None:
-    """The child has a slot of its own, the parent keeps the one that is on its way."""
+    """The child gets a slot of its own, and the parent keeps the one that is being assigned."""
     chance = random.Random(17)
     with RunningDaemon() as daemon:
         for _ in range(40):
@@ -159,7 +159,7 @@ def test_a_process_that_forks_while_it_attaches() -> None:
 
                 assert in_child(child) == 0
                 assert client.wait_attached(AT_ONCE_S)
-        assert eventually(lambda: nobody_is_attached(daemon))
+        assert eventually(lambda: no_slot_in_use(daemon))
 
 
 _ENDS = """
@@ -181,10 +181,10 @@ def test_an_interpreter_that_ends_while_it_attaches(how: str) -> None:
             command = [sys.executable, "-c", _ENDS, str(daemon.socket), moment, how]
             ended = subprocess.run(command, capture_output=True, check=True)
             assert ended.stderr == b""
-        assert eventually(lambda: nobody_is_attached(daemon))
+        assert eventually(lambda: no_slot_in_use(daemon))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may hit a callback of Python's own
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt may hit a callback of Python itself
 def test_a_keyboard_interrupt_while_it_attaches() -> None:
     chance = random.Random(17)
     with RunningDaemon() as daemon:
@@ -200,7 +200,7 @@ def test_a_keyboard_interrupt_while_it_attaches() -> None:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
-        assert eventually(lambda: nobody_is_attached(daemon))
+        assert eventually(lambda: no_slot_in_use(daemon))
 
 
 _SHORT_OF_ADDRESSES = """
@@ -215,16 +215,16 @@ sys.stdin.readline()
 """
 
 
-def test_a_limit_on_the_address_space_is_named() -> None:
-    """It is no missing daemon, and who can not map the segments keeps no slot."""
+def test_a_log_line_names_the_limit_on_the_address_space() -> None:
+    """A failure to map the segments is not reported as a missing daemon, and the client keeps no slot."""
     with RunningDaemon("512MiB", "1MiB", "--arena-prefault", "lazy") as daemon:
         command = [sys.executable, "-c", _SHORT_OF_ADDRESSES, str(daemon.socket)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
             assert engine.stderr is not None
             line = engine.stderr.readline().decode()
             assert "cannot map the daemon's segments of 0.5 GiB" in line and "RLIMIT_AS, ulimit -v" in line, line
-            assert "no daemon" not in line
-            assert eventually(lambda: nobody_is_attached(daemon))
+            assert "cannot reach the daemon" not in line
+            assert eventually(lambda: no_slot_in_use(daemon))
             engine.communicate(b"\n")
             assert engine.returncode == 0
 
@@ -242,7 +242,7 @@ def test_a_first_store_waits_for_the_attachment() -> None:
             assert reservation.granted.size == 10
 
 
-def test_a_first_match_and_what_is_asked_for_soon_wait_for_nobody() -> None:
+def test_match_prefetch_and_reserve_async_do_not_wait_for_the_attachment() -> None:
     with RunningDaemon() as daemon:
         daemon.signal(signal.SIGSTOP)
         with Client(daemon.socket) as client:
@@ -268,7 +268,7 @@ def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches() -> None:
 
 
 @pytest.mark.parametrize("there", ["nothing", "a socket of the dead"])
-def test_without_a_daemon_the_first_store_is_refused_at_once(there: str, tmp_path: Path) -> None:
+def test_without_a_daemon_the_first_store_is_rejected_at_once(there: str, tmp_path: Path) -> None:
     path = tmp_path / "pagetier.sock"
     if there != "nothing":
         with socket.socket(socket.AF_UNIX) as dead:
@@ -281,7 +281,7 @@ def test_without_a_daemon_the_first_store_is_refused_at_once(there: str, tmp_pat
             time.sleep(0.01)
 
 
-def test_who_is_refused_is_told_so_at_once() -> None:
+def test_a_store_of_a_rejected_client_fails_at_once() -> None:
     with RunningDaemon() as daemon:
         clients = [daemon.client() for _ in range(14)]
         with Client(daemon.socket, timeout=30) as client:

@@ -1,4 +1,4 @@
-"""Children that are forked while another thread makes its first calls, and what those calls must not do: import."""
+"""Children that are forked while another thread makes its first calls, which must not import modules."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ def run(program: str, daemon: RunningDaemon, call: str) -> str:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_no_first_call_imports_a_module(call: str, daemon: RunningDaemon) -> None:
-    """The lock of a module that is being imported is held for ever in a child that is forked meanwhile."""
+    """A child that is forked during an import can never take that module's lock."""
     assert run(_IMPORTS_NOTHING, daemon, call) == ""
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_children_forked_during_a_first_call_make_it_themselves(call: str, daemon: RunningDaemon) -> None:
+def test_children_forked_during_a_first_call_can_make_the_same_call(call: str, daemon: RunningDaemon) -> None:
     assert int(run(_FORKS, daemon, call)) >= 0

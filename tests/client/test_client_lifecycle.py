@@ -1,4 +1,4 @@
-"""The client while daemons come and go, and while its own process forks and dies."""
+"""The client while daemons start and stop, and while its own process forks and dies."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ PAGES = np.random.default_rng(1).integers(0, 256, (10, 100_000), dtype=np.uint8)
 
 
 def loads_exactly(client: Client) -> bool:
-    """Whether all ten pages are found with their bytes."""
+    """Returns whether all ten pages are found with their bytes."""
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         return client.load(match, into) == 10 and np.array_equal(into, PAGES)
 
 
-def test_no_daemon_is_a_miss_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_daemon_matches_miss_and_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pagetier.client"), Client(tmp_path / "none.sock") as client:
         assert not client.wait_attached(0.3)
         assert len(client.match(KEYS)) == 0
         result = client.store(KEYS, PAGES)
         assert result.outcomes == [Outcome.REFUSED] * 10 and result.reason
-    assert len([line for line in caplog.messages if "no daemon" in line]) == 1
+    assert len([line for line in caplog.messages if "cannot reach the daemon" in line]) == 1
 
 
-def test_a_killed_daemon_costs_stores_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_while_a_killed_daemon_is_away_only_stores_are_rejected(caplog: pytest.LogCaptureFixture) -> None:
     with RunningDaemon() as daemon, daemon.client() as client, caplog.at_level(logging.INFO, "pagetier.client"):
         assert client.store(KEYS, PAGES).stored == 10
         with client.match(KEYS) as match:
@@ -60,28 +60,28 @@ def test_a_reservation_outlives_the_daemon() -> None:
         daemon.kill()
         for page in range(10):
             reservation.write(page, PAGES[page])
-        assert reservation.publish().stored == 10, "publishing asks nobody"
+        assert reservation.publish().stored == 10, "publishing needs no daemon"
         assert loads_exactly(client)
         daemon.start()
         assert client.wait_attached(START_S)
         assert loads_exactly(client)
 
 
-def test_a_stopped_daemon_is_a_deadline_not_a_wait() -> None:
+def test_calls_time_out_once_while_the_daemon_is_stopped() -> None:
     with RunningDaemon() as daemon, daemon.client(timeout=START_S) as client:
         assert client.store(KEYS, PAGES).stored == 10
         daemon.signal(signal.SIGSTOP)
         for least, most in ((2.0, 8.0), (0.0, 2.0)):
             began = time.monotonic()
             assert client.store(MORE, PAGES, timeout=2.0).refused == 10
-            assert least <= time.monotonic() - began < most, "and after the first nobody waits any more"
+            assert least <= time.monotonic() - began < most, "only the first call waits"
             assert loads_exactly(client)
         daemon.signal(signal.SIGCONT)
         assert eventually(lambda: client.store(MORE, PAGES).stored == 10, START_S)
-        assert daemon.findings() == [], "what was granted too late came back"
+        assert daemon.findings() == [], "pages that were granted too late are released"
 
 
-def test_after_a_stop_the_memory_is_let_go_and_a_new_daemon_is_found() -> None:
+def test_after_a_stop_the_memory_is_released_and_a_new_daemon_is_found() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
         assert daemon.stop() == 0
@@ -95,8 +95,8 @@ def test_after_a_stop_the_memory_is_let_go_and_a_new_daemon_is_found() -> None:
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_after_a_stop_a_match_that_is_still_bound_keeps_no_memory(released: bool) -> None:
-    """An idle engine has the last request's match in a variable, until the next one comes."""
+def test_after_a_stop_a_match_in_a_variable_keeps_no_memory(released: bool) -> None:
+    """An idle engine has the match of its last request in a variable until the next request."""
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
         match = client.match(KEYS)
@@ -115,7 +115,7 @@ def test_after_a_stop_a_match_that_is_still_bound_keeps_no_memory(released: bool
         assert loads_exactly(client)
 
 
-def test_a_reservation_that_is_open_over_a_stop_is_refused_and_keeps_no_memory() -> None:
+def test_a_reservation_that_is_open_during_a_stop_is_rejected_and_keeps_no_memory() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         reservation = client.reserve(KEYS, PAGES.shape[1])
         assert daemon.stop() == 0
@@ -124,16 +124,16 @@ def test_a_reservation_that_is_open_over_a_stop_is_refused_and_keeps_no_memory()
         assert reservation.publish().refused == 10
 
 
-def test_a_copy_that_is_under_way_at_a_stop_ends_before_the_memory_goes() -> None:
+def test_a_copy_that_runs_at_a_stop_ends_before_the_memory_is_released() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
         into = np.zeros_like(PAGES)
         match, session = client.match(KEYS), client.session
         assert session is not None
-        session.hold()  # as every copy does that this process can not wait for
+        session.hold()  # as a copy does for which this process cannot wait
         assert daemon.stop() == 0
         daemon.start()
-        assert client.wait_attached(START_S), "it is not waited for"
+        assert client.wait_attached(START_S), "attaching does not wait for the copy"
         assert session.usable and client.session is not session
         assert client.load(match, into) == 10 and np.array_equal(into, PAGES)
         session.unhold()
@@ -141,9 +141,9 @@ def test_a_copy_that_is_under_way_at_a_stop_ends_before_the_memory_goes() -> Non
         assert client.load(match, into) == 0
 
 
-def test_a_load_whose_memory_is_given_back_on_its_way_is_a_miss() -> None:
+def test_a_load_whose_memory_is_released_meanwhile_is_a_miss() -> None:
     class Buffers(list[bytearray]):
-        """They are counted just before they are written to."""
+        """Counts buffers just before they are written to."""
 
         def __len__(self) -> int:
             assert session is not None and eventually(session.retire)
@@ -156,7 +156,7 @@ def test_a_load_whose_memory_is_given_back_on_its_way_is_a_miss() -> None:
         assert not any(map(any, into))
 
 
-def test_memory_that_another_start_has_replaced_is_not_kept_by_a_match_either() -> None:
+def test_a_match_does_not_keep_segments_that_a_new_daemon_replaced() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
         match, session = client.match(KEYS), client.session
@@ -167,7 +167,7 @@ def test_memory_that_another_start_has_replaced_is_not_kept_by_a_match_either() 
         assert match.held and client.load(match, np.zeros_like(PAGES)) == 0
 
 
-def test_a_forked_child_misses_and_attaches_anew() -> None:
+def test_a_forked_child_misses_and_attaches_by_itself() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
         with client.match(KEYS) as match:
@@ -194,7 +194,7 @@ sys.stdin.readline()
 """
 
 
-def test_what_a_killed_client_held_is_back_within_a_second() -> None:
+def test_the_memory_of_a_killed_client_is_released_within_a_second() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
         for _ in range(5):
@@ -212,8 +212,8 @@ def test_what_a_killed_client_held_is_back_within_a_second() -> None:
             assert daemon.findings() == []
 
 
-def test_what_a_dead_client_held_is_kept_from_others_for_the_quarantine() -> None:
-    """Its GPU may still write. Also where the daemon that saw it attach is dead, too."""
+def test_the_memory_of_a_dead_client_is_not_granted_during_the_quarantine() -> None:
+    """The GPU of the process may still write, also if the daemon that saw it attach is dead too."""
     held = namespace().keys(range(9000, 9160))
     with RunningDaemon("16MiB", "64KiB", "--store-quarantine", "1.5s") as daemon, daemon.client() as client:
         client.store(KEYS, PAGES)
@@ -233,11 +233,11 @@ def test_what_a_dead_client_held_is_kept_from_others_for_the_quarantine() -> Non
                 assert eventually(lambda: client.attached)
             used = daemon.header()["used_frames"]
             assert client.store(held, PAGES).pending == 10 or time.monotonic() > died + 1.4
-            assert eventually(lambda before=used: daemon.header()["used_frames"] < before), "it comes back"  # type: ignore[misc]
+            assert eventually(lambda before=used: daemon.header()["used_frames"] < before), "the memory is released"  # type: ignore[misc]
             assert time.monotonic() > died + 1.4
 
 
-def test_a_process_that_just_exits_leaves_nothing() -> None:
+def test_a_process_that_exits_without_close_leaves_nothing() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         client.store(KEYS, PAGES)
         subprocess.run([sys.executable, "-c", _HOLDER, daemon.socket], input=b"\n", check=True, capture_output=True)

@@ -1,6 +1,6 @@
 """Several clients against a dictionary of pages, step by step, while daemons stop, die and sleep, and with a disk.
 
-What the index does under all this is in tests/shm/test_index_model.py; here it is what a caller is told.
+tests/shm/test_index_model.py covers the index in these cases; this module covers what callers get.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class ClientMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.rooms)
     @rule(pick=picks)
-    def give_up(self, pick: int) -> None:
-        """Also half written."""
+    def abandon(self, pick: int) -> None:
+        """Abandons a reservation, also one that is written in part."""
         w = self.world
         room = w.rooms.pop(pick % len(w.rooms))
         room.reservation.write(room.granted[0], page_of(room.keys[room.granted[0]])[: PAGE // 2])
@@ -87,27 +87,27 @@ class ClientMachine(RuleBasedStateMachine):
         into = np.zeros((len(keys), PAGE), np.uint8)
         reach, hurry = w.pages_anywhere(keys), bool(w.pending & set(keys))
         with w.clients[who].match(keys) as match:
-            assert (len(match), match.available_pages) == (w.pages_in_memory(keys), self.seen_from(keys))
+            assert (len(match), match.available_pages) == (w.pages_in_memory(keys), self.matched_pages(keys))
             loaded = w.clients[who].load(match, into, timeout=0 if hurry else LONG_S)
         assert_exact(keys, into[:loaded])
         assert loaded == reach or (hurry and w.pages_in_memory(keys) <= loaded <= reach)
-        self.came_in(keys, hurry=hurry)
+        self.wait_in_memory(keys, hurry=hurry)
 
     @rule(who=who, keys=chains)
     def prefetch(self, who: int, keys: Keys) -> None:
         w = self.world
         if not w.pending & set(keys):
             assert w.clients[who].prefetch(keys, LONG_S).wait(LONG_S) == w.pages_anywhere(keys)
-            self.came_in(keys, hurry=False)
+            self.wait_in_memory(keys, hurry=False)
 
-    def seen_from(self, keys: Keys) -> int:
-        """How far a match sees: over what is on disk, from the first page that is."""
+    def matched_pages(self, keys: Keys) -> int:
+        """Returns how many pages a match covers: pages in memory, then pages on disk from the first page on disk on."""
         w = self.world
         first = w.pages_in_memory(keys)
         return w.pages_anywhere(keys) if first < len(keys) and keys[first] in w.disk else first
 
-    def came_in(self, keys: Keys, *, hurry: bool) -> None:
-        """What was on disk is in memory, too. Who does not wait leaves it on its way: then it is waited for here."""
+    def wait_in_memory(self, keys: Keys, *, hurry: bool) -> None:
+        """Waits until pages from disk are in memory, after a load that did not wait for them."""
         w = self.world
         asked = keys[: w.pages_anywhere(keys)]
         if hurry and not set(asked) <= w.memory:
@@ -124,7 +124,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.world.held) < 4)
     @rule(who=who, keys=chains)
-    def hold(self, who: int, keys: Keys) -> None:
+    def pin(self, who: int, keys: Keys) -> None:
         w = self.world
         match = w.clients[who].match(keys)
         assert len(match) == w.pages_in_memory(keys)
@@ -143,7 +143,7 @@ class ClientMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.held)
     @rule(pick=picks)
     def release(self, pick: int) -> None:
-        """What was held is there to the end."""
+        """Pages of a match stay available until it is released."""
         w = self.world
         held = w.held.pop(pick % len(w.held))
         into = np.zeros((len(held.keys), PAGE), np.uint8)
@@ -151,11 +151,11 @@ class ClientMachine(RuleBasedStateMachine):
         assert_exact(held.keys, into)
         held.match.release()
 
-    # ---- who comes and goes
+    # ---- clients
 
     @rule(who=who)
     def leave(self, who: int) -> None:
-        """A client goes with all that it holds, and another one comes."""
+        """Closes a client with all that it has pinned or reserved, and starts another one."""
         w = self.world
         w.clients[who].close()
         w.held = [held for held in w.held if held.client is not w.clients[who]]
@@ -185,7 +185,7 @@ class ClientMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.memory)
     @rule(who=who, keys=chains)
     def kill_the_daemon(self, who: int, keys: Keys) -> None:
-        """Nothing is lost but the time in which nothing can be stored."""
+        """Kills the daemon: only stores are rejected, and only until the next daemon runs."""
         w = self.world
         w.daemon.kill()
         with w.clients[who].match(keys) as match:
@@ -197,7 +197,7 @@ class ClientMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.memory)
     @rule()
     def stop_the_daemon(self) -> None:
-        """It writes to disk what is not there, and memory is empty."""
+        """Stops the daemon, which writes unwritten pages to disk and empties the memory."""
         w = self.world
         w.let_go_of_all()
         w.daemon.stop()
@@ -209,7 +209,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @rule(who=who, keys=chains)
     def let_the_daemon_sleep(self, who: int, keys: Keys) -> None:
-        """A deadline and no wait; what was granted too late comes back."""
+        """Stops the daemon's process: calls time out once, and pages that are granted too late are released."""
         w = self.world
         w.daemon.signal(signal.SIGSTOP)
         try:
@@ -223,7 +223,7 @@ class ClientMachine(RuleBasedStateMachine):
         w.wait_ready()
         assert eventually(lambda: w.daemon.header()["open_entries"] == len(w.pending), LONG_S)
         late = w.clients[who]._attachment.requests
-        assert eventually(lambda: not late.is_late, LONG_S), "who does not hear the answer asks no more"
+        assert eventually(lambda: not late.is_late, LONG_S), "no requests are sent to a daemon that is late"
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def world() -> Iterator[World]:
         world.end()
 
 
-def test_clients_are_told_the_truth(world: World) -> None:
+def test_clients_get_true_results(world: World) -> None:
     ClientMachine.world = world
     run_state_machine_as_test(
         ClientMachine,

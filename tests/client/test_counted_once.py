@@ -60,7 +60,7 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 @pytest.fixture
 def on_disk(daemon: RunningDaemon, client: Client) -> Keys:
-    """Ten pages that are on disk alone."""
+    """Returns the keys of ten pages that are on disk only."""
     keys = some_keys()
     assert client.store(keys, np.ones((PAGES, PAGE), np.uint8)).stored == PAGES
     push_out(daemon, client, keys)
@@ -71,7 +71,7 @@ def test_a_page_from_disk_is_counted_once(daemon: RunningDaemon, client: Client,
     before = counted(daemon)
     with client.match(on_disk) as match:
         assert client.load(match, room()) == PAGES
-        assert client.load(match, room()) == PAGES, "they are in memory by now; it is the same request"
+        assert client.load(match, room()) == PAGES, "the second load of the same request finds them in memory"
     assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
     before = counted(daemon)
     with client.match(on_disk) as match:
@@ -85,11 +85,11 @@ def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: 
     before = counted(daemon)
     with client.match(some_keys(PAGES + 3)) as match:
         assert (len(match), match.available_pages) == (4, PAGES)
-        assert client.load(match, room(PAGES - 2)) == PAGES - 2, "there is no room for two of them"
+        assert client.load(match, room(PAGES - 2)) == PAGES - 2, "the buffer has no room for two of the pages"
     assert counted(daemon).since(before) == Counted(1, 4 * TOKENS, 4 * TOKENS, 5 * TOKENS)
 
 
-def test_a_page_in_memory_behind_one_on_disk_came_from_memory(
+def test_a_page_in_memory_after_one_on_disk_counts_as_memory(
     daemon: RunningDaemon, client: Client, on_disk: Keys
 ) -> None:
     assert client.prefetch(on_disk[4:6]).wait(LONG_S) == 2
@@ -105,7 +105,7 @@ def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, clie
     before = counted(daemon)
     with stopped_worker(daemon), client.match(on_disk) as match:
         assert client.load(match, room(), timeout=0.2) == 0
-        assert counted(daemon).since(before) == Counted(1, 0, 0, 0), "it may still be tried again"
+        assert counted(daemon).since(before) == Counted(1, 0, 0, 0), "another load may still succeed"
     assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
     match.release()
     del match
@@ -121,7 +121,7 @@ def test_a_second_try_that_succeeds_is_a_hit(daemon: RunningDaemon, client: Clie
     assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
 
 
-def test_who_does_not_load_has_missed_what_is_on_disk(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+def test_pages_on_disk_that_are_not_loaded_count_as_missed(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
     client.match(on_disk)
     assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)

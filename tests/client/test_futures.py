@@ -1,4 +1,4 @@
-"""Room on its way: promised, given up, late, lost, and never left lying."""
+"""Reservations that wait for a response: collected, cancelled, late or lost, and always released in the end."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 
 @pytest.fixture
-def pretended() -> Iterator[PretendedDaemon]:
+def fake() -> Iterator[PretendedDaemon]:
     with PretendedDaemon() as running:
         yield running
 
 
 @pytest.fixture
-def asking(pretended: PretendedDaemon) -> Iterator[Client]:
-    """A client of a daemon that answers when the test does."""
-    with Client(pretended.socket) as attached:
+def asking(fake: PretendedDaemon) -> Iterator[Client]:
+    """Returns a client of a daemon that answers when the test says so."""
+    with Client(fake.socket) as attached:
         assert attached.wait_attached(5)
         yield attached
 
@@ -55,46 +55,46 @@ def empty(daemon: RunningDaemon) -> bool:
     return header["used_frames"] == header["open_entries"] == 0
 
 
-def ready(promise: PendingReservation) -> bool:
-    return promise.ready
+def ready(pending: PendingReservation) -> bool:
+    return pending.ready
 
 
-def answer(pretended: PretendedDaemon, *asked: tuple[Peer, Reserve]) -> None:
-    """Answers these requests in one piece."""
-    asked[0][0].send(*(pretended.answer_to(peer, request) for peer, request in asked))
+def answer(fake: PretendedDaemon, *asked: tuple[Peer, Reserve]) -> None:
+    """Answers these requests in one message."""
+    asked[0][0].send(*(fake.answer_to(peer, request) for peer, request in asked))
 
 
 # ---- a real daemon
 
 
-def test_a_promise_is_kept(client: Client) -> None:
-    promise = client.reserve_async(some_keys(3), PAGE)
-    assert eventually(lambda: promise.ready), "nobody has to wait for it"
-    with promise.wait(0) as reservation:
+def test_a_pending_reservation_is_granted(client: Client) -> None:
+    pending = client.reserve_async(some_keys(3), PAGE)
+    assert eventually(lambda: pending.ready), "it becomes ready without a waiting thread"
+    with pending.wait(0) as reservation:
         assert reservation.granted.tolist() == [0, 1, 2]
         assert reservation.publish().stored == 3
-    assert promise.wait(1).publish().refused == 3, "it is collected once"
-    promise.cancel()
+    assert pending.wait(1).publish().refused == 3, "a reservation is collected once"
+    pending.cancel()
     assert len(client.match(some_keys(3))) == 3
 
 
-def test_a_promise_that_is_waited_for_at_once(client: Client) -> None:
+def test_wait_returns_the_reservation_at_once_when_it_comes(client: Client) -> None:
     for prompt in range(50):
-        promise = client.reserve_async(some_keys(2, prompt), 10)
-        assert promise.wait(5).publish().stored == 2
+        pending = client.reserve_async(some_keys(2, prompt), 10)
+        assert pending.wait(5).publish().stored == 2
 
 
 @pytest.mark.parametrize("how", ["dropped", "cancelled", "dropped when ready", "cancelled when ready"])
-def test_room_that_is_not_wanted_any_more_comes_back(daemon: RunningDaemon, client: Client, how: str) -> None:
-    promise = client.reserve_async(some_keys(20), PAGE)
+def test_memory_of_a_cancelled_reservation_is_released(daemon: RunningDaemon, client: Client, how: str) -> None:
+    pending = client.reserve_async(some_keys(20), PAGE)
     if how.endswith("ready"):
-        assert eventually(partial(ready, promise))
+        assert eventually(partial(ready, pending))
         assert not empty(daemon)
     if how.startswith("cancelled"):
-        promise.cancel()
-        assert client.store(some_keys(1, 1), bytes(PAGE)).stored == 1, "a daemon that is well is asked on"
+        pending.cancel()
+        assert client.store(some_keys(1, 1), bytes(PAGE)).stored == 1, "a healthy daemon gets further requests"
     else:
-        del promise
+        del pending
         gc.collect()
     used = 1 if how.startswith("cancelled") else 0
     assert eventually(lambda: daemon.header()["used_frames"] == used)
@@ -102,7 +102,7 @@ def test_room_that_is_not_wanted_any_more_comes_back(daemon: RunningDaemon, clie
 
 
 @pytest.mark.parametrize("how", ["dropped", "abandoned", "left"])
-def test_room_that_is_not_filled_comes_back(daemon: RunningDaemon, client: Client, how: str) -> None:
+def test_memory_of_an_unpublished_reservation_is_released(daemon: RunningDaemon, client: Client, how: str) -> None:
     reservation = client.reserve(some_keys(20), PAGE)
     assert daemon.header()["open_entries"] == 20
     reservation.write(0, bytes(PAGE))
@@ -120,29 +120,29 @@ def test_room_that_is_not_filled_comes_back(daemon: RunningDaemon, client: Clien
     assert client.store(some_keys(20), bytes(20 * PAGE)).stored == 20
 
 
-def test_many_promises_that_nobody_waits_for(client: Client) -> None:
-    """Their answers are more than sockets hold: somebody reads them all the same."""
+def test_many_reservations_without_a_waiting_thread_become_ready(client: Client) -> None:
+    """The responses exceed the socket buffers: the background thread reads them."""
     keys = some_keys(8192)
-    promises = [client.reserve_async(keys, 1, timeout=5) for _ in range(40)]
-    assert eventually(lambda: all(promise.ready for promise in promises))
-    results = [promise.wait(0).publish() for promise in promises]
-    assert results[0].stored == 256, "all frames"
+    reservations = [client.reserve_async(keys, 1, timeout=5) for _ in range(40)]
+    assert eventually(lambda: all(pending.ready for pending in reservations))
+    results = [pending.wait(0).publish() for pending in reservations]
+    assert results[0].stored == 256, "the first reservation gets all frames"
     assert all(result.pending == 256 and result.refused == 8192 - 256 for result in results[1:])
     assert client.attached
 
 
-def test_promises_and_waits_side_by_side(client: Client) -> None:
-    """Some read their own answers while the keeper reads others: nobody misses his."""
+def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client: Client) -> None:
+    """Some threads read their own responses while the background thread reads others, and none is lost."""
     slow: list[float] = []
 
     def work(thread: int) -> None:
         for prompt in range(100):
             began = time.monotonic()
-            promise = client.reserve_async(some_keys(3, 1000 * thread + prompt), 10)
+            pending = client.reserve_async(some_keys(3, 1000 * thread + prompt), 10)
             with client.reserve(some_keys(2, 1000 * thread + prompt + 500), 10, timeout=20) as reservation:
                 assert len(reservation.granted) == 2
             if prompt % 3:
-                promise.wait(20).publish()
+                pending.wait(20).publish()
             slow.append(time.monotonic() - began)
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
@@ -151,10 +151,10 @@ def test_promises_and_waits_side_by_side(client: Client) -> None:
     for thread in threads:
         thread.join()
     assert len(slow) == 400
-    assert max(slow) < 5, "somebody's answer was read, and he was not told"
+    assert max(slow) < 5, "a response was read by another thread, and its own thread was not woken"
 
 
-def test_no_patience_is_no_harm(daemon: RunningDaemon, client: Client) -> None:
+def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Client) -> None:
     for deadline in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
         began = time.monotonic()
         result = client.store(some_keys(3), bytes(3 * PAGE), timeout=deadline)
@@ -165,22 +165,22 @@ def test_no_patience_is_no_harm(daemon: RunningDaemon, client: Client) -> None:
     assert client.store(some_keys(3), bytes(3 * PAGE), timeout=float("inf")).stored == 3
 
 
-def test_a_client_without_patience(daemon: RunningDaemon) -> None:
+def test_a_client_whose_timeout_is_zero_rejects_stores(daemon: RunningDaemon) -> None:
     with daemon.client(timeout=0) as client:
         assert client.store(some_keys(3), bytes(3 * PAGE)).refused == 3
         assert client.store(some_keys(3), bytes(3 * PAGE), timeout=5).stored == 3
         assert len(client.match(some_keys(3))) == 3
 
 
-def test_part_of_a_page_that_nobody_finishes_expires() -> None:
-    """The other parts never come; then the page goes, and what was stored of it with it."""
+def test_a_page_whose_other_parts_never_come_expires() -> None:
+    """The other parts are never stored: the page is dropped with the parts that were stored."""
     with RunningDaemon("16MiB", "64KiB", "--store-expiry", "1500ms") as daemon, daemon.client() as client:
         half = client.reserve(some_keys(4), PAGE, Part(0, 2))
         assert half.publish().stored == 4
         forgotten = client.reserve(some_keys(4, 1), PAGE)
         assert len(client.match(some_keys(4))) == 0
         assert eventually(lambda: daemon.header()["pages"] == 0)
-        assert daemon.header()["used_frames"] == 4, "who still writes keeps the frames"
+        assert daemon.header()["used_frames"] == 4, "a reservation that is still written keeps its frames"
         result = forgotten.publish()
         assert result.outcomes == [Outcome.REFUSED] * 4 and "expired before" in result.reason
         assert eventually(lambda: empty(daemon))
@@ -189,27 +189,27 @@ def test_part_of_a_page_that_nobody_finishes_expires() -> None:
 # ---- a daemon that answers when the test does
 
 
-def test_a_late_answer_is_given_back(pretended: PretendedDaemon, asking: Client) -> None:
+def test_pages_of_a_late_response_are_abandoned(fake: PretendedDaemon, asking: Client) -> None:
     assert asking.store(some_keys(3), bytes(3 * PAGE), timeout=0.05).refused == 3
     began = time.monotonic()
     result = asking.store(some_keys(3, 1), bytes(3 * PAGE), timeout=5)
     assert (result.refused, result.reason) == (3, "the daemon does not answer")
-    assert time.monotonic() - began < 3, "one waits for a daemon that hangs, not all"
-    answer(pretended, pretended.next())
-    assert pretended.owner.header()["used_frames"] == 9
-    assert eventually(lambda: pretended.owner.settle() == 0)
-    assert pretended.owner.header()["used_frames"] == 0
+    assert time.monotonic() - began < 3, "only one call waits for a daemon that hangs"
+    answer(fake, fake.next())
+    assert fake.owner.header()["used_frames"] == 9
+    assert eventually(lambda: fake.owner.settle() == 0)
+    assert fake.owner.header()["used_frames"] == 0
 
-    promise = asking.reserve_async(some_keys(3, 2), PAGE)
-    answer(pretended, pretended.next())
-    assert promise.wait(5).publish().stored == 3
+    pending = asking.reserve_async(some_keys(3, 2), PAGE)
+    answer(fake, fake.next())
+    assert pending.wait(5).publish().stored == 3
 
 
-def test_a_late_answer_comes_before_one_in_time(pretended: PretendedDaemon, asking: Client) -> None:
-    """The keeper waits for the late one and may read both; who waits for the other is told at once."""
+def test_a_late_response_before_one_in_time_delays_no_caller(fake: PretendedDaemon, asking: Client) -> None:
+    """The background thread may read both responses; the thread that waits for the second one is woken at once."""
     for prompt in range(200):
         asking.reserve_async(some_keys(1, prompt), 1)
-        late = pretended.next()
+        late = fake.next()
         got: list[tuple[int, float]] = []
 
         def wait(prompt: int = prompt, got: list[tuple[int, float]] = got) -> None:
@@ -218,79 +218,79 @@ def test_a_late_answer_comes_before_one_in_time(pretended: PretendedDaemon, aski
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        in_time = pretended.next()
+        in_time = fake.next()
         began = time.monotonic()
-        answer(pretended, *((late, in_time) if prompt % 2 else (in_time, late)))
+        answer(fake, *((late, in_time) if prompt % 2 else (in_time, late)))
         waiting.join()
         assert got[0][0] == 1
         assert got[0][1] - began < 5, f"prompt {prompt}"
-    pretended.owner.settle()
-    assert pretended.owner.check_integrity() == []
+    fake.owner.settle()
+    assert fake.owner.check_integrity() == []
 
 
-def test_answers_out_of_order_find_who_asked(pretended: PretendedDaemon, asking: Client) -> None:
-    promises = [asking.reserve_async(some_keys(count, count), 1) for count in range(1, 6)]
-    asked = [pretended.next() for _ in promises]
-    answer(pretended, *reversed(asked))
-    assert [len(promise.wait(5).granted) for promise in promises] == [1, 2, 3, 4, 5]
+def test_responses_out_of_order_reach_their_requests(fake: PretendedDaemon, asking: Client) -> None:
+    reservations = [asking.reserve_async(some_keys(count, count), 1) for count in range(1, 6)]
+    asked = [fake.next() for _ in reservations]
+    answer(fake, *reversed(asked))
+    assert [len(pending.wait(5).granted) for pending in reservations] == [1, 2, 3, 4, 5]
 
 
-def test_an_answer_that_nobody_asked_for_is_ignored(pretended: PretendedDaemon, asking: Client) -> None:
-    promise = asking.reserve_async(some_keys(2), 1)
-    peer, request = pretended.next()
-    right = pretended.answer_to(peer, request)
+def test_a_response_without_a_request_is_ignored(fake: PretendedDaemon, asking: Client) -> None:
+    pending = asking.reserve_async(some_keys(2), 1)
+    peer, request = fake.next()
+    right = fake.answer_to(peer, request)
     stranger = type(right)(request.number + 1000, right.outcomes, right.entries, right.serials)
     peer.send(stranger, right, right)
-    assert promise.wait(5).publish().stored == 2
+    assert pending.wait(5).publish().stored == 2
     assert asking.attached
 
 
-def test_a_daemon_that_hangs_up_refuses_what_it_owes(pretended: PretendedDaemon, asking: Client) -> None:
-    promise = asking.reserve_async(some_keys(2), 1)
+def test_open_requests_fail_when_the_daemon_hangs_up(fake: PretendedDaemon, asking: Client) -> None:
+    pending = asking.reserve_async(some_keys(2), 1)
     results = []
     waiting = threading.Thread(target=lambda: results.append(asking.reserve(some_keys(2, 1), 1, timeout=30)))
     waiting.start()
-    pretended.next(), pretended.next()
+    fake.next(), fake.next()
     began = time.monotonic()
-    pretended.hang_up()
+    fake.hang_up()
     waiting.join()
     assert time.monotonic() - began < 2
-    for reservation in (results[0], promise.wait(5)):
+    for reservation in (results[0], pending.wait(5)):
         assert reservation.publish().refused == 2
         assert reservation.publish().reason == "the daemon is gone"
 
 
-def test_who_attaches_again_tells_what_it_still_writes(pretended: PretendedDaemon, asking: Client) -> None:
-    """So that the daemon can take back what else was granted: answers that never came."""
-    promise = asking.reserve_async(some_keys(3), PAGE)
-    answer(pretended, pretended.next())
-    kept = promise.wait(5)
+def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: PretendedDaemon, asking: Client) -> None:
+    """The daemon can then release the other pages, which were granted in responses that never came."""
+    pending = asking.reserve_async(some_keys(3), PAGE)
+    answer(fake, fake.next())
+    kept = pending.wait(5)
     done = asking.reserve_async(some_keys(2, 1), PAGE)
-    answer(pretended, pretended.next())
+    answer(fake, fake.next())
     assert done.wait(5).publish().stored == 2
     asking.reserve_async(some_keys(2, 2), PAGE)
-    peer, unanswered = pretended.next()
-    pretended.answer_to(peer, unanswered)
-    pretended.hang_up()
-    assert eventually(lambda: len(pretended.greetings) == 2)
-    first, again = pretended.greetings
+    peer, unanswered = fake.next()
+    fake.answer_to(peer, unanswered)
+    fake.hang_up()
+    assert eventually(lambda: len(fake.greetings) == 2)
+    first, again = fake.greetings
     assert first.token == again.token and first.holds == b""
     assert sorted(np.frombuffer(again.holds, np.uint64).tolist()) == sorted(kept._serials.tolist())
-    pretended.owner.keep_only(peer.slot, again.holds)
-    assert pretended.owner.header()["used_frames"] == (3 + 2) * 3
+    fake.owner.keep_only(peer.slot, again.holds)
+    assert fake.owner.header()["used_frames"] == (3 + 2) * 3
     assert kept.publish().stored == 3
 
 
-def test_an_answer_to_a_dropped_promise_is_given_back(pretended: PretendedDaemon, asking: Client) -> None:
+def test_pages_granted_to_a_dropped_reservation_are_abandoned(fake: PretendedDaemon, asking: Client) -> None:
     asking.reserve_async(some_keys(3), PAGE)
     gc.collect()
-    answer(pretended, pretended.next())
-    assert eventually(lambda: pretended.owner.settle() == 0)
-    assert pretended.owner.header()["used_frames"] == 0
+    answer(fake, fake.next())
+    assert eventually(lambda: fake.owner.settle() == 0)
+    assert fake.owner.header()["used_frames"] == 0
 
 
 def test_a_long_prompt_of_short_pages_is_one_request(client: Client) -> None:
-    """131,072 tokens, a token a page: what finds room is granted, and nothing is refused for being asked at once."""
+    """131,072 tokens with one token a page: the daemon grants the pages that have room, in one request."""
     keys = namespace(1).keys(range(131_072))
     with client.reserve(keys, 16, timeout=30.0) as reservation:
         assert len(reservation.granted) > 0

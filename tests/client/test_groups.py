@@ -1,4 +1,4 @@
-"""Groups of state: which pages a hit needs, which a store may skip, and one match over all of them through a client."""
+"""Layer groups: the pages that a hit needs, the pages that a store may skip, and matches over all groups."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ any_group = st.one_of(
 
 
 def asked(tokens: int = TOKENS, prompt: int = 0) -> list[GroupKeys]:
-    """The keys of one prompt in each group."""
+    """Returns the keys of one prompt in each group."""
     spaces = [namespace(page_tokens=group.page_tokens, group=type(group).__name__) for group in GROUPS]
     prompt_ids = range(prompt << 20, (prompt << 20) + tokens)
     return [GroupKeys(group, space.keys(prompt_ids)) for group, space in zip(GROUPS, spaces, strict=True)]
 
 
 def content(keys: Keys) -> Any:
-    """Pages that follow from their keys."""
+    """Returns pages whose bytes follow from their keys."""
     return np.array([np.frombuffer(key * 200, np.uint8)[:PAGE] for key in keys]).reshape(-1, PAGE)
 
 
@@ -51,13 +51,13 @@ def store(client: Client, keys: Keys) -> None:
 
 
 def counts_of(daemon: DiskDaemon) -> dict[str, int]:
-    """What all its clients have counted."""
+    """Returns the counters of all clients."""
     index, locks, _ = daemon.memory.descriptors
     return Observer(index, locks).counts()
 
 
 def loads(client: Client, found: GroupMatch) -> None:
-    """Each group's pages are there, whole, and those that it asked for."""
+    """Loads the pages of each group and compares them."""
     for match, group_keys, first in zip(found.matches, found.groups, found.start_pages, strict=True):
         assert match.keys == group_keys.keys[first : first + len(match)]
         into = np.zeros((len(match), PAGE), np.uint8)
@@ -121,13 +121,13 @@ def test_the_grain_is_common_to_all() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.0, 2**31])
-def test_groups_of_nothing(wrong: Any) -> None:
+def test_groups_without_tokens_are_rejected(wrong: Any) -> None:
     for make in (FullAttention, Recurrent, lambda size: SlidingWindow(size, 4), lambda size: SlidingWindow(4, size)):
         with pytest.raises(ValueError, match="must be 1 or more"):
             make(wrong)
 
 
-def test_keys_of_other_pages_are_refused(client: Client) -> None:
+def test_keys_of_another_page_length_are_rejected(client: Client) -> None:
     keys = asked()[0].keys
     with pytest.raises(ValueError, match=r"FullAttention.* have 32 tokens, those of .* 16"):
         GroupKeys(FullAttention(32), keys)
@@ -141,7 +141,7 @@ def test_keys_of_other_pages_are_refused(client: Client) -> None:
 
 
 def test_all_groups_agree(client: Client) -> None:
-    """Full attention has 20 pages, the window too, the state two snapshots: two agree on more than the third has."""
+    """Full attention and the window have 20 pages, the state has two snapshots: the hit ends where all three agree."""
     full, window, state = asked()
     store(client, full.keys[:20])
     store(client, window.keys[:20])
@@ -168,8 +168,8 @@ def test_all_groups_agree(client: Client) -> None:
             assert found.tokens == found.available_pages == tokens
 
 
-def test_a_group_that_fails_takes_all_back(client: Client) -> None:
-    """As an engine does it: what was loaded of the others is given up, and a shorter hit is asked for."""
+def test_all_groups_fall_back_when_one_cannot_be_loaded(client: Client) -> None:
+    """An engine discards what it loaded of the other groups, and matches again with a smaller limit."""
     groups = asked()
     for one in groups:
         store(client, one.keys)
@@ -181,7 +181,7 @@ def test_a_group_that_fails_takes_all_back(client: Client) -> None:
         loads(client, shorter)
 
 
-def test_another_process_takes_over(client: Client) -> None:
+def test_another_process_adopts_the_matches_of_all_groups(client: Client) -> None:
     groups = asked()
     for one in groups:
         store(client, one.keys)
@@ -195,7 +195,7 @@ def test_another_process_takes_over(client: Client) -> None:
 
 
 def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, client: Client) -> None:
-    """240 of 384 tokens, with 15 + 3 + 1 pages; beyond them it would need 9 + 3 + 1 more."""
+    """The hit is 240 of 384 tokens with 15 + 3 + 1 pages; the rest would need 9 + 3 + 1 more."""
     full, window, state = groups = asked()
     store(client, full.keys[:20])
     store(client, window.keys[:20])
@@ -212,7 +212,7 @@ def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, cli
     assert counted == {"lookups": 1, "hit_pages": 19, "miss_pages": 13, "memory_tokens": 240, "missed_tokens": 144}
 
 
-def test_nobody_is_there(tmp_path: Path) -> None:
+def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:
     with Client(tmp_path / "nobody", timeout=0.01) as alone:
         with alone.match_groups(asked()) as found:
             assert (found.tokens, found.available_pages, len(found), found.start_pages) == (0, 0, 0, (0, 0, 0))
@@ -227,7 +227,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
 # ---- with a disk
 
 
-def test_one_request_for_all_that_is_on_disk(daemon: DiskDaemon, client: Client) -> None:
+def test_one_prefetch_requests_all_pages_on_disk(daemon: DiskDaemon, client: Client) -> None:
     full, window, state = asked(192)
     for one in (full, window, state):
         store(client, one.keys)
@@ -249,7 +249,7 @@ def test_one_request_for_all_that_is_on_disk(daemon: DiskDaemon, client: Client)
         assert (found.tokens, found.available_pages, found.missing()) == (192, 192, b"")
         assert client.prefetch_groups(found).ready and daemon.fetches.empty()
         loads(client, found)
-    assert daemon.write_out() == 10 + 10, "and no page is pinned any more"
+    assert daemon.write_out() == 10 + 10, "no page is pinned any more"
 
 
 def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
             store(client, one.keys)
             until_written(daemon)
         others = namespace(salt="others").keys(range(16 * 16))
-        assert client.store(others, bytes(16 * PAGE)).stored == 16, "they drive out all the others"
+        assert client.store(others, bytes(16 * PAGE)).stored == 16, "they evict all other pages"
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_pages) == (0, 144)
             assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1

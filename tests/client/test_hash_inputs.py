@@ -1,4 +1,4 @@
-"""Keys of pages that an engine has named by SHA-256 itself: the namespace is mixed in, and nothing is lost by it."""
+"""Keys from an engine's own SHA-256 hashes: the namespace is mixed in, and different hashes give different keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_hash_is_mixed_with_the_namespace(hashes: list[bytes]) -> None:
 
 
 def test_a_fixed_vector() -> None:
-    """Computed once; a change of it loses every page that is stored under such keys."""
+    """The values were computed once; if they change, every page that is stored under such keys is lost."""
     expected = "e07dc12cc53389c96dddd70bdc090819066161556bf48dde29ba4bb9f6488d4c"
     assert NS.keys_of_hashes(HASHES[:1]).data.hex() == expected
 
@@ -58,7 +58,7 @@ def test_namespaces_share_no_key() -> None:
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview, lambda raw: np.frombuffer(raw, np.uint8)])
-def test_one_buffer_is_as_good(make: Any) -> None:
+def test_one_buffer_gives_the_same_keys(make: Any) -> None:
     assert NS.keys_of_hashes(make(b"".join(HASHES))) == NS.keys_of_hashes(HASHES) == NS.keys_of_hashes(tuple(HASHES))
     assert len(NS.keys_of_hashes(make(b""))) == len(NS.keys_of_hashes([])) == 0
 
@@ -91,6 +91,6 @@ ROWS = [np.zeros(8, np.int32), [np.zeros(32)], array("i")]
     ["x", 3, [1], ["x" * 32], [HASHES[0], None], [HASHES[0], "x" * 32], *ROWS],
     ids=repr,
 )
-def test_what_is_no_hash(wrong: Any) -> None:
+def test_values_that_are_not_hashes_are_rejected(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"hash|digests must be"):
         NS.keys_of_hashes(wrong)

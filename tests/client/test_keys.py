@@ -1,4 +1,4 @@
-"""Keys against the formula of DESIGN section 5, written out once more here."""
+"""Keys compared with a second implementation of their formula, which client/keys.py states."""
 
 import pickle
 import struct
@@ -46,7 +46,7 @@ def reference_keys(digest: bytes, tokens: Sequence[int], page: int, extras: Sequ
 
 
 def test_fixed_vectors() -> None:
-    """Computed by the reference once; a change of any of these loses every page that is stored anywhere."""
+    """The reference computed these values once; if one changes, every stored page is lost."""
     full = Namespace(
         model="meta/llama-8b", revision="abc", dtype="bfloat16", page_tokens=2, group="window", layout="hm1",
         rope="yarn", quantisation="fp8", lora="ünï", salt="s3cret",
@@ -126,7 +126,7 @@ def test_namespaces_never_share_a_key() -> None:
     assert len({ns.keys(range(4))[0] for ns in [base, *others]}) == len(fields) + 2
 
 
-# ---- refused
+# ---- invalid arguments
 
 
 @pytest.mark.parametrize("extra", ["x", 3, None, bytearray(b"x"), [b"a", "b"], [b"a", None]], ids=repr)
@@ -196,9 +196,9 @@ def test_keys_do_not_change() -> None:
             setattr(keys, change, b"")
 
 
-def test_keys_travel_small() -> None:
+def test_keys_pickle_without_cached_values() -> None:
     keys = NS.keys(range(400))
-    NS.name  # noqa: B018 - what is cached must not travel
+    NS.name  # noqa: B018 - cached values must not be pickled
     message = pickle.dumps(keys)
     assert pickle.loads(message) == keys
     assert len(message) < len(keys.data) + 300
@@ -254,7 +254,7 @@ def test_namespace_fields_of_another_type(wrong: dict[str, Any]) -> None:
     [{"model": ""}, {"dtype": ""}, {"page_tokens": 0}, {"page_tokens": -16}, {"lora": "\udc80"}],
     ids=repr,
 )
-def test_namespace_values_that_mean_nothing(wrong: dict[str, Any]) -> None:
+def test_invalid_namespace_values_are_rejected(wrong: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"model": "m", "dtype": "d", "page_tokens": 4} | wrong
     with pytest.raises(ValueError):
         Namespace(**fields)
@@ -267,7 +267,7 @@ def test_a_derived_namespace_has_its_own_digest() -> None:
     assert derived.name != NS.name
 
 
-def test_namespaces_travel() -> None:
+def test_namespaces_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(NS)) == NS
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(NS), type=Namespace) == NS
     assert hash(pickle.loads(pickle.dumps(NS))) == hash(NS)

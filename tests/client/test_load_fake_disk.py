@@ -1,4 +1,4 @@
-"""Loading what is on disk, from a daemon that reads it in when the test wants it to: exact, in time, and a prefix."""
+"""Loads of pages on disk, from a daemon that reads them when the test says so: exact bytes, in time, and a prefix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def some_pages(count: int, seed: int = 0) -> Any:
 
 
 def full(pages: Any) -> int:
-    """How many pages at the head were filled; behind them nothing may have been written."""
+    """Returns how many pages at the head were filled, and asserts that nothing after them was written."""
     filled = pages.any(axis=1)
     count = int(filled.sum())
     assert filled[:count].all()
@@ -51,7 +51,7 @@ def daemon() -> Iterator[DiskDaemon]:
 
 @pytest.fixture
 def client(daemon: DiskDaemon) -> Iterator[Client]:
-    """Its ten pages are on disk, three of them in memory."""
+    """Returns a client whose ten pages are on disk, three of them in memory too."""
     with daemon.client(timeout=LONG_S) as attached:
         assert attached.store(KEYS, PAGES).stored == 10
         assert daemon.write_out() == 10
@@ -60,8 +60,8 @@ def client(daemon: DiskDaemon) -> Iterator[Client]:
 
 
 @contextmanager
-def meanwhile(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iterator[list[Fetch]]:
-    """Lets the next request for pages be answered like this; it is in the list when the block is left."""
+def answering(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iterator[list[Fetch]]:
+    """Answers the next prefetch request with `answer`; the request is in the list when the block ends."""
     asked: list[Fetch] = []
 
     def serve() -> None:
@@ -76,7 +76,7 @@ def meanwhile(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iter
 
 
 def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
-    """Reads so many pages in and says that the others are still to come."""
+    """Returns an answer that reads `pages` pages and reports the others as still being read."""
 
     def answer(peer: Peer, request: Fetch) -> None:
         outcomes = daemon.bring_in(request.keys[: 32 * pages])
@@ -85,22 +85,22 @@ def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
     return answer
 
 
-def test_what_is_pinned_and_what_is_on_disk_is_loaded(daemon: DiskDaemon, client: Client) -> None:
+def test_pinned_pages_and_pages_on_disk_are_loaded(daemon: DiskDaemon, client: Client) -> None:
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         assert (len(match), match.available_pages) == (3, 10)
-        with meanwhile(daemon, daemon.fulfil) as asked:
+        with answering(daemon, daemon.fulfil) as asked:
             assert client.load(match, into) == 10
     assert np.array_equal(into, PAGES)
     assert asked[0].keys == KEYS[3:].data
     assert LONG_S - 1 < asked[0].timeout < LONG_S, "the daemon has time to say that the disk was too slow"
-    assert daemon.write_out() == 10, "and no page is pinned any more"
+    assert daemon.write_out() == 10, "no page is pinned any more"
 
 
-def test_all_of_it_is_on_disk(daemon: DiskDaemon, client: Client) -> None:
+def test_a_prompt_that_is_only_on_disk_is_loaded(daemon: DiskDaemon, client: Client) -> None:
     daemon.write_out()
     for into in (np.zeros_like(PAGES), [bytearray(PAGE) for _ in range(10)]):
-        with client.match(KEYS) as match, meanwhile(daemon, daemon.fulfil):
+        with client.match(KEYS) as match, answering(daemon, daemon.fulfil):
             assert (len(match), match.available_pages) == (0, 10)
             assert client.load(match, into) == 10
         assert np.array_equal(np.array([np.frombuffer(page, np.uint8) for page in into]), PAGES)
@@ -109,7 +109,7 @@ def test_all_of_it_is_on_disk(daemon: DiskDaemon, client: Client) -> None:
 
 @pytest.mark.parametrize("first", range(11))
 @pytest.mark.parametrize("form", ["one", "list"])
-def test_from_any_page_on(daemon: DiskDaemon, client: Client, first: int, form: str) -> None:
+def test_a_load_starts_at_any_page(daemon: DiskDaemon, client: Client, first: int, form: str) -> None:
     into = np.zeros_like(PAGES[first:])
     given: Any = into if form == "one" else list(into)
     with client.match(KEYS) as match:
@@ -118,14 +118,14 @@ def test_from_any_page_on(daemon: DiskDaemon, client: Client, first: int, form: 
             assert client.load(match, bytearray(PAGE), 11) == 0
             assert daemon.fetches.empty()
         else:
-            with meanwhile(daemon, daemon.fulfil):
+            with answering(daemon, daemon.fulfil):
                 assert client.load(match, given, first) == 10 - first
     assert np.array_equal(into, PAGES[first:])
 
 
 @pytest.mark.parametrize("form", ["one", "list"])
 @pytest.mark.parametrize("room", [0, 2, 3, 5])
-def test_only_what_there_is_room_for_is_asked_for(daemon: DiskDaemon, client: Client, room: int, form: str) -> None:
+def test_a_load_requests_only_pages_that_have_room(daemon: DiskDaemon, client: Client, room: int, form: str) -> None:
     into = np.zeros((room, PAGE), np.uint8)
     given: Any = into if form == "one" else list(into)
     with client.match(KEYS) as match:
@@ -133,7 +133,7 @@ def test_only_what_there_is_room_for_is_asked_for(daemon: DiskDaemon, client: Cl
             assert client.load(match, given) == room
             assert daemon.fetches.empty()
         else:
-            with meanwhile(daemon, daemon.fulfil) as asked:
+            with answering(daemon, daemon.fulfil) as asked:
                 assert client.load(match, given) == room
             assert asked[0].keys == KEYS[3:room].data
     assert np.array_equal(into, PAGES[:room])
@@ -144,7 +144,7 @@ def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) 
         assert client.load(match, bytearray(PAGE * 10 + 1)) == 0
         assert daemon.fetches.empty()
         sizes = [PAGE] * 6 + [PAGE - 1] + [PAGE] * 3
-        with meanwhile(daemon, daemon.fulfil):
+        with answering(daemon, daemon.fulfil):
             assert client.load(match, [bytearray(size) for size in sizes]) == 6
         daemon.write_out()
         assert client.load(match, [bytearray(PAGE), bytearray(PAGE + 1), *([bytearray(PAGE)] * 8)], timeout=1) == 1
@@ -152,62 +152,62 @@ def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) 
         client.load(match, bytes(PAGE * 10), timeout=0)
 
 
-def test_a_disk_that_is_late_with_some_gives_a_prefix(daemon: DiskDaemon, client: Client) -> None:
+def test_a_load_returns_a_prefix_when_some_pages_are_late(daemon: DiskDaemon, client: Client) -> None:
     into = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, meanwhile(daemon, partly(daemon, 4)):
+    with client.match(KEYS) as match, answering(daemon, partly(daemon, 4)):
         assert client.load(match, into) == 7
     assert full(into) == 7 and np.array_equal(into[:7], PAGES[:7])
 
 
 @pytest.mark.parametrize(("lost", "left"), [("one page", 5), ("all pages", 3)])
-def test_what_is_lost_on_disk_while_it_waits_ends_it(daemon: DiskDaemon, client: Client, lost: str, left: int) -> None:
+def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(daemon: DiskDaemon, client: Client, lost: str, left: int) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, 3)
         daemon.fulfil(peer, request)
 
     into = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, meanwhile(daemon, answer):
+    with client.match(KEYS) as match, answering(daemon, answer):
         assert client.load(match, into) == left
     assert full(into) == left and np.array_equal(into[:left], PAGES[:left])
 
 
 @pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
-def test_what_the_daemon_says_is_not_believed(daemon: DiskDaemon, client: Client, outcomes: bytes) -> None:
+def test_a_load_does_not_trust_the_outcomes_in_the_response(daemon: DiskDaemon, client: Client, outcomes: bytes) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         peer.send(Fetched(request.number, outcomes, "nonsense"))
 
     into = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, meanwhile(daemon, answer):
+    with client.match(KEYS) as match, answering(daemon, answer):
         assert client.load(match, into) == 3
     assert full(into) == 3 and np.array_equal(into[:3], PAGES[:3])
 
 
-def test_no_answer_is_a_deadline_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
+def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         for least, most in ((2.0, 8.0), (0.0, 2.0)):
             began = time.monotonic()
             assert client.load(match, into, timeout=2.0) == 3
             assert least <= time.monotonic() - began < most
-            time.sleep(0.1)  # more than a daemon that is well takes to say that the disk was too slow
+            time.sleep(0.1)  # more than a healthy daemon takes to report that the disk was too slow
         assert client.store(some_keys(2, 1), some_pages(2), timeout=10).stored == 2
-        with meanwhile(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
+        with answering(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
             assert client.load(match, into) == 10
     assert np.array_equal(into, PAGES)
 
 
-def test_pages_that_came_without_a_word_are_loaded(daemon: DiskDaemon, client: Client) -> None:
+def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: DiskDaemon, client: Client) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.bring_in(request.keys)
 
     into = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, meanwhile(daemon, answer):
+    with client.match(KEYS) as match, answering(daemon, answer):
         assert client.load(match, into, timeout=5) == 10
     assert np.array_equal(into, PAGES)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_who_does_not_wait_gets_what_is_there(daemon: DiskDaemon, client: Client, timeout: float) -> None:
+def test_a_load_without_a_timeout_returns_pages_in_memory(daemon: DiskDaemon, client: Client, timeout: float) -> None:
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         began = time.monotonic()
@@ -217,11 +217,11 @@ def test_who_does_not_wait_gets_what_is_there(daemon: DiskDaemon, client: Client
     assert request.timeout == 0
     daemon.fulfil(peer, request)
     with client.match(KEYS) as match:
-        assert client.load(match, into, timeout=timeout) == 10, "they came for the next one"
+        assert client.load(match, into, timeout=timeout) == 10, "the next load finds them in memory"
     assert np.array_equal(into, PAGES)
 
 
-def test_what_is_handed_over_or_let_go_asks_nobody(daemon: DiskDaemon, client: Client) -> None:
+def test_adopted_and_released_matches_send_no_request(daemon: DiskDaemon, client: Client) -> None:
     into = np.zeros_like(PAGES)
     with client.match(KEYS) as match, client.adopt(pickle.loads(pickle.dumps(match))) as adopted:
         assert client.load(adopted, into) == 3
@@ -230,35 +230,35 @@ def test_what_is_handed_over_or_let_go_asks_nobody(daemon: DiskDaemon, client: C
 
 
 @pytest.mark.parametrize("how", ["close", "hang up"])
-def test_the_daemon_or_the_client_goes_while_it_waits(daemon: DiskDaemon, client: Client, how: str) -> None:
+def test_a_load_ends_when_the_daemon_or_the_client_closes(daemon: DiskDaemon, client: Client, how: str) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         client.close() if how == "close" else daemon.hang_up()
 
     into = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, meanwhile(daemon, answer):
+    with client.match(KEYS) as match, answering(daemon, answer):
         began = time.monotonic()
         count = client.load(match, into)
         assert time.monotonic() - began < LONG_S / 2
-    assert count == 3 or (how == "close" and count == 0), "closed before it had copied anything"
+    assert count == 3 or (how == "close" and count == 0), "the client was closed before anything was copied"
     assert full(into) == count and np.array_equal(into[:count], PAGES[:count])
 
 
-def test_in_a_forked_child_it_is_a_miss(daemon: DiskDaemon, client: Client) -> None:
+def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) -> None:
     with client.match(KEYS) as match:
         child = os.fork()
         if not child:
             os._exit(client.load(match, np.zeros_like(PAGES), timeout=0.1))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        with meanwhile(daemon, daemon.fulfil):
+        with answering(daemon, daemon.fulfil):
             assert client.load(match, np.zeros_like(PAGES)) == 10
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
-def test_what_is_found_the_second_time_may_be_less(
+def test_the_second_match_of_a_load_may_find_less(
     daemon: DiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     into = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, meanwhile(daemon, daemon.fulfil):
+    with client.match(KEYS) as match, answering(daemon, daemon.fulfil):
         found = client.match(KEYS[:left])
         monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
         assert client.load(match, into) == 3
@@ -266,7 +266,7 @@ def test_what_is_found_the_second_time_may_be_less(
 
 
 def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) -> None:
-    """While pages leave memory and come back."""
+    """Pages leave memory and return during the loads."""
     wrong: list[int] = []
     loaded: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Loading from a real disk through a real daemon, whose arena is too small for all that is stored."""
+"""Loads from a real disk through a real daemon, whose arena is too small for all stored pages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 
 def loaded(client: Client, keys: Keys, timeout: float = LONG_S) -> Any:
-    """The pages of a prompt that were loaded."""
+    """Returns the pages of a prompt that were loaded."""
     into = np.zeros((len(keys), PAGE), np.uint8)
     with client.match(keys) as match:
         count = client.load(match, into, timeout=timeout)
@@ -51,7 +51,7 @@ def loaded(client: Client, keys: Keys, timeout: float = LONG_S) -> Any:
     return into[:count]
 
 
-def test_what_left_memory_comes_back_from_disk(daemon: RunningDaemon, client: Client) -> None:
+def test_evicted_pages_are_loaded_from_disk(daemon: RunningDaemon, client: Client) -> None:
     keys, pages = some_keys(10), some_pages(10)
     assert client.store(keys, pages).stored == 10
     push_out(daemon, client, keys)
@@ -63,7 +63,7 @@ def test_what_left_memory_comes_back_from_disk(daemon: RunningDaemon, client: Cl
     assert daemon.header()["disk_read"] == 10
 
 
-def test_a_scheduler_has_it_fetched(daemon: RunningDaemon, client: Client) -> None:
+def test_a_prefetch_reads_pages_from_disk(daemon: RunningDaemon, client: Client) -> None:
     keys, pages = some_keys(10), some_pages(10)
     assert client.store(keys, pages).stored == 10
     push_out(daemon, client, keys)
@@ -71,10 +71,10 @@ def test_a_scheduler_has_it_fetched(daemon: RunningDaemon, client: Client) -> No
     assert eventually(lambda: prefetch.ready, LONG_S)
     assert prefetch.wait(0) == 10
     assert np.array_equal(loaded(client, keys, timeout=0), pages)
-    assert client.prefetch(some_keys(3, 99)).wait(LONG_S) == 0, "nobody stored those"
+    assert client.prefetch(some_keys(3, 99)).wait(LONG_S) == 0, "these pages were never stored"
 
 
-def test_more_than_memory_holds_gives_a_shorter_prefix(daemon: RunningDaemon, client: Client) -> None:
+def test_a_prompt_larger_than_memory_gives_a_shorter_prefix(daemon: RunningDaemon, client: Client) -> None:
     keys, pages = some_keys(40), some_pages(40)
     for first in range(0, 40, 10):
         assert client.store(keys[first : first + 10], pages[first : first + 10]).stored == 10
@@ -86,7 +86,7 @@ def test_more_than_memory_holds_gives_a_shorter_prefix(daemon: RunningDaemon, cl
     assert FRAMES / 2 <= len(got) <= FRAMES
     assert np.array_equal(got, pages[: len(got)])
     with client.match(keys) as match:
-        assert match.available_pages == 40, "nothing was lost by trying"
+        assert match.available_pages == 40, "the load lost no page"
 
 
 def test_many_prompts_by_many_threads(daemon: RunningDaemon, client: Client) -> None:
@@ -113,10 +113,10 @@ def test_many_prompts_by_many_threads(daemon: RunningDaemon, client: Client) -> 
     for thread in threads:
         thread.join()
     assert wrong == [] and len(counts) == 160
-    assert sum(counts) > 160, "not for all is there room at the same time, but for many"
+    assert sum(counts) > 160, "memory has room for many of the pages at the same time"
 
 
-def test_a_disk_that_hangs_costs_a_deadline_and_no_store(daemon: RunningDaemon, client: Client) -> None:
+def test_while_the_disk_hangs_loads_time_out_and_stores_succeed(daemon: RunningDaemon, client: Client) -> None:
     keys, pages = some_keys(6), some_pages(6)
     assert client.store(keys, pages).stored == 6
     push_out(daemon, client, keys)
@@ -131,7 +131,7 @@ def test_a_disk_that_hangs_costs_a_deadline_and_no_store(daemon: RunningDaemon, 
     assert np.array_equal(loaded(client, keys), pages)
 
 
-def test_a_daemon_that_hangs_costs_one_deadline(daemon: RunningDaemon, client: Client) -> None:
+def test_only_one_call_times_out_while_the_daemon_hangs(daemon: RunningDaemon, client: Client) -> None:
     keys, pages = some_keys(6), some_pages(6)
     assert client.store(keys, pages).stored == 6
     push_out(daemon, client, keys)
@@ -145,7 +145,7 @@ def test_a_daemon_that_hangs_costs_one_deadline(daemon: RunningDaemon, client: C
     assert client.store(some_keys(2, 7), some_pages(2)).refused == 0
 
 
-def test_the_worker_is_killed_while_pages_come(daemon: RunningDaemon, client: Client) -> None:
+def test_a_load_is_exact_when_the_worker_is_killed(daemon: RunningDaemon, client: Client) -> None:
     keys, pages = some_keys(6), some_pages(6)
     assert client.store(keys, pages).stored == 6
     push_out(daemon, client, keys)

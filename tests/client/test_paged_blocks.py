@@ -1,4 +1,4 @@
-"""Blocks of an engine's cache in place of buffers: stored and loaded by a client, whole pages or not at all."""
+"""Blocks of an engine's cache instead of buffers: whole pages are stored and loaded."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Engine:
         self.paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
 
     def tokens(self, slots: SlotMap, count: int) -> Any:
-        """The state of `count` tokens of a request, token by token."""
+        """Returns the state of `count` tokens of a request, token by token."""
         places = slots.pages[0, 0] + np.arange(count)
         blocks = slots.blocks[places // BLOCK]
         return np.stack([one[:, blocks, places % BLOCK] for one in self.tensors])
 
 
 def request(seed: int, pages: int) -> SlotMap:
-    """In blocks at random."""
+    """Returns a request in random blocks."""
     blocks = np.random.default_rng(seed).permutation(30)[: -(-pages * TOKENS // BLOCK)]
     return slot_map(blocks, pages, TOKENS, BLOCK)
 
@@ -72,12 +72,12 @@ def test_blocks_come_back_in_other_blocks_of_another_engine(client: Client) -> N
     assert np.array_equal(other.tokens(here, 120), one.tokens(there, 120))
 
 
-def test_a_load_begins_behind_what_the_engine_has_and_may_end_inside_a_page(client: Client) -> None:
+def test_a_load_may_start_after_the_first_page_and_end_inside_a_page(client: Client) -> None:
     one, other = Engine(1), Engine(2)
     keys, there, blocks = keys_of(one, 2, 5), request(1, 5), np.arange(7)
     client.store(keys, Blocks(one.paged, there))
     before = other.tokens(slot_map(blocks, 4, TOKENS, BLOCK), 48)
-    # pages 1 to 4 of the prompt, the first of them at the beginning of the table; tokens 5 to 40 of the table
+    # Pages 1 to 4 of the prompt, the first of them at the beginning of the table; tokens 5 to 40 of the table.
     here = slot_map(blocks, 4, TOKENS, BLOCK, tokens=range(5, 40))
     with client.match(keys) as match:
         assert client.load(match, Blocks(other.paged, here), start_page=1) == 4
@@ -103,7 +103,7 @@ def test_pages_that_are_skipped_are_neither_stored_nor_loaded(client: Client) ->
     assert np.array_equal(after[:, :, :12], before[:, :, :12]) and np.array_equal(after[:, :, 36:], before[:, :, 36:])
 
 
-def test_what_is_not_a_whole_page_is_not_stored_alone(client: Client) -> None:
+def test_a_partial_page_rejects_the_store(client: Client) -> None:
     engine = Engine(1)
     keys = keys_of(engine, 4, 2)
     with pytest.raises(ValueError, match="page 1 has only some of its tokens"):
@@ -126,7 +126,7 @@ def test_a_page_may_be_written_token_by_token_before_it_is_published(client: Cli
     assert np.array_equal(other.tokens(slots, 24), one.tokens(slots, 24))
 
 
-def test_bad_input_is_told_before_anything_is_reserved_or_copied(client: Client) -> None:
+def test_invalid_arguments_raise_before_anything_is_reserved_or_copied(client: Client) -> None:
     engine = Engine(1)
     keys = keys_of(engine, 6, 2)
     on_gpu = msgspec.structs.replace(engine.paged.cache, device="cuda:0")
@@ -153,20 +153,20 @@ def test_bad_input_is_told_before_anything_is_reserved_or_copied(client: Client)
         assert len(match) == 0
 
 
-def test_pages_of_a_namespace_that_says_another_order_are_refused(client: Client) -> None:
-    """They would be taken for what they are not."""
+def test_a_namespace_with_another_layout_is_rejected(client: Client) -> None:
+    """Their bytes would be taken for something else."""
     engine, slots = Engine(1), request(1, 2)
     for space in (namespace(TOKENS), namespace(TOKENS, layout="other"), namespace(6, layout=engine.paged.page.layout)):
         keys = Keys(space, bytes(64))
         with pytest.raises(ValueError, match=r"set the Namespace.s layout to PageLayout\.layout"):
             client.store(keys, Blocks(engine.paged, slots))
-        with client.match(keys) as match, pytest.raises(ValueError, match=r"PageLayout\.layout belongs"):
+        with client.match(keys) as match, pytest.raises(ValueError, match=r"set the Namespace's layout"):
             client.load(match, Blocks(engine.paged, slots))
-    with pytest.raises(ValueError, match="blocks say themselves"):
+    with pytest.raises(ValueError, match="blocks, which determine the part"):
         client.store(keys_of(engine, 9, 2), Blocks(engine.paged, slots), Part(0, 2))
 
 
-def test_a_tensor_that_is_given_other_memory_leaves_the_cache_as_it_was(client: Client) -> None:
+def test_a_tensor_that_gets_other_memory_does_not_change_the_cache(client: Client) -> None:
     tensor = torch.zeros(2, 30, BLOCK, 4, 20, dtype=torch.int16)
     layout = engine_layouts.kv_first([tensor])
     paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
@@ -188,7 +188,7 @@ def test_pages_of_another_size_are_a_miss(client: Client) -> None:
         assert client.load(match, Blocks(engine.paged, request(1, 3))) == 1
 
 
-def test_without_a_daemon_all_is_refused_and_missed() -> None:
+def test_without_a_daemon_stores_are_rejected_and_loads_miss() -> None:
     engine = Engine(1)
     keys = keys_of(engine, 1, 2)
     with Client("/nowhere/pagetier.sock", timeout=0.1) as client:
@@ -197,14 +197,14 @@ def test_without_a_daemon_all_is_refused_and_missed() -> None:
             assert client.load(match, Blocks(engine.paged, request(1, 2))) == 0
 
 
-def test_more_parallel_ranks_than_parts_are_told() -> None:
+def test_more_ranks_than_parts_are_rejected() -> None:
     layout = engine_layouts.latents([np.zeros((30, BLOCK, 6), np.uint8)])
     paged = PagedCache(layout, PageLayout.of(layout, TOKENS), Shard(rank=3, ranks=64))
     with Client("/nowhere/pagetier.sock") as client, pytest.raises(ValueError, match="part 3 of 64"):
         client.store(Keys(namespace(TOKENS, layout=paged.page.layout), bytes(32)), Blocks(paged, request(1, 1)))
 
 
-def test_pages_on_disk_are_brought_in_for_blocks() -> None:
+def test_a_load_into_blocks_reads_pages_from_disk() -> None:
     one, other = Engine(1), Engine(2)
     keys, slots = keys_of(one, 1, 6), request(1, 6)
     with DiskDaemon() as daemon, daemon.client(timeout=LONG_S) as client:

@@ -1,4 +1,4 @@
-"""Pages on their way from disk: asked for by who does not wait, answered late, never, out of order or with nonsense."""
+"""Prefetches: responses that are late, missing, out of order or invalid, and requests while the daemon is late."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def client(daemon: DiskDaemon) -> Iterator[Client]:
 
 
 @contextmanager
-def held_by_another_thread(guard: threading.Condition) -> Iterator[None]:
+def locked_by_another_thread(guard: threading.Condition) -> Iterator[None]:
     taken, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -61,31 +61,31 @@ def held_by_another_thread(guard: threading.Condition) -> Iterator[None]:
 
 
 def on_disk(daemon: DiskDaemon, client: Client, count: int) -> Keys:
-    """The keys of pages that are on disk alone."""
+    """Returns the keys of pages that are on disk only."""
     keys = some_keys(count)
     assert client.store(keys, bytes(count * PAGE), timeout=10).stored == count
     assert daemon.write_out() == count
     return keys
 
 
-def test_a_scheduler_asks_once_and_looks_again_and_again(daemon: DiskDaemon, client: Client) -> None:
+def test_a_scheduler_requests_once_and_polls(daemon: DiskDaemon, client: Client) -> None:
     keys = on_disk(daemon, client, 8)
     with client.match(keys) as match:
         assert (len(match), match.available_pages) == (0, 8)
     prefetch = client.prefetch(keys, timeout=30)
     assert not prefetch.ready and prefetch.pages == 8
-    assert repr(prefetch) == "<Prefetch of 8 pages, asked>"
+    assert repr(prefetch) == "<Prefetch of 8 pages, requested>"
     peer, request = daemon.next_fetch()
     assert (request.keys, request.timeout) == (keys.data, 30)
     daemon.fulfil(peer, request)
-    assert eventually(lambda: prefetch.ready), "nobody has to wait for it"
+    assert eventually(lambda: prefetch.ready), "it becomes ready without a waiting thread"
     assert prefetch.wait(0) == prefetch.wait(0) == 8
     assert repr(prefetch) == "<Prefetch of 8 pages, 8 in memory>"
     with client.match(keys) as match:
         assert len(match) == match.available_pages == 8
 
 
-def test_a_match_tells_its_reach(daemon: DiskDaemon, client: Client) -> None:
+def test_a_match_reports_its_available_pages(daemon: DiskDaemon, client: Client) -> None:
     keys = on_disk(daemon, client, 8)
     daemon.bring_in(keys[:3])
     with client.match(some_keys(10)) as match:
@@ -108,7 +108,7 @@ def test_a_match_tells_its_reach(daemon: DiskDaemon, client: Client) -> None:
         (bytes([255] * 4), 0),
     ],
 )
-def test_it_counts_from_the_head_what_is_in_memory(
+def test_a_prefetch_counts_the_leading_pages_in_memory(
     daemon: DiskDaemon, client: Client, outcomes: bytes, pages: int
 ) -> None:
     prefetch = client.prefetch(some_keys(4))
@@ -117,7 +117,7 @@ def test_it_counts_from_the_head_what_is_in_memory(
     assert prefetch.wait(10) == pages and prefetch.ready
 
 
-def test_answers_to_others_and_of_other_kinds_are_none(daemon: DiskDaemon, client: Client) -> None:
+def test_responses_to_other_requests_and_of_other_types_are_ignored(daemon: DiskDaemon, client: Client) -> None:
     prefetch = client.prefetch(some_keys(2))
     peer, request = daemon.next_fetch()
     peer.send(
@@ -131,7 +131,7 @@ def test_answers_to_others_and_of_other_kinds_are_none(daemon: DiskDaemon, clien
     assert client.attached
 
 
-def test_answers_out_of_order(daemon: DiskDaemon, client: Client) -> None:
+def test_responses_out_of_order_reach_their_prefetches(daemon: DiskDaemon, client: Client) -> None:
     prefetches = [client.prefetch(some_keys(count, count)) for count in range(1, 6)]
     asked = [daemon.next_fetch() for _ in prefetches]
     for peer, request in reversed(asked):
@@ -139,7 +139,7 @@ def test_answers_out_of_order(daemon: DiskDaemon, client: Client) -> None:
     assert [prefetch.wait(10) for prefetch in prefetches] == [1, 2, 3, 4, 5]
 
 
-def test_waiting_ends_at_the_deadline_and_may_begin_again(daemon: DiskDaemon, client: Client) -> None:
+def test_waiting_ends_at_the_timeout_and_may_be_repeated(daemon: DiskDaemon, client: Client) -> None:
     prefetch = client.prefetch(some_keys(3), timeout=60)
     for deadline in (0, -1, float("nan"), 0.2):
         began = time.monotonic()
@@ -152,7 +152,7 @@ def test_waiting_ends_at_the_deadline_and_may_begin_again(daemon: DiskDaemon, cl
     timer.join()
 
 
-def test_without_a_daemon_it_is_done_at_once(daemon: DiskDaemon, client: Client) -> None:
+def test_without_a_daemon_a_prefetch_is_ready_at_once(daemon: DiskDaemon, client: Client) -> None:
     with Client("/nowhere/pagetier.sock") as alone:
         for prefetch in (alone.prefetch(some_keys(3)), client.prefetch(some_keys(0))):
             assert prefetch.ready and prefetch.wait(10) == 0
@@ -162,7 +162,7 @@ def test_without_a_daemon_it_is_done_at_once(daemon: DiskDaemon, client: Client)
 
 
 @pytest.mark.parametrize("how", ["closed", "hung up"])
-def test_the_end_of_the_link_ends_it(daemon: DiskDaemon, client: Client, how: str) -> None:
+def test_a_prefetch_ends_with_the_connection(daemon: DiskDaemon, client: Client, how: str) -> None:
     prefetch, got = client.prefetch(some_keys(3), timeout=60), []
     waiting = threading.Thread(target=lambda: got.append(prefetch.wait(60)))
     waiting.start()
@@ -174,7 +174,7 @@ def test_the_end_of_the_link_ends_it(daemon: DiskDaemon, client: Client, how: st
     assert got == [0] and prefetch.ready
 
 
-def test_dropped_ones_are_forgotten_when_they_are_answered(daemon: DiskDaemon, client: Client) -> None:
+def test_a_dropped_prefetch_is_forgotten_when_it_is_answered(daemon: DiskDaemon, client: Client) -> None:
     for prompt in range(20):
         client.prefetch(some_keys(3, prompt))
     gc.collect()
@@ -186,13 +186,13 @@ def test_dropped_ones_are_forgotten_when_they_are_answered(daemon: DiskDaemon, c
     assert client.store(some_keys(2, 100), bytes(2 * PAGE), timeout=10).stored == 2
 
 
-def test_in_a_forked_child_it_is_done(daemon: DiskDaemon, client: Client) -> None:
+def test_a_prefetch_is_ready_in_a_forked_child(daemon: DiskDaemon, client: Client) -> None:
     asked, answered = client.prefetch(some_keys(3), timeout=60), client.prefetch(some_keys(3))
     daemon.next_fetch()
     peer, request = daemon.next_fetch()
     peer.send(Fetched(request.number, bytes(3)))
     assert answered.wait(10) == 3
-    with held_by_another_thread(client._attachment.requests._lock):
+    with locked_by_another_thread(client._attachment.requests._lock):
         child = os.fork()
         if not child:
             done = asked.ready and asked.wait(60) == 0 and answered.ready and answered.wait(60) == 0
@@ -201,8 +201,8 @@ def test_in_a_forked_child_it_is_done(daemon: DiskDaemon, client: Client) -> Non
     assert not asked.ready and answered.wait(0) == 3
 
 
-def test_many_threads(daemon: DiskDaemon, client: Client) -> None:
-    """Some wait, some look, some drop what they asked for, and others store meanwhile: each hears of his own."""
+def test_threads_get_the_responses_to_their_own_requests(daemon: DiskDaemon, client: Client) -> None:
+    """Some threads wait, some poll, some drop their prefetches and others store: each gets its own response."""
     wrong: list[str] = []
 
     def work(thread: int) -> None:
@@ -240,10 +240,10 @@ def answering_at_once(daemon: DiskDaemon) -> Iterator[None]:
     server.join()
 
 
-# ---- slow is not silent
+# ---- a slow disk and a late daemon
 
 
-def test_a_slow_disk_refuses_no_store_and_no_other_page(daemon: DiskDaemon, client: Client) -> None:
+def test_a_slow_disk_rejects_no_store_and_no_other_prefetch(daemon: DiskDaemon, client: Client) -> None:
     slow = client.prefetch(some_keys(3), timeout=60)
     assert slow.wait(0.3) == 0
     assert client.store(some_keys(2, 1), bytes(2 * PAGE), timeout=10).stored == 2
@@ -255,7 +255,7 @@ def test_a_slow_disk_refuses_no_store_and_no_other_page(daemon: DiskDaemon, clie
     assert not slow.ready
 
 
-def test_a_daemon_that_overstays_is_asked_for_no_more_pages_until_it_is_heard_of(
+def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(
     daemon: DiskDaemon, client: Client
 ) -> None:
     late = client.prefetch(some_keys(3), timeout=0.1)
@@ -263,15 +263,15 @@ def test_a_daemon_that_overstays_is_asked_for_no_more_pages_until_it_is_heard_of
     other = client.prefetch(some_keys(3, 1), timeout=60)
     assert other.ready and other.wait(60) == 0
     assert not late.ready
-    assert client.store(some_keys(2, 2), bytes(2 * PAGE), timeout=10).stored == 2, "that it answers"
+    assert client.store(some_keys(2, 2), bytes(2 * PAGE), timeout=10).stored == 2, "the daemon answers again"
     again = client.prefetch(some_keys(3, 1), timeout=60)
-    assert not again.ready, "it was heard of"
+    assert not again.ready, "the daemon has answered since"
     peer, request = daemon.next_fetch()
     peer.send(Fetched(request.number, bytes(3)))
     assert late.wait(10) == 3
 
 
-def test_a_daemon_that_answers_no_store_is_asked_for_no_pages(daemon: DiskDaemon, client: Client) -> None:
+def test_a_daemon_that_answers_no_store_gets_no_prefetch(daemon: DiskDaemon, client: Client) -> None:
     daemon.hangs = True
     assert client.store(some_keys(2), bytes(2 * PAGE), timeout=0.1).refused == 2
     prefetch = client.prefetch(some_keys(3), timeout=60)

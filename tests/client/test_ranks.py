@@ -1,4 +1,4 @@
-"""Engines of different parallel degrees and layouts, each rank a process of its own, share the pages of one arena."""
+"""Engines of different parallel degrees and layouts, with one process for each rank, share the pages of one arena."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ def daemon() -> Iterator[RunningDaemon]:
 
 @pytest.fixture(scope="module")
 def engines(daemon: RunningDaemon) -> Iterator[Engines]:
-    """All ranks of all groups, attached."""
+    """Returns all ranks of all groups, attached."""
     started = {
         group: [elsewhere(serve_rank, daemon.socket, group, stage, rank) for stage, rank in group.shards]
         for group in GROUPS
     }
-    assert {told(pipe) for pipes in started.values() for pipe in pipes} == {"attached"}
+    assert {answer_of(pipe) for pipes in started.values() for pipe in pipes} == {"attached"}
     yield started
     for pipe in (pipe for pipes in started.values() for pipe in pipes):
         pipe.send(None)
     assert eventually(lambda: not [slot for slot in daemon.slots() if slot["pid"]], START_S)
 
 
-def told(pipe: Connection) -> Any:
+def answer_of(pipe: Connection) -> Any:
     assert pipe.poll(START_S), "a rank does not answer"
     return pipe.recv()
 
 
-def all_told(pipes: list[Connection], *order: object) -> list[Any]:
-    """What each of them answers to one order; they work at the same time."""
+def all_answers(pipes: list[Connection], *command: object) -> list[Any]:
+    """Returns the answer of each rank to one command, which they run at the same time."""
     for pipe in pipes:
         pipe.send(order)
-    return [told(pipe) for pipe in pipes]
+    return [answer_of(pipe) for pipe in pipes]
 
 
 @pytest.mark.parametrize("model", range(len(MODELS)), ids=[model.name for model in MODELS])
-def test_what_one_degree_stores_any_other_loads(engines: Engines, model: int) -> None:
+def test_pages_stored_by_one_degree_are_loaded_by_any_other(engines: Engines, model: int) -> None:
     for prompt, pipes in enumerate(engines.values()):
-        for outcomes in all_told(pipes, "store", model, prompt):
+        for outcomes in all_answers(pipes, "store", model, prompt):
             assert outcomes == ["STORED"] * PAGES
     for pipes in engines.values():
         for prompt in range(len(engines)):
-            assert all_told(pipes, "load", model, prompt) == [(PAGES, 0)] * len(pipes)
+            assert all_answers(pipes, "load", model, prompt) == [(PAGES, 0)] * len(pipes)
 
 
-def test_a_page_appears_when_the_last_rank_has_stored_its_part(engines: Engines) -> None:
+def test_a_page_is_readable_when_the_last_rank_has_stored_its_part(engines: Engines) -> None:
     (reader,), (*ranks, last) = engines[Group(1)], engines[Group(4)]
     prompt = 100
-    assert all_told(ranks, "store", 0, prompt) == [["STORED"] * PAGES] * 3
-    assert all_told([reader], "load", 0, prompt)[0][0] == 0, "a quarter of each page is missing"
-    all_told([last], "store", 0, prompt)
-    assert all_told([reader], "load", 0, prompt) == [(PAGES, 0)]
+    assert all_answers(ranks, "store", 0, prompt) == [["STORED"] * PAGES] * 3
+    assert all_answers([reader], "load", 0, prompt)[0][0] == 0, "a quarter of each page is missing"
+    all_answers([last], "store", 0, prompt)
+    assert all_answers([reader], "load", 0, prompt) == [(PAGES, 0)]
 
 
 def test_engines_that_store_the_same_prompt_at_once_do_not_mix_their_parts(engines: Engines) -> None:
     both = [pipe for group in (Group(4), Group(2, 2), Group(2), Group(8)) for pipe in engines[group]]
     for prompt in range(200, 230):
-        outcomes = {outcome for outcomes in all_told(both, "store", 0, prompt) for outcome in outcomes}
+        outcomes = {outcome for outcomes in all_answers(both, "store", 0, prompt) for outcome in outcomes}
         assert outcomes <= {"STORED", "PRESENT", "PENDING"}, outcomes
-        for pages, wrong in all_told(both + engines[Group(1)], "load", 0, prompt):
+        for pages, wrong in all_answers(both + engines[Group(1)], "load", 0, prompt):
             assert (pages, wrong) == (PAGES, 0)

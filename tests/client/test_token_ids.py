@@ -1,4 +1,4 @@
-"""Every form in which token ids come gives the same keys, and what is no row of them is refused."""
+"""Token IDs in any form give the same keys, and values that are not rows of integers are rejected."""
 
 from array import array
 from collections import UserList
@@ -16,7 +16,7 @@ IDS = [0, 1, 5, 127, 3, 2, 99, 4, 17]
 
 
 class Constant(UserList[int]):
-    """Stands for an engine's own read-only list."""
+    """A read-only list as an engine may have it."""
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_torch_tensors(kind: str) -> None:
     assert NS.keys(tensor.repeat_interleave(2)[::2]) == NS.keys(IDS)
 
 
-def test_torch_tensors_that_are_no_tokens() -> None:
+def test_torch_tensors_that_are_not_tokens_are_rejected() -> None:
     torch = pytest.importorskip("torch")
     for wrong in (
         torch.zeros(4),
@@ -121,7 +121,7 @@ def test_torch_tensors_that_are_no_tokens() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_row_of_integers(tokens: Any) -> None:
+def test_values_that_are_not_rows_of_integers_are_rejected(tokens: Any) -> None:
     with pytest.raises(TypeError):
         NS.keys(tokens)
 
@@ -154,6 +154,6 @@ def test_too_large_tokens(tokens: Any) -> None:
         NS.keys(tokens)
 
 
-def test_the_rest_of_a_page_is_checked_too() -> None:
+def test_tokens_after_the_last_full_page_are_checked_too() -> None:
     with pytest.raises(ValueError, match="token 5 is -1"):
         NS.keys(np.array([1, 2, 3, 4, 5, -1], np.int32))

@@ -1,4 +1,4 @@
-"""A client believes no daemon that another user could have placed where the client looks by itself."""
+"""A client does not attach to a daemon that another user could have placed at a default path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with Client(*sys.argv[1:]) as client:
 
 @contextmanager
 def daemon_of(user: int, socket: Path, *more: str) -> Iterator[Path]:
-    """Runs a daemon as this user; everybody may attach to it."""
+    """Runs a daemon as this user, to which all users may attach."""
     name = f"pagetier-test-{secrets.token_hex(6)}"
     arguments = [f"--name={name}", f"--socket={socket}", "--arena-size=1MiB", "--arena-frame-size=64KiB"]
     arguments += ["--access-socket-mode=0666", f"--access-users={ALICE},{MALLORY}", *more]
@@ -49,51 +49,51 @@ def daemon_of(user: int, socket: Path, *more: str) -> Iterator[Path]:
 
 
 def attach(user: int, *socket: str, expected: bool = False, **environ: str) -> str:
-    """Returns what a client of this user logs and stores, with `socket` and `environ` as all that it is given."""
+    """Returns what a client of this user logs and stores, with no settings but `socket` and `environ`."""
     code = f"expected = {expected}\n{_CLIENT}"
-    _, told = output_as(
+    _, output = output_as(
         user, "import time\nfrom pagetier.client import Client, Namespace", code, *socket, environ=environ
     )
-    return told
+    return output
 
 
-def test_a_folder_that_another_user_made_in_tmp() -> None:
+def test_a_folder_in_tmp_of_another_user_is_not_trusted() -> None:
     with fallback_of(ALICE) as folder:
         folder_of(MALLORY, folder)
         with daemon_of(MALLORY, folder / "pagetier.sock"):
-            told = attach(ALICE)
-    assert told.endswith("alone\n0 stored\n"), told
-    assert f"{folder} belongs to user {MALLORY}" in told
-    assert "PAGETIER_SOCKET" in told
-    assert len([line for line in told.splitlines() if "cannot trust" in line]) == 1, told
+            output = attach(ALICE)
+    assert output.endswith("alone\n0 stored\n"), output
+    assert f"{folder} belongs to user {MALLORY}" in output
+    assert "PAGETIER_SOCKET" in output
+    assert len([line for line in output.splitlines() if "cannot trust" in line]) == 1, output
 
 
-def test_a_link_to_a_folder_of_another_user() -> None:
+def test_a_link_to_a_folder_of_another_user_is_not_trusted() -> None:
     with fallback_of(ALICE) as folder, fallback_of(MALLORY) as real:
         folder_of(MALLORY, real)
         folder.symlink_to(real)
         os.chown(folder, MALLORY, MALLORY, follow_symlinks=False)
         with daemon_of(MALLORY, real / "pagetier.sock"):
-            told = attach(ALICE)
-    assert "0 stored" in told
-    assert f"{folder} is a link" in told
+            output = attach(ALICE)
+    assert "0 stored" in output
+    assert f"{folder} is a link" in output
 
 
-def test_a_daemon_of_another_user_in_ones_own_folder() -> None:
-    """It can be there where the folder was open to others once: the socket's name outlives that."""
+def test_a_daemon_of_another_user_in_the_users_own_folder_is_not_trusted() -> None:
+    """This happens if other users could once write to the folder: the socket's name stays."""
     with fallback_of(ALICE) as folder:
         folder_of(ALICE, folder, 0o777)
         with daemon_of(MALLORY, folder / "pagetier.sock"):
-            told = attach(ALICE)
-            assert "0 stored" in told
-            assert f"others may write to {folder}" in told
+            output = attach(ALICE)
+            assert "0 stored" in output
+            assert f"others may write to {folder}" in output
             folder.chmod(0o755)
-            told = attach(ALICE)
-            assert "0 stored" in told
-            assert f"it is served by user {MALLORY}" in told
+            output = attach(ALICE)
+            assert "0 stored" in output
+            assert f"it is served by user {MALLORY}" in output
 
 
-def test_one_s_own_daemon_and_root_s() -> None:
+def test_daemons_of_the_same_user_and_of_root_are_trusted() -> None:
     for user in (ALICE, 0):
         with fallback_of(ALICE) as folder:
             folder_of(user, folder)
@@ -101,7 +101,7 @@ def test_one_s_own_daemon_and_root_s() -> None:
                 assert "attached\n" in attach(ALICE, expected=True)
 
 
-def test_a_path_that_was_named() -> None:
+def test_an_explicit_path_is_trusted() -> None:
     with fallback_of(ALICE) as folder:
         folder_of(MALLORY, folder)
         with daemon_of(MALLORY, folder / "pagetier.sock") as socket:
@@ -111,43 +111,43 @@ def test_a_path_that_was_named() -> None:
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """Makes a folder in which only root can make others, as /run is."""
+    """Makes a folder in which only root can create others, as in /run."""
     with tempfile.TemporaryDirectory(dir="/run", prefix="pagetier-test-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-def test_a_folder_that_root_made_for_a_daemon_s_user(runtime: Path) -> None:
+def test_a_folder_that_root_made_for_the_user_of_a_daemon_is_trusted(runtime: Path) -> None:
     """As systemd makes /run/pagetier for the user pagetier."""
     folder_of(MALLORY, runtime / "pagetier")
     with daemon_of(MALLORY, runtime / "pagetier/pagetier.sock"):
         assert "1 stored" in attach(ALICE, expected=True, XDG_RUNTIME_DIR=str(runtime))
 
 
-def test_a_folder_in_a_folder_of_another_user(runtime: Path) -> None:
-    """As with the XDG_RUNTIME_DIR of whoever called su."""
+def test_a_folder_in_a_folder_of_another_user_is_not_trusted(runtime: Path) -> None:
+    """As with the XDG_RUNTIME_DIR of a user who called su."""
     folder_of(MALLORY, runtime / "user")
     folder_of(MALLORY, runtime / "user/pagetier")
     with daemon_of(MALLORY, runtime / "user/pagetier/pagetier.sock"):
-        told = attach(ALICE, XDG_RUNTIME_DIR=str(runtime / "user"))
-    assert "0 stored" in told
-    assert f"{runtime}/user/pagetier belongs to user {MALLORY}" in told
+        output = attach(ALICE, XDG_RUNTIME_DIR=str(runtime / "user"))
+    assert "0 stored" in output
+    assert f"{runtime}/user/pagetier belongs to user {MALLORY}" in output
 
 
 @pytest.mark.parametrize("command", ["stats", "flush", "resize", "doctor", "top"])
-def test_commands_believe_it_as_little(command: str) -> None:
+def test_commands_do_not_trust_it_either(command: str) -> None:
     arguments = {"flush": ["--namespace", "m"], "resize": ["--disk-size", "1GiB"], "top": ["--once"]}.get(command, [])
     imports = f"import pagetier.daemon.cli.render\nfrom pagetier.daemon.cli.{command} import {command} as command"
     with fallback_of(ALICE) as folder:
         folder_of(MALLORY, folder)
         with daemon_of(MALLORY, folder / "pagetier.sock"):
-            code, told = output_as(ALICE, imports, "command()", *arguments)
-    assert code == (1 if command == "doctor" else 3), told
-    assert f"{folder} belongs to user {MALLORY}" in told
-    assert "slot" not in told and "answers" not in told
+            code, output = output_as(ALICE, imports, "command()", *arguments)
+    assert code == (1 if command == "doctor" else 3), output
+    assert f"{folder} belongs to user {MALLORY}" in output
+    assert "slot" not in output and "answers" not in output
 
 
-def test_a_replay_believes_it_as_little() -> None:
+def test_a_replay_does_not_trust_it_either() -> None:
     imports = "from pagetier.client.cli.replay import clients, replay, run"
     with fallback_of(ALICE) as folder, tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
         trace.write('{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n')
@@ -155,6 +155,6 @@ def test_a_replay_believes_it_as_little() -> None:
         Path(trace.name).chmod(0o644)
         folder_of(MALLORY, folder)
         with daemon_of(MALLORY, folder / "pagetier.sock"):
-            code, told = output_as(ALICE, imports, "replay()", trace.name)
-    assert code == 3, told
-    assert f"{folder} belongs to user {MALLORY}" in told
+            code, output = output_as(ALICE, imports, "replay()", trace.name)
+    assert code == 3, output
+    assert f"{folder} belongs to user {MALLORY}" in output

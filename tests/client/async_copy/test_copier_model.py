@@ -1,7 +1,7 @@
-"""Stores and loads of engines whose devices delay, reorder, fail and die; what may be readable when is what is checked.
+"""A model of stores and loads of engines whose devices delay, reorder, fail and die.
 
-Whatever happens: a readable page holds what was stored and was published behind its event; no frame is granted while a
-device may write to it or read it; what a load says is there is there; nothing is lost of the index in the end.
+Invariants: a readable page holds what was stored, and was published after its event; no frame is granted while a device
+may write to it or read it; a layer that a load reports as ready is in the cache; the index is consistent at the end.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class CopyingMachine(EngineMachine):
         lanes[pick % len(lanes)].step()
 
     @rule(rounds=st.integers(1, 3))
-    def all_goes_on(self, rounds: int) -> None:
-        """For a while, as it does where nothing goes wrong."""
+    def work(self, rounds: int) -> None:
+        """Lets devices, copiers and daemon work for some rounds, as without any failure."""
         for _ in range(rounds):
             self.hear()
             self.process.device.advance_all()
@@ -45,7 +45,7 @@ class CopyingMachine(EngineMachine):
 
     @precondition(lambda self: self.begun > 2)
     @rule(copies=st.integers(1, 2))
-    def can_not_address(self, copies: int) -> None:
+    def fail_to_address(self, copies: int) -> None:
         self.process.device.unable = copies
         for one in self.storing:
             one.odd = one.odd or "unable"
@@ -53,7 +53,7 @@ class CopyingMachine(EngineMachine):
     @precondition(lambda self: not self.process.device.dead and self.begun > 2)
     @rule(later=st.integers(-1, 3))
     def die(self, later: int) -> None:
-        """Perhaps; at once, or in the middle of a step."""
+        """Kills the process at once, or in the middle of a later step."""
         if later == 0:
             self.process.device.die()
         elif later > 0:
@@ -73,7 +73,7 @@ class CopyingMachine(EngineMachine):
     @precondition(lambda self: self.begun > 3)
     @rule()
     def leave(self) -> None:
-        """The process wants to go: not while a device may use its memory."""
+        """Ends the process in order: not while a device may use its memory."""
         device = self.process.device
         in_use = bool(device.frames_of(*Direction))
         if not self.process.session.retire():
@@ -85,7 +85,7 @@ class CopyingMachine(EngineMachine):
     @precondition(lambda self: self.process.device.dead)
     @rule()
     def process_ends(self) -> None:
-        """Its device does nothing more then, and not before."""
+        """Ends the process: its device does nothing after that."""
         self.process.step()
         in_use = self.process.device.frames_of(*Direction)
         self.process.device.gone()
@@ -101,25 +101,25 @@ class CopyingMachine(EngineMachine):
     # ---- always
 
     @invariant()
-    def what_is_readable_is_sound(self) -> None:
+    def readable_pages_are_exact(self) -> None:
         if hasattr(self, "world"):
             for prompt in range(PROMPTS + 2):
                 self.world.readable(prompt, PAGE)
 
     @invariant()
-    def stores_say_the_truth(self) -> None:
+    def results_of_stores_are_true(self) -> None:
         for one in getattr(self, "storing", []):
             result = one.store.wait(0)
-            told = [result.outcomes[at] for at in one.granted]
+            outcomes = [result.outcomes[at] for at in one.granted]
             if one.stored_at_cancel >= 0:
                 assert result.stored == one.stored_at_cancel, "published after it was cancelled"
             if not one.odd:
                 order = [Outcome.STORED, Outcome.PENDING, Outcome.REFUSED]
-                assert told == sorted(told, key=order.index), "pages were left out of the middle"
+                assert outcomes == sorted(outcomes, key=order.index), "pages were left out of the middle"
             assert not one.store.ready or result.pending <= len(one.keys) - len(one.granted)
 
     @invariant()
-    def loads_say_the_truth(self) -> None:
+    def results_of_loads_are_true(self) -> None:
         for one in getattr(self, "loading", []):
             ready = [layer for layer in range(LAYERS) if one.load.ready(layer)] if one.load.pages else []
             pages = self.process.cache.spill(one.blocks)[: one.load.pages]
@@ -135,10 +135,10 @@ class CopyingMachine(EngineMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.come_to_an_end()
+            self.finish()
             self.world.memory.close()
 
-    def come_to_an_end(self) -> None:
+    def finish(self) -> None:
         for one in self.storing:
             if one.after:
                 self.engine_gets_there(0) if not one.after.came else None
@@ -148,19 +148,19 @@ class CopyingMachine(EngineMachine):
             while self.process.wire.sent:
                 self.answer(late=False)
             self.world.now += 0.01
-            self.what_is_readable_is_sound()
-        self.stores_say_the_truth()
-        self.loads_say_the_truth()
+            self.readable_pages_are_exact()
+        self.results_of_stores_are_true()
+        self.results_of_loads_are_true()
         assert all(one.store.ready for one in self.storing)
         if not self.process.device.dead:
-            self.all_is_given_back()
+            self.everything_is_released()
         self.process.device.gone()
         self.world.owner.reap(self.process.slot)
         self.world.owner.settle()
         assert self.world.owner.check_integrity() == []
         assert self.world.owner.open_entries == 0
 
-    def all_is_given_back(self) -> None:
+    def everything_is_released(self) -> None:
         assert all(one.store.ended for one in self.storing) and all(one.load.ended for one in self.loading)
         assert self.process.copier.close(0)
         self.world.owner.settle()

@@ -1,4 +1,4 @@
-"""Events of an engine's that fail, or are none: the load or the store is told, and no other ends for it."""
+"""Events of an engine that fail or are invalid: only the load or store that waits for the event fails."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def daemon() -> Iterator[RunningDaemon]:
 
 @pytest.fixture
 def engine(daemon: RunningDaemon) -> Iterator[Engine]:
-    """Prompt 1, four pages of it, is stored."""
+    """Returns an engine whose prompt 1 is stored, with four pages."""
     with daemon.client() as client:
         made = Engine(client, 1)
         made.number(1)
         assert made.copier.store(made.keys(1, 4), slots_of(4)).wait(LONG_S).refused == 0
         made.number(9)
         yield made
-        assert made.copier.close(LONG_S), "nothing stays in flight"
+        assert made.copier.close(LONG_S), "no copies stay in flight"
 
 
 class Late:
-    """An engine's own event, which raises once it is let go."""
+    """An engine's own event, which raises once it is set."""
 
     def __init__(self) -> None:
         self.gone = threading.Event()
@@ -63,7 +63,7 @@ Failing = Callable[[], tuple[object, Callable[[], object]]]
 
 
 @FAILING
-def test_a_load_behind_an_event_that_fails_fails_alone(engine: Engine, failing: Failing) -> None:
+def test_only_the_load_that_waits_for_a_failed_event_fails(engine: Engine, failing: Failing) -> None:
     after, fails = failing()
     load = engine.load(engine.keys(1, 4), slots_of(4), after=after)
     other = engine.load(engine.keys(1, 4), slots_of(4, 2))
@@ -88,7 +88,7 @@ def test_a_load_that_fails_writes_nothing(engine: Engine) -> None:
 
 
 @FAILING
-def test_a_store_behind_an_event_that_fails_is_cancelled_alone(
+def test_only_the_store_that_waits_for_a_failed_event_is_cancelled(
     engine: Engine, failing: Failing, daemon: RunningDaemon
 ) -> None:
     after, fails = failing()
@@ -104,13 +104,13 @@ def test_a_store_behind_an_event_that_fails_is_cancelled_alone(
 
 
 class Exiting:
-    """Raises what is no Exception."""
+    """Raises a BaseException that is not an Exception."""
 
     def wait(self) -> None:
         raise SystemExit
 
 
-def test_nothing_that_is_raised_leaves_anything_pending(daemon: RunningDaemon) -> None:
+def test_any_exception_of_an_event_ends_the_load_and_the_store(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         engine = Engine(client, 1)
         keys, slots = engine.keys(50, 4), slots_of(4)
@@ -119,7 +119,7 @@ def test_nothing_that_is_raised_leaves_anything_pending(daemon: RunningDaemon) -
 
 
 @pytest.mark.parametrize("wrong", ["event", 3, asyncio.Event(), Client])
-def test_what_is_no_event_is_told_at_once(engine: Engine, wrong: object) -> None:
+def test_an_object_that_is_not_an_event_raises_at_once(engine: Engine, wrong: object) -> None:
     keys, slots = engine.keys(1, 4), slots_of(4)
     for begins in (lambda: engine.copier.store(keys, slots, wrong), lambda: engine.load(keys, slots, after=wrong)):
         with pytest.raises(ValueError, match=r"has no wait|is a coroutine"):

@@ -1,4 +1,4 @@
-"""Copiers on a real GPU, over a real daemon: every byte, and an engine that is killed in the middle of transfers."""
+"""Copiers on a real GPU with a real daemon: exact bytes, and an engine that is killed during transfers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GpuEngine:
         return space.keys(range(prompt << 16, (prompt << 16) + PAGE_TOKENS * pages))
 
     def of(self, slots: SlotMap) -> Any:
-        """What is in the blocks, in the order of the request."""
+        """Returns the content of the blocks, in the order of the request."""
         blocks = torch.from_numpy(np.array(slots.blocks)).long().to("cuda:0")
         return torch.stack([tensor[:, blocks] for tensor in self.tensors]).cpu()
 
@@ -54,7 +54,7 @@ def request(seed: int, pages: int) -> SlotMap:
     return slot_map(blocks, pages, PAGE_TOKENS, TOKENS)
 
 
-def test_pages_go_out_and_come_back_byte_by_byte() -> None:
+def test_pages_are_stored_and_loaded_byte_by_byte() -> None:
     with RunningDaemon("256MiB", "1MiB") as daemon, daemon.client() as client:
         one, other = GpuEngine(client, 1), GpuEngine(client, 2)
         assert eventually(lambda: client.arenas.progress == 1.0, LONG_S), client.arenas.state
@@ -76,7 +76,7 @@ def test_pages_go_out_and_come_back_byte_by_byte() -> None:
 
 _ENGINE = """
 import sys
-from test_copying_gpu import GpuEngine, request
+from test_gpu import GpuEngine, request
 from pagetier.client import Client
 client = Client(sys.argv[1])
 assert client.wait_attached(30)
@@ -91,7 +91,7 @@ for prompt in range(1000, 100000):
 """
 
 
-def test_an_engine_that_is_killed_in_the_middle_of_transfers_harms_nobody() -> None:
+def test_an_engine_that_is_killed_in_the_middle_of_transfers_does_not_disturb_others() -> None:
     with RunningDaemon("256MiB", "1MiB") as daemon, daemon.client() as client:
         mine, slots = Engine(client, 1), slots_of(24)
         for turn in range(5):
@@ -109,7 +109,7 @@ def test_an_engine_that_is_killed_in_the_middle_of_transfers_harms_nobody() -> N
 
 
 def _stored_and_loaded(engine: Engine, slots: SlotMap) -> None:
-    """Whatever is there is what was stored."""
+    """Asserts that each page that is found has the bytes that were stored."""
     keys = engine.keys(500, len(slots))
     engine.number(500)
     engine.copier.store(keys, slots).wait(LONG_S)

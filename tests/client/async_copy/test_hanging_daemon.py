@@ -1,4 +1,4 @@
-"""Copiers over a daemon that hangs, and lanes whose thread can not go on."""
+"""Copiers of a daemon that hangs, and stream queues whose thread cannot continue."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from running_daemon import RunningDaemon, eventually
 
 PATIENCE_S = 4.0
 COPYING = CopySettings(chunk=1 << 20, patience=PATIENCE_S)
-STORES, PAGES = 300, 32  # their requests are 400 KiB: twice what the socket takes
-SLACK_S = 3.0  # for a machine that does much else
+STORES, PAGES = 300, 32  # their requests take 400 KiB: twice what the socket takes
+SLACK_S = 3.0  # for a busy machine
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def stored_again(engine: Engine, prompt: int) -> bool:
 # ---- a daemon that hangs
 
 
-def test_stores_are_refused_in_time_and_hold_nothing_up(daemon: RunningDaemon, client: Client) -> None:
+def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, client: Client) -> None:
     engine, gate, short = Engine(client, 1, COPYING), threading.Event(), slots_of(4)
     known = engine.keys(1, 4)
     assert engine.copier.store(known, short).wait(LONG_S).stored == 4
@@ -76,10 +76,10 @@ def test_stores_are_refused_in_time_and_hold_nothing_up(daemon: RunningDaemon, c
     daemon.signal(signal.SIGSTOP)
     stores = many_stores(engine, chains)
     gate.set()
-    assert copied.wait(PATIENCE_S / 2).stored == 4, "publishing does not wait for requests"
+    assert copied.wait(PATIENCE_S / 2).stored == 4, "publishing does not wait for requests to be sent"
     load = engine.load(known, short)
     assert load.wait(LAYERS - 1, PATIENCE_S / 2) and load.pages == 4
-    assert not all_ready(stores), "they are given their time"
+    assert not all_ready(stores), "the stores wait until their time is over"
     assert eventually(lambda: all_ready(stores), PATIENCE_S + SLACK_S)
     assert reasons(stores) == {"the daemon did not answer in time", "the daemon does not answer"}
 
@@ -91,12 +91,12 @@ def test_stores_are_refused_in_time_and_hold_nothing_up(daemon: RunningDaemon, c
     daemon.signal(signal.SIGCONT)
     other = Engine(client, 1, COPYING)
     assert eventually(lambda: stored_again(other, 3), LONG_S)
-    assert eventually(lambda: daemon.header()["open_entries"] == 0, LONG_S), "what was granted late comes back"
+    assert eventually(lambda: daemon.header()["open_entries"] == 0, LONG_S), "pages that are granted late are released"
     assert daemon.findings() == [] and other.copier.close(LONG_S)
 
 
-def test_one_that_hangs_for_a_moment_refuses_nothing(daemon: RunningDaemon, client: Client) -> None:
-    """What the socket did not take at once it takes later."""
+def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon, client: Client) -> None:
+    """Requests that the socket does not take at once are sent later."""
     engine = Engine(client, 1, CopySettings(chunk=1 << 20, patience=LONG_S))
     daemon.signal(signal.SIGSTOP)
     chains = [engine.keys(at, 1) for at in range(400)]
@@ -112,7 +112,7 @@ def test_one_that_hangs_for_a_moment_refuses_nothing(daemon: RunningDaemon, clie
 
 
 class Watched:
-    """A client, and how long its requests might take to be sent."""
+    """A client that records how long its requests may take to be sent."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.deadlines = client, list[float]()
@@ -122,7 +122,7 @@ class Watched:
         return self.client.reserve_async(keys, sizes, part, timeout)
 
 
-def test_only_for_a_chain_that_no_socket_takes_whole_a_lane_waits(client: Client) -> None:
+def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(client: Client) -> None:
     engine, watched, pages = Engine(client, 1), Watched(client), 2000
     copier = AsyncCopier(watched, engine.paged, HostDevice(), COPYING)
     assert copier.store(engine.keys(1, 2), slots_of(2)).wait(LONG_S).stored == 2
@@ -132,14 +132,14 @@ def test_only_for_a_chain_that_no_socket_takes_whole_a_lane_waits(client: Client
     assert watched.deadlines == [0.0, 0.25] and copier.close(LONG_S) and client.attached
 
 
-# ---- a thread that can not go on
+# ---- a thread that cannot continue
 
 
-class UnforeseenError(Exception):
-    """No device raises it."""
+class UnexpectedError(Exception):
+    """An error that no device raises."""
 
 
-def test_an_error_that_nobody_foresaw_is_told_to_whom_it_concerns(
+def test_an_unexpected_error_ends_all_jobs_and_is_logged(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, slots = Engine(client, 1, COPYING), slots_of(2)
@@ -148,18 +148,18 @@ def test_an_error_that_nobody_foresaw_is_told_to_whom_it_concerns(
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(str(args.exc_value)))
 
     def enqueue(copy: object) -> None:
-        raise UnforeseenError("no compiler")
+        raise UnexpectedError("no compiler")
 
     for lane in (engine.copier._stores, engine.copier._loads):
         monkeypatch.setattr(lane._stream, "enqueue", enqueue)
     load = engine.load(engine.keys(1, 2), slots)
     store = engine.copier.store(engine.keys(2, 2), slots)
-    assert not load.wait(0, LONG_S) and load.failed == "UnforeseenError: no compiler"
+    assert not load.wait(0, LONG_S) and load.failed == "UnexpectedError: no compiler"
     result = store.wait(LONG_S)
-    assert result.outcomes == [Outcome.REFUSED] * 2 and result.reason == "UnforeseenError: no compiler"
-    assert eventually(lambda: len(seen) == 2), "and to the process's log"
+    assert result.outcomes == [Outcome.REFUSED] * 2 and result.reason == "UnexpectedError: no compiler"
+    assert eventually(lambda: len(seen) == 2), "the error is in the log of the process too"
     again = engine.copier.store(engine.keys(3, 2), slots)
-    assert again.ready and again.wait(0).reason == "UnforeseenError: no compiler"
+    assert again.ready and again.wait(0).reason == "UnexpectedError: no compiler"
     assert engine.load(engine.keys(1, 2), slots).pages == 0
 
 
@@ -171,7 +171,7 @@ def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypa
     store = engine.copier.store(engine.keys(1, 2), slots_of(2), after=gate)
     assert eventually(partial(_in_flight, engine))
     monkeypatch.setattr(engine.copier._stores, "_land", _fails)
-    assert store.wait(LONG_S).reason == "UnforeseenError: in the middle" and not store.ended
+    assert store.wait(LONG_S).reason == "UnexpectedError: in the middle" and not store.ended
     assert eventually(lambda: len(kept) == 1)
     assert not engine.copier.close(0)
     monkeypatch.undo()
@@ -187,4 +187,4 @@ def _in_flight(engine: Engine) -> bool:
 
 
 def _fails() -> None:
-    raise UnforeseenError("in the middle")
+    raise UnexpectedError("in the middle")

@@ -1,4 +1,4 @@
-"""Copiers over the host path and a real daemon: content, layers, who waits for whom."""
+"""Copiers on the host path with a real daemon: content, layers, and what waits for what."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_layers_are_waited_for_one_by_one(client: Client) -> None:
         assert np.array_equal(other.tokens(slots)[layer], one.tokens(slots)[layer])
 
 
-def test_calls_of_an_engine_wait_for_nobody(client: Client, daemon: RunningDaemon) -> None:
-    """Neither for an engine's event that does not come, nor for a daemon that is stopped."""
+def test_calls_of_an_engine_never_wait(client: Client, daemon: RunningDaemon) -> None:
+    """Calls wait neither for an engine's event that does not come, nor for a daemon that is stopped."""
     engine, gate = Engine(client, 1), threading.Event()
     keys = engine.keys(3, 4)
     engine.copier.store(keys, slots_of(4)).wait(LONG_S)
@@ -82,7 +82,7 @@ def test_calls_of_an_engine_wait_for_nobody(client: Client, daemon: RunningDaemo
     assert load.wait_ended(LONG_S) and eventually(lambda: empty(daemon))
 
 
-def test_who_drops_what_goes_on_stops_nothing(client: Client) -> None:
+def test_dropping_a_handle_does_not_cancel_its_copies(client: Client) -> None:
     one, gate = Engine(client, 1), threading.Event()
     keys, slots = one.keys(5, 6), slots_of(6)
     one.copier.store(keys, slots, gate)
@@ -109,7 +109,7 @@ def test_a_copier_that_is_dropped_leaves_no_thread(client: Client) -> None:
         assert not thread.is_alive()
 
 
-def test_without_a_daemon_all_is_refused_and_missed() -> None:
+def test_without_a_daemon_stores_are_rejected_and_loads_miss() -> None:
     with Client("/nowhere/pagetier.sock", timeout=0.1) as client:
         engine = Engine(client, 1)
         store = engine.copier.store(engine.keys(1, 2), slots_of(2))
@@ -144,8 +144,8 @@ def test_threads_share_a_copier(client: Client) -> None:
     assert failures == []
 
 
-def test_replicas_store_their_shares_of_a_page(client: Client) -> None:
-    """Four ranks of a model with two heads: two have the same head, and each stores half of its tokens."""
+def test_ranks_with_the_same_head_share_the_tokens_of_a_page(client: Client) -> None:
+    """Of four ranks of a model with two heads, two have the same head, and each of them stores half of its tokens."""
     whole = np.random.default_rng(3).integers(0, 2**16, (2, BLOCKS, BLOCK, 2, 64), dtype=np.uint16)
     copiers, keys, slots = [], None, slots_of(3)
     for rank in range(4):

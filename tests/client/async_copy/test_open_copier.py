@@ -1,4 +1,4 @@
-"""A copier for whatever device a cache is on."""
+"""Copiers for caches on any device."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_cache_in_host_memory_is_stored_and_loaded() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_told() -> None:
+def test_a_missing_gpu_raises() -> None:
     _, paged = cache_of(1)
     elsewhere = PagedCache(msgspec.structs.replace(paged.cache, device="cuda:0"), paged.page)
     with RunningDaemon() as daemon, daemon.client() as client, pytest.raises(DeviceError, match="cuda:0"):
         open_copier(client, elsewhere)
 
 
-def test_a_configuration_that_can_not_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_configuration_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "copy.toml").write_text('backlog = "-1s"')
     monkeypatch.setenv(COPY_VARIABLE, str(tmp_path / "copy.toml"))
     with RunningDaemon() as daemon, daemon.client() as client, pytest.raises(SettingsError, match="backlog"):
@@ -68,7 +68,7 @@ def test_a_configuration_that_can_not_be_used_is_told(tmp_path: Path, monkeypatc
 
 
 class AskingStream(HostStream):
-    """Asks before each copy whether its frames are pinned, as a GPU's does."""
+    """Asks before each copy whether its frames are pinned, as the stream of a GPU does."""
 
     def __init__(self, direction: Direction, pinned: Callable[[Frames], bool]) -> None:
         super().__init__(direction, 1)
@@ -80,7 +80,7 @@ class AskingStream(HostStream):
 
 
 class AskingDevice(HostDevice):
-    """The host, which does as if it needed pinned memory."""
+    """The host, as a device that needs pinned memory."""
 
     def __init__(self, pinned: Callable[[Frames], bool]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class AskingDevice(HostDevice):
 
 
 class PinningEngine(Engine):
-    """An engine whose copier pins the arena by a pretended driver."""
+    """An engine whose copier pins the arena with a fake driver."""
 
     def __init__(self, client: Client, driver: PinningDriver) -> None:
         super().__init__(client, 1)
@@ -99,12 +99,12 @@ class PinningEngine(Engine):
         self.copier: AsyncCopier = copier_pinning(client, self.paged, COPYING, registrar, AskingDevice)
 
     def store(self, prompt: int) -> int:
-        """How many of four pages were stored."""
+        """Returns how many of four pages were stored."""
         return self.copier.store(self.keys(prompt, 4), slots_of(4)).wait(LONG_S).stored
 
 
 def arenas_mapped(daemon: RunningDaemon) -> int:
-    """How often an arena of the daemon's is mapped in this process."""
+    """Returns how often an arena of the daemon is mapped in this process."""
     return Path("/proc/self/maps").read_text().count(f"{daemon.name}.arena")
 
 
@@ -141,7 +141,7 @@ def test_the_arena_of_segments_that_were_replaced_stays_pinned_under_a_load() ->
             eventually(lambda: len(driver.registered) == 2)
             assert engine.copier.load(old, slots_of(4, 3)).pages == 4
             assert not load.wait_ended(0.2) and len(driver.registered) == 2
-        del old  # also a match that was let go of keeps the segments mapped
+        del old  # a released match would keep the segments mapped too
         after.set()
         assert load.wait_ended(LONG_S) and not load.failed
         eventually(lambda: len(driver.registered) == 1 and arenas_mapped(daemon) == 1)
@@ -161,7 +161,7 @@ def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed
         assert len(driver.began) == 1 and driver.wrong == []
 
 
-def test_a_copier_is_closed_in_time_though_the_driver_takes_longer() -> None:
+def test_closing_a_copier_does_not_wait_longer_for_the_driver_than_its_timeout() -> None:
     driver = PinningDriver(seconds=0.5)
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)
@@ -183,7 +183,7 @@ def test_a_copier_that_is_dropped_unpins_and_its_client_can_be_closed() -> None:
         eventually(lambda: not daemon.slots() and not arenas_mapped(daemon))
 
 
-def test_a_client_that_is_closed_first_lets_go_of_the_arena_all_the_same() -> None:
+def test_a_client_that_is_closed_before_its_copier_releases_the_arena() -> None:
     driver = PinningDriver()
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)

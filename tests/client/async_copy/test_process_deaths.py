@@ -1,4 +1,4 @@
-"""Copiers over a real daemon when somebody dies, ends or forks in the middle of copies."""
+"""Copiers of a real daemon when a process dies, exits or forks during copies."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def empty(daemon: RunningDaemon) -> bool:
 
 
 def granted(client: Client) -> int:
-    """Pages that the client was told are its to write: an answer that it has not read dies with the daemon."""
+    """Returns how many pages the client knows to be granted. A response that is not read is lost with the daemon."""
     linked = client._attachment.linked
     return len(linked.granted) if linked is not None else 0
 
 
-def test_the_client_s_end_waits_for_what_is_in_flight(daemon: RunningDaemon) -> None:
+def test_closing_the_client_waits_for_copies_in_flight(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         engine, gate = Engine(client, 1), threading.Event()
         keys, slots = engine.keys(7, 6), slots_of(6)
@@ -52,26 +52,26 @@ def test_the_client_s_end_waits_for_what_is_in_flight(daemon: RunningDaemon) -> 
     assert store.wait(LONG_S).stored in (0, 6) and store.ended
 
 
-def test_an_engine_that_is_killed_in_the_middle_of_copies_harms_nobody(daemon: RunningDaemon) -> None:
-    """While another process stores and loads in the same arena, again and again."""
+def test_an_engine_that_is_killed_during_copies_does_not_disturb_others(daemon: RunningDaemon) -> None:
+    """Another process stores and loads in the same arena, again and again."""
     with daemon.client() as client:
         mine, slots = Engine(client, 1), slots_of(24)
         for turn in range(6):
-            child = spawn(partial(_stores_and_loads_for_ever, daemon.socket, turn))
+            child = spawn(partial(_store_and_load_forever, daemon.socket, turn))
             ends = time.monotonic() + 0.15 + 0.07 * turn
             while time.monotonic() < ends:
                 _stored_and_loaded(mine, 500, slots)
             kill(child)
             _stored_and_loaded(mine, 501, slots)
-            assert eventually(lambda: empty(daemon)), "what the dead was granted comes back"
+            assert eventually(lambda: empty(daemon)), "the pages granted to the dead process are released"
             assert daemon.findings() == []
         for prompt in range(600, 640):
-            _says_its_number_if_it_is_there(mine, prompt)
+            _assert_exact_if_found(mine, prompt)
         assert mine.copier.close(LONG_S)
 
 
 def _stored_and_loaded(engine: Engine, prompt: int, slots: SlotMap) -> None:
-    """Of no other content than it should."""
+    """Stores and loads a prompt, and asserts that its content is right."""
     keys = engine.keys(prompt, len(slots))
     engine.number(prompt)
     engine.copier.store(keys, slots).wait(LONG_S)
@@ -82,14 +82,14 @@ def _stored_and_loaded(engine: Engine, prompt: int, slots: SlotMap) -> None:
         assert engine.says(slot_map(slots.blocks, load.pages, TOKENS, BLOCK), prompt)
 
 
-def _says_its_number_if_it_is_there(engine: Engine, prompt: int) -> None:
+def _assert_exact_if_found(engine: Engine, prompt: int) -> None:
     load = engine.load(engine.keys(prompt, 24), slots_of(24))
     assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
     if load.pages:
         assert engine.says(slot_map(slots_of(24).blocks, load.pages, TOKENS, BLOCK), prompt)
 
 
-def _stores_and_loads_for_ever(socket: Path, seed: int) -> None:
+def _store_and_load_forever(socket: Path, seed: int) -> None:
     with Client(socket) as client:
         assert client.wait_attached(LONG_S)
         engine, slots = Engine(client, seed), slots_of(24)
@@ -103,7 +103,7 @@ def _stores_and_loads_for_ever(socket: Path, seed: int) -> None:
 
 
 class _Ended:
-    """An event: something has ended."""
+    """An event that completes when something has ended."""
 
     def __init__(self, waits: Callable[[float], bool]) -> None:
         self._waits = waits
@@ -113,7 +113,7 @@ class _Ended:
 
 
 def test_a_daemon_that_is_killed_in_the_middle_loses_nothing() -> None:
-    """What it granted is published while it is away, and found by the next one; loads go on."""
+    """Pages that it granted are published while no daemon runs, and found by the next daemon; loads continue."""
     with RunningDaemon("32MiB") as daemon, daemon.client() as client:
         one, other, gate = Engine(client, 1), Engine(client, 2), threading.Event()
         there, slots = one.keys(1, 8), slots_of(8)
@@ -136,7 +136,7 @@ def test_a_daemon_that_is_killed_in_the_middle_loses_nothing() -> None:
         assert daemon.findings() == []
 
 
-def test_a_daemon_that_starts_again_leaves_grants_in_flight_alone() -> None:
+def test_a_restarted_daemon_keeps_granted_pages_of_copies_in_flight() -> None:
     with RunningDaemon("32MiB") as daemon, daemon.client() as client:
         one, gate = Engine(client, 1), threading.Event()
         keys = one.keys(2, 20)
@@ -150,7 +150,7 @@ def test_a_daemon_that_starts_again_leaves_grants_in_flight_alone() -> None:
         assert store.wait(LONG_S).stored == 20 and daemon.findings() == []
 
 
-def test_a_forked_child_uses_nothing_of_its_parent_s(client: Client) -> None:
+def test_a_forked_child_does_not_use_the_copies_of_its_parent(client: Client) -> None:
     engine, gate = Engine(client, 1), threading.Event()
     keys, slots = engine.keys(8, 4), slots_of(4)
     engine.copier.store(keys, slots).wait(LONG_S)
@@ -173,7 +173,7 @@ def test_a_forked_child_uses_nothing_of_its_parent_s(client: Client) -> None:
     assert store.wait(LONG_S).stored == 4 and load.wait(LAYERS - 1, LONG_S)
 
 
-def test_a_fork_in_the_middle_of_everything_does_not_hang(client: Client) -> None:
+def test_a_fork_during_copies_does_not_hang(client: Client) -> None:
     engine, slots, leave = Engine(client, 1), slots_of(16), threading.Event()
 
     def busy() -> None:

@@ -1,4 +1,4 @@
-"""Stores and loads step by step: depth, order of layers, waiting, and who may ask."""
+"""Stores and loads step by step: depth, order of layers, waiting, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def blocks_of(pages: int, begin: int = 0) -> list[int]:
 
 
 def stored(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> StoreHandle:
-    """A store of pages that lie in the cache's first blocks."""
+    """Starts to store pages that are in the first blocks of the cache."""
     keys, blocks = keys_of(prompt, pages), blocks_of(pages)
     process.cache.fill(blocks, [content_of(bytes(key), PAGE) for key in keys])
     return process.copier.store(keys, process.cache.slots(blocks), after)
@@ -53,7 +53,7 @@ def carried_out(process: Process) -> None:
 
 
 def copies(stream: FakeStream) -> list[Copy]:
-    """What is enqueued."""
+    """Returns the copies that are enqueued."""
     steps = [item.copy for item in stream.todo if hasattr(item, "copy")]
     return list(dict.fromkeys(steps))
 
@@ -69,7 +69,7 @@ def test_chunks_are_published_as_their_events_come(world: World) -> None:
     process = Process(world, COPYING)
     store = granted(process, 1, 5)
     stream = process.device.streams[0]
-    assert [pages_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], "two chunks at once, from the head on"
+    assert [pages_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], "two chunks at once, from the first page on"
     assert not store.ready and store.wait(0).outcomes == [Outcome.PENDING] * 5
     while world.readable(1, PAGE) < 2:
         assert stream.advance()
@@ -81,13 +81,13 @@ def test_chunks_are_published_as_their_events_come(world: World) -> None:
     assert store.wait(0).reason == ""
 
 
-def test_what_the_backlog_has_no_room_for_is_left_out_from_the_tail_on(world: World) -> None:
+def test_the_last_pages_of_a_store_are_left_out_when_the_backlog_is_full(world: World) -> None:
     process = Process(world, msgspec.structs.replace(COPYING, backlog=3.5 * PAGE / 2**31))
     store = granted(process, 1, 5)
     assert process.copier.left_out == 2 and world.owner.settle() == 3
     other = granted(process, 2, 2)
     assert other.ready and other.wait(0).outcomes == [Outcome.REFUSED] * 2
-    assert "can not keep up" in other.wait(0).reason
+    assert "cannot keep up" in other.wait(0).reason
     carried_out(process)
     assert [outcome.name for outcome in store.wait(0).outcomes] == ["STORED"] * 3 + ["REFUSED"] * 2
     assert process.copier.counts.left_out == 4
@@ -130,11 +130,11 @@ def test_layers_become_ready_in_order(world: World) -> None:
     assert [True, False] in seen and seen[-1] == [True, True] and not load.ended
     process.step()
     assert load.ended and load.wait(1, 0) and process.copier.counts.loaded == 2 * PAGE
-    with pytest.raises(ValueError, match="layer 2 of 2"):
+    with pytest.raises(ValueError, match="no layer 2: the cache has 2"):
         load.ready(2)
 
 
-def test_an_engine_s_stream_is_held_until_a_layer_is_there(world: World) -> None:
+def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World) -> None:
     process = Process(world, COPYING)
     world.store_elsewhere(1, 2, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
@@ -148,7 +148,7 @@ def test_an_engine_s_stream_is_held_until_a_layer_is_there(world: World) -> None
     assert load.hold(engine, 1, 0)
 
 
-def test_bytes_are_measured_from_where_the_engine_s_event_came(world: World) -> None:
+def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> None:
     process = Process(world, COPYING)
     rate, after = process.copier._backlog._rate, EngineEvent()
     granted(process, 1, 2, after)
@@ -162,10 +162,10 @@ def test_bytes_are_measured_from_where_the_engine_s_event_came(world: World) -> 
     assert rate.value == pytest.approx(2 * PAGE, rel=1e5) and rate.value > 2**31 / 40
 
 
-# ---- who asks and who does not answer
+# ---- requests, and a daemon that does not answer
 
 
-def test_a_daemon_that_does_not_answer_is_given_up_on(world: World) -> None:
+def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: World) -> None:
     process = Process(world, COPYING)
     store = stored(process, 1, 2)
     process.step()
@@ -180,7 +180,7 @@ def test_a_daemon_that_does_not_answer_is_given_up_on(world: World) -> None:
     assert world.owner.open_entries == 0
 
 
-def test_nothing_is_begun_for_who_cancels_before_the_answer(world: World) -> None:
+def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: World) -> None:
     process = Process(world, COPYING)
     one, other = stored(process, 1, 2), stored(process, 2, 2)
     one.cancel()
@@ -192,18 +192,18 @@ def test_nothing_is_begun_for_who_cancels_before_the_answer(world: World) -> Non
     assert other.ready and world.owner.settle() == 0 and not process.device.streams[0].todo
 
 
-def test_what_is_in_flight_is_given_up_when_it_has_landed(world: World) -> None:
+def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(world: World) -> None:
     process = Process(world, COPYING)
     store = granted(process, 1, 5)
     store.cancel()
     process.step()
     assert world.owner.settle() == 4 and not store.ready and not store.ended
     carried_out(process)
-    assert store.ready and store.ended and store.wait(0).refused == 5 and store.wait(0).reason == "it was cancelled"
+    assert store.ready and store.ended and store.wait(0).refused == 5 and store.wait(0).reason == "the store was cancelled"
     assert world.owner.settle() == 0 and process.copier.counts.cancelled == 5 and world.readable(1, PAGE) == 0
 
 
-def test_an_event_that_is_none_refuses_the_store_alone(world: World) -> None:
+def test_only_the_store_with_an_invalid_event_is_rejected(world: World) -> None:
     process = Process(world, COPYING)
     store = process.copier.store(keys_of(1, 1), process.cache.slots(blocks_of(1)), after="no event")
     process.step()
@@ -213,7 +213,7 @@ def test_an_event_that_is_none_refuses_the_store_alone(world: World) -> None:
     assert world.owner.settle() == 0 and granted(process, 2, 1).wait(0).pending == 1
 
 
-def test_bad_input_is_told_at_once(world: World) -> None:
+def test_invalid_arguments_raise_at_once(world: World) -> None:
     process = Process(world, COPYING)
     slots = process.cache.slots(blocks_of(2))
     with pytest.raises(ValueError, match="blocks of 2 pages for 3 keys"):
@@ -226,7 +226,7 @@ def test_bad_input_is_told_at_once(world: World) -> None:
     assert not process.wire.sent
 
 
-def test_pages_to_skip_are_given_up_at_once(world: World) -> None:
+def test_skipped_pages_are_abandoned_at_once(world: World) -> None:
     process = Process(world, COPYING)
     keys, slots = keys_of(1, 3), process.cache.slots(blocks_of(3))
     process.cache.fill(blocks_of(3), [content_of(bytes(key), PAGE) for key in keys])
@@ -260,14 +260,14 @@ def test_threads_that_wait_are_woken(world: World) -> None:
         assert waits.result(20).stored == 2
 
 
-def test_a_device_that_fails_leaves_what_was_not_begun_to_others(world: World) -> None:
+def test_pages_that_were_not_started_are_released_when_the_device_fails(world: World) -> None:
     process = Process(world, COPYING)
     store = granted(process, 1, 5)
     process.device.die()
     process.step()
     assert store.ready and store.wait(0).refused == 5 and "device is dead" in store.wait(0).reason
     assert not store.ended and not process.session.retire() and not process.copier.close(0)
-    assert world.owner.settle() == 4, "two chunks in flight stay open, the page behind them is free"
+    assert world.owner.settle() == 4, "two chunks in flight stay open, the page after them is free"
     assert process.copier.counts.failed == 5
     assert stored(process, 2, 1).wait(0).refused == 1
     with process.session.match(Match, None, keys_of(1).data) as match:

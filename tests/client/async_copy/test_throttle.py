@@ -1,4 +1,4 @@
-"""How much copying is let happen: rates, backlogs, paces."""
+"""Limits on copying: the measured rate, the backlog and the bandwidth cap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_rate_follows_what_is_measured() -> None:
     assert 0 < rate.value < math.inf
 
 
-def test_a_backlog_lets_in_seconds_of_work_from_the_head_on() -> None:
+def test_a_backlog_accepts_seconds_of_work_from_the_first_page_on() -> None:
     rate = Rate()
     rate.value = 1000.0
     backlog, sizes = CopyBacklog(2.0, rate, 0), np.full(5, 600, np.int64)
@@ -34,11 +34,11 @@ def test_a_backlog_lets_in_seconds_of_work_from_the_head_on() -> None:
     assert backlog.accept(sizes[:0]) == 0
 
 
-def test_a_backlog_counts_with_the_cap_if_that_is_less() -> None:
+def test_a_backlog_uses_the_cap_if_it_is_below_the_rate() -> None:
     assert CopyBacklog(2.0, Rate(), 300).accept(np.full(5, 200, np.int64)) == 3
 
 
-def test_a_pace_keeps_to_its_cap_and_a_piece() -> None:
+def test_a_bandwidth_cap_is_exceeded_by_at_most_one_piece() -> None:
     pace, now, begun = BandwidthCap(100), 0.0, []
     for _ in range(400):
         if not pace.delay(now):
