@@ -25,7 +25,7 @@ _IN_MEMORY: Final = b"\0"
 class PendingReservation(PendingRequest[Answered]):
     """A reservation that was requested and not collected yet. Made by Client.reserve_async(). Thread-safe.
 
-    It is collected with wait() or given up with cancel(); dropping it cancels it. In a forked child every page is
+    It is collected with wait() or cancelled with cancel(); dropping it cancels it. In a forked child every page is
     rejected.
 
     Attributes:
@@ -43,7 +43,7 @@ class PendingReservation(PendingRequest[Answered]):
         """Returns the reservation, waiting at most `timeout` seconds for the response.
 
         Only the first call gets it. Without a response in time, and in every further call, all pages are rejected;
-        pages that the daemon grants later are given up by themselves.
+        pages that the daemon grants later are abandoned automatically.
         """
         if self._requests.foreign:
             return self._collect(0.0)

@@ -113,12 +113,12 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
         The pages of all groups are sorted by the position of their last token.
         """
-        behind = [self._behind(asked) for asked in self.groups]
-        ends = np.concatenate([ends for ends, _ in behind])
-        keys = np.concatenate([keys for _, keys in behind])
+        unpinned = [self._unpinned(asked) for asked in self.groups]
+        ends = np.concatenate([ends for ends, _ in unpinned])
+        keys = np.concatenate([keys for _, keys in unpinned])
         return keys[np.argsort(ends, kind="stable")].tobytes()
 
-    def _behind(self, asked: GroupKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    def _unpinned(self, asked: GroupKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
         """Returns the end of each page that is not pinned, in tokens, and its key. Pinned pages come before them."""
         page_tokens, pages = asked.group.page_tokens, asked.group.pages(self.available_pages)
         first = max(pages.start, self.tokens // page_tokens)

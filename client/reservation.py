@@ -159,8 +159,7 @@ class Reservation:
         Pages that cannot be copied are abandoned.
         """
         offsets = pages.sizes[self._open] * self._part.index
-        # Not np.unique: its first call imports numpy.ma, and a child that is forked during the import can never import
-        # it.
+        # Not np.unique: its first call imports numpy.ma, which a child that is forked during it can never import.
         for offset, which in [(offset, self._open[offsets == offset]) for offset in set(offsets.tolist())]:
             memory = HostPages(pages.addresses[which], pages.sizes[which], pages.owners)
             copied = self._copy(which, memory, offset, threads)

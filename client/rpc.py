@@ -175,7 +175,7 @@ class Requests:
                     # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket.
                     self._read(link, min(left, _READ_S))
                 except LinkError:
-                    link = None  # the background thread notices the end too, and fails all open requests
+                    link = None  # the background thread notices it too, and fails all open requests
 
     def pump(self, link: Link) -> None:
         """Reads responses that have arrived, unless another thread reads. For the background thread.

@@ -110,8 +110,7 @@ class StoringJob(CopyJob):
     def prepare(self, now: float) -> bool:
         """Implements CopyJob.prepare(). The store starts when the daemon has answered, or its time is over."""
         if self._pending is None and not self._cancelled:
-            # The time starts with the first attempt to send, since a device that delays the queue is not the daemon's
-            # fault.
+            # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
             self._give_up_at = min(self._give_up_at, now + self._settings.patience)
             self._pending = self._reservations.ask(self._plan, now)
         if self._cancelled:

@@ -184,7 +184,9 @@ def test_an_interpreter_that_ends_while_it_attaches(how: str) -> None:
         assert eventually(lambda: no_slot_in_use(daemon))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt may hit a callback of Python itself
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the interrupt may hit a callback of Python itself
 def test_a_keyboard_interrupt_while_it_attaches() -> None:
     chance = random.Random(17)
     with RunningDaemon() as daemon:

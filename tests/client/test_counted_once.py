@@ -121,7 +121,9 @@ def test_a_second_try_that_succeeds_is_a_hit(daemon: RunningDaemon, client: Clie
     assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
 
 
-def test_pages_on_disk_that_are_not_loaded_count_as_missed(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+def test_pages_on_disk_that_are_not_loaded_count_as_missed(
+    daemon: RunningDaemon, client: Client, on_disk: Keys
+) -> None:
     before = counted(daemon)
     client.match(on_disk)
     assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)

@@ -239,8 +239,8 @@ def test_a_response_without_a_request_is_ignored(fake: PretendedDaemon, asking: 
     pending = asking.reserve_async(some_keys(2), 1)
     peer, request = fake.next()
     right = fake.answer_to(peer, request)
-    stranger = type(right)(request.number + 1000, right.outcomes, right.entries, right.serials)
-    peer.send(stranger, right, right)
+    unknown = type(right)(request.number + 1000, right.outcomes, right.entries, right.serials)
+    peer.send(unknown, right, right)
     assert pending.wait(5).publish().stored == 2
     assert asking.attached
 

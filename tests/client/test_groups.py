@@ -131,7 +131,7 @@ def test_keys_of_another_page_length_are_rejected(client: Client) -> None:
     keys = asked()[0].keys
     with pytest.raises(ValueError, match=r"FullAttention.* have 32 tokens, those of .* 16"):
         GroupKeys(FullAttention(32), keys)
-    with pytest.raises(ValueError, match="no groups"):
+    with pytest.raises(ValueError, match="at least one group"):
         client.match_groups([])
     with pytest.raises(ValueError, match="65 groups"):
         client.match_groups(asked()[:1] * 65)
@@ -213,14 +213,14 @@ def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, cli
 
 
 def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:
-    with Client(tmp_path / "nobody", timeout=0.01) as alone:
+    with Client(tmp_path / "missing", timeout=0.01) as alone:
         with alone.match_groups(asked()) as found:
             assert (found.tokens, found.available_pages, len(found), found.start_pages) == (0, 0, 0, (0, 0, 0))
             assert [match.keys for match in found.matches] == [one.keys[:0] for one in asked()]
             assert repr(found) == "<GroupMatch 0 tokens of 3 groups, 0.0 MiB>"
             assert alone.prefetch_groups(found).ready
             alone.count_lookup(found.lookup)
-        with pytest.raises(ValueError, match="no groups"):
+        with pytest.raises(ValueError, match="at least one group"):
             alone.match_groups([])
 
 

@@ -160,7 +160,9 @@ def test_a_load_returns_a_prefix_when_some_pages_are_late(daemon: DiskDaemon, cl
 
 
 @pytest.mark.parametrize(("lost", "left"), [("one page", 5), ("all pages", 3)])
-def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(daemon: DiskDaemon, client: Client, lost: str, left: int) -> None:
+def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(
+    daemon: DiskDaemon, client: Client, lost: str, left: int
+) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, 3)
         daemon.fulfil(peer, request)
@@ -172,7 +174,9 @@ def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(daemon: DiskDaemon
 
 
 @pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
-def test_a_load_does_not_trust_the_outcomes_in_the_response(daemon: DiskDaemon, client: Client, outcomes: bytes) -> None:
+def test_a_load_does_not_trust_the_outcomes_in_the_response(
+    daemon: DiskDaemon, client: Client, outcomes: bytes
+) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         peer.send(Fetched(request.number, outcomes, "nonsense"))
 

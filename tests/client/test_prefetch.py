@@ -255,9 +255,7 @@ def test_a_slow_disk_rejects_no_store_and_no_other_prefetch(daemon: DiskDaemon, 
     assert not slow.ready
 
 
-def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(
-    daemon: DiskDaemon, client: Client
-) -> None:
+def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(daemon: DiskDaemon, client: Client) -> None:
     late = client.prefetch(some_keys(3), timeout=0.1)
     assert late.wait(0.4) == 0
     other = client.prefetch(some_keys(3, 1), timeout=60)

@@ -43,7 +43,7 @@ def answer_of(pipe: Connection) -> Any:
 def all_answers(pipes: list[Connection], *command: object) -> list[Any]:
     """Returns the answer of each rank to one command, which they run at the same time."""
     for pipe in pipes:
-        pipe.send(order)
+        pipe.send(command)
     return [answer_of(pipe) for pipe in pipes]
 
 

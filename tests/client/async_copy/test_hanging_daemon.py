@@ -14,7 +14,7 @@ import pytest
 
 from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
 from pagetier.client import AsyncCopier, Client, Keys, Outcome, Part, PendingReservation, StoreHandle
-from pagetier.client.async_copy import stream_queue as lanes
+from pagetier.client.async_copy import stream_queue
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
@@ -139,9 +139,7 @@ class UnexpectedError(Exception):
     """An error that no device raises."""
 
 
-def test_an_unexpected_error_ends_all_jobs_and_is_logged(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_ends_all_jobs_and_is_logged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, slots = Engine(client, 1, COPYING), slots_of(2)
     assert stored_again(engine, 1)
     seen: list[str] = []
@@ -165,12 +163,12 @@ def test_an_unexpected_error_ends_all_jobs_and_is_logged(
 
 def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    monkeypatch.setattr(lanes, "_given_up", kept := list[StreamQueue]())
+    monkeypatch.setattr(stream_queue, "_abandoned", kept := list[StreamQueue]())
     engine, gate = Engine(client, 1, COPYING), threading.Event()
     stream = weakref.ref(engine.copier._stores._stream)
     store = engine.copier.store(engine.keys(1, 2), slots_of(2), after=gate)
     assert eventually(partial(_in_flight, engine))
-    monkeypatch.setattr(engine.copier._stores, "_land", _fails)
+    monkeypatch.setattr(engine.copier._stores, "_complete", _fails)
     assert store.wait(LONG_S).reason == "UnexpectedError: in the middle" and not store.ended
     assert eventually(lambda: len(kept) == 1)
     assert not engine.copier.close(0)

@@ -199,7 +199,9 @@ def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(
     process.step()
     assert world.owner.settle() == 4 and not store.ready and not store.ended
     carried_out(process)
-    assert store.ready and store.ended and store.wait(0).refused == 5 and store.wait(0).reason == "the store was cancelled"
+    assert (
+        store.ready and store.ended and store.wait(0).refused == 5 and store.wait(0).reason == "the store was cancelled"
+    )
     assert world.owner.settle() == 0 and process.copier.counts.cancelled == 5 and world.readable(1, PAGE) == 0
 
 
