@@ -39,7 +39,7 @@ def main(patch: Path, folder: Path) -> None:
         text = without_points(path.read_text())
         if text.count(before) != 1:
             sys.exit(
-                f"{patch}: a hunk for {name} was found {text.count(before)} times instead of once: the patch does not apply"
+                f"{patch}: a hunk for {name} was found {text.count(before)} times, not once: the patch does not apply"
             )
         path.write_text(text.replace(before, after))
 
