@@ -56,8 +56,7 @@ class Scene:
     """A cache with scattered blocks, its pages, and their frames scattered over the arena.
 
     `cache` and `arena` are tensors of as many bytes, the cache's on the device that copies. A page's planes have blocks
-    of
-    `run` bytes, with as many planes as a model has layers if the page is large enough.
+    of `run` bytes, with as many planes as a model has layers if the page is large enough.
     """
 
     def __init__(self, cache: Any, arena: Any, run: int, page: int) -> None:

@@ -36,10 +36,8 @@ class EngineEvent:
     """Wraps an engine's event for `Stream.after`, to learn whether the event failed.
 
     After a failure `reason` says why (it is empty otherwise) and `lost` is called from any thread, both before any
-    later
-    event completes. The stream then continues, but skips copies of `transfer` that were enqueued behind the event;
-    other
-    copies are done.
+    later event completes. The stream then continues, but skips copies of `transfer` that were enqueued behind the
+    event; other copies are done.
     """
 
     def __init__(self, event: object, transfer: Transfer | None = None) -> None:

@@ -154,8 +154,7 @@ class Session:
         """Pins the longest readable prefix of keys and finds how far it continues in memory or on disk.
 
         It counts as a lookup. Tokens from the first page on disk on are counted later: as found by count_loaded(), or
-        as missed by
-        release().
+        as missed by release().
 
         Args:
             kind: The class of the result.
@@ -179,8 +178,8 @@ class Session:
 
         Returns:
             The tokens of the hit; the tokens of the hit including pages on disk; the tokens of the longest hit for
-            which
-            there are keys; and for each group the pins of the pages that it needs, whose context is context[first:end].
+            which there are keys; and for each group the pins of the pages that it needs, whose context is
+            context[first:end].
         """
     def repin(self, kind: type[_P], context: object, entries: Array, serials: Array, /) -> _P:
         """Pins what another process matched, up to the first page that is gone."""
@@ -329,8 +328,7 @@ class Owner:
         """Checks about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
 
         Returns (found, pages, space). found: IDLE_NOTHING, IDLE_MORE (call again) or IDLE_DROPPED. pages: how many
-        pages
-        of the present namespace were dropped so far. space: the record of the namespace that has no pages left.
+        pages of the present namespace were dropped so far. space: the record of the namespace that has no pages left.
         """
     def reserve(
         self,
@@ -419,8 +417,7 @@ class Owner:
 
         Returns:
             (entries u32, serials u64, keys, sizes u64, spaces u32, ticks u64, chains u32). The pages stay in memory
-            until
-            end_orders().
+            until end_orders().
         """
     def end_orders(self, entries: Array, results: Array, /) -> None:
         """Ends writes that were commanded. results: one byte each, an enum pt_write_result (write_behind.h)."""

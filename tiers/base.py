@@ -1,8 +1,7 @@
 """The interface of a tier, a place for pages beyond the arena. Each store implements it.
 
 A page is a key of 32 bytes, its namespace, its size in bytes and ``ceil(size / frame_bytes)`` frames. One worker
-process
-uses a tier, from several threads at once. A tier never returns other bytes than were written under a key.
+process uses a tier, from several threads at once. A tier never returns other bytes than were written under a key.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     """A page to write. `stamp` is its recency in nanoseconds of the realtime clock.
 
     The caller guarantees that there are ``ceil(size / frame_bytes)`` frames, each ``frame_bytes`` long (what follows
-    the
-    page's end in the last one is written and never read), and that they do not change before write() returns.
+    the page's end in the last one is written and never read), and that they do not change before write() returns.
     """
 
     key: bytes
@@ -49,8 +47,7 @@ class Incoming(msgspec.Struct, frozen=True):
     """A page to read, and the frames for it.
 
     The caller guarantees that the frames are writable, whole and used by nothing else until read() returns. Whatever
-    the
-    result, all of their bytes may have been overwritten.
+    the result, all of their bytes may have been overwritten.
     """
 
     key: bytes
@@ -87,8 +84,7 @@ class ReadResult(msgspec.Struct, frozen=True):
     """The result of a read and, where it is neither EXACT nor ABSENT, the reason.
 
     After DAMAGED the disk returned other bytes than were written, and the page leaves the tier. After FAILED the disk
-    did
-    not answer, and the page stays.
+    did not answer, and the page stays.
     """
 
     outcome: ReadOutcome
@@ -163,10 +159,8 @@ class Tier(Protocol):
         """Drops pages (unknown keys are ignored), then stores pages, replacing older ones of the same keys.
 
         The caller guarantees that `pages` has no key twice. If a page could not be stored, an older one of its key may
-        still be
-        there. The death of a process loses nothing that was reported stored; the death of the host loses what was
-        written after
-        the last sync().
+        still be there. The death of a process loses nothing that was reported stored; the death of the host loses what
+        was written after the last sync().
 
         Raises:
             TierError: The tier cannot continue. The process should end, and its successor opens the tier again.

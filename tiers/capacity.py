@@ -16,8 +16,7 @@ TRANSACTION_BYTES: Final = 8 << 20
 # Files beside data.mdb: lock.mdb, the state file and its successor, folders.
 _BESIDE: Final = 64 << 10
 # Pages of the trees for each frame, if every page had a single frame: a node of 54 bytes and one of 92 in leaves that
-# are
-# two thirds full, and the branches above them.
+# are two thirds full, and the branches above them.
 _TREE_PAGES_PER_FRAME: Final = 0.08
 # Meta pages, roots, and the pages of the free lists.
 _FIXED_PAGES: Final = 64

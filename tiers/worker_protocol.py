@@ -1,9 +1,8 @@
 """The protocol between the daemon and a tier's worker, over a socket pair, framed like the control socket's messages.
 
 The daemon begins with Serve, which carries the segments' descriptors. The worker answers with Opened (or with Fails,
-and
-ends), then any number of Holds, then Complete. From then on it answers each Write, Read and Sync once, by its number.
-Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64. A stamp is in
+and ends), then any number of Holds, then Complete. From then on it answers each Write, Read and Sync once, by its
+number. Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64. A stamp is in
 nanoseconds of the realtime clock.
 """
 

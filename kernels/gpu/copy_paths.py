@@ -147,8 +147,7 @@ class StagedWay:
     """Runs a kernel between the cache and a ring on the device, and copy engines between the ring and the frames.
 
     The copy engines have a queue of their own, so that they work while the kernel fills or empties another slot. A slot
-    is
-    used again after the mark of its last use, on whichever queue that was.
+    is used again after the mark of its last use, on whichever queue that was.
     """
 
     def __init__(self, ring: Ring, side: Queue, kernels: Kernels, memcpy: Memcpy) -> None:

@@ -267,8 +267,7 @@ class CudaDevice:
         """Returns how this device can access these frames.
 
         With unified addressing, registered host memory has the same address on the device. Without it the memory counts
-        as
-        unregistered, since kernels would need another address.
+        as unregistered, since kernels would need another address.
         """
         return FrameMemory.REACHED if self._same_addresses and self._pinned(frames) else FrameMemory.PAGEABLE
 

@@ -162,8 +162,7 @@ def _batch_entry(library: Any) -> int:
     """Returns the address of the batched copy function, 0 if there is none; asks cuda-bindings where installed.
 
     Their own wrapper is not used: it makes three Python integers of each run and holds the GIL, 0.4 µs a run, in which
-    the
-    bus moves 20 KiB; and its arguments differ between versions 12 and 13.
+    the bus moves 20 KiB; and its arguments differ between versions 12 and 13.
     """
     try:
         bindings = importlib.import_module("cuda.bindings.driver")

@@ -28,10 +28,8 @@ class Grid(msgspec.Struct, frozen=True):
 
     Attributes:
         programs: The largest number of programs at once. Each has a tile in flight, 16 KiB of 16-byte units, so 16
-            programs
-            have 256 KiB: twice what fills a PCIe 5 link of 16 lanes (60 GB/s for two microseconds), and the model keeps
-                the
-            other SMs.
+            programs have 256 KiB: twice what fills a PCIe 5 link of 16 lanes (60 GB/s for two microseconds), and the
+            model keeps the other SMs.
         tile: The units of a work item, a power of two.
         warps: The warps of a program.
     """
@@ -66,8 +64,7 @@ class Tables:
     Attributes:
         groups: The planes by the widest access that they allow, widest first, which is their order on the device.
         planes, pages, blocks, skip, frames: One-dimensional tensors. `skip` has an item a page; a kernel of the caller
-            may
-            set more of them on the launch's stream but clear none, since skipped pages were not validated.
+            may set more of them on the launch's stream but clear none, since skipped pages were not validated.
     """
 
     def __init__(self, transfer: Transfer, frames: Frames) -> None:
@@ -77,8 +74,7 @@ class Tables:
 
         Raises:
             ValueError: The arena is not aligned to 16 bytes, the table of frames does not have one row a page, or a row
-                does
-                not hold a page.
+                does not hold a page.
         """
         frames.require_room(len(transfer.slots), transfer.page_bytes)
         _require_aligned(frames.arena)

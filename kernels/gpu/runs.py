@@ -95,12 +95,9 @@ def run_bytes(transfer: Transfer, frame_bytes: int) -> int:
     """Returns the mean length of a transfer's runs: bytes over runs, since a run costs the same whatever its length.
 
     The runs are counted, not expanded: each head of each plane has as many runs as tokens; or as pieces of blocks, if
-    the
-    tokens of a block are contiguous; or as rows of neighbouring blocks, if those are contiguous too. The heads of a
-    page
-    are one run if they are contiguous and the page lies in one block. The result is at most a frame, and 0 if nothing
-    is
-    moved. It is too low where planes are contiguous, which is not examined.
+    the tokens of a block are contiguous; or as rows of neighbouring blocks, if those are contiguous too. The heads of a
+    page are one run if they are contiguous and the page lies in one block. The result is at most a frame, and 0 if
+    nothing is moved. It is too low where planes are contiguous, which is not examined.
     """
     planes, slots = transfer.planes, transfer.slots
     blocks = _block_spans(slots)

@@ -93,8 +93,7 @@ def pages_of(buffers: HostBuffers, count: int, access: Access) -> HostPages:
 
     Raises:
         TypeError: The argument is not host memory (a tensor on a device, an array of Python objects), or it is
-            read-only
-            and must be writable.
+            read-only and must be writable.
         ValueError: The memory is not contiguous, a page is empty, `count` does not divide the size, or the number of
             buffers differs.
     """

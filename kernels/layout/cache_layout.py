@@ -140,8 +140,7 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     Raises:
         LayoutError: Two planes of a layer have the same kind, planes differ in their blocks, or two planes overlap, so
-            that
-            loading one would overwrite the other.
+            that loading one would overwrite the other.
     """
 
     planes: tuple[Plane, ...]

@@ -18,14 +18,12 @@ def vllm(tensors: Sequence[Tensor], k_width: int | None = None) -> CacheLayout:
     """Describes vLLM's layout since 0.30: [blocks, heads, tokens, K and V joined], in any of its six memory orders.
 
     The strides tell whether layers or blocks are outermost, and where the heads and tokens are. The layers may be views
-    of
-    one allocation, and so may the layers of several groups of a hybrid model.
+    of one allocation, and so may the layers of several groups of a hybrid model.
 
     Args:
         tensors: One tensor a layer.
         k_width: The number of elements of the last axis that belong to K; by default half of them. If all of them do,
-            there
-            is no V (a latent).
+            there is no V (a latent).
 
     Returns:
         The layout of the cache.

@@ -13,8 +13,7 @@ class Arena(msgspec.Struct, frozen=True):
     """Memory divided into frames: `nbytes` from `address` on, in the copying process's address space.
 
     `owner` keeps the memory alive. All attached processes share the frames; the caller must have pinned the pages or
-    have
-    been granted them.
+    have been granted them.
 
     Raises:
         ValueError: There is no memory, or frames have no bytes.

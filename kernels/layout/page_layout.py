@@ -65,8 +65,7 @@ class PageLayout(msgspec.Struct, frozen=True, dict=True):
             cache: The cache of any rank; all ranks derive the same page.
             tokens: Tokens of a page.
             heads: The heads of the whole model, for all planes or by kind. A kind that is not named has all of its
-                heads in
-                this cache.
+                heads in this cache.
             layers: The layers of all pipeline stages together. If there are more than in the cache, all layers must be
                 alike.
 

@@ -27,8 +27,7 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         block_tokens: Tokens of a block.
         blocks: i32, the block IDs.
         pages: i64 [pages, 3]: the position of the page's token 0 in the block table, in tokens; the first token of the
-            page
-            to copy; the end of the tokens to copy (exclusive).
+            page to copy; the end of the tokens to copy (exclusive).
         skip: u8, 1 for each page that is not copied; or empty.
 
     All arrays are read-only and copied if needed.
@@ -127,8 +126,7 @@ def slot_map(
         position: The position of the first page's token 0, counted from the table's first token; negative if the page
             begins before the table does.
         tokens: The tokens to copy, counted from the table's first one; by default all of these pages. The range may
-            begin
-            and end inside a page.
+            begin and end inside a page.
 
     Raises:
         TypeError: Block IDs are not integers on the host.

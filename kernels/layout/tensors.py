@@ -82,8 +82,7 @@ def view_of(tensor: Tensor) -> View:
 
     Raises:
         TypeError: The argument is no tensor, has no plain memory or is read-only, or its memory does not hold its
-            values
-            (quantised tensors, lazily negated or conjugated views, a foreign byte order).
+            values (quantised tensors, lazily negated or conjugated views, a foreign byte order).
     """
     if isinstance(tensor, np.ndarray):
         return _view_of_array(tensor)

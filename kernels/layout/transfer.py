@@ -88,8 +88,7 @@ class PagedCache:
         """Returns the copies that store this rank's share of pages.
 
         Where several ranks have the same heads, the tokens are divided among them. The result is one copy, or several
-        if the
-        planes are not all replicated alike. A block may be stored several times.
+        if the planes are not all replicated alike. A block may be stored several times.
 
         Raises:
             ValueError: As for loading(), except for repeated blocks and tokens.
@@ -106,8 +105,7 @@ class PagedCache:
 
         Raises:
             ValueError: Page or block sizes differ, a block ID is not in the cache, a block is named twice, or two pages
-                cover
-                the same tokens.
+                cover the same tokens.
         """
         used = self._check(slots)
         places = used[np.diff(used, prepend=-1) > 0]

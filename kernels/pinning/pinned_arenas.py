@@ -51,10 +51,8 @@ class PinnedArenas:
     """The arenas that the copiers of one client pin together, since memory is pinned once a process. Thread-safe.
 
     Only the current session's arena is pinned, and only while a copier has a lease. An arena that is no longer current,
-    or
-    that no copier leases, is unpinned in the background once no copy of it is in flight; after a device error it is
-    never
-    unpinned. Unusable in a forked child.
+    or that no copier leases, is unpinned in the background once no copy of it is in flight; after a device error it is
+    never unpinned. Unusable in a forked child.
     """
 
     def __init__(self, current: Callable[[], Session | None]) -> None:

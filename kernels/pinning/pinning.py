@@ -37,11 +37,9 @@ class Pinning:
     """Memory that is pinned in the background from construction to close(). Thread-safe.
 
     If a chunk cannot be pinned, one line is logged, the pinned chunks stay pinned, and no more are tried; the other
-    chunks
-    are then never ready, which is no error. A frame lies within one chunk, since the sizes of both are powers of two.
-    Bytes
-    that span two chunks are two registrations for a GPU's driver, which rejects a single DMA of them even if both are
-    ready.
+    chunks are then never ready, which is no error. A frame lies within one chunk, since the sizes of both are powers of
+    two. Bytes that span two chunks are two registrations for a GPU's driver, which rejects a single DMA of them even if
+    both are ready.
     """
 
     def __init__(

@@ -42,8 +42,7 @@ def test_disk_calls_that_go_wrong_break_no_promise(
     """Tests the faults of a part.
 
     The number of calls of a batch varies, so a late one may not be made; on a machine with more load than cores, less
-    than
-    half of a part's faults were reached.
+    than half of a part's faults were reached.
     """
     swept = sweep(on, kind, tmp_path, part)
     record_property("swept", (swept.cases, swept.unstruck))

@@ -239,9 +239,8 @@ class Environment:
         """Reacts to damage that LMDB met, and returns the message.
 
         A verification does not find everything that LMDB stumbles over. If the files were verified just before, the
-        next
-        verification would not find the damage either, so the file is deleted and the next process starts with an empty
-        one.
+        next verification would not find the damage either, so the file is deleted and the next process starts with an
+        empty one.
         """
         if not self.proven:
             return f"{self.folder} is damaged ({error}): the next disk worker verifies it"

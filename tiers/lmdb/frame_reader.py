@@ -19,8 +19,7 @@ def page_after(key: memoryview) -> int:
     """Returns the file's page where the overflow value of this key begins.
 
     The caller guarantees that the key is LMDB's own, of a node that was just put or found. A node is its key followed
-    by
-    its data, which for an overflow value is the page's number.
+    by its data, which for an overflow value is the page's number.
     """
     address: int = np.frombuffer(key, np.uint8).__array_interface__["data"][0]
     return ctypes.c_uint64.from_address(address + len(key)).value

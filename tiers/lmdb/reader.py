@@ -96,8 +96,7 @@ def listed(environment: Environment) -> Iterator[Held]:
 
     Raises:
         lmdb.Error: LMDB failed, keys are out of order (a walk over such a tree might not end), or at the end an
-            unchanged
-            environment does not have as many frames as its pages.
+            unchanged environment does not have as many frames as its pages.
     """
     after, tally = b"", FrameCount(environment.shape.frame_bytes)
     while rows := _rows_after(environment, after, tally):

@@ -1,9 +1,8 @@
 """Decides whether the files of an earlier run can be trusted.
 
 Commits are not synced. While the host runs, its page cache keeps them, whatever happens to processes. After a power
-loss
-the disk has only some of what was written since the last sync. The state file tells whether anything was, and then the
-environments are verified or discarded.
+loss the disk has only some of what was written since the last sync. The state file tells whether anything was, and then
+the environments are verified or discarded.
 """
 
 from __future__ import annotations

@@ -40,12 +40,10 @@ class EvictionAccounting:
     """An upper limit for the number of pages that left the cache for good, from samples of the counters.
 
     A page that leaves memory while a disk is open is on the disk (and counts in `disk_evicted` when it leaves that), or
-    was
-    not to be written (`disk_spared`, or `disk_evicted` if it left the disk before), or was not written in time
+    was not to be written (`disk_spared`, or `disk_evicted` if it left the disk before), or was not written in time
     (`disk_lost`). While no disk is open the page may be lost: all pages that left memory between two samples count,
-    unless
-    the same worker had its disk open all the time. The result is never less than the number of lost pages; it may be
-    more.
+    unless the same worker had its disk open all the time. The result is never less than the number of lost pages; it
+    may be more.
     """
 
     def __init__(self, observer: Counters) -> None:

@@ -18,8 +18,7 @@ class Tally(msgspec.Struct):
         lives: Processes started, by role.
         responses: Pages, by the response that a process got about them.
         pages: Pages as the daemons counted them while engines ran, and the pages that were missed at rest and could
-            have
-            been.
+            have been.
         returned: Seconds from an engine's death until its slot was free again, where that was measured.
         adoptions: Seconds from a daemon's fork until it served.
         disk_use: The largest size of the disk tier in each round that has a disk, as a share of the limit.

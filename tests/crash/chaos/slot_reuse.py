@@ -29,16 +29,12 @@ class SlotReuse:
     """The dead processes whose slots are still in use. All times are CLOCK_MONOTONIC in seconds.
 
     The clock of this class runs while a daemon serves and stands while the daemon is stopped. It restarts at 0 with the
-    next
-    daemon, because that has to detect all deaths again. A slot that is free soon can be seen in any daemon's life, a
-    slot
-    that is late only in a long one. To avoid a bias, a death is measured only if the daemon's life lasted for LIMIT_S
-    after
-    it, whatever happened afterwards.
+    next daemon, because that has to detect all deaths again. A slot that is free soon can be seen in any daemon's life,
+    a slot that is late only in a long one. To avoid a bias, a death is measured only if the daemon's life lasted for
+    LIMIT_S after it, whatever happened afterwards.
 
     `late` is the number of seconds after which a slot in use is a violation. `returned` holds the seconds of all
-    measured
-    deaths; if a daemon died before the slot was free, the time until then.
+    measured deaths; if a daemon died before the slot was free, the time until then.
     """
 
     def __init__(self, late: float) -> None:

@@ -62,8 +62,7 @@ class Action(Enum):
     DIE kills the process before the call. TEAR kills it in the middle of a write, or directly after another call.
 
     FAIL returns an error without the call. SHORTEN makes the call with half of the bytes. HOLD blocks the call until
-    the
-    gate is opened, and makes it then.
+    the gate is opened, and makes it then.
     """
 
     DIE = 1

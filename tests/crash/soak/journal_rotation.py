@@ -62,8 +62,7 @@ class Chapters:
         """Judges a chapter that is over, adds the pages whose store had begun to the next one, and removes it.
 
         To be called in the order of chapters, in a process of its own because it uses much memory. The verdict is
-        written to
-        the file `verdict`.
+        written to the file `verdict`.
         """
         records = read_journals(self.path(number))
         responses: dict[str, int] = defaultdict(int)

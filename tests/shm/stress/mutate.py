@@ -3,10 +3,8 @@
 usage: mutate.py PATCH FOLDER
 
 It needs no patch(1), which a machine that builds pagetier may lack. Every hunk must be found word for word and exactly
-once: a mutant
-that no longer fits the core must be rewritten, not guessed at. Failpoints (core/common/failpoints.h) are removed first,
-because they
-compile to nothing here.
+once: a mutant that no longer fits the core must be rewritten, not guessed at. Failpoints (core/common/failpoints.h) are
+removed first, because they compile to nothing here.
 """
 
 import re
