@@ -95,7 +95,7 @@ def _one_round(folder: Path, content: mmap.mmap, times: dict[str, list[float]]) 
     bare = folder / "bare"
     clear(bare)
     cap = int(TOTAL * 1.1) + 256 * MIB
-    with moved_by(folder, cap, "--disk-ahead", "0") as scene, scene.client() as client:
+    with moved_by(folder, cap, "--disk-write-behind", "0") as scene, scene.client() as client:
         until("disk", scene.disk_open)
         first, second = keys_of(1), keys_of(2)
         fill(client, first, content)

@@ -22,7 +22,7 @@ from pagetier.daemon.host.memory_policy import Region, advise
 from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
-from pagetier.daemon.stop_signals import StopRequest, Told, meant_by
+from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Origin, Segments
@@ -53,7 +53,7 @@ class RunContext(msgspec.Struct, frozen=True):
 
 
 async def run(
-    config: Config, segments: Segments, server: Server, signals: Told, keeper: RunContext | None = None
+    config: Config, segments: Segments, server: Server, signals: Reported, keeper: RunContext | None = None
 ) -> None:
     """Serves until a signal arrives, or one that arrived earlier.
 
@@ -143,8 +143,8 @@ class _Life:
     async def write_out(self) -> None:
         """Writes unwritten pages to disk before a stop releases the memory."""
         if self._service is not None and self._way is StopRequest.STOP:
-            self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop + _LEAVING_S)
-            await self._service.disk.stop(self._config.disk.stop)
+            self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop_timeout + _LEAVING_S)
+            await self._service.disk.stop(self._config.disk.stop_timeout)
             point("run.written")
 
     def end(self) -> None:

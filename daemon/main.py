@@ -26,7 +26,7 @@ from pagetier.daemon.lifecycle import RunContext, run
 from pagetier.daemon.release_memory import give_back_memory, name_meant
 from pagetier.daemon.server.control_socket import Server, SocketError
 from pagetier.daemon.startup_errors import DaemonCommand, give_up
-from pagetier.daemon.stop_signals import Told
+from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
@@ -122,7 +122,7 @@ def _serve(settings: Config, leftovers: Leftovers, context: RunContext) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until a reload is possible, SIGHUP must not end the process
     if context.notifier.watchdog is not None:
         faulthandler.enable()  # the watchdog's SIGABRT then prints where the process hung
-    with Told() as signals:
+    with Reported() as signals:
         segments = _take(settings, leftovers, context.keep_while)
         point("daemon.segments")
         try:

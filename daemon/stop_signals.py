@@ -34,7 +34,7 @@ def meant_by(way: StopRequest, keep_while: Path | None) -> StopRequest:
     return StopRequest.HAND_OVER if kept else way
 
 
-class Told:
+class Reported:
     """Records stop signals while the daemon starts, until the event loop can handle them. For the main thread.
 
     As a context manager it installs its handlers, and restores the previous ones at the end.

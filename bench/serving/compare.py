@@ -99,7 +99,7 @@ def contest(folder: Path) -> Iterator[Contest]:
     model = make(folder / "model", **MODEL)
     sizes = ("--arena-size", str(HOST_BYTES), "--disk-size", str(4 * HOST_BYTES))
     # Pages written ahead of eviction would be written while the other engines compute.
-    with Scene(folder, *sizes, "--disk-ahead", "0") as scene:
+    with Scene(folder, *sizes, "--disk-write-behind", "0") as scene:
         scene.client().close()
         until("disk", scene.disk_open)
         engines: dict[str, Engine] = {}

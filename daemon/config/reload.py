@@ -24,7 +24,7 @@ AT_ONCE: Final = frozenset(
         "index.namespace_idle",
         "log.level",
         "match.share",
-        "store.expiry",
+        "store.reservation_timeout",
     }
 )
 RESIZABLE: Final = ("disk.size", "evict.low", "evict.high")

@@ -104,7 +104,7 @@ class EvictOptions(Section, frozen=True, kw_only=True):
 class StoreOptions(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
-    expiry: Annotated[float, duration_setting("How long a live writer may keep a reservation.")] = 60.0
+    reservation_timeout: Annotated[float, duration_setting("How long a live writer may keep a reservation.")] = 60.0
     share: Annotated[
         float,
         share_setting(
@@ -144,14 +144,14 @@ class DiskOptions(Section, frozen=True, kw_only=True):
             "second",
         ),
     ] = "evict"
-    ahead: Annotated[float, share_setting("Share of the arena that is written to disk ahead of eviction.")] = 0.1
-    patience: Annotated[
+    write_behind: Annotated[float, share_setting("Share of the arena that is written to disk ahead of eviction.")] = 0.1
+    store_timeout: Annotated[
         float, duration_setting("How long a store may wait for the disk before unwritten pages are evicted.")
     ] = 0.005
     budget: Annotated[int, size_setting("Bytes that may be written per day; 0: no limit.")] = 0
     sync: Annotated[float, duration_setting("Longest time between writing a page and syncing it.")] = 10.0
     environments: Annotated[int, count_setting("Number of LMDB environments that share the work.", 1, 64)] = 4
-    stop: Annotated[float, duration_setting("How long a stop may take to write unwritten pages.")] = 30.0
+    stop_timeout: Annotated[float, duration_setting("How long a stop may take to write unwritten pages.")] = 30.0
 
 
 class AccessOptions(Section, frozen=True, kw_only=True):

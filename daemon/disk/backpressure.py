@@ -40,7 +40,7 @@ class BackPressure:
 
         Args:
             sizes: The sizes of the pages to store, u64 each.
-            go: Continues the store. It is called after at most `disk.patience` seconds, and at once if that is 0.
+            go: Continues the store. It is called after at most `disk.store_timeout` seconds, and at once if that is 0.
         """
         if not self._patience or not self.writing:
             go()

@@ -78,7 +78,7 @@ class DiskTier:
         await self._save_all(ends)
         point("disk.saved")
         is_open, left = self._bulletin.is_open, ends - self._loop.time()
-        over = "" if left > 0 else f"disk.stop = {spell_duration(timeout)} is over"
+        over = "" if left > 0 else f"disk.stop_timeout = {spell_duration(timeout)} is over"
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
         lost = (self._events.lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)

@@ -58,9 +58,9 @@ class WorkerEvents:
         send = self.supervisor.send
         self.budget = Budget(config.disk.budget)
         self.write_behind = WriteBehind(self._owner, config.disk, self.budget, send)
-        self.fetches = DiskReads(self._owner, int(config.store.expiry * 1e9), send, loop)
+        self.fetches = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), send, loop)
         self.flushes = PendingFlushes(loop)
-        self.backpressure = BackPressure(self._owner, config.disk.patience, loop)
+        self.backpressure = BackPressure(self._owner, config.disk.store_timeout, loop)
         self.bulletin = StatusPublisher(
             self._owner, self.write_behind, self.budget, self._stalled, lambda: self.supervisor.restarts
         )

@@ -53,7 +53,7 @@ class WriteBehind:
         self._lost_drops = b""
         self._frame_bytes = header["frame_bytes"]
         self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header["frames"] // SMALLEST_PART))
-        self._ahead = max(1, int(header["frames"] * options.ahead))
+        self._ahead = max(1, int(header["frames"] * options.write_behind))
         self._offset = 0  # stamp of a page on disk minus its tick in memory
         self._ready = False
         self._syncing = False

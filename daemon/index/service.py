@@ -74,7 +74,7 @@ class Service:
         self._config = config
         self._loop = loop
         self._admits = False
-        self._ttl_ns = int(config.store.expiry * 1e9)
+        self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
         self._store_quota = StoreQuota(self._owner, config.store.share)
@@ -227,7 +227,7 @@ class Service:
         return short_index(Geometry.of(self._owner.header()), self.in_force.config)
 
     def _follow(self, config: Config) -> None:
-        self._ttl_ns = int(config.store.expiry * 1e9)
+        self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self._evictor.follow(config.evict)
         self._pin_quota.follow(config.match.share)
         self.idle_namespaces.follow(config.index)

@@ -174,7 +174,7 @@ def test_a_client_whose_timeout_is_zero_rejects_stores(daemon: RunningDaemon) ->
 
 def test_a_page_whose_other_parts_never_come_expires() -> None:
     """The other parts are never stored: the page is dropped with the parts that were stored."""
-    with RunningDaemon("16MiB", "64KiB", "--store-expiry", "1500ms") as daemon, daemon.client() as client:
+    with RunningDaemon("16MiB", "64KiB", "--store-reservation-timeout", "1500ms") as daemon, daemon.client() as client:
         half = client.reserve(some_keys(4), PAGE, Part(0, 2))
         assert half.publish().stored == 4
         forgotten = client.reserve(some_keys(4, 1), PAGE)

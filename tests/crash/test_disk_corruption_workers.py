@@ -56,9 +56,9 @@ def test_a_leaf_that_kills_its_reader_fails_the_verification() -> None:
         (leaf, *_) = Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF)
         overwrite(file, leaf, bytes(PAGE))
         daemon.open()
-        assert daemon.report().opened.startswith("rebuilt empty in 1 of 2 parts: "), daemon.told()
+        assert daemon.report().opened.startswith("rebuilt empty in 1 of 2 parts: "), daemon.reported()
         deaths = daemon.lines("no disk tier: ")
-        assert len(deaths) <= 1, daemon.told()
+        assert len(deaths) <= 1, daemon.reported()
         with Engine(daemon) as engine:
             assert 0 < engine.places(numbers)["disk"] < PAGES
             engine.goes_on(1000)
@@ -72,7 +72,7 @@ def test_content_that_keeps_killing_workers_is_discarded(tmp_path: Path, monkeyp
         with monkeypatch.context() as patch:
             patch.setenv("PYTHONPATH", str(tmp_path))
             daemon.open()
-        assert len(daemon.lines("no disk tier: its worker was killed by signal 11")) == 3, daemon.told()
+        assert len(daemon.lines("no disk tier: its worker was killed by signal 11")) == 3, daemon.reported()
         assert len(daemon.lines("discarding its contents")) == 1
         assert daemon.report().opened.startswith("rebuilt empty: ")
         with Engine(daemon) as engine:
@@ -93,8 +93,8 @@ def test_the_reason_for_rebuilding_a_part_is_logged() -> None:
             file.write_bytes(data)
         daemon.open()
         daemon.pagetier("flush", "--all", "--yes")
-        assert eventually(lambda: bool(daemon.lines("which verification does not detect")), WAIT_S), daemon.told()
-        assert daemon.until(lambda disk: "data.mdb is missing" in disk.opened), daemon.told()
+        assert eventually(lambda: bool(daemon.lines("which verification does not detect")), WAIT_S), daemon.reported()
+        assert daemon.until(lambda disk: "data.mdb is missing" in disk.opened), daemon.reported()
         with Engine(daemon) as engine:
             engine.goes_on(1000)
 
@@ -109,7 +109,7 @@ def test_a_page_with_misplaced_frames_gets_a_response() -> None:
         on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"][:FITTING]
         # One request, because the first drop ends the worker and empties the disk.
         outcomes = engine.fetch(on_disk, 10)
-        assert set(outcomes) == {HERE, ABSENT}, daemon.told()
+        assert set(outcomes) == {HERE, ABSENT}, daemon.reported()
         assert outcomes.count(HERE) > len(on_disk) // 2
         assert daemon.findings() == []
         engine.goes_on(1000)

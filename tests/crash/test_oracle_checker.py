@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from oracle.checker import Kind, Losses, findings
-from oracle.journal import Record, Told
+from oracle.journal import Record, Reported
 from oracle.samples import Attachment, Caps, EndState, Sample
 
 PAGE, OTHER = b"p" * 32, b"o" * 32
@@ -18,7 +18,7 @@ WELL = EndState(
 CAPS = Caps(arena=100, shm=200, disk=300)
 
 
-def record(what: Told, since: int, at: int | None = None, key: bytes = PAGE, **more: Any) -> Record:
+def record(what: Reported, since: int, at: int | None = None, key: bytes = PAGE, **more: Any) -> Record:
     return Record(what, key, since, since + 1 if at is None else at, 1, **more)
 
 
@@ -26,78 +26,85 @@ def kinds(*records: Record, **more: Any) -> list[Kind]:
     return [violation.kind for violation in findings(records, **more)]
 
 
-STORED = (record(Told.STORING, 1), record(Told.STORED, 1, 3))
+STORED = (record(Reported.STORING, 1), record(Reported.STORED, 1, 3))
 
 
 def test_a_run_that_keeps_all_promises_has_no_violation() -> None:
-    life = (*STORED, record(Told.HIT, 5), record(Told.LOADED, 6), record(Told.MISSED, 7, key=OTHER))
+    life = (*STORED, record(Reported.HIT, 5), record(Reported.LOADED, 6), record(Reported.MISSED, 7, key=OTHER))
     sample = Sample(at=1, arena=100, shm=200, disk=300)
     assert findings(life, samples=[sample], caps=CAPS, end=WELL, staying={5}) == []
 
 
 def test_wrong_bytes_are_a_violation() -> None:
-    (found,) = findings([*STORED, record(Told.WRONG, 5, note="byte 3 is wrong")])
+    (found,) = findings([*STORED, record(Reported.WRONG, 5, note="byte 3 is wrong")])
     assert (found.kind, found.key, found.pid) == (Kind.BYTES, PAGE, 1) and "byte 3" in str(found)
 
 
-@pytest.mark.parametrize("sight", [Told.HIT, Told.LOADED, Told.PRESENT])
-def test_a_hit_on_a_page_that_was_never_stored_is_a_violation(sight: Told) -> None:
+@pytest.mark.parametrize("sight", [Reported.HIT, Reported.LOADED, Reported.PRESENT])
+def test_a_hit_on_a_page_that_was_never_stored_is_a_violation(sight: Reported) -> None:
     assert kinds(record(sight, 5)) == [Kind.NOWHERE]
-    assert kinds(record(Told.STORING, 1, key=OTHER), record(sight, 5)) == [Kind.NOWHERE]
-    assert kinds(record(Told.STORING, 1), record(sight, 5)) == []
+    assert kinds(record(Reported.STORING, 1, key=OTHER), record(sight, 5)) == [Kind.NOWHERE]
+    assert kinds(record(Reported.STORING, 1), record(sight, 5)) == []
 
 
 def test_a_hit_on_a_page_with_a_missing_part_is_a_violation() -> None:
-    first, second = (record(Told.STORING, 1 + part, part=part, parts=2) for part in range(2))
-    assert kinds(first, record(Told.HIT, 5)) == [Kind.NOWHERE]
-    assert kinds(first, second, record(Told.HIT, 5)) == []
+    first, second = (record(Reported.STORING, 1 + part, part=part, parts=2) for part in range(2))
+    assert kinds(first, record(Reported.HIT, 5)) == [Kind.NOWHERE]
+    assert kinds(first, second, record(Reported.HIT, 5)) == []
 
 
 def test_a_miss_of_a_stored_page_is_a_violation() -> None:
-    assert kinds(*STORED, record(Told.MISSED, 4)) == [Kind.LOST]
+    assert kinds(*STORED, record(Reported.MISSED, 4)) == [Kind.LOST]
 
 
 def test_a_miss_of_a_page_that_was_hit_before_is_a_violation() -> None:
-    life = (record(Told.STORING, 1), record(Told.HIT, 2), record(Told.MISSED, 4))
+    life = (record(Reported.STORING, 1), record(Reported.HIT, 2), record(Reported.MISSED, 4))
     assert kinds(*life) == [Kind.LOST]
     assert kinds(*life, may_go=Losses(at_most=1)) == []
 
 
 def test_a_match_that_began_before_the_store_ended_may_miss() -> None:
-    assert kinds(*STORED, record(Told.MISSED, 2, 9)) == []
+    assert kinds(*STORED, record(Reported.MISSED, 2, 9)) == []
 
 
 def test_a_store_without_a_response_is_no_promise() -> None:
-    assert kinds(record(Told.STORING, 1), record(Told.MISSED, 4)) == []
-    assert kinds(record(Told.STORING, 1), record(Told.REFUSED, 2), record(Told.MISSED, 4)) == []
+    assert kinds(record(Reported.STORING, 1), record(Reported.MISSED, 4)) == []
+    assert kinds(record(Reported.STORING, 1), record(Reported.REFUSED, 2), record(Reported.MISSED, 4)) == []
 
 
 def test_more_misses_than_evicted_pages_are_a_violation() -> None:
-    again = (record(Told.STORED, 5), record(Told.MISSED, 7))
-    life = (*STORED, record(Told.MISSED, 4), *again)
+    again = (record(Reported.STORED, 5), record(Reported.MISSED, 7))
+    life = (*STORED, record(Reported.MISSED, 4), *again)
     assert kinds(*life, may_go=Losses(at_most=2)) == []
     assert kinds(*life, may_go=Losses(at_most=1)) == [Kind.LOST]
     assert kinds(*life, may_go=None) == []
 
 
 def test_matches_while_the_disk_was_not_open_may_miss() -> None:
-    assert kinds(*STORED, record(Told.MISSED, 4), may_go=Losses(since=5)) == []
-    assert kinds(*STORED, record(Told.MISSED, 6), may_go=Losses(since=5)) == [Kind.LOST]
+    assert kinds(*STORED, record(Reported.MISSED, 4), may_go=Losses(since=5)) == []
+    assert kinds(*STORED, record(Reported.MISSED, 6), may_go=Losses(since=5)) == [Kind.LOST]
 
 
 def test_a_dropped_page_may_be_missed() -> None:
-    assert kinds(*STORED, record(Told.DROPPING, 4), record(Told.MISSED, 6)) == []
-    assert kinds(*STORED, record(Told.MISSED, 4), record(Told.DROPPING, 6)) == [Kind.LOST], "the page was missed before"
-    late = (record(Told.DROPPING, 1), record(Told.STORING, 3), record(Told.STORED, 3, 5), record(Told.MISSED, 6))
+    assert kinds(*STORED, record(Reported.DROPPING, 4), record(Reported.MISSED, 6)) == []
+    assert kinds(*STORED, record(Reported.MISSED, 4), record(Reported.DROPPING, 6)) == [Kind.LOST], (
+        "the page was missed before"
+    )
+    late = (
+        record(Reported.DROPPING, 1),
+        record(Reported.STORING, 3),
+        record(Reported.STORED, 3, 5),
+        record(Reported.MISSED, 6),
+    )
     assert kinds(*late) == [Kind.LOST], "the page was stored after the drop had ended"
-    assert kinds(record(Told.DROPPING, 1, 4), *late) == [], "the page was stored during the drop"
+    assert kinds(record(Reported.DROPPING, 1, 4), *late) == [], "the page was stored during the drop"
 
 
 def test_parts_make_a_page_only_if_they_belong_to_one_reservation() -> None:
     def part(index: int, serial: bytes, at: int) -> Record:
-        return record(Told.STORED, at, part=index, parts=2, serials=serial * 8)
+        return record(Reported.STORED, at, part=index, parts=2, serials=serial * 8)
 
-    missed = record(Told.MISSED, 9)
+    missed = record(Reported.MISSED, 9)
     assert kinds(part(0, b"1", 1), missed) == []
     assert kinds(part(0, b"1", 1), part(1, b"2", 3), missed) == []
     assert kinds(part(0, b"1", 1), part(1, b"1", 3), missed) == [Kind.LOST]

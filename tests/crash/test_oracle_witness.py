@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oracle.checker import Kind, findings
-from oracle.journal import Journal, Told, read_journals
+from oracle.journal import Journal, Reported, read_journals
 from oracle.samples import Caps, end_of, segments_bytes, taken
 from oracle.witness import Looked, Witness
 from pagetier.client import Client, Part
@@ -33,8 +33,8 @@ def witness(daemon: RunningDaemon, tmp_path: Path) -> Iterator[Witness]:
         yield Witness(client, journal, SEED, PAGE)
 
 
-def whats(folder: Path) -> list[Told]:
-    return [record.told for record in read_journals(folder)]
+def whats(folder: Path) -> list[Reported]:
+    return [record.reported for record in read_journals(folder)]
 
 
 def test_a_witness_records_stores_hits_and_loads(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
@@ -43,7 +43,8 @@ def test_a_witness_records_stores_hits_and_loads(daemon: RunningDaemon, witness:
     assert witness.store(KEYS[:3]).present == 3
     assert witness.look(KEYS) == Looked(3, 3, 3)
     assert whats(tmp_path) == [
-        Told.MISSED, Told.STORING, Told.STORED, Told.STORING, Told.PRESENT, Told.HIT, Told.MISSED, Told.LOADED,
+        Reported.MISSED, Reported.STORING, Reported.STORED, Reported.STORING, Reported.PRESENT,
+        Reported.HIT, Reported.MISSED, Reported.LOADED,
     ]  # fmt: skip
     sample, caps = taken(daemon._observer(), daemon.name), Caps(arena=1 << 20, shm=segments_bytes(daemon._observer()))
     assert 3 * PAGE <= sample.arena < sample.shm
@@ -53,7 +54,7 @@ def test_a_witness_records_stores_hits_and_loads(daemon: RunningDaemon, witness:
 
 
 def test_a_witness_records_wrong_bytes(witness: Witness, tmp_path: Path) -> None:
-    witness.journal.write(Told.STORING, KEYS[0])
+    witness.journal.write(Reported.STORING, KEYS[0])
     assert witness.client.store(KEYS[:1], np.ones((1, PAGE), np.uint8)).stored == 1
     assert witness.look(KEYS[:1]) == Looked(1, 1, 0)
     assert [found.kind for found in findings(read_journals(tmp_path))] == [Kind.BYTES]

@@ -125,7 +125,7 @@ def test_a_process_keeps_its_pins_after_exec_until_it_ends(daemon: RunningDaemon
     with daemon.client() as client:
         assert store(client, prompt(0)).stored == 8
         with attached(daemon.socket, _exec) as child:
-            assert child.told() == 8
+            assert child.reported() == 8
             assert eventually(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
             descriptors = [str(link.readlink()) for link in Path(f"/proc/{child.pid}/fd").iterdir()]
             assert not [to for to in descriptors if daemon.name in to], "the new program inherits no segment"
@@ -146,10 +146,10 @@ def test_deaths_of_processes_of_an_earlier_daemon_are_noticed(daemon: RunningDae
     with daemon.client() as client, ExitStack() as stack:
         assert store(client, prompt(0)).stored == 8
         sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
-        assert sleeper.told() == 8
+        assert sleeper.reported() == 8
         sleeper.signal(signal.SIGSTOP)
         other = stack.enter_context(attached(daemon.socket, _exec))
-        assert other.told() == 8
+        assert other.reported() == 8
         daemon.kill()
         daemon.start()
         assert {slot["pid"] for slot in daemon.slots() if slot["pins"]} == {sleeper.pid, other.pid}
@@ -190,7 +190,7 @@ def test_a_process_that_does_not_detach_leaves_nothing(daemon: RunningDaemon, en
     with daemon.client() as client:
         assert store(client, prompt(0)).stored == 8
         with attached(daemon.socket, live) as child:
-            assert child.told() == 8
+            assert child.reported() == 8
             child.tell(None)
             child.wait()
             second = Second(daemon)
@@ -222,12 +222,12 @@ def _sleep_over(client: Client, pipe: Connection) -> None:
 @pytest.mark.parametrize("daemon_dies", [False, True])
 def test_a_stopped_process_keeps_its_slot_and_its_reserved_frames(daemon_dies: bool) -> None:
     """It is stopped for longer than a reservation lasts, over a new daemon and many new clients, and then writes."""
-    flags = (str(FRAMES * PAGE), str(PAGE), "--store-expiry", "0.5s")
+    flags = (str(FRAMES * PAGE), str(PAGE), "--store-reservation-timeout", "0.5s")
     with RunningDaemon(*flags) as daemon, ExitStack() as stack:
         other = stack.enter_context(daemon.client())
         assert store(other, prompt(0)).stored == 8
         sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
-        assert sleeper.told() == 8
+        assert sleeper.reported() == 8
         sleeper.signal(signal.SIGSTOP)
         if daemon_dies:
             daemon.kill()
@@ -255,7 +255,7 @@ def test_a_process_stopped_over_a_restart_touches_only_the_old_segments(daemon: 
         assert store(first, prompt(0)).stored == 8
         first.close()
         sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
-        assert sleeper.told() == 8
+        assert sleeper.reported() == 8
         old = next(slot["slot"] for slot in daemon.slots() if slot["pid"] == sleeper.pid)
         sleeper.signal(signal.SIGSTOP)
         daemon.stop()

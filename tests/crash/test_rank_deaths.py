@@ -57,7 +57,7 @@ def rank_life(rank: int) -> Callable[[Client, Connection], object]:
 def ask_all(ranks: list[Mortal], order: object) -> list[int]:
     for rank in ranks:
         rank.tell(order)
-    return [rank.told() for rank in ranks]
+    return [rank.reported() for rank in ranks]
 
 
 @pytest.mark.parametrize("progress", ["reserved", "half written", "written"])
@@ -236,7 +236,7 @@ def test_workers_finish_their_copies_after_the_death_of_the_scheduler(daemon: Ru
         scheduler.kill()
         for number in range(100, 110):
             assert eventually(lambda number=number: store(other, prompt(number)).stored == 8)  # type: ignore[misc]
-        assert [worker.told() for worker in workers] == [8, 8]
+        assert [worker.reported() for worker in workers] == [8, 8]
         assert found(other, prompt(1)) == 0, "the other stores must have needed the room"
 
 
@@ -258,5 +258,5 @@ def test_pages_of_a_dead_scheduler_are_exact_or_a_miss(daemon: RunningDaemon) ->
         adopted = []
         for number in range(2):
             adopted.append(worker.ask((number, handovers[number])))
-            assert worker.told() == adopted[-1]
+            assert worker.reported() == adopted[-1]
         assert adopted == [0, 8], "the coldest pages were evicted"

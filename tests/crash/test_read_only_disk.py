@@ -50,7 +50,7 @@ def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: P
         for first in range(100, 160, 4):
             assert engine.store(range(first, first + 4)) == bytes(4)
             assert engine.places(range(first, first + 4)) == {"memory": 4}
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
         assert daemon.until(lambda disk: "Read-only file system" in disk.trouble and "dmesg" in disk.trouble)
         assert engine.places(ON_DISK)["disk"] == 0, "no match offers pages of a disk that is not open"
         assert "Read-only file system" in daemon.doctor()

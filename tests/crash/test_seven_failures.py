@@ -244,7 +244,7 @@ def test_a_burst_keeps_the_newest_pages_and_reports_stores_correctly(daemon: Run
     with daemon.client() as client, attached(daemon.socket, _burst) as one, attached(daemon.socket, _burst) as other:
         one.tell((0, prompts))
         other.tell((1000, prompts))
-        assert [one.told(), other.told()] == [[{Outcome.STORED}] * prompts] * 2, (
+        assert [one.reported(), other.reported()] == [[{Outcome.STORED}] * prompts] * 2, (
             "no page is rejected while older ones stay"
         )
         kept = {first: [found(client, prompt(first + at)) for at in range(prompts)] for first in (0, 1000)}

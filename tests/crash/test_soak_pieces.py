@@ -16,7 +16,7 @@ import pytest
 
 from chaos.round_counts import Tally
 from oracle.checker import Kind
-from oracle.journal import Told
+from oracle.journal import Reported
 from seeded_random import chance
 from soak.chart import Line, Panel, chart, from_zero, in_ratios
 from soak.chart_panels import picture
@@ -164,12 +164,12 @@ def test_a_chart_is_valid_with_any_values() -> None:
 def test_chapters_are_judged_in_order_and_know_earlier_stores(tmp_path: Path) -> None:
     chapters = Chapters(tmp_path)
     with chapters.journal() as journal:
-        journal.write(Told.STORING, KEY)
+        journal.write(Reported.STORING, KEY)
         chapters.turn()
-        journal.write(Told.HIT, KEY)
+        journal.write(Reported.HIT, KEY)
         chapters.turn()
-        journal.write(Told.HIT, OTHER)
-        journal.write(Told.WRONG, KEY, note="for a reason")
+        journal.write(Reported.HIT, OTHER)
+        journal.write(Reported.WRONG, KEY, note="for a reason")
         chapters.turn()
     kinds, responses = [], Counter[str]()
     for number in range(3):

@@ -19,7 +19,7 @@ from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config
 from pagetier.daemon.host.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server.control_socket import Server
-from pagetier.daemon.stop_signals import Told
+from pagetier.daemon.stop_signals import Reported
 from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Observe, Refusal, Welcome
 from pagetier.shm.segments import Origin, Segments, Wish, take
 from refused_starts import shared_memory
@@ -66,7 +66,7 @@ def live(config: Config, scenario: Scenario, keeper: daemon_run.RunContext | Non
         server = Server(config.socket, AccessOptions())
         telling = asyncio.create_task(scenario(config))
         try:
-            await daemon_run.run(config, segments, server, Told(), keeper)
+            await daemon_run.run(config, segments, server, Reported(), keeper)
         finally:
             await telling
             await see_peers_off()

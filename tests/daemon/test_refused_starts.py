@@ -51,8 +51,8 @@ def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path, name: str
     config.write_text(text)
     ended = pagetierd("--config", str(config), "--name", name)
     assert ended.code == Exit.USAGE
-    assert str(config) in ended.told
-    assert message in ended.told
+    assert str(config) in ended.reported
+    assert message in ended.reported
     assert len(ended.text.splitlines()) == 1
 
 
@@ -73,7 +73,7 @@ def test_a_usage_error_without_a_terminal_is_a_line_of_the_log(words: tuple[str,
 @pytest.mark.parametrize("option", ["--config", "--keep-while"])
 def test_an_empty_path_is_a_usage_error(option: str) -> None:
     ended = pagetierd(option, "", "--check")
-    assert (ended.code, f"Invalid value for '{option}': an empty value names no file" in ended.told) == (2, True)
+    assert (ended.code, f"Invalid value for '{option}': an empty value names no file" in ended.reported) == (2, True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -85,7 +85,7 @@ def test_a_configuration_without_read_permission_is_named() -> None:
         ended = pagetierd("--config", str(config), code=AS_NOBODY)
     assert ended.code == Exit.USAGE
     assert "event=refused" in ended.text
-    assert ended.told == f"{config}: cannot be read: Permission denied"
+    assert ended.reported == f"{config}: cannot be read: Permission denied"
 
 
 # --- the socket ------------------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def test_an_arena_larger_than_dev_shm(name: str, tmp_path: Path) -> None:
     given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size"]
     ended = pagetierd(*given, "64MiB", before=OWN_SHM)
     assert ended.code == Exit.REFUSED
-    assert "/dev/shm has 16.0 MiB left" in ended.told
-    fits = ended.told.partition('arena.size = "')[2].partition('"')[0]
+    assert "/dev/shm has 16.0 MiB left" in ended.reported
+    fits = ended.reported.partition('arena.size = "')[2].partition('"')[0]
     with RunningDaemon(fits) as daemon:
         assert daemon.findings() == []
 

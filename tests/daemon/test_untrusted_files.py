@@ -122,7 +122,7 @@ def test_links_in_the_disk_tiers_folder_are_rejected(victim: Path, file: str) ->
         daemon.disk = folder_of(MALLORY, Path(daemon.folder.name) / "theirs")
         (daemon.disk / file).symlink_to(victim)
         daemon.start()
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
         assert f"{daemon.disk} belongs to user {MALLORY}" in daemon.report().trouble
         with Engine(daemon) as engine:
             engine.goes_on(100)
@@ -134,7 +134,7 @@ def test_a_disk_folder_that_all_users_can_write_to_is_rejected() -> None:
         daemon.stop()
         daemon.disk.chmod(0o777)
         daemon.start()
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
         assert f"all users may write to {daemon.disk}: chmod o-w" in daemon.report().trouble
         daemon.disk.chmod(0o770)
         daemon.wait_open()
@@ -150,7 +150,7 @@ def test_a_link_of_another_user_to_the_disk_folder_is_rejected(place: Path) -> N
         daemon.stop()
         os.chown(daemon.disk, MALLORY, MALLORY, follow_symlinks=False)
         daemon.start()
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
         assert f"{daemon.disk} belongs to user {MALLORY}" in daemon.report().trouble
 
 

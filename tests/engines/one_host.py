@@ -86,7 +86,7 @@ class Scene:
                 asked, since = now, time.monotonic()
             return time.monotonic() - since > _CALM_S
 
-        assert eventually(calm, _TIMEOUT_S), self.daemon.told()
+        assert eventually(calm, _TIMEOUT_S), self.daemon.reported()
 
     def is_clean(self) -> bool:
         """Returns whether no page is pinned or being written."""

@@ -188,7 +188,7 @@ def test_damaged_pages_are_computed(trouble: Trouble, at_most: int) -> None:
     assert result["external"] < trouble.scene.hit()
     assert texts(result) == texts(trouble.own)
     assert distance(result, trouble.own) < ROUNDING
-    assert trouble.daemon.header()["disk_damaged"] >= 1, trouble.daemon.told()
+    assert trouble.daemon.header()["disk_damaged"] >= 1, trouble.daemon.reported()
     trouble.scene.settle()
     again = ask_after_reset(trouble.engine, PROMPTS[0])
     assert again["external"] == trouble.scene.hit()
@@ -219,7 +219,7 @@ def test_answers_are_right_while_the_disk_is_full(trouble: Trouble) -> None:
             assert trouble.is_right(ask_after_reset(trouble.engine, *PROMPTS))
             trouble.daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
             assert trouble.is_right(ask_after_reset(trouble.engine, *PROMPTS))
-            assert "is full" in trouble.daemon.log.read_text(), trouble.daemon.told()
+            assert "is full" in trouble.daemon.log.read_text(), trouble.daemon.reported()
         finally:
             trouble.daemon.stop()
             trouble.daemon.disk = usual

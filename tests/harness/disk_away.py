@@ -15,7 +15,7 @@ def disk_away(daemon: DiskDaemon) -> Iterator[None]:
     away = folder.rename(folder.with_name("away"))
     folder.write_text("a file")
     daemon.kill_worker()
-    assert daemon.until(lambda disk: "is a file" in disk.trouble), daemon.told()
+    assert daemon.until(lambda disk: "is a file" in disk.trouble), daemon.reported()
     yield
     folder.unlink()
     away.rename(folder)

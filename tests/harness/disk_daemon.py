@@ -69,13 +69,13 @@ class DiskDaemon(RunningDaemon):
 
     def wait_open(self, restarts: int = 0) -> None:
         """Waits until the disk tier is open after at least `restarts` restarts of its worker."""
-        assert self.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts >= restarts), self.told()
+        assert self.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts >= restarts), self.reported()
 
     def until(self, what: Any, seconds: float = WAIT_S) -> bool:
         """Returns whether the disk tier's report fulfils a condition in time."""
         return eventually(lambda: bool(what(self.report())), seconds)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Returns the report and the log, for the message of a failed assertion."""
         return f"{self.report()}\n{self.log.read_text()}"
 
@@ -105,7 +105,7 @@ class DiskDaemon(RunningDaemon):
             assert isinstance(saved, Saved)
             if saved.synced or saved.trouble:
                 return saved
-            assert time.monotonic() < ends, f"{saved} {self.told()}"
+            assert time.monotonic() < ends, f"{saved} {self.reported()}"
             time.sleep(0.02)
 
     def pagetier(self, *words: str) -> Result:
@@ -133,7 +133,7 @@ class DiskDaemon(RunningDaemon):
     def kill_worker(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Sends a signal to the disk worker and returns its PID."""
         pid = self.worker()
-        assert pid, self.told()
+        assert pid, self.reported()
         os.kill(pid, number)
         return pid
 
@@ -261,7 +261,7 @@ class Engine:
         """Stores many pages in small batches, and waits for each batch until it is on disk."""
         for first in range(0, len(numbers), at_once):
             assert REFUSED not in self.store(numbers[first : first + at_once])
-            assert not daemon.save().trouble, daemon.told()
+            assert not daemon.save().trouble, daemon.reported()
 
     def goes_on(self, first: int) -> None:
         """Asserts that stores and matches in memory work as usual."""

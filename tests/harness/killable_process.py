@@ -31,7 +31,7 @@ class Mortal:
         """Sends a command without waiting."""
         self._pipe.send(order)
 
-    def told(self) -> Any:
+    def reported(self) -> Any:
         """Returns the next result. Raises EOFError if the child has died."""
         assert self._pipe.poll(_WAIT_S), "a child does not answer"
         return self._pipe.recv()
@@ -39,7 +39,7 @@ class Mortal:
     def ask(self, order: object) -> Any:
         """Sends a command and returns its result."""
         self.tell(order)
-        return self.told()
+        return self.reported()
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal such as SIGSTOP or SIGCONT."""
@@ -84,5 +84,5 @@ def attached(socket: Path, life: Callable[[Client, Connection], object]) -> Iter
         life(client, pipe)
 
     with mortal(live) as child:
-        assert child.told(), "a child is not attached"
+        assert child.reported(), "a child is not attached"
         yield child

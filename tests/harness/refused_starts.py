@@ -44,7 +44,7 @@ class Ended(msgspec.Struct, frozen=True):
     text: str
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         """The message of its last log line."""
         found = re.search(r'msg=("(?:[^"\\]|\\.)*")', self.text.splitlines()[-1])
         return str(json.loads(found[1])) if found else ""
@@ -101,6 +101,6 @@ def refused(*arguments: str, code: str = MAIN, before: Sequence[str] = ()) -> st
     """
     ended = pagetierd(*arguments, code=code, before=before)
     assert ended.code in (Exit.REFUSED, Exit.UNFIT), ended.text
-    assert f"level=error name=pagetierd event=refused msg={json.dumps(ended.told)} code={ended.code}" in ended.text
+    assert f"level=error name=pagetierd event=refused msg={json.dumps(ended.reported)} code={ended.code}" in ended.text
     assert "Traceback" not in ended.text
-    return ended.told
+    return ended.reported

@@ -28,7 +28,7 @@ StandardError=append:{log}
 _SOON_S = 15.0
 
 
-class Told(msgspec.Struct, frozen=True):
+class Reported(msgspec.Struct, frozen=True):
     """The last state that an engine reported.
 
     Attributes:
@@ -50,7 +50,7 @@ class Engine:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def until(self, what: Callable[[Told], bool], why: str) -> Told:
+    def until(self, what: Callable[[Reported], bool], why: str) -> Reported:
         """Returns the first report for which a condition is true. Asserts that no page has wrong content."""
         report = None
 
@@ -63,16 +63,16 @@ class Engine:
         assert report is not None
         return report
 
-    def now(self) -> Told:
+    def now(self) -> Reported:
         """Returns a new report, after discarding the earlier ones."""
         first = self._next()
         return self.until(lambda report: report.rounds > first.rounds + 2, "an engine makes no progress")
 
-    def _next(self) -> Told:
+    def _next(self) -> Reported:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"an engine ended: {self._process.poll()}"
-        report = msgspec.convert(json.loads(line), Told)
+        report = msgspec.convert(json.loads(line), Reported)
         assert report.wrong == 0
         return report
 

@@ -114,7 +114,7 @@ def test_any_change_marks_a_unit_as_modified() -> None:
 def test_invalid_names_of_tenants_are_rejected(name: str, tmp_path: Path) -> None:
     for command in ("install", "print"):
         result = CliRunner().invoke(main, ["unit", command, f"--tenant={name}"])
-        assert (result.exit_code, "can not be a tenant's name: " in result.output) == (2, True), result.output
+        assert (result.exit_code, "cannot be a tenant's name: " in result.output) == (2, True), result.output
     assert install(tmp_path, "--tenant", "acme-2_b").exit_code == 0
 
 

@@ -152,7 +152,7 @@ def spoil_value(folder: Path, frame: int) -> None:
 
 @pytest.mark.parametrize("frame", [0, 1, 2])
 def test_a_damaged_value_that_blocks_shrinking_costs_only_its_environment(tmp_path: Path, frame: int) -> None:
-    """Its page is among the coldest, and LMDB fails to drop it at each opening, as long as it is there."""
+    """Its page is among the coldest, and LMDB fails to drop it at each opening, as long as the page exists."""
     tier = small_tier(tmp_path)
     pages = outgoings(range(tier.room // 3 - 4))
     assert all(tier.write([], pages).stored)

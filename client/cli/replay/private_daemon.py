@@ -27,9 +27,9 @@ _LEAST_FRAME: Final = 4096
 _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
 _STOP_S: Final = 60.0  # includes the writes to a disk tier that is kept
-_SKIP_FINAL_WRITES: Final = "--disk-stop=1ms"
+_SKIP_FINAL_WRITES: Final = "--disk-stop-timeout=1ms"
 # A replay measures hits, not timeouts: pages are written to disk, however slow it is.
-_DISK_TIMEOUT: Final = "--disk-patience=10s"
+_DISK_TIMEOUT: Final = "--disk-store-timeout=10s"
 
 # The daemon is a process and not an import, because clients know it only by its socket. If this process is killed, the
 # kernel stops the daemon (prctl 1 is PR_SET_PDEATHSIG, signal 15 is SIGTERM), which then removes the folder. The kernel

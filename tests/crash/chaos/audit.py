@@ -13,7 +13,7 @@ import msgspec
 
 from chaos.scenario import Chain, Scene, chain_of
 from oracle.checker import Kind, Losses, Violation, findings, missing
-from oracle.journal import Journal, Record, Told, read_journal, read_journals
+from oracle.journal import Journal, Record, Reported, read_journal, read_journals
 from oracle.promises import losses, seen
 from oracle.samples import Caps, EndState, Sample
 from oracle.witness import Witness
@@ -22,7 +22,7 @@ from pagetier.client import Client, Keys
 _ATTACH_S: Final = 10.0
 _DISK_S: Final = 5.0
 _FROM_DISK: Final = 300
-_THERE: Final = (Told.HIT, Told.REACHED)
+_THERE: Final = (Reported.HIT, Reported.REACHED)
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +121,8 @@ def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went
 def _in_the_index(records: Sequence[Record], pages: range) -> Iterable[Violation]:
     """Yields a violation if the number of pages in the index differs from the number found under their keys."""
     found, missed = (
-        {key for record in records if record.told in responses for key in record.each()}
-        for responses in (_THERE, {Told.MISSED})
+        {key for record in records if record.reported in responses for key in record.each()}
+        for responses in (_THERE, {Reported.MISSED})
     )
     if len(found) not in pages:
         indexed = f"{pages[0]} to {pages[-1]}"
@@ -133,13 +133,13 @@ def _in_the_index(records: Sequence[Record], pages: range) -> Iterable[Violation
 def _responses(records: Iterable[Record]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for record in records:
-        counts[record.told] += sum(1 for _ in record.each())
+        counts[record.reported] += sum(1 for _ in record.each())
     return dict(counts)
 
 
 def _pages(scene: Scene, records: Iterable[Record]) -> list[Chain]:
     """Returns all pages that an engine began to store, each as a chain of its own."""
-    begun = {key for record in records if record.told is Told.STORING for key in record.each()}
+    begun = {key for record in records if record.reported is Reported.STORING for key in record.each()}
     pages = {}
     for chain in map(chain_of, range(scene.prompts)):
         for key in begun.intersection(chain.keys):
@@ -150,8 +150,8 @@ def _pages(scene: Scene, records: Iterable[Record]) -> list[Chain]:
 def _check_page(witness: Witness, keys: Keys) -> None:
     since = time.monotonic_ns()
     with witness.client.match(keys) as match:
-        told = Told.HIT if len(match) else Told.REACHED if match.available_pages else Told.MISSED
-        witness.journal.write(told, keys.data, since)
+        reported = Reported.HIT if len(match) else Reported.REACHED if match.available_pages else Reported.MISSED
+        witness.journal.write(reported, keys.data, since)
         if len(match):
             witness.load(match, keys)
 

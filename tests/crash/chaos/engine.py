@@ -13,7 +13,7 @@ import msgspec
 
 from chaos.heartbeat import Heartbeats
 from chaos.scenario import LARGE, SMALL, Chain, Scene, chain_of, pick
-from oracle.journal import Journal, Told
+from oracle.journal import Journal, Reported
 from oracle.witness import Looked, Witness
 from pagetier.client import Client
 
@@ -114,7 +114,7 @@ def _hold(engine: Engine) -> None:
     witness = engine.witness(chain)
     since = time.monotonic_ns()
     with engine.client.match(chain.keys) as match:
-        witness.journal.write(Told.HIT, chain.keys[: len(match)].data, since)
+        witness.journal.write(Reported.HIT, chain.keys[: len(match)].data, since)
         for _ in range(2):
             engine.context.heartbeats.verified(engine.context.seat, witness.load(match, chain.keys) * chain.page_bytes)
             time.sleep(engine.rng.uniform(0, _HOLD_S))
@@ -124,7 +124,7 @@ def _cancel_store(engine: Engine) -> None:
     """Reserves pages and abandons them: partly written, or before the response of the daemon arrives."""
     chain = engine.next_chain()
     witness = engine.witness(chain)
-    witness.journal.write(Told.STORING, chain.keys.data)
+    witness.journal.write(Reported.STORING, chain.keys.data)
     if engine.rng.random() < 0.5:
         engine.client.reserve_async(chain.keys, chain.page_bytes)
         return

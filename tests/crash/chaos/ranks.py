@@ -12,7 +12,7 @@ import msgspec
 
 from chaos.engine import Engine, EngineContext
 from chaos.scenario import Chain, chain_of
-from oracle.journal import Told
+from oracle.journal import Reported
 from pagetier.client import Match, MatchHandle, Part
 
 RANKS: Final = 2
@@ -81,7 +81,7 @@ def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
     with engine.client.match(chain.keys) as match:
         if not len(match):
             return match.available_pages
-        engine.journal.write(Told.HIT, chain.keys[: len(match)].data, since)
+        engine.journal.write(Reported.HIT, chain.keys[: len(match)].data, since)
         for adopted in _request(ranks, RankCommand(number, match.to_handle())):
             _check_adopted(engine, chain, match, adopted)
         return match.available_pages
@@ -91,7 +91,7 @@ def _check_adopted(engine: Engine, chain: Chain, match: Match, adopted: int) -> 
     """Records an error unless all pages that are pinned here could be adopted."""
     if adopted not in (_AWAY, len(match)):
         note = f"a rank adopted only {adopted} of {len(match)} pages that the scheduler had pinned"
-        engine.journal.write(Told.WRONG, chain.keys[max(adopted, 0)], note=note)
+        engine.journal.write(Reported.WRONG, chain.keys[max(adopted, 0)], note=note)
 
 
 def _request(ranks: list[Connection], command: RankCommand) -> list[int]:

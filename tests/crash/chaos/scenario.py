@@ -77,11 +77,11 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     def flags(self, disk: Path) -> list[str]:
         """Returns the command line flags of the daemon."""
         flags = [f"--arena-size={self.arena}", f"--arena-frame-size={FRAME}", "--arena-prefault=lazy"]
-        flags += [f"--store-expiry={self.expiry}s"]
+        flags += [f"--store-reservation-timeout={self.expiry}s"]
         flags += ["--evict-low=0", "--evict-high=0"] if self.roomy else ["--evict-low=0.02", "--evict-high=0.05"]
         if self.disk:
             flags += [f"--disk-path={disk}", f"--disk-size={self.disk}", f"--disk-write={self.disk_write}"]
-            flags += ["--disk-environments=2", "--disk-stop=1ms"]
+            flags += ["--disk-environments=2", "--disk-stop-timeout=1ms"]
         return flags
 
 

@@ -37,4 +37,4 @@ FEW: Final = (WriteBehind, LoadFromDisk, SaveAll, StartWithDisk, StartWithSmalle
 
 def flags(kind: type[Operation], folder: Path) -> tuple[str, ...]:
     """Returns the flags of the daemon: those of the operation, and a short timeout for the disk when it stops."""
-    return *kind.flags(folder), "--disk-stop", f"{STOP_S}s"
+    return *kind.flags(folder), "--disk-stop-timeout", f"{STOP_S}s"

@@ -59,7 +59,7 @@ class StoreByRanks(Operation):
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
-        return "--store-expiry", "0.4s"
+        return "--store-reservation-timeout", "0.4s"
 
     def prepare(self) -> None:
         super().prepare()
@@ -87,7 +87,7 @@ class StorePart(Operation):
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
-        return "--store-expiry", "12s"
+        return "--store-reservation-timeout", "12s"
 
     def act(self) -> None:
         assert self.engine is not None
@@ -164,7 +164,7 @@ class Overstay(Operation):
 
     @classmethod
     def flags(cls, folder: Path) -> tuple[str, ...]:
-        return "--store-expiry", "0.15s"
+        return "--store-reservation-timeout", "0.15s"
 
     def act(self) -> None:
         assert self.engine is not None

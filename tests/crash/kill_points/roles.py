@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from kill_points.colliding_pages import PAGE, SEED, SPACE, keys_of
-from oracle.journal import Journal, Told
+from oracle.journal import Journal, Reported
 from oracle.page_contents import words
 from oracle.witness import Looked, Witness
 from pagetier.client import Blocks, Client, Match, MatchHandle, Part, Reservation
@@ -75,7 +75,7 @@ class EngineCommands:
     def store_plainly(self, numbers: Sequence[int]) -> list[int]:
         """Stores pages by one call, as engines do, and returns their outcomes."""
         keys, since = keys_of(numbers), time.monotonic_ns()
-        self._witness.journal.write(Told.STORING, keys.data, since)
+        self._witness.journal.write(Reported.STORING, keys.data, since)
         pages = np.stack([words(key, SEED, PAGE).view(np.uint8) for key in keys])
         result = self._client.store(keys, pages)
         self._witness.note(result, keys, since)
@@ -89,7 +89,7 @@ class EngineCommands:
         """Reserves pages and returns how many were granted."""
         keys, since = keys_of(numbers), time.monotonic_ns()
         self._asked = list(numbers), Part(part, parts), since
-        self._witness.journal.write(Told.STORING, keys.data, since, part=part, parts=parts)
+        self._witness.journal.write(Reported.STORING, keys.data, since, part=part, parts=parts)
         self._open = self._client.reserve(keys, size, self._asked[1])
         return len(self._open.granted)
 

@@ -16,7 +16,7 @@ from kill_points.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
 from kill_points.control import Control
 from kill_points.fork_client import ForkClient, ForkedProcess
 from oracle.checker import Losses, findings
-from oracle.journal import Journal, Told, read_journals
+from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Looked, Witness
 from pagetier.shm._core import Observer
 from pagetier.shm.protocol import Flush
@@ -243,7 +243,7 @@ class Scene:
     def dropping(self, since: int | None = None) -> int:
         """Records in the journal that all pages are dropped, since now or since the given time; returns that time."""
         since = time.monotonic_ns() if since is None else since
-        self.journal.write(Told.DROPPING, keys_of(range(self._next)).data, since)
+        self.journal.write(Reported.DROPPING, keys_of(range(self._next)).data, since)
         return since
 
     def ask(self, request: Any) -> Any:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from oracle.checker import Violation, findings
-from oracle.journal import SUFFIX, Journal, Record, Told, read_journals
+from oracle.journal import SUFFIX, Journal, Record, Reported, read_journals
 
 _CARRIED: Final = f"carried{SUFFIX}"
 
@@ -67,7 +67,7 @@ class Chapters:
         records = read_journals(self.path(number))
         responses: dict[str, int] = defaultdict(int)
         for record in records:
-            responses[record.told] += sum(1 for _ in record.each()) if record.pid else 0
+            responses[record.reported] += sum(1 for _ in record.each()) if record.pid else 0
         found = findings(records, may_go=None)
         _carry(records, self.path(number + 1) / _CARRIED)
         verdict.with_suffix(".new").write_bytes(msgspec.json.encode(Verdict(found, dict(responses))))
@@ -106,10 +106,10 @@ def _carry(records: Iterable[Record], path: Path) -> None:
     """Writes which parts of which pages had begun, as if at the beginning of the run."""
     begun: dict[tuple[int, int], set[bytes]] = defaultdict(set)
     for record in records:
-        if record.told is Told.STORING:
+        if record.reported is Reported.STORING:
             begun[record.part, record.parts].update(record.each())
     lines = [
-        msgspec.json.encode(Record(Told.STORING, b"".join(sorted(keys)), 0, 0, 0, part, parts))
+        msgspec.json.encode(Record(Reported.STORING, b"".join(sorted(keys)), 0, 0, 0, part, parts))
         for (part, parts), keys in begun.items()
     ]
     path.write_bytes(b"".join(line + b"\n" for line in lines))

@@ -28,19 +28,19 @@ TYPED = {
     "index.namespace_idle": ("90s", 90.0),
     "evict.low": ("0.25", 0.25),
     "evict.high": ("0.5", 0.5),
-    "store.expiry": ("250ms", 0.25),
+    "store.reservation_timeout": ("250ms", 0.25),
     "store.share": ("0.5", 0.5),
     "match.share": ("0.5", 0.5),
     "store.quarantine": ("0s", 0.0),
     "disk.path": ("/tmp/x/disk", Path("/tmp/x/disk")),
     "disk.size": ("3GiB", 3 << 30),
     "disk.write": ("second", "second"),
-    "disk.ahead": ("0.2", 0.2),
+    "disk.write_behind": ("0.2", 0.2),
     "disk.budget": ("1.5T", 3 << 39),
-    "disk.patience": ("7ms", 0.007),
+    "disk.store_timeout": ("7ms", 0.007),
     "disk.sync": ("1m", 60.0),
     "disk.environments": ("7", 7),
-    "disk.stop": ("5s", 5.0),
+    "disk.stop_timeout": ("5s", 5.0),
     "access.users": ("root, 1234", (0, 1234)),
     "access.groups": ("root,77", (0, 77)),
     "access.watch_users": ("root", (0,)),
@@ -76,7 +76,7 @@ def test_the_table_of_settings_is_complete() -> None:
 def test_defaults() -> None:
     config = load(None, {"XDG_RUNTIME_DIR": "/run/user/7"}, {})
     assert (config.name, config.arena.size, config.arena.frame_size) == ("pagetier", 1 << 30, 1 << 20)
-    assert (config.evict.low, config.evict.high, config.store.expiry) == (0.005, 0.01, 60.0)
+    assert (config.evict.low, config.evict.high, config.store.reservation_timeout) == (0.005, 0.01, 60.0)
     assert (config.access.socket_mode, config.access.users, config.access.groups) == (0o660, (), ())
     assert config.socket.is_absolute()
     assert config.entries == config.arena.frames == 1024
@@ -107,7 +107,7 @@ def test_toml_numbers_and_lists_are_accepted(file: Path) -> None:
         low = 0
         high = 0.5
         [store]
-        expiry = 1.5
+        reservation_timeout = 1.5
         [access]
         users = ["root", 1234, "1234", 0]
         groups = []
@@ -115,7 +115,7 @@ def test_toml_numbers_and_lists_are_accepted(file: Path) -> None:
     )
     config = load(file, {}, {})
     assert (config.arena.size, config.arena.frame_size, config.arena.threads) == (1 << 20, 4096, 2)
-    assert (config.evict.low, config.evict.high, config.store.expiry) == (0.0, 0.5, 1.5)
+    assert (config.evict.low, config.evict.high, config.store.reservation_timeout) == (0.0, 0.5, 1.5)
     assert (config.access.users, config.access.groups) == ((0, 1234), ())
 
 

@@ -137,13 +137,13 @@ def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
         engine.store_through(disk, pages)
         assert engine.places(pages)["nowhere"] == 0
         assert disk.pagetier("resize", "--disk-size", "4MiB").output == "disk.size = 4MiB\n"
-        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 4 << 20), disk.told()
+        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 4 << 20), disk.reported()
         assert disk.report().restarts == 0
         left = engine.places(pages)
         assert 0 < left["disk"] < 44
         assert engine.where(59) == "memory"
         assert disk.pagetier("resize", "--disk-size", "64MiB").exit_code == 0
-        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 64 << 20), disk.told()
+        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 64 << 20), disk.reported()
         assert engine.places(pages)["disk"] == left["disk"]
         engine.store_through(disk, range(100, 160))
         assert engine.places(range(100, 160))["nowhere"] == 0
@@ -167,7 +167,7 @@ def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
 def test_the_smallest_possible_disk_tier_works(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         assert disk.pagetier("resize", "--disk-size", "2MiB").exit_code == 0
-        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 2 << 20), disk.told()
+        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 2 << 20), disk.reported()
         engine.store_through(disk, range(8))
         assert disk.snapshot().disk_work.written == 8
     assert disk.lines("disk_down") == []
@@ -178,7 +178,7 @@ def test_a_disk_tier_larger_than_its_file_system_is_a_warning(disk: DiskDaemon) 
     reported = disk.pagetier("resize", "--disk-size", "60TiB")
     assert reported.exit_code == 0
     assert "warning: disk.size = 60TiB is more than the file system" in reported.output
-    assert eventually(lambda: "event=disk_size" in disk.log.read_text()), disk.told()
+    assert eventually(lambda: "event=disk_size" in disk.log.read_text()), disk.reported()
 
 
 SHORT = "the index has room for 1,040 pages, but disk.size = 128MiB needs 2,064: "
@@ -195,7 +195,7 @@ def test_a_disk_tier_too_large_for_the_index_is_reported(disk: DiskDaemon, confi
     doctor = ("doctor", "--config", config_of(disk, configured))
     reported = disk.pagetier("resize", "--disk-size", "128MiB")
     assert reported.output.startswith(f"disk.size = 128MiB\nwarning: {SHORT}")
-    assert disk.until(lambda report: report.standing.value == "open" and report.cap == 128 << 20), disk.told()
+    assert disk.until(lambda report: report.standing.value == "open" and report.cap == 128 << 20), disk.reported()
     assert f"warning  index          {SHORT}" in disk.pagetier(*doctor).output
     disk.kill()
     disk.open("--disk-size", "128MiB")

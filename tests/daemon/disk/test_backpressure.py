@@ -1,4 +1,4 @@
-"""Tests that stores wait for a busy disk in order, and never longer than `disk.patience`."""
+"""Tests that stores wait for a busy disk in order, and never longer than `disk.store_timeout`."""
 
 from __future__ import annotations
 

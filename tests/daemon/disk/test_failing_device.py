@@ -69,19 +69,19 @@ def test_failing_writes_are_reported_and_affect_only_the_disk_tier(
         engine.store_through(daemon, range(8))
         with faults(daemon.worker(), of_files("error=EIO")):
             engine.goes_on(100)
-            assert daemon.until(lambda disk: "Input/output error" in disk.trouble), daemon.told()
+            assert daemon.until(lambda disk: "Input/output error" in disk.trouble), daemon.reported()
             assert "Input/output error" in daemon.doctor()
             flushed = daemon.pagetier("flush", "--to-disk")
             assert flushed.exit_code == 1
             assert "Input/output error" in flushed.output
-            assert len(daemon.lines("Input/output error")) < 12, daemon.told()
+            assert len(daemon.lines("Input/output error")) < 12, daemon.reported()
         engine.store(range(300, 308))
-        assert daemon.until(lambda disk: disk.standing is Standing.OPEN and not disk.trouble), daemon.told()
+        assert daemon.until(lambda disk: disk.standing is Standing.OPEN and not disk.trouble), daemon.reported()
         flushed = daemon.pagetier("flush", "--to-disk")
         assert flushed.exit_code == 0, flushed.output
         assert engine.available_pages(range(300, 308))[1] == 8
         assert not daemon.report().trouble
-        assert daemon.lines("the next disk worker verifies it"), daemon.told()
+        assert daemon.lines("the next disk worker verifies it"), daemon.reported()
         assert daemon.findings() == []
 
 
@@ -102,7 +102,7 @@ def test_reads_that_fail_are_misses() -> None:
 
 
 def test_a_stalled_disk_delays_no_engine() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "1") as daemon, Engine(daemon) as engine:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1") as daemon, Engine(daemon) as engine:
         engine.store_through(daemon, range(4 * FRAMES))
         with faults(daemon.worker(), "pwrite64,pwritev,preadv,pread64,fdatasync,msync:delay_enter=3000000"):
             began = time.monotonic()
@@ -113,7 +113,7 @@ def test_a_stalled_disk_delays_no_engine() -> None:
             engine.goes_on(1000)
             assert time.monotonic() - began < 5
             assert daemon.findings() == []
-        assert eventually(lambda: engine.fetch(range(8)) == [HERE] * 8), daemon.told()
+        assert eventually(lambda: engine.fetch(range(8)) == [HERE] * 8), daemon.reported()
         assert engine.places(range(8)) == {"memory": 8}
 
 
@@ -141,7 +141,7 @@ def test_a_file_system_that_fills_up() -> None:
                 time.sleep(0.02)
                 if daemon.report().trouble:
                     break
-            assert "is full" in daemon.log.read_text(), daemon.told()
+            assert "is full" in daemon.log.read_text(), daemon.reported()
             spoken = daemon.doctor()
             assert "is tmpfs: its pages do not survive a reboot" in spoken
             assert "problem  disk room" in spoken
@@ -151,7 +151,7 @@ def test_a_file_system_that_fills_up() -> None:
                     assert engine.fetch([number], 10) in ([HERE], [ABSENT])
                     engine.where(number)
             assert daemon.findings() == []
-            assert len(daemon.log.read_text().splitlines()) < 60, daemon.told()
+            assert len(daemon.log.read_text().splitlines()) < 60, daemon.reported()
         daemon.stop()
 
 
@@ -162,8 +162,8 @@ def test_a_file_system_without_room_for_anything() -> None:
         daemon.disk = folder / "disk"
         daemon.start()
         with Engine(daemon) as engine:
-            assert daemon.until(lambda disk: disk.standing is Standing.DOWN and bool(disk.trouble)), daemon.told()
-            assert "No space left" in daemon.report().trouble or "is full" in daemon.report().trouble, daemon.told()
+            assert daemon.until(lambda disk: disk.standing is Standing.DOWN and bool(disk.trouble)), daemon.reported()
+            assert "No space left" in daemon.report().trouble or "is full" in daemon.report().trouble, daemon.reported()
             assert "problem  disk tier" in daemon.doctor()
             engine.goes_on(0)
             (folder / "ballast").unlink()

@@ -68,7 +68,7 @@ def test_a_worker_that_sends_invalid_reports_is_ended(
     )
     with TroubledDaemon() as daemon, Engine(daemon) as engine:
         engine.store(range(12))
-        assert daemon.until(lambda disk: disk.restarts >= 2 or disk.standing is Standing.OPEN), daemon.told()
+        assert daemon.until(lambda disk: disk.restarts >= 2 or disk.standing is Standing.OPEN), daemon.reported()
         assert engine.fetch([7, 99]) == [HERE, ABSENT]
         assert daemon.findings() == []
 
@@ -77,7 +77,7 @@ def test_the_daemon_serves_without_a_disk_while_a_worker_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor(tmp_path, monkeypatch, "time.sleep(99)")
-    with TroubledDaemon(16, "64MiB", "--disk-stop", "2s") as daemon, Engine(daemon) as engine:
+    with TroubledDaemon(16, "64MiB", "--disk-stop-timeout", "2s") as daemon, Engine(daemon) as engine:
         engine.store(range(40))
         assert daemon.report().standing is Standing.STARTING
         assert "being opened" in daemon.pagetier("flush", "--to-disk").output

@@ -66,7 +66,7 @@ def test_after_a_refused_restart_unwritten_pages_stay_unwritten() -> None:
 
 
 def test_a_stop_takes_no_longer_than_it_may() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "1") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1") as daemon:
         with Engine(daemon) as engine:
             engine.store(range(FRAMES))
         daemon.kill_worker(signal.SIGSTOP)
@@ -110,14 +110,14 @@ def test_a_stop_waits_for_a_disk_that_is_being_opened(interrupt: Callable[[DiskD
 
 
 def test_a_stop_does_not_wait_for_a_disk_that_cannot_be_opened() -> None:
-    with TroubledDaemon(FRAMES, "64MiB", "--disk-stop", "1h") as daemon:
+    with TroubledDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1h") as daemon:
         daemon.stop()
         shutil.rmtree(daemon.disk, ignore_errors=True)
         daemon.disk.write_text("a file")
         daemon.start()
         with Engine(daemon) as engine:
             engine.store(range(8))
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
         assert daemon.stop() == 0
         daemon.disk.unlink()
         daemon.open()
@@ -215,7 +215,7 @@ def test_segments_are_adopted_with_a_disk_of_another_size(size: str) -> None:
             return
         assert kept.pages < len(numbers)
         assert kept.bytes <= report.cap == 8 << 20
-        assert eventually(lambda: daemon.report().file_bytes <= 8 << 20) or daemon.report().note, daemon.told()
+        assert eventually(lambda: daemon.report().file_bytes <= 8 << 20) or daemon.report().note, daemon.reported()
 
 
 def test_an_index_with_fewer_entries_than_the_disk_holds_pages() -> None:

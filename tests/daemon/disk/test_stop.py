@@ -29,19 +29,19 @@ def lost(daemon: RunningDaemon) -> tuple[int, str]:
 
 
 def test_a_stop_logs_that_its_time_was_too_short() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "500ms") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "500ms") as daemon:
         with Engine(daemon) as engine:
             engine.store_through(daemon, PAGES[:20])
             daemon.kill_worker(signal.SIGSTOP)
             engine.store(PAGES[20:])
         assert daemon.stop() == 0
-        assert lost(daemon) == (40, "disk.stop = 500ms is over")
+        assert lost(daemon) == (40, "disk.stop_timeout = 500ms is over")
         daemon.open()
         assert daemon.snapshot().tiers.disk.pages == 20
 
 
 def test_a_stop_loses_no_more_pages_than_it_logs() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop", "10ms") as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "10ms") as daemon:
         with Engine(daemon) as engine:
             engine.store(PAGES)
         assert daemon.stop() == 0
@@ -69,7 +69,7 @@ def test_a_stop_logs_that_the_disk_could_not_be_opened() -> None:
         daemon.start()
         with Engine(daemon) as engine:
             engine.store(PAGES)
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.told()
+        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
         assert daemon.stop() == 0
         count, why = lost(daemon)
         assert count == len(PAGES)
@@ -91,7 +91,7 @@ def test_a_stop_waits_for_a_tier_that_is_about_to_be_verified() -> None:
         with Engine(daemon) as engine:
             engine.store(PAGES)
         assert daemon.stop() == 0
-        assert daemon.lines("the next disk worker verifies it"), daemon.told()
+        assert daemon.lines("the next disk worker verifies it"), daemon.reported()
         assert daemon.lines("disk_unwritten") == []
         daemon.open()
         assert daemon.snapshot().tiers.disk.pages == len(PAGES)

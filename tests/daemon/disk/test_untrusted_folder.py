@@ -63,10 +63,10 @@ def test_a_file_truncated_while_it_is_open_is_rebuilt() -> None:
             os.truncate(data, 40_000)
         for first in range(0, 96, 8):
             engine.fetch(range(first, first + 8), 5)
-        assert eventually(lambda: daemon.report().restarts > restarts, 20), daemon.told()
+        assert eventually(lambda: daemon.report().restarts > restarts, 20), daemon.reported()
         daemon.wait_open(restarts + 1)
         assert daemon.worker() != worker
-        assert "rebuilt empty" in daemon.report().opened, daemon.told()
+        assert "rebuilt empty" in daemon.report().opened, daemon.reported()
         assert daemon.findings() == []
         engine.goes_on(1000)
         disk = daemon.snapshot().tiers.disk
@@ -173,7 +173,7 @@ def test_a_lowered_cap_holds_at_once() -> None:
         daemon.open("--disk-size", "8MiB", "--fresh")
         report = daemon.report()
         assert before > 8 << 20
-        assert report.file_bytes <= 8 << 20 or "give them back" in report.note, daemon.told()
+        assert report.file_bytes <= 8 << 20 or "give them back" in report.note, daemon.reported()
         assert 0 < daemon.snapshot().tiers.disk.pages < 128
         with Engine(daemon) as engine:
             assert engine.where(numbers[-1]) == "disk"
@@ -192,5 +192,5 @@ def test_an_error_that_a_worker_cannot_record_is_passed_to_the_next_one() -> Non
         shutil.copy(data, daemon.disk / "copy")
         (daemon.disk / "copy").rename(data)
         daemon.wait_open(restarts + 1)
-        assert daemon.report().opened.startswith("after an unexpected failure: proven sound in "), daemon.told()
+        assert daemon.report().opened.startswith("after an unexpected failure: proven sound in "), daemon.reported()
         assert len(daemon.lines("was replaced while it was open")) == 1

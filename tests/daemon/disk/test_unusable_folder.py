@@ -18,7 +18,7 @@ ROOT = os.geteuid() == 0
 
 def assert_reported(daemon: DiskDaemon, *words: str) -> None:
     """Asserts that the statistics, doctor and the log name the problem."""
-    assert daemon.until(lambda disk: all(word in disk.trouble for word in words)), daemon.told()
+    assert daemon.until(lambda disk: all(word in disk.trouble for word in words)), daemon.reported()
     table = " ".join(daemon.pagetier("stats").output.split())
     spoken = daemon.doctor()
     flushed = daemon.pagetier("flush", "--to-disk")

@@ -22,7 +22,7 @@ def unwritten(daemon: DiskDaemon) -> int:
 
 def wait_behind(daemon: DiskDaemon, room: int) -> None:
     """Waits until at most `room` pages are unwritten."""
-    assert eventually(lambda: unwritten(daemon) <= room, WAIT_S), f"{daemon.header()} {daemon.told()}"
+    assert eventually(lambda: unwritten(daemon) <= room, WAIT_S), f"{daemon.header()} {daemon.reported()}"
 
 
 def store_behind(daemon: DiskDaemon, engine: Engine, numbers: Iterable[int], room: int) -> None:
@@ -39,7 +39,7 @@ def store_each(engine: Engine, numbers: Iterable[int]) -> None:
 
 
 def test_evict_writes_the_coldest_ahead_of_need() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-ahead", "0.25") as daemon, Engine(daemon) as engine:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-write-behind", "0.25") as daemon, Engine(daemon) as engine:
         engine.store(range(16))
         time.sleep(0.3)
         assert daemon.snapshot().disk_work.written == 0, "there is room: nothing has to leave soon"
@@ -73,7 +73,7 @@ def test_second_writes_pages_that_were_used_again() -> None:
         assert engine.places(range(4)) == {"memory": 4}  # used again
         time.sleep(0.1)
         store_each(engine, range(200, 200 + FRAMES))
-        assert eventually(lambda: daemon.snapshot().disk_work.written == 4), daemon.told()
+        assert eventually(lambda: daemon.snapshot().disk_work.written == 4), daemon.reported()
         store_each(engine, range(300, 300 + FRAMES))
         assert engine.places(range(4)) == {"disk": 4}
         assert engine.places(range(100, 104)) == {"nowhere": 4}
@@ -83,7 +83,7 @@ def test_second_writes_pages_that_were_used_again() -> None:
 
 @pytest.mark.parametrize("write", ["evict", "through", "second"])
 def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str) -> None:
-    with DiskDaemon(128, "8MiB", "--disk-write", write, "--disk-ahead", "0.9") as daemon, Engine(daemon) as engine:
+    with DiskDaemon(128, "8MiB", "--disk-write", write, "--disk-write-behind", "0.9") as daemon, Engine(daemon) as engine:
         engine.store(range(120))
         assert engine.places(range(120)) == {"memory": 120}
         seen = -1
@@ -118,10 +118,10 @@ def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]
 
 
 def test_a_budget_is_spent_on_whole_prefixes() -> None:
-    flags = ("--disk-ahead", "0.25", "--disk-budget", str(100 * 60_000))
+    flags = ("--disk-write-behind", "0.25", "--disk-budget", str(100 * 60_000))
     with DiskDaemon(FRAMES, "64MiB", *flags) as daemon, Engine(daemon) as engine:
         chains, reached = budgeted(daemon, engine)
-        assert daemon.until(lambda disk: disk.budget and disk.budget.left < 8 * 60_000), daemon.told()
+        assert daemon.until(lambda disk: disk.budget and disk.budget.left < 8 * 60_000), daemon.reported()
         snapshot = daemon.snapshot()
         assert snapshot.disk.budget is not None
         assert snapshot.tiers.disk.pages <= 100

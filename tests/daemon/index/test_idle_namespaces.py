@@ -104,7 +104,7 @@ def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
         engine.store_through(daemon, range(8))
         assert daemon.snapshot().tiers.disk.pages == 8
         idle(daemon, "1ms")
-        assert eventually(lambda: not daemon.snapshot().tiers.disk.pages, 20), daemon.told()
+        assert eventually(lambda: not daemon.snapshot().tiers.disk.pages, 20), daemon.reported()
         idle(daemon, "1d")
         assert store(client, "new") == 2
         assert daemon.save().synced

@@ -206,7 +206,7 @@ def test_after_a_stop_of_the_service_unusable_segments_are_dropped(tmp_path: Pat
         other = [*arguments(daemon, arena_size="32MiB"), "--keep-while", str(keep)]
         ended = pagetierd(*other)
         assert ended.code == Exit.UNFIT
-        assert "contain pages" in ended.told and "`systemctl stop` and then `systemctl start`" in ended.told
+        assert "contain pages" in ended.reported and "`systemctl stop` and then `systemctl start`" in ended.reported
         assert len(daemon.leftovers()) == 3
         keep.rmdir()
         daemon.start("--arena-size", "32MiB")

@@ -170,7 +170,7 @@ def test_no_engine_gets_the_slot_of_the_disk_tier() -> None:
             report = daemon.report()
             return report.restarts > 0 and report.standing is Standing.OPEN
 
-        assert eventually(refused_until_it_is_back, WAIT_S), daemon.told()
+        assert eventually(refused_until_it_is_back, WAIT_S), daemon.reported()
 
 
 def test_one_process_has_a_quarter_of_the_slots(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from oracle.journal import Record, Told
+from oracle.journal import Record, Reported
 from oracle.promises import SIGHTS, Loss, Promise, losses, promises, seen
 from oracle.samples import Caps, EndState, Sample
 
@@ -93,7 +93,7 @@ def findings(
 
 def _bytes(records: Iterable[Record]) -> Iterator[Violation]:
     for record in records:
-        if record.told is Told.WRONG:
+        if record.reported is Reported.WRONG:
             for key in record.each():
                 yield Violation(Kind.BYTES, record.note, key, record.pid)
 
@@ -103,9 +103,9 @@ def _from_nowhere(records: Iterable[Record]) -> Iterator[Violation]:
     begun: dict[bytes, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for record in records:
         for key in record.each():
-            if record.told is Told.STORING:
+            if record.reported is Reported.STORING:
                 begun[key][record.parts].add(record.part)
-            elif record.told in SIGHTS and not any(len(done) == count for count, done in begun[key].items()):
+            elif record.reported in SIGHTS and not any(len(done) == count for count, done in begun[key].items()):
                 yield Violation(Kind.NOWHERE, f"begun was {_as_text(begun[key])}", key, record.pid)
 
 

@@ -17,7 +17,7 @@ SERIAL_BYTES: Final = 8
 SUFFIX: Final = ".journal"
 
 
-class Told(StrEnum):
+class Reported(StrEnum):
     """The events of pages, as their process observed them.
 
     STORING is written before the client is called, STORED after it reported success: if the process dies in between,
@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         note: Details for people, such as the wrong content.
     """
 
-    told: Told
+    reported: Reported
     keys: bytes
     since: int
     at: int
@@ -96,7 +96,7 @@ class Journal:
 
     def write(
         self,
-        kind: Told,
+        kind: Reported,
         keys: bytes | Sequence[bytes],
         since: int | None = None,
         *,

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from oracle.journal import Record, Told
+from oracle.journal import Record, Reported
 
-SIGHTS: Final = frozenset({Told.HIT, Told.LOADED, Told.PRESENT, Told.REACHED})
+SIGHTS: Final = frozenset({Reported.HIT, Reported.LOADED, Reported.PRESENT, Reported.REACHED})
 """The events that prove that a page is complete."""
 
 
@@ -40,7 +40,7 @@ def promises(records: Iterable[Record]) -> list[Promise]:
     parts: dict[tuple[bytes, bytes], dict[int, Record]] = defaultdict(dict)
     made = []
     for record in records:
-        if record.told is not Told.STORED:
+        if record.reported is not Reported.STORED:
             continue
         for key, serial in record.fillings():
             if record.parts == 1:
@@ -54,7 +54,7 @@ def promises(records: Iterable[Record]) -> list[Promise]:
 def seen(records: Iterable[Record]) -> list[Promise]:
     """Returns a promise for each page that was seen: if nothing is ever evicted, it must stay."""
     first: dict[bytes, Promise] = {}
-    for record in (record for record in records if record.told in SIGHTS):
+    for record in (record for record in records if record.reported in SIGHTS):
         for key in record.each():
             first.setdefault(key, Promise(key, record.since, record.at, record.pid))
     return list(first.values())
@@ -63,7 +63,7 @@ def seen(records: Iterable[Record]) -> list[Promise]:
 def losses(promised: Iterable[Promise], records: Iterable[Record], since: int = 0) -> list[Loss]:
     """Returns the broken promises, each once. Matches that began before `since` are ignored."""
     kept = list(records)
-    missed, dropped = _by_key(kept, Told.MISSED), _by_key(kept, Told.DROPPING)
+    missed, dropped = _by_key(kept, Reported.MISSED), _by_key(kept, Reported.DROPPING)
     return list(_losses(promised, missed, dropped, since))
 
 
@@ -86,10 +86,10 @@ def _excused(promise: Promise, look: Record, drops: list[Record]) -> bool:
     return any(drop.at > promise.asked and drop.since < look.at for drop in drops)
 
 
-def _by_key(records: Iterable[Record], kind: Told) -> dict[bytes, list[Record]]:
+def _by_key(records: Iterable[Record], kind: Reported) -> dict[bytes, list[Record]]:
     found: dict[bytes, list[Record]] = defaultdict(list)
     for record in records:
-        if record.told is kind:
+        if record.reported is kind:
             for key in record.each():
                 found[key].append(record)
     return found

@@ -8,16 +8,16 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from oracle.journal import Journal, Told
+from oracle.journal import Journal, Reported
 from oracle.page_contents import words, wrong
 from pagetier.client import Client, Keys, Match, Outcome, Part, Reservation, StoreResult
 from pagetier.client.paged_blocks import WHOLE
 
 _TOLD: Final = {
-    Outcome.STORED: Told.STORED,
-    Outcome.PRESENT: Told.PRESENT,
-    Outcome.PENDING: Told.PENDING,
-    Outcome.REFUSED: Told.REFUSED,
+    Outcome.STORED: Reported.STORED,
+    Outcome.PRESENT: Reported.PRESENT,
+    Outcome.PENDING: Reported.PENDING,
+    Outcome.REFUSED: Reported.REFUSED,
 }
 
 
@@ -49,7 +49,7 @@ class Witness:
     def store(self, keys: Keys, part: Part = WHOLE, timeout: float | None = None) -> StoreResult:
         """Stores a chain, or this writer's part of it."""
         since = time.monotonic_ns()
-        self.journal.write(Told.STORING, keys.data, since, part=part.index, parts=part.count)
+        self.journal.write(Reported.STORING, keys.data, since, part=part.index, parts=part.count)
         with self.client.reserve(keys, self.page_bytes, part, timeout) as reservation:
             self.fill(reservation, keys, part)
             result = reservation.publish()
@@ -82,10 +82,10 @@ class Witness:
             return Looked(away=True)
         since = time.monotonic_ns()
         with self.client.match(keys) as match:
-            self.journal.write(Told.HIT, keys[: len(match)].data, since)
-            self.journal.write(Told.REACHED, keys[len(match) : match.available_pages].data, since)
+            self.journal.write(Reported.HIT, keys[: len(match)].data, since)
+            self.journal.write(Reported.REACHED, keys[len(match) : match.available_pages].data, since)
             if match.available_pages < len(keys) and self.client.session is session and not session.closed:
-                self.journal.write(Told.MISSED, keys[match.available_pages], since)
+                self.journal.write(Reported.MISSED, keys[match.available_pages], since)
             loaded = self.load(match, keys, timeout)
             return Looked(len(match), match.available_pages, loaded)
 
@@ -95,13 +95,15 @@ class Witness:
         into = np.zeros((max(match.available_pages, hits), self.page_bytes), dtype=np.uint8)
         done = self.client.load(match, into, timeout=timeout) if len(into) else 0
         if done < hits:
-            self.journal.write(Told.WRONG, keys[done], since, note=f"only {done} of {hits} pinned pages were copied")
+            self.journal.write(
+                Reported.WRONG, keys[done], since, note=f"only {done} of {hits} pinned pages were copied"
+            )
         right = [page for page in range(done) if self._is_right(into[page], keys[page], since)]
-        self.journal.write(Told.LOADED, [keys[page] for page in right], since)
+        self.journal.write(Reported.LOADED, [keys[page] for page in right], since)
         return len(right)
 
     def _is_right(self, page: np.ndarray, key: bytes, since: int) -> bool:
         found = wrong(page, key, self.seed)
         if found is not None:
-            self.journal.write(Told.WRONG, key, since, note=str(found))
+            self.journal.write(Reported.WRONG, key, since, note=str(found))
         return found is None
