@@ -214,15 +214,17 @@ class Client(MatchingClient):
 
         Args:
             namespace: The namespace; others, also with the same model, are not affected.
-            timeout: Seconds to wait for the response, which comes when the pages have left the disk too. The daemon
-                drops the pages even if the response comes later.
+            timeout: Seconds to wait for an attachment in progress, and then for the response, which comes when the
+                pages have left the disk too. The daemon drops the pages even if the response comes later.
 
         Returns:
             Whether the daemon has confirmed in time that no page of the namespace is left. False without a daemon.
         """
         seconds = self._seconds(timeout)
         ends = time.monotonic() + seconds
-        pending = request_flush(self._own_attachment(), namespace, seconds)
+        attachment = self._own_attachment()
+        attachment.wait_linked(seconds)
+        pending = request_flush(attachment, namespace, max(0.0, ends - time.monotonic()))
         answer = pending.wait(ends - time.monotonic())
         return answer is not None and not answer.kept
 

@@ -35,7 +35,7 @@ def give_back(name: str) -> GivenBack:
     try:
         index = open_segment(name, "index")
     except posix_ipc.ExistentialError:
-        return GivenBack.NOTHING
+        return _remove_rest(name)
     try:
         if is_locked(index):
             return GivenBack.IN_USE
@@ -44,6 +44,14 @@ def give_back(name: str) -> GivenBack:
         unlink(name)
     finally:
         os.close(index)
+    return GivenBack.DONE
+
+
+def _remove_rest(name: str) -> GivenBack:
+    """Removes segments without an index: without it no daemon can use or adopt them."""
+    if all(owner_of(name, kind) is None for kind in KINDS):
+        return GivenBack.NOTHING
+    unlink(name)
     return GivenBack.DONE
 
 

@@ -23,7 +23,8 @@ _NS: Final = 1e9
 _CHECK_EVERY_S: Final = 1.0
 _WARN_EVERY_S: Final = 60.0
 _PAGES_AT_ONCE: Final = 1024  # checked or dropped before other requests get their turn: less than a millisecond
-_AT_ONCE: Final = 8  # namespaces for which a full table makes room
+_SPARE: Final = 64  # records that are kept free, if namespaces are idle: new models come with several groups
+_SPARE_PART: Final = 4  # but at most this part of the table
 
 
 class FlushableTier(Protocol):
@@ -61,6 +62,7 @@ class IdleNamespaces:
         self._clock = clock
         self._throttle = LogThrottle(log, clock)
         self._limit = owner.header()["spaces"]
+        self._reserve = max(1, min(_SPARE, self._limit // _SPARE_PART))
         self._left = 0  # namespaces to drop before the table is checked again
         self._due = self._quiet_until = 0.0
         self._rejected = False  # since an idle namespace was dropped
@@ -76,15 +78,15 @@ class IdleNamespaces:
         self._rejected = True
         self._due = 0.0
         return (
-            f"the table of namespaces is full: all {self._limit:,} have pages and only those unused for"
-            f" {spell_duration(self._idle)} are dropped; see index.namespaces and index.namespace_idle"
+            f"the table of {self._limit:,} namespaces is full; those unused for {spell_duration(self._idle)} are"
+            " dropped in the background: retry, or see index.namespaces and index.namespace_idle"
         )
 
     def poll(self) -> None:
         """Does a small part of the work if there is any. Called a few times a second."""
         if not self._left and self._clock() >= self._due:
             self._due = self._clock() + _CHECK_EVERY_S
-            self._left = 0 if self._owner.spare_spaces() else max(1, min(_AT_ONCE, self._limit // _AT_ONCE))
+            self._left = max(0, self._reserve - self._owner.spare_spaces())
         if self._left:
             self._drop()
 

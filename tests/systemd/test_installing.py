@@ -118,7 +118,7 @@ def test_invalid_names_of_tenants_are_rejected(name: str, tmp_path: Path) -> Non
     assert install(tmp_path, "--tenant", "acme-2_b").exit_code == 0
 
 
-@pytest.mark.parametrize(("name", "whose"), [("pagetierd", "the plain daemon"), ("copy", "/etc/pagetier/copy.toml")])
+@pytest.mark.parametrize(("name", "whose"), [("pagetierd", "the default daemon"), ("copy", "/etc/pagetier/copy.toml")])
 def test_names_of_tenants_whose_file_is_in_use_are_rejected(name: str, whose: str, tmp_path: Path) -> None:
     result = install(tmp_path, "--tenant", name)
     assert (result.exit_code, whose in result.output) == (2, True), result.output
@@ -126,4 +126,4 @@ def test_names_of_tenants_whose_file_is_in_use_are_rejected(name: str, whose: st
 
 
 def test_the_help_of_the_command_is_complete() -> None:
-    assert "keeps a configuration." in CliRunner().invoke(main, ["unit", "--help"]).output
+    assert "keeps an existing configuration." in CliRunner().invoke(main, ["unit", "--help"]).output

@@ -133,7 +133,7 @@ def test_a_budget_is_spent_on_whole_prefixes() -> None:
             found = engine.places(chain)
             assert found["disk"] + found["memory"] == length, "a chain has a hole"
         assert 0 in reached
-        assert "a day may be written now" in " ".join(daemon.pagetier("stats").output.split())
+        assert "per day may be written now" in " ".join(daemon.pagetier("stats").output.split())
         assert "raise disk.budget" in daemon.doctor()
 
 
