@@ -143,5 +143,5 @@ def _budget(disk: DiskReport) -> Iterator[Result]:
     elif disk.budget is not None:
         spared = format_size(disk.budget.spared_bytes)
         yield warning(
-            "disk budget", f"{spared} were not written because the budget was used up: consider raising disk.budget"
+            "disk budget", f"{spared} were not written because the budget was used up: raise disk.budget to write more"
         )
