@@ -113,7 +113,8 @@ class Log:
 def run_rounds(options: Options) -> Report:
     """Runs one round after the other until a promise is broken; rewrites the report after each.
 
-    Returns the last report.
+    Returns:
+        The last report.
     """
     log = Log()
     report = log.report(options.seed)

@@ -21,9 +21,12 @@ def prefix_of_this_process() -> str:
 
 
 def sweep(*places: Path) -> list[str]:
-    """Removes the files and folders of runs whose process is dead, and returns their names.
+    """Removes the files and folders of runs whose process is dead.
 
     Without arguments it sweeps shared memory and the folder for temporary files.
+
+    Returns:
+        The names of the removed files and folders.
     """
     dead = [path for place in places or (_SHM, Path(tempfile.gettempdir())) for path in _of_the_dead(place)]
     for path in dead:

@@ -124,7 +124,8 @@ class Cluster:
     def end_engines(self, observer: Observer) -> None:
         """Kills all engines at once and waits until the daemon has released their slots.
 
-        Raises RuntimeError if that takes too long.
+        Raises:
+            RuntimeError: That takes too long.
         """
         for child in list(self._stopped):
             self._resume(child)

@@ -51,7 +51,7 @@ class EnginePool:
         return [self._start(Job("engine", context, chance), lambda: single_process_engine(context, chance))]
 
     def _with_ranks(self, number: int) -> list[Child]:
-        """Starts a scheduler and its ranks.
+        """Returns a new scheduler and its ranks.
 
         Each end of a pipe is open in one process only, so that its death closes the pipe.
         """

@@ -59,7 +59,8 @@ class FinalAudit:
 
         The verdict covers all journals of the round.
 
-        Raises RuntimeError if the audit itself cannot be done.
+        Returns:
+            All broken promises, and the counts of responses.
         """
         self._settle()
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0

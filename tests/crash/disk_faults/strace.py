@@ -87,7 +87,8 @@ def injected(pid: int, call: str, what: str) -> Iterator[None]:
 def calls_in(file: Path, folder: Path) -> Counter[RecordedCall]:
     """Returns the calls of a trace on the files in a folder.
 
-    Raises ValueError for a call that the gate does not cover.
+    Raises:
+        ValueError: The gate does not cover a call of the trace.
     """
     found: Counter[RecordedCall] = Counter()
     for line in file.read_text().splitlines():

@@ -51,7 +51,8 @@ def check_index(scene: Scene) -> None:
 def store_and_reload(scene: Scene) -> list[int]:
     """Stores pages, saves them to disk, evicts them from memory and loads them again.
 
-    Returns these pages, which were reported as on disk.
+    Returns:
+        These pages, which were reported as on disk.
     """
     pages = _onto_disk(scene)
     assert pages, f"{scene.ask(Save(1))} {scene.daemon.log.read_text()}"

@@ -109,10 +109,10 @@ class Load:
         self._wrongs: list[str] = []
 
     def run(self, seconds: float, requests: int) -> Outcome:
-        """Runs the test for `seconds`, and until the mean engine has had `requests` requests; returns the result.
+        """Runs the test for `seconds`, and until the mean engine has had `requests` requests.
 
-        Raises:
-            RuntimeError: An engine ended, or the requests took too long.
+        Returns:
+            The result. RuntimeError is raised if an engine ended or the requests took too long.
         """
         self._daemon.start_daemon()
         await_daemon(self._daemon, self._processes)
@@ -170,7 +170,8 @@ class Load:
     def _pass_time(self, seconds: float, enough: Callable[[], bool]) -> None:
         """Waits for `seconds` and until `enough`.
 
-        Raises RuntimeError if an engine ends or the condition is not met in time.
+        Raises:
+            RuntimeError: An engine ended, or the condition was not met in time.
         """
         ends, due = time.monotonic() + seconds, 0.0
         while (now := time.monotonic()) < ends and not enough():
