@@ -14,7 +14,7 @@ from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, NoTextFileEr
 from pagetier.daemon.config.schema import fields
 from pagetier.shm.log_format import event
 from pagetier.shm.removal import give_back
-from pagetier.shm.segment_files import owner_of
+from pagetier.shm.segment_files import KINDS, owner_of
 
 log = logging.getLogger("pagetierd")
 
@@ -26,7 +26,7 @@ def give_back_memory(name: str) -> None:
 
     Root becomes that user for good, so that another user's memory is never parsed with root's rights.
     """
-    owner = owner_of(name)
+    owner = next((uid for kind in KINDS if (uid := owner_of(name, kind)) is not None), None)
     if os.geteuid() == 0 and owner not in (0, None):
         _become(owner)
     log.info("%s: %s", name, give_back(name).value, extra=event("give_back"))

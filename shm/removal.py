@@ -10,9 +10,11 @@ import posix_ipc
 
 from pagetier.shm.index_header import head_of
 from pagetier.shm.segment_files import (
+    KINDS,
     is_locked,
     lock,
     open_segment,
+    owner_of,
     unlink,
 )
 from pagetier.shm.segments import map_segments, used_slots

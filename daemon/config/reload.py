@@ -42,7 +42,7 @@ class Changes(msgspec.Struct, frozen=True):
         return f"{done}; only a restart changes {', '.join(self.later)}" if self.later else done
 
 
-class InForce:
+class LiveSettings:
     """The configuration that the daemon runs by, and the functions to call after a change. For the loop's thread."""
 
     def __init__(self, config: Config) -> None:

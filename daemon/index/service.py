@@ -12,7 +12,7 @@ import msgspec
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.namespaces import printable, wrong_space
 from pagetier.daemon.config.load import ConfigError
-from pagetier.daemon.config.reload import InForce
+from pagetier.daemon.config.reload import LiveSettings
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.host.capacity import short_index
@@ -83,7 +83,7 @@ class Service:
         self.disk = DiskTier(segments, config, loop)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reserve_seconds = Histogram()
-        self.in_force = InForce(config)
+        self.in_force = LiveSettings(config)
         self.in_force.follow(self._follow)
         self.alive: Callable[[], None] = _ignore_tick
         self._scans = ScanQueue(loop)

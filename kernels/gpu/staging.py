@@ -37,7 +37,8 @@ class Ring:
     def __init__(self, address: int, nbytes: int, slots: int = 2, owner: object = None) -> None:
         """Divides `nbytes` bytes from `address` on, which `owner` keeps alive.
 
-        Raises ValueError for slots below 16 bytes.
+        Raises:
+            ValueError: A slot has less than 16 bytes.
         """
         self.slot_bytes = nbytes // max(slots, 1) // _WIDEST * _WIDEST
         if slots < 1 or not self.slot_bytes or address % _WIDEST:

@@ -97,7 +97,10 @@ class _StreamThread:
     def wait_for(self, after: object) -> None:
         """Waits for the engine's event.
 
-        Raises, or fails the gate, if the engine's work failed: its output must not be read.
+        A failure of the engine's work fails the gate or, without one, the stream: its output must not be read.
+
+        Raises:
+            DeviceError: The engine's work failed, or the stream was closed.
         """
         while not (_is_over(after) if isinstance(after, EngineEvent) else _has_come(after)):
             if self.leaving.is_set():
@@ -213,7 +216,7 @@ def _words(error: BaseException) -> str:
 
 
 def _is_over(gate: EngineEvent) -> bool:
-    """Waits a little and returns whether the gate's event is over.
+    """Returns whether the gate's event is over, after waiting a little.
 
     Fails the gate if the work before its event failed.
     """

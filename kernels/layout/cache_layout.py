@@ -220,7 +220,7 @@ def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
 
 
 def joined(*caches: CacheLayout) -> CacheLayout:
-    """Joins caches layer by layer: in each layer the planes of the first cache, then those of the next.
+    """Returns the caches joined layer by layer: the planes of the first cache, then those of the next.
 
     Raises:
         LayoutError: The caches differ in layers, blocks or device, have the same kind twice in a layer, or overlap.

@@ -45,7 +45,7 @@ def kv_second(tensors: Sequence[Tensor]) -> CacheLayout:
 
 
 def token_slots(tensor: Tensor) -> CacheLayout:
-    """Describes [layers, tokens, 2 x heads, elements]: one slot a token, K's heads before V's, as in LightLLM.
+    """Returns the layout [layers, tokens, 2 x heads, elements]: one slot a token, K's heads before V's, as in LightLLM.
 
     Blocks are then single tokens, and block tables are tables of slots.
 
@@ -79,7 +79,7 @@ def latents(tensors: Sequence[Tensor]) -> CacheLayout:
 
 
 def scales(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
-    """Describes [blocks, tokens, heads] for K and for V: one scale a head and token.
+    """Returns the layout [blocks, tokens, heads] for K and for V: one scale a head and token.
 
     Join it with the cache that it scales.
     """
@@ -88,11 +88,10 @@ def scales(keys: Sequence[Tensor], values: Sequence[Tensor]) -> CacheLayout:
 
 
 def states(layers: Sequence[Sequence[Tensor]]) -> CacheLayout:
-    """Describes recurrent states: several tensors a layer, each [blocks, ...], copied as opaque bytes.
+    """Returns the layout of recurrent states: several tensors a layer, each [blocks, ...], copied as opaque bytes.
 
     A block and a page are one token. For ranks these are heads: give PageLayout.of_model as many heads as there are
-    ranks,
-    so that each rank has its own.
+    ranks, so that each rank has its own.
     """
     return cache_of(
         [

@@ -62,7 +62,8 @@ class Frames(msgspec.Struct, frozen=True, eq=False):
 def frames_of(arena: Arena, table: npt.ArrayLike) -> Frames:
     """Returns validated frames of an arena.
 
-    Raises ValueError for frames outside of it and for a wrong shape or dtype.
+    Raises:
+        ValueError: A frame is outside of the arena, or the shape or dtype is wrong.
     """
     numbers = np.asarray(table)
     if numbers.ndim != 2 or (numbers.size and numbers.dtype.kind not in "iu"):

@@ -65,7 +65,8 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
     def without(self, skip: Sequence[bool] | npt.NDArray[np.bool_]) -> SlotMap:
         """Returns the same map with the pages marked true in `skip` skipped too.
 
-        Raises ValueError for a wrong length.
+        Raises:
+            ValueError: The mask has another length.
         """
         mask = np.asarray(skip, np.bool_)
         if mask.shape != (len(self),):

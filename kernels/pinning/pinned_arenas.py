@@ -109,7 +109,10 @@ class PinnedArenas:
             return pinned
 
     def enqueuing(self, copy: Copy, stream: object, lease: Lease) -> _Pinned | None:
-        """Marks the arena of a copy as in use before the copy is enqueued. Returns None if it is not pinned.
+        """Marks the arena of a copy as in use before the copy is enqueued.
+
+        Returns:
+            The pinned arena, or None if it is not pinned.
 
         Raises:
             ValueError: The arena is being unpinned. Even a pageable copy could then access memory while it is unpinned.

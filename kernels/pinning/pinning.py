@@ -90,7 +90,8 @@ class Pinning:
     def ready(self, offset: int, nbytes: int) -> bool:
         """Returns whether these bytes, counted from `address`, are pinned.
 
-        Raises ValueError for bytes beyond the end.
+        Raises:
+            ValueError: The bytes exceed the memory.
         """
         if min(offset, nbytes) < 0 or offset + nbytes > self.nbytes:
             raise ValueError(
@@ -212,9 +213,9 @@ class Pinning:
         self._changed.notify_all()
 
     def _count_missing(self) -> npt.NDArray[np.int64]:
-        """Counts for each chunk the unusable ones before it.
+        """Returns for each chunk how many unusable ones are before it.
 
-        Returns a new table: the old one is read without the lock.
+        The table is a new one, since the old one is read without the lock.
         """
         missing = np.ones(len(self._sizes), np.int64)
         missing[[] if self._closing else list(self._pinned)] = 0

@@ -238,6 +238,15 @@ def test_a_namespace_is_flushed_and_no_other(client: Client) -> None:
     assert client.store(ours, [b"x"] * 4).stored == 4
 
 
+def test_a_first_flush_waits_for_the_attachment(daemon: RunningDaemon, client: Client) -> None:
+    keys = some_keys(4)
+    for _ in range(10):
+        client.store(keys, some_pages(4, 1))
+        with Client(daemon.socket) as fresh:
+            assert fresh.flush(SPACE)
+        assert there(client, keys) == 0
+
+
 def test_a_flush_keeps_pages_in_use_and_reports_it(client: Client) -> None:
     keys = some_keys(4)
     client.store(keys, some_pages(4, 1))

@@ -34,7 +34,9 @@ def clock(tmp_path: Path) -> Clock:
 @pytest.fixture
 def daemon(tmp_path: Path, clock: Clock) -> Iterator[RunningDaemon]:
     flags = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB", "--disk-write", "through")
-    with RunningDaemon("4MiB", "64KiB", *flags, f"--store-reservation-timeout={EXPIRY_S}s", before=clock.before) as daemon:
+    with RunningDaemon(
+        "4MiB", "64KiB", *flags, f"--store-reservation-timeout={EXPIRY_S}s", before=clock.before
+    ) as daemon:
         assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
         yield daemon
 

@@ -22,7 +22,9 @@ EXPIRY_S = 1.0  # shorter than the stop, so that a wrong use of time would be vi
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
     flags = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB", "--disk-write", "through")
-    with RunningDaemon("4MiB", "64KiB", *flags, f"--store-reservation-timeout={EXPIRY_S}s", "--store-quarantine=50ms") as daemon:
+    with RunningDaemon(
+        "4MiB", "64KiB", *flags, f"--store-reservation-timeout={EXPIRY_S}s", "--store-quarantine=50ms"
+    ) as daemon:
         assert eventually(lambda: is_open(daemon), 20), daemon.log.read_text()
         yield daemon
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from forked_child import DIED, in_child
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.lmdb import LmdbTier, compaction
+from pagetier.tiers.lmdb import LmdbTier, compaction, files
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(60))
@@ -276,3 +277,15 @@ def test_a_distrusted_tier_is_verified_despite_later_syncs(tmp_path: Path) -> No
     assert "proven sound in " in how
     assert held == 60
     assert opened(tmp_path)[0] == "as it was left"
+
+
+def test_a_link_in_place_of_an_environment_is_not_followed(tmp_path: Path) -> None:
+    folder, target = tmp_path / "tier", tmp_path / "target"
+    leave(folder)
+    target.mkdir()
+    files.remove_environment(folder / "0")
+    (folder / "0").symlink_to(target)
+    with contextlib.closing(small_tier(folder)) as tier:
+        assert "rebuilt empty in 1 of 2 parts" in tier.state().opened
+    assert not (folder / "0").is_symlink()
+    assert list(target.iterdir()) == []

@@ -30,9 +30,10 @@ def is_needed(environment: Environment) -> bool:
 
 
 def shrink(environment: Environment) -> str:
-    """Shrinks the environment. Returns why its file is still too long, or "".
+    """Shrinks the environment, and closes it if its file was replaced by a copy. Raises lmdb.Error, OSError.
 
-    Closes the environment if its file was replaced by a copy. Raises lmdb.Error, OSError.
+    Returns:
+        Why the file is still too long, or "".
     """
     _drop_coldest(environment)
     if not _is_too_long(environment):

@@ -155,7 +155,10 @@ class Environment:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Transaction]:
-        """Returns a write transaction that is committed at the end, and leaves no trace if anything fails.
+        """Runs a write transaction that is committed at the end, and leaves no trace if anything fails.
+
+        Yields:
+            The transaction.
 
         Raises:
             lmdb.Error: LMDB failed, or its count of frames changed since the last transaction.
@@ -236,7 +239,7 @@ class Environment:
         self._env.sync(True)  # noqa: FBT003  force it, although commits do not sync
 
     def broke(self, error: lmdb.Error) -> str:
-        """Reacts to damage that LMDB met, and returns the message.
+        """Returns the message about damage that LMDB met, after the files were marked or deleted.
 
         A verification does not find everything that LMDB stumbles over. If the files were verified just before, the
         next verification would not find the damage either, so the file is deleted and the next process starts with an

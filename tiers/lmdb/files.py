@@ -43,6 +43,7 @@ def own(folder: Path) -> int:
     descriptor = _open_owner(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_links(folder)
     except BlockingIOError as error:
         os.close(descriptor)
         raise TierError(f"{folder} is in use by another daemon") from error
@@ -76,6 +77,13 @@ def _check_user(folder: Path, found: Sequence[os.stat_result]) -> None:
         raise TierError(f"{folder} belongs to user {min(others)}: chown it to the daemon's, or set another disk.path")
     if found[-1].st_mode & stat.S_IWOTH:
         raise TierError(f"all users may write to {folder}: chmod o-w {folder}, or set another disk.path")
+
+
+def _remove_links(folder: Path) -> None:
+    """Removes links in place of environments: their target may belong to another user. Raises OSError."""
+    for path in list(folder.iterdir()):
+        if path.name.removesuffix(COPY).isdecimal() and path.is_symlink():
+            path.unlink()
 
 
 def is_still(descriptor: int, path: Path) -> bool:

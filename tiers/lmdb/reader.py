@@ -95,8 +95,9 @@ def listed(environment: Environment) -> Iterator[Held]:
         The pages of a batch.
 
     Raises:
-        lmdb.Error: LMDB failed, keys are out of order (a walk over such a tree might not end), or at the end an
-            unchanged environment does not have as many frames as its pages.
+        lmdb.Error: LMDB failed.
+        lmdb.CorruptedError: Keys are out of order (a walk over such a tree might not end), or at the end an unchanged
+            environment does not have as many frames as its pages.
     """
     after, tally = b"", FrameCount(environment.shape.frame_bytes)
     while rows := _rows_after(environment, after, tally):

@@ -68,7 +68,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_state(folder: Path) -> State | None:
-    """Reads the state file; None if there is none.
+    """Returns the content of the state file; None if there is none.
 
     Raises OSError, and MsgspecError or UnicodeDecodeError if it is invalid.
     """

@@ -62,7 +62,9 @@ def put(environment: Environment, txn: Transaction, page: Outgoing, header: Head
 def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
     """Deletes header and frames, however many there are, since the header may be damaged. Ignores unknown keys.
 
-    Raises lmdb.Error.
+    Raises:
+        lmdb.Error: LMDB failed.
+        lmdb.CorruptedError: LMDB met damage in a cursor.
     """
     if not txn.delete(key, db=environment.pages):
         return
@@ -118,6 +120,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
 
     Raises:
         lmdb.Error: The change failed.
+        FullError: The file system has no room for the change.
         TierError: The environment cannot be used any more.
     """
     try:
@@ -187,7 +190,7 @@ def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[li
 
 
 def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> list[str]:
-    """Stores pages and returns the reasons.
+    """Returns why each page was not stored, "" for a page that was.
 
     Where the map or the file system is full, only pages that do not fit fail.
     """
@@ -203,7 +206,7 @@ def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) ->
 
 
 def _reason(environment: Environment, error: lmdb.Error) -> str:
-    """Formats an error.
+    """Returns the message of an error.
 
     LMDB also reports an I/O error where the file system had room for only a part of a transaction.
     """

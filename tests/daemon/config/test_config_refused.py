@@ -80,7 +80,10 @@ def file(tmp_path: Path) -> Path:
         ('[log]\nlevel = "WARN"', ["log.level", '"WARN"', "debug, info, warning, error"]),
         ('[log]\nlevel = ["info"]', ["log.level", "not one of"]),
         ("[store]\nreservation_timeout = 2020-01-01", ["store.reservation_timeout", "2020"]),
-        ('[store]\nreservation_timeout = "99999999999d"', ["store.reservation_timeout", '"99999999999d"', "at most 36500d"]),
+        (
+            '[store]\nreservation_timeout = "99999999999d"',
+            ["store.reservation_timeout", '"99999999999d"', "at most 36500d"],
+        ),
         ("[disk]\nstop_timeout = 1e300", ["disk.stop_timeout", "1e+300", "at most 36500d"]),
         ("[store]\nreservation_timeout = 1" + "0" * 400, ["store.reservation_timeout", "at most 36500d"]),
         ("[evict]\nlow = 1" + "0" * 400, ["evict.low", "not a number"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config.load import ConfigError
-from pagetier.daemon.config.reload import Changes, InForce
+from pagetier.daemon.config.reload import Changes, LiveSettings
 from pagetier.daemon.config.schema import (
     AccessOptions,
     ArenaOptions,
@@ -22,7 +22,7 @@ WITH_DISK = Config(disk=DiskOptions(path=Path("/d"), size=1 << 30))
 
 
 def test_live_settings_change_and_the_others_are_named() -> None:
-    in_force, reported = InForce(Config()), list[Config]()
+    in_force, reported = LiveSettings(Config()), list[Config]()
     in_force.follow(reported.append)
     wanted = Config(
         name="other", arena=ArenaOptions(size=1 << 20), access=AccessOptions(users=(7,)), log=LogOptions(level="debug")
@@ -39,11 +39,11 @@ def test_live_settings_change_and_the_others_are_named() -> None:
 
 
 def test_a_list_that_becomes_empty_is_reported() -> None:
-    assert InForce(Config(access=AccessOptions(users=(7,)))).take(Config()).done == ("access.users = (none)",)
+    assert LiveSettings(Config(access=AccessOptions(users=(7,)))).take(Config()).done == ("access.users = (none)",)
 
 
 def test_without_changes_no_follower_is_called() -> None:
-    in_force = InForce(Config())
+    in_force = LiveSettings(Config())
     in_force.follow(lambda config: pytest.fail("reported"))
     assert str(in_force.take(Config())) == "nothing changed"
     assert in_force.take(Config(name="x")).later == ("name",)
@@ -59,12 +59,12 @@ def test_without_changes_no_follower_is_called() -> None:
 )
 def test_a_disk_tier_is_added_removed_and_moved_by_a_restart_only(other: Config) -> None:
     for old, new in ((WITH_DISK, other), (other, WITH_DISK)):
-        assert "disk.size" in InForce(old).take(new).later
-    assert InForce(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": 64 << 20})).done == ("disk.size = 64MiB",)
+        assert "disk.size" in LiveSettings(old).take(new).later
+    assert LiveSettings(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": 64 << 20})).done == ("disk.size = 64MiB",)
 
 
 def test_resize_changes_sizes() -> None:
-    in_force = InForce(WITH_DISK)
+    in_force = LiveSettings(WITH_DISK)
     reported = in_force.resize({"disk.size": "3GiB", "evict.low": "0.2", "evict.high": "0.3"})
     assert reported.done == ("evict.low = 0.2", "evict.high = 0.3", "disk.size = 3GiB")
     assert in_force.config.evict == EvictOptions(low=0.2, high=0.3)
@@ -89,7 +89,7 @@ def test_resize_changes_sizes() -> None:
     ],
 )
 def test_an_invalid_resize_changes_nothing(texts: dict[str, str], words: str) -> None:
-    in_force = InForce(WITH_DISK)
+    in_force = LiveSettings(WITH_DISK)
     with pytest.raises(ConfigError) as caught:
         in_force.resize(texts)
     assert words in str(caught.value)
@@ -98,12 +98,12 @@ def test_an_invalid_resize_changes_nothing(texts: dict[str, str], words: str) ->
 
 def test_a_missing_disk_tier_cannot_be_resized() -> None:
     with pytest.raises(ConfigError, match=r"disk.size = 1GiB .* needs a folder"):
-        InForce(Config()).resize({"disk.size": "1GiB"})
+        LiveSettings(Config()).resize({"disk.size": "1GiB"})
 
 
 def test_a_size_that_is_valid_only_after_a_restart_is_rejected() -> None:
     disk = DiskOptions(path=Path("/d"), size=1 << 30, environments=8)
-    in_force = InForce(Config(disk=disk))
+    in_force = LiveSettings(Config(disk=disk))
     in_force.follow(lambda config: pytest.fail("reported"))
     with pytest.raises(ConfigError, match=r"no room for a page in each environment: .*; settings that need a restart"):
         in_force.take(Config(disk=replaced(Config(disk=disk), {"disk.size": 8 << 20, "disk.environments": 1}).disk))

@@ -261,6 +261,14 @@ def test_give_back_releases_memory_and_engines_follow(tmp_path: Path) -> None:
         assert (again.code, "nothing to give back" in again.text) == (0, True)
 
 
+def test_give_back_removes_segments_without_an_index(name: str) -> None:
+    rest = Path("/dev/shm", f"{name}.locks")
+    rest.touch()
+    os.chown(rest, 65534, 65534)
+    given = pagetierd("--name", name, "--give-back")
+    assert (given.code, "the memory is given back" in given.text, rest.exists()) == (0, True, False)
+
+
 def test_check_validates_a_configuration_without_a_start(tmp_path: Path, name: str) -> None:
     file = tmp_path / "pagetierd.toml"
     file.write_text('[arena]\nsize = "1GiB"\n')

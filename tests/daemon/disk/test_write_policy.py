@@ -83,7 +83,10 @@ def test_second_writes_pages_that_were_used_again() -> None:
 
 @pytest.mark.parametrize("write", ["evict", "through", "second"])
 def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str) -> None:
-    with DiskDaemon(128, "8MiB", "--disk-write", write, "--disk-write-behind", "0.9") as daemon, Engine(daemon) as engine:
+    with (
+        DiskDaemon(128, "8MiB", "--disk-write", write, "--disk-write-behind", "0.9") as daemon,
+        Engine(daemon) as engine,
+    ):
         engine.store(range(120))
         assert engine.places(range(120)) == {"memory": 120}
         seen = -1
