@@ -240,6 +240,18 @@ def test_a_segment_of_another_length_is_rejected(wish: Wish, kind: str, change: 
     take(fresh(wish)).remove()
 
 
+@pytest.mark.parametrize("field", [64, 72, 80], ids=["index_bytes", "locks_bytes", "arena_bytes"])
+def test_a_header_with_another_size_of_a_segment_is_rejected(wish: Wish, field: int) -> None:
+    """A daemon that adopted an arena of 0 bytes would reject every store."""
+    leave_pages(wish, 8)
+    with path_of(wish, "index").open("r+b") as index:
+        index.seek(field)
+        index.write(bytes(8))
+    with pytest.raises(UnfitError, match="offsets in the index are invalid"):
+        take(wish)
+    take(fresh(wish)).remove()
+
+
 def test_segments_that_were_not_made_together_are_rejected(wish: Wish) -> None:
     leave_pages(wish, 3)
     locks = path_of(wish, "locks").read_bytes()

@@ -87,7 +87,8 @@ static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *
     pt_plan(&plan, &(pt_geometry){h->frame_bytes, h->frames, h->entries, h->spaces});
     if (plan.index_bytes != h->index_bytes || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
         plan.at_entries != h->at_entries || plan.at_buckets[0] != h->at_buckets[0] ||
-        plan.at_buckets[1] != h->at_buckets[1] || plan.at_slots != h->at_slots || plan.at_spaces != h->at_spaces)
+        plan.at_buckets[1] != h->at_buckets[1] || plan.at_slots != h->at_slots || plan.at_spaces != h->at_spaces ||
+        plan.locks_bytes != h->locks_bytes || plan.arena_bytes != h->arena_bytes)
         return "the offsets in the index are invalid";
     if (have.index != plan.index_bytes || have.locks != plan.locks_bytes || (have.arena && have.arena != plan.arena_bytes))
         return "a segment is shorter or longer than the index says";
