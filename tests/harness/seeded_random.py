@@ -10,7 +10,7 @@ import numpy as np
 
 
 def chance() -> np.random.Generator:
-    """Returns random numbers from a new seed, or from $PAGETIER_SEED."""
-    seed = int(os.environ.get("PAGETIER_SEED") or secrets.randbits(32))
-    logging.getLogger("chance").warning("PAGETIER_SEED=%d", seed)
+    """Returns random numbers from a new seed, or from $TEST_SEED."""
+    seed = int(os.environ.get("TEST_SEED") or secrets.randbits(32))
+    logging.getLogger("chance").warning("TEST_SEED=%d", seed)
     return np.random.default_rng(seed)
