@@ -98,6 +98,16 @@ static inline uint32_t pt_granted_bits(const pt_entry *e)
     return bits;
 }
 
+/* Returns the parts whose writer has died or detached, as bits. Engines cannot change this record, unlike the bits in the
+ * lock words. */
+static inline uint32_t pt_ended_bits(const pt_entry *e)
+{
+    uint32_t bits = 0;
+    for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
+        bits |= e->writers[part] == PT_DEAD_WRITER || e->writers[part] == PT_DETACHED_WRITER ? 1u << part : 0;
+    return bits;
+}
+
 /* ---- states ---- */
 
 /* Returns the state of an entry by the fields that engines cannot write to. An entry that is PT_WRITING by these fields may

@@ -47,7 +47,7 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
     uint64_t parts = atomic_load_explicit(&o->view.locks[entry].parts, memory_order_acquire);
-    uint32_t done = pt_done_bits(parts), gone = pt_gone_bits(parts), all = pt_all_parts(e);
+    uint32_t done = pt_done_bits(parts), gone = pt_gone_bits(parts) | pt_ended_bits(e), all = pt_all_parts(e);
     if (gone & ~done)
         pt_doom(o, entry);
     else if ((gone & all) == all) /* the last writer died between its part bit and the state */
@@ -70,7 +70,7 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     enum pt_state state = pt_true_state(o, entry);
     uint64_t word = atomic_load_explicit(&lock->word, memory_order_acquire);
     uint32_t granted = pt_granted_bits(e);
-    uint32_t gone = pt_gone_bits(atomic_load_explicit(&lock->parts, memory_order_acquire));
+    uint32_t gone = pt_gone_bits(atomic_load_explicit(&lock->parts, memory_order_acquire)) | pt_ended_bits(e);
     if (state == PT_WRITING || (gone & granted) != granted || (state == PT_DOOMED && word & PT_PINS))
         return false;
     pt_open_remove(&o->view, entry);
