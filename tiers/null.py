@@ -8,7 +8,7 @@ from pagetier.tiers.base import Held, Incoming, Outgoing, ReadOutcome, ReadResul
 
 
 class NullTier:
-    """A Tier without room."""
+    """A tier that holds no pages, for a daemon without a disk folder."""
 
     @property
     def room(self) -> int:
