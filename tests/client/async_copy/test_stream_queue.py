@@ -211,7 +211,7 @@ def test_only_the_store_with_an_invalid_event_is_rejected(world: World) -> None:
     process.step()
     process.answer()
     process.step()
-    assert store.ready and store.ended and store.wait(0).reason == "no event of this engine's"
+    assert store.ready and store.ended and store.wait(0).reason == "not an event of this engine"
     assert world.owner.settle() == 0 and granted(process, 2, 1).wait(0).pending == 1
 
 
