@@ -73,7 +73,7 @@ class Adopt(Start):
 class Stop(Operation):
     """A daemon stops on SIGTERM and releases its memory."""
 
-    goes = True
+    ends_daemon = True
     keeps_pages = False
 
     def act(self) -> None:

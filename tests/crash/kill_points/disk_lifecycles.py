@@ -90,7 +90,7 @@ class StopWithDisk(WithDisk):
 
     rule = "evict"
     before = 0
-    goes = True
+    ends_daemon = True
     keeps_pages = False
 
     def act(self) -> None:
