@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Sequence
 
 from pagetier.shm._core import Owner, Session
 from pagetier.shm.geometry import Geometry
@@ -12,11 +14,15 @@ DAY_NS = 86_400 * 10**9
 
 
 class Memory:
-    """Three formatted memfds. Owners and sessions map them as the daemon and engines map named segments."""
+    """Three formatted memfds, open until close() or until nothing refers to this object.
+
+    Owners and sessions map them as the daemon and engines map named segments.
+    """
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         self.descriptors = [os.memfd_create(f"pagetier-test-{kind}") for kind in ("index", "locks", "arena")]
+        self.close = weakref.finalize(self, close_all, self.descriptors)  # existing mappings stay usable
         for descriptor, size in zip(self.descriptors, geometry.sizes, strict=True):
             os.ftruncate(descriptor, size)
         g = geometry
@@ -39,10 +45,11 @@ class Memory:
         index, locks, arena = self.descriptors
         return Session(index, locks, arena, slot)
 
-    def close(self) -> None:
-        """Closes the memfds. Existing mappings stay usable."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Closes each of the descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def attach(owner: Owner, token: int) -> int:

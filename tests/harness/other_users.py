@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-MALLORY, ALICE = 64242, 64343
+# Each test process has two users of its own, because a user has one folder in /tmp. Numbers up to 65,535 exist in every
+# container.
+MALLORY = 10_000 + 2 * os.getpid() % 50_000
+ALICE = MALLORY + 1
 
 _BECOME = """
 import os, sys, logging
