@@ -68,7 +68,7 @@ _KEPT: Final = str(4 << 30)
 _ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT, "MALLOC_ARENA_MAX": "1"}
 _OWN_PREFIX: Final = "PAGETIER_"
 _CHUNK: Final = 1 << 18
-_DYING_S: Final = 1.0
+_DYING_S: Final = 5.0
 # Signals of a crash that the files or a bug may have caused.
 _CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 
@@ -131,9 +131,9 @@ class WorkerProcess:
         self._child.kill()
 
     def expect_end(self) -> None:
-        """Kills the worker if it does not end by itself within a second; `ended` follows."""
+        """Kills the worker if it does not end by itself within five seconds; `ended` follows."""
         if self._dying is None and not self.ended.done():
-            self._dying = self._loop.call_later(_DYING_S, self.kill)
+            self._dying = self._loop.call_later(_DYING_S, self.give_up, "did not end by itself and was killed")
 
     @property
     def death(self) -> str:
