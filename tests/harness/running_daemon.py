@@ -146,7 +146,7 @@ class RunningDaemon:
         self.folder.cleanup()
         if error is None:
             assert left == [], "shared memory was left"
-            assert code == 0 and "Traceback" not in output, output
+            assert code == 0 and "Traceback" not in output, f"exit code {code}: {output}"
 
 
 def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
