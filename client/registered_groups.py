@@ -220,7 +220,7 @@ class RegisteredGroups:
     ) -> Iterator[GroupMatch]:
         """Yields the longer hit if its pages on disk, for which there are blocks, came into memory in time."""
         limit = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
-        if min(match.available_pages, limit) <= match.tokens:
+        if min(match.available_tokens, limit) <= match.tokens:
             yield match
             return
         self._client.prefetch_groups(match, timeout).wait(self._client.timeout if timeout is None else timeout)

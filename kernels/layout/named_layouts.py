@@ -51,7 +51,7 @@ def _sglang(kv_caches: KvCaches) -> CacheLayout:
     return engine_layouts.separate_slots(*_pair(layers))
 
 
-def _lightllm(kv_caches: KvCaches) -> CacheLayout:
+def _lightllm(kv_caches: Any) -> CacheLayout:
     return engine_layouts.token_slots(kv_caches)
 
 

@@ -138,6 +138,6 @@ def test_pages_on_disk_are_loaded_for_all_groups(tmp_path: Path) -> None:
         engine.groups.store(engine.prompt, tables(0, 3))
         push_out(daemon, client, engine.groups.keys(engine.prompt)[0].keys)
         with engine.groups.match(engine.prompt) as hit:
-            assert hit.tokens < hit.available_pages == TOKENS
+            assert hit.tokens < hit.available_tokens == TOKENS
             assert engine.groups.load(hit, tables(24, 3), timeout=LONG_S) == TOKENS
         assert same(engine, 0, 24, 3)

@@ -50,8 +50,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 )
 def test_a_wrong_pairing_says_what_to_change(client: Client, options: dict[str, Any], says: str) -> None:
     options = {"layout": "flashinfer", "page_tokens": 256} | options
+    register: Any = client.register
     with pytest.raises(LayoutError, match=says):
-        client.register(KV_SECOND, model="m", **options)
+        register(KV_SECOND, model="m", **options)
 
 
 def test_a_dtype_without_a_name_must_be_given(client: Client) -> None:
@@ -118,8 +119,8 @@ def test_any_other_layout_is_given_as_a_cache_layout(client: Client) -> None:
 
 
 def test_everything_that_determines_the_bytes_is_in_the_namespace(client: Client) -> None:
-    own = {"layout": "flashinfer", "model": "m", "page_tokens": 32}
-    others = [
+    own: dict[str, Any] = {"layout": "flashinfer", "model": "m", "page_tokens": 32}
+    others: list[dict[str, Any]] = [
         {"model": "n"}, {"page_tokens": 64}, {"revision": "1"}, {"rope": "2"}, {"quantisation": "3"}, {"lora": "4"},
         {"salt": "5"}, {"dtype": "float16"},
     ]  # fmt: skip

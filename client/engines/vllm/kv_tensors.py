@@ -33,8 +33,8 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
         model_heads: KV heads of the whole model; if it has fewer than ranks, several ranks have the same heads.
 
     Raises:
-        UnsupportedError: The tensors have an unknown shape.
-        LayoutError: The layout cannot be copied.
+        UnsupportedError: The tensors have other blocks or heads than vLLM specifies.
+        LayoutError: The tensors have an unknown shape, or the layout cannot be copied.
     """
     if isinstance(kind_of(spec), Recurrent):
         return _whole(engine_layouts.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
