@@ -1,4 +1,4 @@
-"""The Python API for engines: keys, layer groups, match, load, prefetch and store, over a Unix socket to the daemon."""
+"""The Python API for engines: register a KV cache, and match, load and store prompts. Client is the place to start."""
 
 from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle
 from pagetier.client.client import Client
@@ -8,28 +8,46 @@ from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindo
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
+from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
+from pagetier.client.registered_groups import NO_BLOCK, RegisteredGroups
+from pagetier.client.registration import CacheGroup
 from pagetier.client.reservation import Outcome, Reservation, StoreResult
+from pagetier.kernels.config.file import SettingsError
+from pagetier.kernels.device import DeviceError
+from pagetier.kernels.layout.cache_layout import LayoutError
+from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES
+from pagetier.shm.errors import PagetierError
 
 __all__ = [
+    "LAYOUT_NAMES",
+    "NO_BLOCK",
     "AsyncCopier",
     "Blocks",
+    "CacheGroup",
     "Client",
+    "DeviceError",
     "FullAttention",
     "Group",
     "GroupKeys",
     "GroupMatch",
+    "IncompleteLoadError",
     "Keys",
+    "LayoutError",
     "LoadHandle",
     "Lookup",
     "Match",
     "MatchHandle",
     "Namespace",
     "Outcome",
+    "PagetierError",
     "Part",
     "PendingReservation",
     "Prefetch",
     "Recurrent",
+    "RegisteredCache",
+    "RegisteredGroups",
     "Reservation",
+    "SettingsError",
     "SlidingWindow",
     "StoreHandle",
     "StoreResult",

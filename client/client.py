@@ -1,35 +1,35 @@
-"""The client: the object with which an engine matches, loads, prefetches and stores pages."""
+"""The client: the object with which an engine registers its KV cache and reaches the daemon."""
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Sequence
+from typing import TypeVar, Unpack, overload
 
-import numpy as np
-import numpy.typing as npt
-
-from pagetier.client.futures import (
-    RESPONSE_S,
-    PendingReservation,
-    Prefetch,
-    packed_sizes,
-    request_flush,
-    request_prefetch,
-    request_reservation,
+from pagetier.client.page_client import PageClient
+from pagetier.client.registered_cache import RegisteredCache
+from pagetier.client.registered_groups import RegisteredGroups
+from pagetier.client.registration import (
+    CacheGroup,
+    EngineOptions,
+    attention_group,
+    namespace_of,
+    paged_cache_of,
+    shard_of,
 )
-from pagetier.client.group_match import GroupMatch
-from pagetier.client.keys import Keys, Namespace
-from pagetier.client.load import destination_of, pages_behind
-from pagetier.client.match import Match
-from pagetier.client.matching_client import MatchingClient
-from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
-from pagetier.client.reservation import Answered, Reservation, StoreResult
-from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
-from pagetier.shm.failpoints import point
+from pagetier.kernels.layout.cache_layout import CacheLayout
+from pagetier.kernels.layout.named_layouts import KvCaches
+
+_R = TypeVar("_R", RegisteredCache, RegisteredGroups)
 
 
-class Client(MatchingClient):
+class Client(PageClient):
     """A client of the daemon on this host. Thread-safe.
+
+    An engine with a paged KV cache registers it once with register(), and then matches, loads and stores by token IDs
+    and block tables. The other methods take keys, for engines that keep pages in buffers or do more themselves.
 
     An absent, stopped or restarted daemon never raises an exception: matches miss, stores are rejected with a reason,
     the client writes one line to the log and attaches again on its own. A forked child attaches with its first call,
@@ -49,194 +49,90 @@ class Client(MatchingClient):
             on the CPUs of this process.
     """
 
-    def load(self, match: Match, out: HostBuffers | Blocks, start_page: int = 0, timeout: float | None = None) -> int:
-        """Copies pages of a match to host memory.
+    def __init__(
+        self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 1.0, name: str = "", threads: int = 0
+    ) -> None:
+        super().__init__(socket, timeout=timeout, name=name, threads=threads)
+        self._registered: weakref.WeakSet[RegisteredCache | RegisteredGroups] = weakref.WeakSet()
 
-        Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has room
-        for them; they are pinned for the copy only. The timeout does not limit the time for copying.
+    @overload
+    def register(
+        self,
+        kv_caches: KvCaches | CacheLayout,
+        *,
+        model: str,
+        page_tokens: int,
+        layout: str = "",
+        num_kv_heads: int | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> RegisteredCache: ...
+    @overload
+    def register(
+        self, *, groups: Sequence[CacheGroup], model: str, **options: Unpack[EngineOptions]
+    ) -> RegisteredGroups: ...
+    def register(
+        self,
+        kv_caches: KvCaches | CacheLayout | None = None,
+        *,
+        model: str,
+        page_tokens: int = 0,
+        layout: str = "",
+        num_kv_heads: int | None = None,
+        groups: Sequence[CacheGroup] = (),
+        **options: Unpack[EngineOptions],
+    ) -> RegisteredCache | RegisteredGroups:
+        """Registers this rank's KV cache, so that it can be matched, loaded and stored by tokens and block tables.
 
-        Raises TypeError if `out` is not writable host memory. Raises ValueError, before anything is copied, if a buffer
-        is empty, or if the blocks cannot be loaded or have another layout than the pages.
-
-        Args:
-            match: A match that is not released, of a client of this process that is not closed.
-            out: One writable buffer in C order for all pages, or a sequence of buffers, one for each page: numpy
-                arrays, torch CPU tensors, bytearrays and the like. Or blocks of an engine's cache.
-            start_page: The first page to copy, counted from the first page of the match.
-            timeout: Seconds to wait for pages on disk, from the request on. With 0 the call does not wait, but copies
-                pages that reached memory while others were copied.
-
-        Returns:
-            The number of pages that were copied, counted from `start_page`. A page is a miss, with all pages after it,
-            if it was not read in time, is gone, or has another size than its buffer.
-        """
-        destination = destination_of(match, out, start_page, self.threads)
-        on_disk = pages_behind(match, destination)
-        if on_disk is None:
-            return destination.copy(match, 0)
-        seconds = self._seconds(timeout)
-        ends = time.monotonic() + seconds
-        # The disk works while pages in memory are copied. It gets a little less time than the caller has, so that a
-        # response that does not come in time is the daemon's fault and not the disk's.
-        attachment = self._own_attachment()
-        attachment.wait_linked(seconds)
-        prefetch = request_prefetch(attachment, on_disk.rest.data, seconds - min(RESPONSE_S, seconds / 8), seconds)
-        try:
-            done = destination.copy(match, 0)
-            if done < len(match) - start_page:
-                return done
-            point("client.waiting")
-            prefetch.wait(ends - time.monotonic())
-        finally:
-            attachment.requests.leave(prefetch)
-        point("client.fetched")
-        with self._rematch(on_disk.session, on_disk.all, match) as longer:
-            done += destination.copy(longer, done)
-        match.count_loaded(start_page + done)
-        return done
-
-    def prefetch(self, keys: Keys, timeout: float | None = None) -> Prefetch:
-        """Requests that the daemon reads pages from disk into memory, and returns without waiting for it.
-
-        For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
-        rematch() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
-        take the request, at most the client's timeout.
+        Everything that is passed, apart from the rank, determines which engines share pages: they have to pass the same
+        values. Nothing is sent, and the daemon need not run. The tensors must stay allocated until the copies of the
+        cache have ended, which close() waits for.
 
         Args:
-            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
-                that is in memory already costs one lookup.
-            timeout: Seconds that the disk may take.
+            kv_caches: The tensors of this rank, in the form that `layout` takes, on the host or on a GPU; or a
+                CacheLayout for any other layout.
+            model: The model.
+            page_tokens: The number of tokens in a page, a multiple of the engine's block size. Pages are found and
+                stored as a whole: 256 is good for most engines.
+            layout: How the tensors are laid out: one of LAYOUT_NAMES, see kernels/layout/named_layouts.py.
+            num_kv_heads: KV heads of the whole model; needed with several tensor-parallel ranks, except for MLA.
+            groups: The cache of each layer group of a hybrid model, instead of the arguments above other than `model`.
+            **options: See EngineOptions: ranks, dtype, revision, rope, quantisation, lora and salt.
 
         Returns:
-            The pending prefetch. Dropping it does not cancel the prefetch.
-        """
-        return self._prefetch(keys.data, timeout)
-
-    def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
-        """Requests in one message all pages that the hit including the disk needs and that are not pinned.
-
-        Waits as prefetch() does. Once all pages are in memory, match again with find_groups(), which also updates the
-        recency of the pages of all groups.
-
-        Args:
-            match: A match of this client.
-            timeout: Seconds that the disk may take.
-
-        Returns:
-            The pending prefetch.
-        """
-        return self._prefetch(match.missing(), timeout)
-
-    def store(
-        self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, timeout: float | None = None
-    ) -> StoreResult:
-        """Stores a page for each key, or this writer's part of each page.
-
-        Pages reported as stored are found by the next match in any process, once all of their parts are stored, until
-        they are evicted. The memory may be reused when the call returns. The timeout does not limit the time for
-        copying. Raises TypeError if `pages` is not host memory.
-
-        Args:
-            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
-                that is present already costs one lookup and is not read.
-            pages: Host memory for each key, in the same forms as for load(). With parts, each buffer is `part.count`
-                times smaller than its page. Of blocks, the rank's own part is stored, except for skipped pages.
-            part: The part of every page that this writer stores. Blocks determine it on their own.
-            timeout: Seconds to wait for the daemon; with 0 or less all pages are rejected.
-
-        Returns:
-            What became of each page.
+            The registered cache or, for `groups`, the registered groups.
 
         Raises:
-            ValueError: The number of pages differs from the number of keys, a buffer is empty, blocks are given with a
-                part or belong to pages of another layout, or a page that is not skipped lacks some of its tokens.
+            TypeError: An option is unknown, or not exactly one of kv_caches and groups is given.
+            ValueError: page_tokens is below 1, or the model is empty.
+            LayoutError: The tensors, the heads, the ranks and the pages do not fit each other. The message says what to
+                change.
+            DeviceError: The tensors are on a GPU that cannot be used.
         """
-        if isinstance(pages, Blocks):
-            if part != WHOLE:
-                raise ValueError(f"{part} was given for blocks, which determine the part on their own")
-            return self._store_blocks(keys, pages, timeout)
-        memory = pages_of(pages, len(keys), Access.READ)
-        with self.reserve(keys, memory.sizes * part.count, part, timeout) as reservation:
-            point("client.reserved")
-            reservation.write_all(memory, self.threads)
-            point("client.written")
-            return reservation.publish()
+        if unknown := sorted(set(options) - set(EngineOptions.__annotations__)):
+            raise TypeError(f"register() has no argument {', '.join(unknown)}")
+        if (kv_caches is None) == (not groups):
+            raise TypeError("pass either kv_caches or groups")
+        if kv_caches is not None:
+            group = attention_group(kv_caches, layout, page_tokens, num_kv_heads)
+            return self._remember(self._registered_cache(group, model, options))
+        caches = [self._registered_cache(group, model, options) for group in groups]
+        return self._remember(RegisteredGroups(self, caches, [group.kind for group in groups]))
 
-    def reserve(
-        self,
-        keys: Keys,
-        sizes: int | Sequence[int] | npt.NDArray[np.uint64],
-        part: Part = WHOLE,
-        timeout: float | None = None,
-    ) -> Reservation:
-        """Returns memory for pages: the first half of store(), for an engine that writes a page in pieces.
+    def close(self) -> None:
+        """Ends the copies of registered caches, then releases all pins, the mapped memory and the slot.
 
-        Raises ValueError if the number of sizes differs from the number of keys, or a size is below 0.
-
-        Args:
-            keys: All keys from the first page of the prompt on.
-            sizes: Bytes of each page with all of its parts, or one number for all pages.
-            part: The part of every page that this writer stores.
-            timeout: Seconds to wait for the daemon; with 0 or less all pages are rejected.
+        May be called again. Each of the two steps waits for running copies, at most the client's timeout; see
+        AttachedClient.close().
         """
-        seconds = self._seconds(timeout)
-        ends = time.monotonic() + seconds
-        if not seconds:
-            packed_sizes(sizes, len(keys))
-            return Reservation(None, set(), Answered.refused(len(keys), "the timeout left no time to ask"), part)
-        attachment = self._own_attachment()
-        attachment.wait_linked(seconds)
-        pending = request_reservation(attachment, keys, sizes, part, max(0.0, ends - time.monotonic()))
-        return pending.wait(ends - time.monotonic())
+        ends = time.monotonic() + self.timeout
+        for registered in list(self._registered):
+            registered.close(max(0.0, ends - time.monotonic()))
+        super().close()
 
-    def reserve_async(
-        self,
-        keys: Keys,
-        sizes: int | Sequence[int] | npt.NDArray[np.uint64],
-        part: Part = WHOLE,
-        timeout: float | None = None,
-    ) -> PendingReservation:
-        """Returns a request for memory for pages, sent without waiting for the response: for a forward pass.
+    def _registered_cache(self, group: CacheGroup, model: str, options: EngineOptions) -> RegisteredCache:
+        paged = paged_cache_of(group, shard_of(options))
+        return RegisteredCache(self, paged, namespace_of(paged, group, model, options))
 
-        The arguments and errors are those of reserve(), except for `timeout`, which limits sending only. With 0 the
-        call never waits: if the socket does not take the request, the result is `unsent`. A request for thousands of
-        keys may then be sent in part, which ends the attachment; the client attaches again on its own.
-        """
-        attachment = self._own_attachment()
-        pending = request_reservation(attachment, keys, sizes, part, self._seconds(timeout))
-        attachment.requests.leave(pending)
-        return pending
-
-    def flush(self, namespace: Namespace, timeout: float | None = None) -> bool:
-        """Drops the pages of a namespace from memory and disk, regardless of which process stored them.
-
-        Pages that are pinned or being written stay.
-
-        Args:
-            namespace: The namespace; others, also with the same model, are not affected.
-            timeout: Seconds to wait for an attachment in progress, and then for the response, which comes when the
-                pages have left the disk too. The daemon drops the pages even if the response comes later.
-
-        Returns:
-            Whether the daemon has confirmed in time that no page of the namespace is left. False without a daemon.
-        """
-        seconds = self._seconds(timeout)
-        ends = time.monotonic() + seconds
-        attachment = self._own_attachment()
-        attachment.wait_linked(seconds)
-        pending = request_flush(attachment, namespace, max(0.0, ends - time.monotonic()))
-        answer = pending.wait(ends - time.monotonic())
-        return answer is not None and not answer.kept
-
-    def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None) -> StoreResult:
-        require_named(keys.namespace, pages.cache.page)
-        pages.whole(len(keys))
-        with self.reserve(keys, pages.page_bytes, pages.part, timeout) as reservation:
-            reservation.gather(pages, self.threads)
-            return reservation.publish()
-
-    def _prefetch(self, keys: bytes, timeout: float | None) -> Prefetch:
-        attachment = self._own_attachment()
-        prefetch = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None))
-        attachment.requests.leave(prefetch)
-        return prefetch
+    def _remember(self, registered: _R) -> _R:
+        self._registered.add(registered)
+        return registered

@@ -75,7 +75,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         groups: The groups and keys that were looked up.
         tokens: The length of the hit in tokens; 0 for a miss.
-        available_pages: The length in tokens of the hit if pages on disk, or being read from disk, count too; `tokens`
+        available_tokens: The length in tokens of the hit if pages on disk, or being read from disk, count too; `tokens`
             or more.
         asked: The length in tokens of the longest hit that the keys and the limit allow.
         matches: For each group, a match of the pages that the hit needs. It is loaded, adopted or handed over like any
@@ -84,7 +84,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
     groups: tuple[GroupKeys, ...]
     tokens: int
-    available_pages: int
+    available_tokens: int
     asked: int
     matches: tuple[Match, ...]
 
@@ -109,7 +109,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         return tuple(match.to_handle() for match in self.matches)
 
     def missing(self) -> bytes:
-        """Returns the keys of the pages that `available_pages` needs and that are not pinned, 32 bytes each.
+        """Returns the keys of the pages that `available_tokens` needs and that are not pinned, 32 bytes each.
 
         The pages of all groups are sorted by the position of their last token.
         """
@@ -120,7 +120,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
 
     def _unpinned(self, asked: GroupKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
         """Returns the end of each page that is not pinned, in tokens, and its key. Pinned pages come before them."""
-        page_tokens, pages = asked.group.page_tokens, asked.group.pages(self.available_pages)
+        page_tokens, pages = asked.group.page_tokens, asked.group.pages(self.available_tokens)
         first = max(pages.start, self.tokens // page_tokens)
         keys = np.frombuffer(asked.keys[first : pages.stop].data, _KEY)
         return np.arange(first + 1, first + 1 + len(keys), dtype=np.int64) * page_tokens, keys
@@ -148,9 +148,8 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         if not self.held and len(self):
             return f"<GroupMatch {self.tokens} tokens of {len(self.groups)} groups, released>"
         nbytes = sum(int(match.page_sizes.sum()) for match in self.matches)
-        more = (
-            f", {self.available_pages - self.tokens} more tokens on disk" if self.available_pages > self.tokens else ""
-        )
+        on_disk = self.available_tokens - self.tokens
+        more = f", {on_disk} more tokens on disk" if on_disk else ""
         return f"<GroupMatch {self.tokens} tokens of {len(self.groups)} groups, {nbytes / 2**20:.1f} MiB{more}>"
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from operator import index
-from typing import Any, Final, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from pagetier.shm._core import keys_of_hashes
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
 TOKEN_BYTES: Final = 4
 """Bytes of one token ID in the input of a key."""
@@ -28,6 +31,9 @@ class ArrayLike(Protocol):
 
 Tokens: TypeAlias = "Sequence[int] | ArrayLike | array[int] | memoryview"
 """Token IDs: one dimension, integers from 0 to 2**32-1."""
+
+Hashes: TypeAlias = "Sequence[bytes] | Buffer | npt.NDArray[np.uint8]"
+"""An engine's own hashes, one a page: bytes objects of any length but 0, or one buffer with 32 bytes for each."""
 
 
 def token_ids(tokens: Tokens) -> npt.NDArray[np.uint32]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +20,13 @@ class MatchHandle(msgspec.Struct, frozen=True):
 
     Attributes:
         segments_id: The segments that the match belongs to; 0 if it was released.
+        page_tokens: The number of tokens in a page.
         entries: u32, the entry of each page.
         serials: u64, the serial of each page.
     """
 
     segments_id: int
+    page_tokens: int
     entries: bytes
     serials: bytes
 
@@ -61,6 +65,22 @@ class Match(Pins):
         return context if isinstance(context, Keys) else None
 
     @property
+    def page_tokens(self) -> int:
+        """The number of tokens in a page."""
+        context = self.context
+        return context.namespace.page_tokens if isinstance(context, Keys) else int(context)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens in the pinned pages."""
+        return len(self) * self.page_tokens
+
+    @property
+    def available_tokens(self) -> int:
+        """The number of tokens in the pages in memory and on disk, see `available_pages`."""
+        return self.available_pages * self.page_tokens
+
+    @property
     def page_sizes(self) -> npt.NDArray[np.uint64]:
         """The size of each pinned page in bytes (u64); empty after release()."""
         return np.frombuffer(self.sizes, dtype=np.uint64)
@@ -69,11 +89,11 @@ class Match(Pins):
         """Returns a handle for another process of the same engine. The handle of a released match is empty."""
         session = self.session
         segments_id = session.segments_id if session is not None and self.held else 0
-        return MatchHandle(segments_id, self.entries if segments_id else b"", self.serials if segments_id else b"")
+        entries, serials = (self.entries, self.serials) if segments_id else (b"", b"")
+        return MatchHandle(segments_id, self.page_tokens, entries, serials)
 
-    def __reduce__(self) -> tuple[type[MatchHandle], tuple[int, bytes, bytes]]:
-        handle = self.to_handle()
-        return MatchHandle, (handle.segments_id, handle.entries, handle.serials)
+    def __reduce__(self) -> tuple[type[MatchHandle], tuple[Any, ...]]:
+        return MatchHandle, msgspec.structs.astuple(self.to_handle())
 
     def __repr__(self) -> str:
         if not self.held and len(self):

@@ -91,8 +91,8 @@ class MatchingClient(AttachedClient):
         """
         session = self._own_attachment().session
         if session is None or session.segments_id != handle.segments_id:
-            return miss(Match, None, len(handle))
-        return session.repin(Match, None, handle.entries, handle.serials)
+            return miss(Match, handle.page_tokens, len(handle))
+        return session.repin(Match, handle.page_tokens, handle.entries, handle.serials)
 
     def _rematch(self, session: Session, keys: Keys, match: Match) -> Match:
         return session.rematch(Match, keys, keys.data, match)

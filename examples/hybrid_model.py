@@ -1,4 +1,4 @@
-"""Finds the prefix on which all layer groups of a hybrid model agree. Needs a running pagetierd."""
+"""Loads the prefix on which all layer groups of a hybrid model agree. Needs a running pagetierd."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ import sys
 
 import numpy as np
 
-from pagetier.client import Client, FullAttention, GroupKeys, Namespace, Recurrent, SlidingWindow
-
-TOKENS, PAGE_BYTES = 4096, 64 << 10
-GROUPS = (FullAttention(256), SlidingWindow(256, window=1024), Recurrent(1024))
+from pagetier.client import NO_BLOCK, CacheGroup, Client, FullAttention, Recurrent, SlidingWindow
 
 
 def main() -> int:
     """Returns 0 if all groups are loaded at the last token that all of them can resume from."""
-    spaces = [
-        Namespace(model="example/hybrid", dtype="bfloat16", page_tokens=group.page_tokens, layout=type(group).__name__)
-        for group in GROUPS
+    rng = np.random.default_rng(7)
+    full, window = rng.integers(0, 2**16, (2, 1, 128, 2, 16, 4, 32), np.uint16)  # one layer each
+    states = rng.integers(0, 256, (16, 4096), np.uint8)  # a state in each block
+    groups = [
+        CacheGroup(kv_caches=full, layout="flashinfer", kind=FullAttention(256)),
+        CacheGroup(kv_caches=window, layout="flashinfer", kind=SlidingWindow(256, window=300)),
+        CacheGroup(kv_caches=[[states]], layout="states", kind=Recurrent(256)),
     ]
-    groups = [GroupKeys(group, space.keys(range(TOKENS))) for group, space in zip(GROUPS, spaces, strict=True)]
+    blocks, snapshots = np.arange(64), np.array([NO_BLOCK, 1, 2, NO_BLOCK])  # states after 512 and 768 tokens only
 
     with Client(name="hybrid-engine") as client:
+        cache = client.register(groups=groups, model="example/hybrid")
         client.wait_attached(5.0)
-        for number, asked in enumerate(groups):
-            keys = asked.keys[:-1] if isinstance(asked.group, Recurrent) else asked.keys  # its last state is missing
-            print(client.store(keys, np.full((len(keys), PAGE_BYTES), number, np.uint8)))
-        with client.match_groups(groups) as found:  # all groups or none
-            exact = found.tokens == TOKENS - 1024
-            for number, (match, start) in enumerate(zip(found.matches, found.start_pages, strict=True)):
-                out = np.full((len(match), PAGE_BYTES), 255, np.uint8)
-                exact &= client.load(match, out) == len(match) and bool((out == number).all())
-                print(f"{GROUPS[number]}: pages {start} to {start + len(match) - 1} loaded")
-        print(f"{found.tokens} of {TOKENS} tokens need no prefill, {'equal' if exact else 'different'}")
+        print(*cache.store(range(1024), [blocks, blocks, snapshots]))  # a result for each group
+        with cache.match(range(1024)) as hit:
+            cached = cache.load(hit, [blocks + 64, blocks + 64, snapshots + 8])  # all groups or none
+    exact = cached == 768 and all(np.array_equal(one[:, 16:48], one[:, 80:112]) for one in (full, window))
+    exact &= np.array_equal(states[2], states[10])
+    print(f"{cached} of 1024 tokens need no prefill, {'equal' if exact else 'different'}")
     return 0 if exact else 1
 
 

@@ -10,9 +10,10 @@ import msgspec
 
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.transfer import Transfer
+from pagetier.shm.errors import PagetierError
 
 
-class DeviceError(RuntimeError):
+class DeviceError(PagetierError, RuntimeError):
     """An operation on the device failed, or the device is gone. Copies in flight may or may not have completed."""
 
 
@@ -113,6 +114,12 @@ class Device(Protocol):
 
     def stream(self, direction: Direction) -> Stream:
         """Returns a new stream for copies in one direction. Raises DeviceError."""
+
+    def engine_event(self) -> object | None:
+        """Returns an event after all work that the calling thread has given to the engine's current stream.
+
+        Returns None if there is nothing to wait for, because the engine works synchronously. Raises DeviceError.
+        """
 
     def require_event(self, event: object) -> None:
         """Raises ValueError if Stream.after cannot take the event, as far as its type tells. Never waits."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pagetier.shm import unix_socket
+from pagetier.shm.errors import PagetierError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import (
     REQUEST_LIMIT,
@@ -41,7 +42,7 @@ _READ_S = 60.0
 _OTHER_READS_S = 0.005
 
 
-class LinkError(Exception):
+class LinkError(PagetierError):
     """The daemon cannot be reached, or the connection to it was lost; the message gives the reason."""
 
 

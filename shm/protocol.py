@@ -14,6 +14,7 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 from pagetier.shm._core import FORMAT
+from pagetier.shm.errors import PagetierError
 
 PROTOCOL: Final = 3
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
@@ -25,7 +26,7 @@ _LENGTH: Final = struct.Struct("<I")
 _T = TypeVar("_T")
 
 
-class ProtocolError(Exception):
+class ProtocolError(PagetierError):
     """The peer sent data that is not a message of this protocol."""
 
 

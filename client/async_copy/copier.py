@@ -15,7 +15,6 @@ from pagetier.client.async_copy.load_job import LoadingJob, pinned_source
 from pagetier.client.async_copy.store_job import ReservationQueue, StorePlan, StoringJob
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
-from pagetier.client.client import Client
 from pagetier.client.futures import PendingReservation
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match
@@ -27,7 +26,9 @@ from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.kernels.pinning.pinning import Registering, Unregistering
+from pagetier.shm._core import Session
 
 _LAYERS_AHEAD: Final = 256  # for loads: a device may block a thread that enqueues more than about a thousand copies
 # An empty socket buffer takes a request for this number of pages as a whole. Of a longer request it may take a part,
@@ -46,6 +47,20 @@ class Reserving(Protocol):
 
     def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
         """See Client.reserve_async()."""
+
+
+class CopyingClient(Reserving, Protocol):
+    """The part of a Client that is needed to open a copier."""
+
+    threads: int
+
+    @property
+    def session(self) -> Session | None:
+        """See Client.session."""
+
+    @property
+    def arenas(self) -> PinnedArenas:
+        """See Client.arenas."""
 
 
 class AsyncCopier:
@@ -82,7 +97,7 @@ class AsyncCopier:
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
         self._client, self._cache, self._settings = client, cache, settings
-        self._require_event = device.require_event
+        self._require_event, self._engine_event = device.require_event, device.engine_event
         self._part = part_of(cache.shard)
         self._pid = os.getpid()
         self._at_end = ended
@@ -163,6 +178,14 @@ class AsyncCopier:
             job.reject(reason or self._stores.broken or "the copier is closed")
         return StoreHandle(job)
 
+    def engine_event(self) -> object | None:
+        """Returns an event for `after`: it follows all work that this thread has given to the engine's current stream.
+
+        Returns None for an engine that works synchronously, and in a forked child. Raises DeviceError if the device has
+        failed.
+        """
+        return None if self._foreign else self._engine_event()
+
     def close(self, timeout: float) -> bool:
         """Returns whether all copies have ended, after waiting at most `timeout` seconds. Rejects new copies.
 
@@ -204,7 +227,7 @@ class AsyncCopier:
         return f"<AsyncCopier of {self._cache!r}, {self.counts}>"
 
 
-def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
+def open_copier(client: CopyingClient, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
     """Returns a copier between this rank's cache and the arena. Close it before the client.
 
     Raises SettingsError if the settings file is invalid, and DeviceError if there is no such GPU.
@@ -223,7 +246,7 @@ def open_copier(client: Client, cache: PagedCache, settings: CopySettings | None
 
 
 def copier_pinning(
-    client: Client,
+    client: CopyingClient,
     cache: PagedCache,
     settings: CopySettings,
     registrar: tuple[Registering, Unregistering],
@@ -245,7 +268,7 @@ def copier_pinning(
     return AsyncCopier(client, cache, pinning, settings, ended=lease.end)
 
 
-def _on_gpu(client: Client, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
+def _on_gpu(client: CopyingClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
     from pagetier.kernels.gpu.cuda import cuda_device
     from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 

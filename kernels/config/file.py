@@ -26,6 +26,7 @@ import msgspec
 
 from pagetier.kernels.config.copy_settings import WAYS, CopySettings, Thresholds
 from pagetier.kernels.config.units import read_count, read_duration, read_rate, read_size, shown, spell_size
+from pagetier.shm.errors import PagetierError
 
 COPY_VARIABLE: Final = "PAGETIER_COPY_CONFIG"
 _Told = TypeVar("_Told", CopySettings, Thresholds)
@@ -35,7 +36,7 @@ _TABLES: Final = ("stores", "loads")
 _HEADER: Final = re.compile(r"\s*\[+\s*\"?(\w+)")
 
 
-class SettingsError(Exception):
+class SettingsError(PagetierError):
     """The copy settings cannot be used. The message names the file and the key."""
 
 

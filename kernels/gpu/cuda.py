@@ -258,6 +258,11 @@ class CudaDevice:
         with translated():
             return CudaStream(direction, self)
 
+    def engine_event(self) -> object:
+        """Implements Device.engine_event() with a torch.cuda.Event."""
+        with translated():
+            return torch.cuda.current_stream(self.index).record_event()
+
     def require_event(self, event: object) -> None:
         """Implements Device.require_event() for torch.cuda.Event."""
         if not isinstance(event, torch.cuda.Event):

@@ -179,6 +179,9 @@ class HostDevice:
         self._streams.add(stream)
         return stream
 
+    def engine_event(self) -> None:
+        """Implements Device.engine_event(): what an engine has called on the host has ended."""
+
     def require_event(self, event: object) -> None:
         """Implements Device.require_event(); HostStream.after() lists the types."""
         _require_event(event)

@@ -17,11 +17,12 @@ import msgspec
 
 from pagetier.kernels.layout.tensors import View
 from pagetier.shm.cached import CachedProperty
+from pagetier.shm.errors import PagetierError
 
 _MOST: Final = 1 << 62
 
 
-class LayoutError(ValueError):
+class LayoutError(PagetierError, ValueError):
     """A cache, a page or a shard of a model that cannot be copied; the message names what is wrong."""
 
 

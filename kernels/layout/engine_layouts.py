@@ -1,4 +1,4 @@
-"""The cache layouts of known engines, one constructor each. For any other layout use layout.cache_of().
+"""The cache layouts of known engines, one constructor each. For any other layout use cache_layout.cache_of().
 
 `tensors` are in the order of the model's layers. Shapes are torch's, whatever the strides are: an engine that keeps
 heads before tokens in memory usually shows them in the same shape. All constructors raise LayoutError for tensors of
@@ -30,6 +30,33 @@ def vllm(tensors: Sequence[Tensor], k_width: int | None = None) -> CacheLayout:
     """
     views = _views(tensors, 4, "blocks, heads, tokens, K and V")
     return cache_of([_split(view.order(0, 2, 1, 3), k_width) for view in views])
+
+
+def vllm_of_any_version(tensors: Sequence[Tensor]) -> CacheLayout:
+    """Recognises vLLM's layout by the number of axes and the place of the 2: since 0.30, up to 0.29, or MLA latents.
+
+    The rows of the layout since 0.30 are copied as one plane, so that the width of K need not be known.
+
+    Args:
+        tensors: One tensor a layer.
+
+    Returns:
+        The layout of the cache.
+
+    Raises:
+        LayoutError: There are no tensors, or their shape is none of these.
+    """
+    match tuple(tensors[0].shape) if tensors else ():
+        case (_, _, _, width):
+            return vllm(tensors, k_width=width)
+        case (2, _, _, _, _):
+            return kv_first(tensors)
+        case (_, 2, _, _, _):
+            return kv_second(tensors)
+        case (_, _, _):
+            return latents(tensors)
+        case shape:
+            raise LayoutError(f"vLLM has no cache tensors of shape {list(shape)}")
 
 
 def kv_first(tensors: Sequence[Tensor]) -> CacheLayout:

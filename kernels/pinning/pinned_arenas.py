@@ -236,6 +236,9 @@ class _WatchedDevice:
     def stream(self, direction: Direction) -> Stream:
         return _WatchedStream(self._device.stream(direction), self._arenas, self._lease)
 
+    def engine_event(self) -> object | None:
+        return self._device.engine_event()
+
     def require_event(self, event: object) -> None:
         self._device.require_event(event)
 

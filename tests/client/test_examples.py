@@ -34,7 +34,7 @@ def run(example: Path, socket: Path) -> subprocess.CompletedProcess[str]:
 def test_the_code_in_the_readme_loads_what_it_stores(daemon: RunningDaemon, tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     program = tmp_path / "readme.py"
-    program.write_text(f"{code}\nassert loaded == len(keys) and np.array_equal(pages, out)\n")
+    program.write_text(f"{code}\nassert result.stored == 4 and cached == len(token_ids)\n")
     done = run(program, daemon.socket)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -148,7 +148,7 @@ def test_all_groups_agree(client: Client) -> None:
     store(client, state.keys[:2])
     store(client, state.keys[4:5])
     with client.match_groups([full, window, state]) as found:
-        assert (found.tokens, found.available_pages, found.start_pages) == (240, 240, (0, 12, 4))
+        assert (found.tokens, found.available_tokens, found.start_pages) == (240, 240, (0, 12, 4))
         assert [len(match) for match in found.matches] == [15, 3, 1] and len(found) == 19
         assert repr(found) == "<GroupMatch 240 tokens of 3 groups, 0.1 MiB>"
         loads(client, found)
@@ -165,7 +165,7 @@ def test_all_groups_agree(client: Client) -> None:
         (2**80, 240),
     ):
         with client.match_groups([full, window, state], limit) as found:
-            assert found.tokens == found.available_pages == tokens
+            assert found.tokens == found.available_tokens == tokens
 
 
 def test_all_groups_fall_back_when_one_cannot_be_loaded(client: Client) -> None:
@@ -215,7 +215,7 @@ def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, cli
 def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:
     with Client(tmp_path / "missing", timeout=0.01) as alone:
         with alone.match_groups(asked()) as found:
-            assert (found.tokens, found.available_pages, len(found), found.start_pages) == (0, 0, 0, (0, 0, 0))
+            assert (found.tokens, found.available_tokens, len(found), found.start_pages) == (0, 0, 0, (0, 0, 0))
             assert [match.keys for match in found.matches] == [one.keys[:0] for one in asked()]
             assert repr(found) == "<GroupMatch 0 tokens of 3 groups, 0.0 MiB>"
             assert alone.prefetch_groups(found).ready
@@ -236,7 +236,7 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: DiskDaemon, client: Cli
     daemon.bring_in(window.keys[3:6])
     daemon.bring_in(state.keys[1:2])
     with client.match_groups([full, window, state]) as found:
-        assert (found.tokens, found.available_pages) == (96, 192)
+        assert (found.tokens, found.available_tokens) == (96, 192)
         assert repr(found) == "<GroupMatch 96 tokens of 3 groups, 0.0 MiB, 96 more tokens on disk>"
         prefetch = client.prefetch_groups(found, timeout=5)
         peer, request = daemon.next_fetch()
@@ -246,7 +246,7 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: DiskDaemon, client: Cli
         daemon.fulfil(peer, request)
         assert eventually(lambda: prefetch.ready) and prefetch.wait(0) == 10
     with client.match_groups([full, window, state]) as found:
-        assert (found.tokens, found.available_pages, found.missing()) == (192, 192, b"")
+        assert (found.tokens, found.available_tokens, found.missing()) == (192, 192, b"")
         assert client.prefetch_groups(found).ready and daemon.fetches.empty()
         loads(client, found)
     assert daemon.write_out() == 10 + 10, "no page is pinned any more"
@@ -262,8 +262,8 @@ def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
         others = namespace(salt="others").keys(range(16 * 16))
         assert client.store(others, bytes(16 * PAGE)).stored == 16, "they evict all other pages"
         with client.match_groups(groups) as found:
-            assert (found.tokens, found.available_pages) == (0, 144)
+            assert (found.tokens, found.available_tokens) == (0, 144)
             assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1
         with client.match_groups(groups) as found:
-            assert (found.tokens, found.available_pages, found.start_pages) == (144, 144, (0, 6, 2))
+            assert (found.tokens, found.available_tokens, found.start_pages) == (144, 144, (0, 6, 2))
             loads(client, found)

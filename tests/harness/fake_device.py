@@ -123,6 +123,9 @@ class FakeDevice:
         self.streams.append(FakeStream(self, direction))
         return self.streams[-1]
 
+    def engine_event(self) -> None:
+        """Returns no event, because this engine works synchronously."""
+
     def require_event(self, event: object) -> None:
         """Raises ValueError for an event of another type. A wrong str is detected only by a stream."""
         if not isinstance(event, (EngineEvent, str)):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.shm.errors import PagetierError
 
 
-class UnsupportedError(Exception):
+class UnsupportedError(PagetierError):
     """A model or a setting whose state is not cached. The message is logged."""
 
 

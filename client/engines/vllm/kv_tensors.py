@@ -33,12 +33,12 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
         model_heads: KV heads of the whole model; if it has fewer than ranks, several ranks have the same heads.
 
     Raises:
-        UnsupportedError: The tensors have an unknown shape.
-        LayoutError: The layout cannot be copied.
+        UnsupportedError: The tensors have other blocks or heads than vLLM specifies.
+        LayoutError: The tensors have an unknown shape, or the layout cannot be copied.
     """
     if isinstance(kind_of(spec), Recurrent):
         return _whole(engine_layouts.states([_several(layer) for layer in layers]), 1, shard, shard.ranks)
-    cache = _attention(layers)
+    cache = engine_layouts.vllm_of_any_version(layers)
     _check_heads(cache, spec)
     if spec.block_size % cache.block_tokens:
         raise UnsupportedError(
@@ -77,20 +77,6 @@ def _check_heads(cache: CacheLayout, spec: Any) -> None:
 def _several(layer: LayerCache) -> Sequence[Any]:
     """Returns the states of a layer: from 0.30 on they are one tensor of bytes, before that a list of tensors."""
     return layer if isinstance(layer, (list, tuple)) else [layer]
-
-
-def _attention(layers: Sequence[LayerCache]) -> CacheLayout:
-    shape = tuple(layers[0].shape)
-    match shape:
-        case (_, _, _, width):
-            return engine_layouts.vllm(layers, k_width=width)
-        case (2, _, _, _, _):
-            return engine_layouts.kv_first(layers)
-        case (_, 2, _, _, _):
-            return engine_layouts.kv_second(layers)
-        case (_, _, _):
-            return engine_layouts.latents(layers)
-    raise UnsupportedError(f"cache tensors of shape {list(shape)} are not supported")
 
 
 def _whole(cache: CacheLayout, tokens: int, shard: Shard, heads: int) -> PagedCache:

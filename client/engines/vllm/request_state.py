@@ -179,4 +179,4 @@ def handle_of(match: Match, pages: Sequence[int]) -> MatchHandle:
         return whole
     entries = np.frombuffer(whole.entries, np.uint32)[list(pages)]
     serials = np.frombuffer(whole.serials, np.uint64)[list(pages)]
-    return MatchHandle(whole.segments_id, entries.tobytes(), serials.tobytes())
+    return MatchHandle(whole.segments_id, whole.page_tokens, entries.tobytes(), serials.tobytes())

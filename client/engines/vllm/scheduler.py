@@ -88,7 +88,7 @@ class SchedulerHalf:
         tracked = self._track(request)
         found = tracked.found
         if found is not None:
-            tracked.mark_stored(found.match.available_pages)
+            tracked.mark_stored(found.match.available_tokens)
         if external and found is not None:
             order = self._order(tracked, found, blocks, external)
             self._loads.append(order)
@@ -240,7 +240,7 @@ class SchedulerHalf:
             tracked.lookup = match.lookup
         if tracked.from_memory < 0:
             tracked.from_memory = match.tokens
-        if tracked.prefetch is None and match.available_pages > max(match.tokens, computed):
+        if tracked.prefetch is None and match.available_tokens > max(match.tokens, computed):
             self._ask_disk(tracked, match)
             if self._disk_deadline:
                 match.release()

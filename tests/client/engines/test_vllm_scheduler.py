@@ -36,11 +36,11 @@ class Directory:
 
     Attributes:
         here: Tokens in memory.
-        available_pages: Tokens in memory and on disk.
+        available_tokens: Tokens in memory and on disk.
     """
 
     def __init__(self) -> None:
-        self.here = self.available_pages = 0
+        self.here = self.available_tokens = 0
         self.matches = self.prefetches = self.pinned = 0
         self.answered = False
         self.takes = threading.Event()
@@ -53,7 +53,7 @@ class Directory:
         self.limits.append(limit)
         self.pinned += 1
         most = limit if limit is not None else 1 << 30
-        return Found(self, min(self.here, most), min(self.available_pages, most))
+        return Found(self, min(self.here, most), min(self.available_tokens, most))
 
     def count_lookup(self, lookup: Lookup) -> None:
         self.counted.append(lookup)
@@ -74,7 +74,7 @@ class Directory:
 
 class Found:
     def __init__(self, directory: Directory, tokens: int, reach: int) -> None:
-        self.directory, self.tokens, self.available_pages, self.held = directory, tokens, reach, True
+        self.directory, self.tokens, self.available_tokens, self.held = directory, tokens, reach, True
         self.matches: tuple[Any, ...] = ()
         self.start_pages: tuple[int, ...] = ()
         self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)
@@ -118,7 +118,7 @@ def nothing_scheduled() -> Any:
 
 def test_matched_returns_the_tokens_beyond_the_engines_own(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.available_pages = 24
+    directory.here = directory.available_tokens = 24
     half = half_of(directory)
     assert half.matched(request(), 8) == 16
     assert half.matched(request(name="two"), 32) == 0
@@ -127,7 +127,7 @@ def test_matched_returns_the_tokens_beyond_the_engines_own(clock: Clock) -> None
 
 def test_a_repeated_match_uses_the_pinned_pages(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.available_pages = 24
+    directory.here = directory.available_tokens = 24
     half, one = half_of(directory), request()
     for _ in range(1000):
         assert half.matched(one, 0) == 24
@@ -140,18 +140,18 @@ def test_a_repeated_match_uses_the_pinned_pages(clock: Clock) -> None:
 def test_pages_of_other_hashes_are_not_offered(clock: Clock) -> None:
     """A session that is continued after another token has other hashes than those that were matched."""
     directory = Directory()
-    directory.here = directory.available_pages = 24
+    directory.here = directory.available_tokens = 24
     half, one = half_of(directory), request()
     assert half.matched(one, 0) == 24
     one.block_hashes = [*one.block_hashes[:4], *request(41, "other").block_hashes[:6]]
-    directory.here = directory.available_pages = 16
+    directory.here = directory.available_tokens = 16
     assert half.matched(one, 0) == 16
     assert directory.pinned == 1
 
 
 def test_a_request_waits_for_pages_on_disk(clock: Clock) -> None:
     directory = Directory()
-    directory.here, directory.available_pages = 8, 24
+    directory.here, directory.available_tokens = 8, 24
     half, one = half_of(directory), request()
     for _ in range(1000):
         assert half.matched(one, 0) is None
@@ -165,7 +165,7 @@ def test_a_request_waits_for_pages_on_disk(clock: Clock) -> None:
 
 def test_a_request_does_not_wait_longer_than_the_deadline(clock: Clock) -> None:
     directory = Directory()
-    directory.here, directory.available_pages = 8, 24
+    directory.here, directory.available_tokens = 8, 24
     half, one = half_of(directory), request()
     assert half.matched(one, 0) is None
     clock.now += 1.9
@@ -178,7 +178,7 @@ def test_a_request_does_not_wait_longer_than_the_deadline(clock: Clock) -> None:
 def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock: Clock) -> None:
     """A daemon that hung accepted no requests, and each lookup blocked the scheduler for a second."""
     directory = Directory()
-    directory.here, directory.available_pages = 8, 24
+    directory.here, directory.available_tokens = 8, 24
     directory.takes.clear()
     half, one = half_of(directory), request()
     assert half.matched(one, 0) is None
@@ -194,7 +194,7 @@ def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock
 def test_with_a_deadline_of_zero_no_request_waits(clock: Clock) -> None:
     """The disk is still asked, for the next request."""
     directory = Directory()
-    directory.here, directory.available_pages = 8, 24
+    directory.here, directory.available_tokens = 8, 24
     half = half_of(directory, 0.0)
     assert half.matched(request(), 0) == 8
     assert eventually(lambda: directory.prefetches == 1)
@@ -203,7 +203,7 @@ def test_with_a_deadline_of_zero_no_request_waits(clock: Clock) -> None:
 
 def test_tokens_in_the_engines_own_cache_are_not_prefetched(clock: Clock) -> None:
     directory = Directory()
-    directory.here, directory.available_pages = 8, 24
+    directory.here, directory.available_tokens = 8, 24
     half = half_of(directory)
     assert half.matched(request(), 24) == 0
     assert not directory.prefetches
@@ -211,7 +211,7 @@ def test_tokens_in_the_engines_own_cache_are_not_prefetched(clock: Clock) -> Non
 
 def test_pins_of_waiting_requests_are_released(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.available_pages = 24
+    directory.here = directory.available_tokens = 24
     half = half_of(directory)
     half.matched(request(), 0)
     half.build(nothing_scheduled())
@@ -223,7 +223,7 @@ def test_pins_of_waiting_requests_are_released(clock: Clock) -> None:
 
 def test_a_load_is_not_offered_after_two_failures(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.available_pages = 24
+    directory.here = directory.available_tokens = 24
     half, one = half_of(directory), request()
     offered = []
     for _ in range(5):
@@ -237,7 +237,7 @@ def test_a_load_is_not_offered_after_two_failures(clock: Clock) -> None:
 
 def test_pages_stay_pinned_until_they_are_loaded(clock: Clock) -> None:
     directory = Directory()
-    directory.here = directory.available_pages = 24
+    directory.here = directory.available_tokens = 24
     half, one = half_of(directory), request()
     half.allocated(one, [], half.matched(one, 0) or 0)
     clock.now += 100
@@ -328,7 +328,7 @@ def test_a_partly_accepted_load_has_no_pages(clock: Clock) -> None:
 
 def test_the_fake_match_has_the_attributes_of_the_real_one() -> None:
     """The fakes above have the attributes of the real classes that the half uses."""
-    assert {"tokens", "available_pages", "matches"} <= set(GroupMatch.__struct_fields__)
+    assert {"tokens", "available_tokens", "matches"} <= set(GroupMatch.__struct_fields__)
     assert hasattr(GroupMatch, "start_pages") and hasattr(GroupMatch, "release")
 
 

@@ -30,6 +30,7 @@ from pagetier.client.engines.vllm.setup import (
     warn_of_seed,
 )
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
+from pagetier.kernels.layout.cache_layout import LayoutError
 from pagetier.kernels.layout.page_layout import Shard
 from vllm_caches import (
     HEADS,
@@ -115,7 +116,7 @@ def test_unsupported_specs_are_rejected(spec: Any) -> None:
 
 def test_tensors_of_unknown_shape_are_rejected() -> None:
     cache = heads_first()
-    with pytest.raises(UnsupportedError, match="shape"):
+    with pytest.raises(LayoutError, match="shape"):
         paged_cache([layer[0, 0] for layer in cache.layers], cache.spec, Shard(0, 1), HEADS)
     with pytest.raises(UnsupportedError, match="specifies blocks of 24 tokens, its tensors have blocks of 16"):
         paged_cache(cache.layers, FullAttentionSpec(24), Shard(0, 1), HEADS)

@@ -247,7 +247,7 @@ def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
     ends(worker)
     order = load_order(worker, client, (0, (10, 11)), (1, (12, 13)))
     pages = order.groups[1].pages
-    worse = MatchHandle(pages.segments_id, pages.entries, bytes(8) + pages.serials[8:])
+    worse = MatchHandle(pages.segments_id, pages.page_tokens, pages.entries, bytes(8) + pages.serials[8:])
     worker.load([LoadOrder("loading", (order.groups[0], GroupLoad(1, worse, order.groups[1].blocks)))])
     done = ends(worker)
     assert done.loaded == done.failed == {"loading"}
@@ -257,7 +257,7 @@ def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
 
 def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
     worker = worker_of(client, heads_first(), salt=token_hex(8))
-    order = LoadOrder("loading", (GroupLoad(0, MatchHandle(1, bytes(8), bytes(16)), (3, 4)),))
+    order = LoadOrder("loading", (GroupLoad(0, MatchHandle(1, 16, bytes(8), bytes(16)), (3, 4)),))
     worker.load([order])
     assert ends(worker).failed == {"loading"}
 

@@ -1,0 +1,120 @@
+"""Copies that the caller waits for, between a registered cache and pages: on the host, and on a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from pagetier.client.async_copy.copier import AsyncCopier, open_copier
+from pagetier.client.keys import Keys
+from pagetier.client.match import Match
+from pagetier.client.page_client import PageClient
+from pagetier.client.paged_blocks import Blocks
+from pagetier.client.reservation import StoreResult
+from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.transfer import PagedCache
+
+_POLL_S = 1.0  # seconds between two checks whether the device has failed
+
+
+class BlockingCopies(Protocol):
+    """The copies of one cache that the caller waits for. Thread-safe."""
+
+    def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
+        """Copies pages of a match into the cache, from `start_page` on, and returns how many were copied.
+
+        Args:
+            match: A match that is not released.
+            slots: The slots of one page or more; no more pages than are available.
+            start_page: The first page to copy.
+            timeout: Seconds to wait for pages on disk; None for the client's timeout.
+        """
+
+    def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
+        """Stores the pages that are not skipped.
+
+        Args:
+            keys: The keys of the pages from the first page of the prompt on.
+            slots: The slots of each key.
+            timeout: Seconds to wait for the daemon; None for the client's timeout.
+        """
+
+
+class HostCopies:
+    """Implements BlockingCopies for a cache in host memory."""
+
+    def __init__(self, client: PageClient, cache: PagedCache) -> None:
+        self._client, self._cache = client, cache
+
+    def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
+        """Implements BlockingCopies.load()."""
+        return self._client.load(match, Blocks(self._cache, slots), start_page, timeout)
+
+    def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
+        """Implements BlockingCopies.store()."""
+        return self._client.store(keys, Blocks(self._cache, slots), timeout=timeout)
+
+
+class DeviceCopies:
+    """Implements BlockingCopies for a cache on a GPU, by asynchronous copies after the engine's current stream.
+
+    Loads and stores wait for the copies as long as the device works. The `patience` of the copy settings limits how
+    long a store waits for the daemon.
+    """
+
+    def __init__(self, client: PageClient, copier: LazyCopier) -> None:
+        self._client, self._copier = client, copier
+
+    def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
+        """Implements BlockingCopies.load()."""
+        copier = self._copier.open()
+        with self._read_from_disk(match, start_page + len(slots), timeout) as whole:
+            pages = max(0, min(len(slots), len(whole) - start_page))
+            load = copier.load(whole, slots.some(0, pages), start_page, copier.engine_event())
+            match.count_loaded(start_page + load.pages)
+        while not load.wait(load.layers - 1, _POLL_S):
+            if load.failed or load.ended:
+                return 0
+        return load.pages
+
+    def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
+        """Implements BlockingCopies.store()."""
+        copier = self._copier.open()
+        store = copier.store(keys, slots, copier.engine_event())
+        while not store.ready:
+            store.wait(_POLL_S)
+        return store.wait(0)
+
+    @contextmanager
+    def _read_from_disk(self, match: Match, end_page: int, timeout: float | None) -> Iterator[Match]:
+        """Yields a match that includes the pages up to `end_page` that reached memory in time."""
+        keys = match.keys
+        if keys is None or min(end_page, match.available_pages) <= len(match):
+            yield match
+            return
+        self._client.prefetch(keys[:end_page], timeout).wait(self._client.timeout if timeout is None else timeout)
+        with self._client.rematch(match) as longer:
+            yield longer
+
+
+class LazyCopier:
+    """The asynchronous copier of a cache, opened when it is first needed. Thread-safe."""
+
+    def __init__(self, client: PageClient, cache: PagedCache) -> None:
+        self._client, self._cache = client, cache
+        self._lock = threading.Lock()
+        self._copier: AsyncCopier | None = None
+
+    def open(self) -> AsyncCopier:
+        """Returns the copier. Raises as open_copier() does."""
+        with self._lock:
+            if self._copier is None:
+                self._copier = open_copier(self._client, self._cache)
+            return self._copier
+
+    def close(self, timeout: float) -> bool:
+        """Returns whether no copies are in flight; see AsyncCopier.close()."""
+        with self._lock:
+            return self._copier is None or self._copier.close(timeout)

@@ -1,0 +1,271 @@
+"""A KV cache that an engine has registered: match, load and store by token IDs and block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagetier.client.async_copy.copier import AsyncCopier
+from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
+from pagetier.client.blocking_copies import BlockingCopies, DeviceCopies, HostCopies, LazyCopier
+from pagetier.client.hash_inputs import Hashes, Tokens
+from pagetier.client.keys import Keys, Namespace
+from pagetier.client.match import Match
+from pagetier.client.page_client import PageClient
+from pagetier.client.reservation import StoreResult
+from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
+from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm.errors import PagetierError
+
+
+class IncompleteLoadError(PagetierError):
+    """Fewer tokens were loaded than were matched.
+
+    Attributes:
+        loaded: The number of tokens in the engine's blocks.
+        matched: The number of tokens of the match.
+    """
+
+    def __init__(self, loaded: int, matched: int) -> None:
+        super().__init__(f"only {loaded} of {matched} matched tokens were loaded")
+        self.loaded, self.matched = loaded, matched
+
+
+class RegisteredCache:
+    """The KV cache of one engine rank, in host memory or on a GPU. Made by Client.register(). Thread-safe.
+
+    Token counts are counted from the beginning of the prompt. A prompt is given as token IDs, as Keys that keys()
+    returned, or as the engine's own hashes: one of any length for each full page, which stands for the page and all
+    pages before it. An engine must use either tokens or hashes, since they give different keys.
+
+    A block table is the prompt's table from its first token on, as integers on the host. Blocks of token slots have one
+    token.
+
+    On a GPU, copies wait for the work that the calling thread has given to its current stream, unless `after` is given.
+
+    Attributes:
+        paged: The tensors and the layout of their pages.
+        namespace: The namespace of the pages.
+        copies: The copies that the caller waits for, by slots.
+    """
+
+    def __init__(self, client: PageClient, paged: PagedCache, namespace: Namespace) -> None:
+        self.paged, self.namespace = paged, namespace
+        self._client = client
+        self._copier = LazyCopier(client, paged)
+        self.copies: BlockingCopies = HostCopies(client, paged)
+        if paged.cache.device != "cpu":
+            self._copier.open()  # the arena is pinned in the background, and a missing GPU is reported now
+            self.copies = DeviceCopies(client, self._copier)
+
+    @property
+    def page_tokens(self) -> int:
+        """The number of tokens in a page."""
+        return self.namespace.page_tokens
+
+    def keys(
+        self, tokens: Tokens | Keys | None = None, *, hashes: Hashes | None = None, extra: bytes | Sequence[bytes] = b""
+    ) -> Keys:
+        """Returns the keys of the full pages of a prompt, which every method takes instead of its tokens.
+
+        Args:
+            tokens: The token IDs of the prompt.
+            hashes: The engine's own hashes of the pages, instead of tokens.
+            extra: Whatever determines the pages besides the tokens, see Namespace.keys().
+
+        Returns:
+            The keys.
+
+        Raises:
+            TypeError: Not exactly one of tokens and hashes is given, or they have another type.
+            ValueError: Keys belong to another namespace, or as Namespace.keys() and Namespace.keys_of() raise.
+        """
+        if (tokens is None) == (hashes is None):
+            raise TypeError("pass either tokens or hashes")
+        if hashes is not None:
+            return self.namespace.keys_of(hashes)
+        if not isinstance(tokens, Keys):
+            return self.namespace.keys(tokens, extra)  # type: ignore[arg-type]  # not None: see above
+        if tokens.namespace != self.namespace:
+            raise ValueError(f"keys of {tokens.namespace.name} were given to the cache of {self.namespace.name}")
+        return tokens
+
+    def match(
+        self, tokens: Tokens | Keys | None = None, *, hashes: Hashes | None = None, extra: bytes | Sequence[bytes] = b""
+    ) -> Match:
+        """Returns the longest cached prefix of a prompt, pinned until it is released. Never waits; see Client.match().
+
+        The arguments and errors are those of keys(). `tokens` of the match is its length, and `available_tokens` counts
+        pages on disk too.
+        """
+        return self._client.match(self.keys(tokens, hashes=hashes, extra=extra))
+
+    def load(
+        self,
+        match: Match,
+        block_table: Ids,
+        *,
+        skip_tokens: int = 0,
+        timeout: float | None = None,
+        strict: bool = False,
+    ) -> int:
+        """Copies the pages of a match into the engine's blocks, as far as the table has room for whole pages.
+
+        Pages of the match that are on disk are loaded too. The engine must not use the blocks until the call returns.
+
+        Args:
+            match: A match of this cache that is not released.
+            block_table: The prompt's blocks, from its first token on.
+            skip_tokens: Tokens at the beginning of the prompt that the engine has already: their slots are not written.
+            timeout: Seconds to wait for pages on disk; None for the client's timeout. It does not limit the time for
+                copying.
+            strict: Raises if fewer tokens were loaded than are matched.
+
+        Returns:
+            The number of tokens that need no prefill: those that were loaded and all before them. It is `skip_tokens`
+            if nothing was loaded, and more than `match.tokens` if pages came from disk.
+
+        Raises:
+            IncompleteLoadError: `strict` is set and fewer tokens than `match.tokens` are in the blocks.
+            ValueError: The table names a block that does not exist, or a block twice.
+            TypeError: The table is not of integers on the host.
+        """
+        slots, start_page = self.slots_to_load(match, block_table, skip_tokens)
+        pages = self.copies.load(match, slots, start_page, timeout) if len(slots) else 0
+        loaded = (start_page + pages) * self.page_tokens if pages else skip_tokens
+        if strict and loaded < match.tokens:
+            raise IncompleteLoadError(loaded, match.tokens)
+        return loaded
+
+    def store(
+        self,
+        tokens: Tokens | Keys | None = None,
+        block_table: Ids = (),
+        *,
+        hashes: Hashes | None = None,
+        extra: bytes | Sequence[bytes] = b"",
+        timeout: float | None = None,
+    ) -> StoreResult:
+        """Stores this rank's part of each full page of a prompt. Pages that are present already are not copied.
+
+        The blocks may be overwritten when the call returns.
+
+        Args:
+            tokens: The prompt, see keys().
+            block_table: The prompt's blocks, from its first token on, at least for all full pages.
+            hashes: See keys().
+            extra: See keys().
+            timeout: Seconds to wait for the daemon; None for the client's timeout. It does not limit the time for
+                copying.
+
+        Returns:
+            What became of each page.
+
+        Raises:
+            ValueError: The table has no room for all full pages, or names a block that does not exist.
+            TypeError: As for keys(), or the table is not of integers on the host.
+        """
+        keys = self.keys(tokens, hashes=hashes, extra=extra)
+        return self.copies.store(keys, self.slots_of(block_table, len(keys)), timeout)
+
+    def async_load(self, match: Match, block_table: Ids, *, skip_tokens: int = 0, after: object = None) -> LoadHandle:
+        """Starts to load the pinned pages of a match, layer by layer, and returns at once; see AsyncCopier.load().
+
+        The match may be released at once. Pages on disk are not loaded: see Client.prefetch().
+
+        Args:
+            match: See load().
+            block_table: See load().
+            skip_tokens: See load().
+            after: An event of the engine that completes before the first byte is written. On a GPU, by default one
+                after the work that this thread has given to its current stream.
+
+        Returns:
+            The load.
+
+        Raises:
+            ValueError: As for load(), or `after` is not an event of the device.
+            DeviceError: The device failed.
+        """
+        slots, start_page = self.slots_to_load(match, block_table, skip_tokens)
+        slots = slots.some(0, max(0, min(len(slots), len(match) - start_page)))
+        return self.start_load(match, slots, start_page, after)
+
+    def async_store(
+        self,
+        tokens: Tokens | Keys | None = None,
+        block_table: Ids = (),
+        *,
+        hashes: Hashes | None = None,
+        extra: bytes | Sequence[bytes] = b"",
+        after: object = None,
+    ) -> StoreHandle:
+        """Starts to store this rank's part of each full page, and returns at once; see AsyncCopier.store().
+
+        The content of the blocks must not change until the store is ready or cancelled.
+
+        Args:
+            tokens: See store().
+            block_table: See store().
+            hashes: See store().
+            extra: See store().
+            after: An event of the engine that completes before the first byte is read. On a GPU, by default one after
+                the work that this thread has given to its current stream.
+
+        Returns:
+            The store.
+
+        Raises:
+            ValueError: As for store(), or `after` is not an event of the device.
+            TypeError: As for store().
+            DeviceError: The device failed.
+        """
+        keys = self.keys(tokens, hashes=hashes, extra=extra)
+        return self.start_store(keys, self.slots_of(block_table, len(keys)), after)
+
+    def copier(self) -> AsyncCopier:
+        """Returns the copier of the asynchronous copies, opened by the first call. Raises as open_copier() does."""
+        return self._copier.open()
+
+    def close(self, timeout: float) -> bool:
+        """Rejects new asynchronous copies, and waits at most `timeout` seconds for those in flight.
+
+        Client.close() calls it. May be called again.
+
+        Returns:
+            Whether all copies have ended.
+        """
+        return self._copier.close(timeout)
+
+    def start_load(self, match: Match, slots: SlotMap, start_page: int, after: object) -> LoadHandle:
+        """Starts a load by slots; see async_load()."""
+        copier = self._copier.open()
+        return copier.load(match, slots, start_page, copier.engine_event() if after is None else after)
+
+    def start_store(self, keys: Keys, slots: SlotMap, after: object) -> StoreHandle:
+        """Starts a store by slots; see async_store()."""
+        copier = self._copier.open()
+        return copier.store(keys, slots, copier.engine_event() if after is None else after)
+
+    def slots_of(self, block_table: Ids, pages: int) -> SlotMap:
+        """Returns the slots of the first `pages` pages. Raises as slot_map() does, also if the table is too short."""
+        return slot_map(block_table, pages, self.paged.page.tokens, self.paged.cache.block_tokens)
+
+    def slots_to_load(self, match: Match, block_table: Ids, skip_tokens: int) -> tuple[SlotMap, int]:
+        """Returns the slots of the available pages for which the table has room, and the first page.
+
+        Raises:
+            ValueError: As slot_map() does, or `skip_tokens` is negative.
+        """
+        if skip_tokens < 0:
+            raise ValueError(f"skip_tokens must be 0 or more, not {skip_tokens}")
+        page, block = self.paged.page.tokens, self.paged.cache.block_tokens
+        start_page = skip_tokens // self.page_tokens
+        pages = max(0, min(match.available_pages, len(block_table) * block // page) - start_page)
+        first, end = start_page * page, (start_page + pages) * page
+        skipped = min(skip_tokens - start_page * self.page_tokens, page - 1)
+        return slot_map(
+            block_table, pages, page, block, first, range(first + skipped, end) if pages else None
+        ), start_page
+
+    def __repr__(self) -> str:
+        return f"<RegisteredCache {self.namespace.name}: {self.paged!r}>"
