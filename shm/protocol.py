@@ -1,8 +1,7 @@
 """The messages on the control socket: a little-endian u32 with the length of a message, then the message in msgpack.
 
 A client begins with Attach (or Observe). The daemon answers with Welcome, which carries the segments' descriptors, or
-with Refusal. After that the client may send requests at any time without waiting; each is answered once, with its
-number.
+with Refusal. After that the client may send requests at any time; each is answered once, with its number.
 """
 
 from __future__ import annotations
