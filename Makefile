@@ -35,6 +35,7 @@ help:
 	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers in docs/benchmarks.md"
+	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
 	@echo "make man     generate the manual pages and docs/configuration.md from the code"
 	@echo "make venv    create only the virtual environment, in $(VENV)"
 	@echo "make clean   remove all build products except $(VENV)"
@@ -172,6 +173,10 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
 	@$(BIN)/python bench/gpu_process_death.py
+
+.PHONY: compare
+compare: venv
+	@$(BIN)/python bench/compare.py $(BASE) $(if $(BENCH),--bench $(BENCH)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 clean:
 	@rm -rf build dist .cache .*_cache .hypothesis *.egg-info shm/_core*.so

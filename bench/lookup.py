@@ -16,40 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from daemon_setup import Stage, settle
+from full_index import ENTRIES, FRAME, SIZES, SPACE, all_keys, fill, find, some_of
 from measure import REPORTED, Result, Unit, at_least, at_most, main, median_times, time_of
-from pagetier.client import Client, FullAttention, GroupKeys, Keys, Namespace
+from pagetier.client import Client, FullAttention, GroupKeys, Keys
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Wish, take
 
-ENTRIES = 1_000_000
-FRAME = 4096
-FILL = 8192
 SPAWN = get_context("spawn")
-SPACE = Namespace(model="bench", dtype="none", page_tokens=256)
-
-
-def all_keys() -> Keys:
-    """Returns the keys of a full index: random, like digests."""
-    return Keys(SPACE, np.random.default_rng(1).bytes(32 * ENTRIES))
-
-
-def some_of(keys: Keys, count: int, seed: int) -> Keys:
-    """Returns `count` distinct keys in random order."""
-    rows = np.frombuffer(keys.data, dtype="V32")
-    return Keys(SPACE, np.random.default_rng(seed).choice(rows, count, replace=False).tobytes())
-
-
-def fill(client: Client, keys: Keys) -> None:
-    """Stores pages of one frame without writing their bytes."""
-    for at in range(0, len(keys), FILL):
-        client.reserve(keys[at : at + FILL], FRAME).publish()
-
-
-def find(client: Client, keys: Keys) -> None:
-    """Matches and releases once."""
-    with client.match(keys) as match:
-        assert len(match) == len(keys)
 
 
 def find_groups(client: Client, keys: Keys) -> None:
@@ -269,8 +243,7 @@ def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
 def measure() -> Iterator[Result]:
     """Runs all measurements on one daemon."""
     geometry = Geometry(FRAME, ENTRIES, ENTRIES, 16)
-    sizes = ["--arena-size", str(FRAME * ENTRIES), "--arena-frame-size", str(FRAME), "--index-namespaces", "16"]
-    with Stage(*sizes, "--arena-prefault", "lazy", "--evict-low", "0", "--evict-high", "0") as stage:
+    with Stage(*SIZES) as stage:
         with stage.client() as client:
             yield from storing(client, "store_512_us_per_page", 2, 11)
             keys = all_keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from measure import REPORTED, Goal, Result, at_least, at_most
+from median_interval import median_interval
 from results_file import row_of
 
 
@@ -46,7 +46,7 @@ NOT_LESS = Claim(at_least(1), "high")
 
 def spread(name: str, values: Sequence[float], claim: Claim, against: str) -> Spread:
     """Returns the median and interval of ratios."""
-    low, high = interval(values)
+    low, high = median_interval(values)
     return Spread(
         name,
         statistics.median(values),
@@ -58,16 +58,6 @@ def spread(name: str, values: Sequence[float], claim: Claim, against: str) -> Sp
         pairs=len(values),
         judged=claim.judged,
     )
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the values between which the median lies with at least 95 %; with fewer than six values, all of them."""
-    ordered = sorted(values)
-    count, rank, below = len(ordered), 0, 0.0
-    while (below := below + math.comb(count, rank) / 2**count) <= 0.025:
-        rank += 1
-    first = max(rank - 1, 0)
-    return ordered[first], ordered[count - 1 - first]
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:

@@ -1,0 +1,123 @@
+"""Compares the working tree with a commit: `python bench/compare.py COMMIT --bench lookup --rounds 20`.
+
+A round runs a process with each build. The two measure in turn, some milliseconds each, so that a change of the
+machine's speed affects both alike; which of them begins alternates from round to round. Both run the operations of the
+working tree, so that a changed benchmark is not taken for a changed product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from comparison.commit_build import Build, CannotCompareError, build, working_tree
+from comparison.measured_side import MeasuredSide, Report
+from comparison.paired_ratio import ALLOWED, paired_ratio, ratio_of_turns
+from measure import machine
+
+BENCHES = sorted(path.stem for path in Path(__file__).parent.glob("comparison/operations/*.py"))
+UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+SLOWER, CANNOT_COMPARE = 1, 2
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One operation with both builds. Each list has an element a round."""
+
+    before: list[float] = []
+    after: list[float] = []
+    ratios: list[float] = []
+
+    def add_round(self, before: list[float], after: list[float]) -> None:
+        """Adds the seconds of the turns of one round."""
+        self.before.append(statistics.median(before))
+        self.after.append(statistics.median(after))
+        self.ratios.append(ratio_of_turns(before, after))
+
+
+def compare(bench: str, before: Build, after: Build, rounds: int) -> dict[str, Comparison]:
+    """Returns the comparison of each operation of a benchmark."""
+    found: dict[str, Comparison] = defaultdict(Comparison)
+    for number in range(rounds):
+        order = (before, after) if number % 2 == 0 else (after, before)
+        reports = dict(zip(order, run_round(bench, *order), strict=True))
+        for name, turns in reports[before].figures.items():
+            found[name].add_round(turns, reports[after].figures[name])
+    return found
+
+
+def run_round(bench: str, first: Build, second: Build) -> tuple[Report, Report]:
+    """Measures a benchmark in two new processes, which take turns."""
+    with MeasuredSide(bench, first) as one, MeasuredSide(bench, second) as other:
+        while True:
+            reports = one.advance(), other.advance()
+            if reports[0] and reports[1]:
+                return reports[0], reports[1]
+
+
+def table(title: str, comparisons: Iterable[tuple[str, Comparison]]) -> Table:
+    """Returns the comparisons for people."""
+    made = Table("operation", "before", "after", "ratio", "95 % interval", "", title=title, box=SIMPLE)
+    for name, each in comparisons:
+        ratio = paired_ratio(each.ratios)
+        made.add_row(
+            name,
+            _duration(each.before),
+            _duration(each.after),
+            f"{ratio.value:.3f}",
+            f"{ratio.low:.3f} to {ratio.high:.3f}",
+            "slower" if ratio.slower else "",
+        )
+    return made
+
+
+def _duration(samples: list[float]) -> str:
+    seconds = statistics.median(samples)
+    unit, factor = next(((unit, factor) for unit, factor in UNITS if seconds >= factor), UNITS[-1])
+    return f"{seconds / factor:.3g} {unit}"
+
+
+def main() -> int:
+    """Prints a table for each benchmark.
+
+    Returns:
+        SLOWER if an operation is slower, CANNOT_COMPARE if a benchmark cannot run with both builds, otherwise 0.
+    """
+    options = _options()
+    try:
+        before, after = build(options.base), working_tree()
+        slower = [_print(bench, before, after, options.rounds) for bench in options.bench]
+    except CannotCompareError as error:
+        print(error, file=sys.stderr)
+        return CANNOT_COMPARE
+    print(f"slower: the whole interval of after / before is above {ALLOWED}")
+    return SLOWER if any(slower) else 0
+
+
+def _print(bench: str, before: Build, after: Build, rounds: int) -> bool:
+    """Prints the table of a benchmark and returns whether an operation is slower."""
+    console = Console()
+    with console.status(f"{bench}: {rounds} rounds"):
+        found = compare(bench, before, after, rounds)
+    console.print(table(f"{bench}: {after.name} over {before.name}, {rounds} rounds\n{machine()}", found.items()))
+    return any(paired_ratio(each.ratios).slower for each in found.values())
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compares the working tree with a commit.")
+    parser.add_argument("base", help="the commit to compare with")
+    parser.add_argument("--bench", nargs="+", choices=BENCHES, default=["lookup"])
+    parser.add_argument("--rounds", type=int, choices=range(6, 1000), metavar="N", default=20)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

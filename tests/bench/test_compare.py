@@ -1,0 +1,168 @@
+"""Compares a copy of the project with itself and with a slowed one, as `make compare` does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import compare as comparing
+from compare import compare, run_round
+from comparison.commit_build import Build, CannotCompareError, imports_of
+from comparison.measured_side import Report
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+COPIED = (
+    *ROOMS,
+    "src",
+    "systemd",
+    "docs",
+    "bench",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+)
+IGNORED = shutil.ignore_patterns("__pycache__", "build", "results")
+ENTRIES = "70000"
+SLOWED = """
+_match = Client.match
+
+
+def _slowed(self, keys):
+    sum(range(2000))
+    return _match(self, keys)
+
+
+Client.match = _slowed
+"""
+
+
+class Project:
+    """A copy of the project in a git repository of its own, with one commit, and with a built C core."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=IGNORED)
+            else:
+                shutil.copy(ROOT / name, folder)
+        (folder / ".gitignore").write_text("*.so\n.cache/\n__pycache__/\n")
+        for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
+            subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@x", *words], cwd=folder, check=True)
+
+    def compare(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(self.folder / "bench/compare.py"), *words]
+        environment = os.environ | {"BENCH_ENTRIES": ENTRIES, "COLUMNS": "120"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    def imports_of_commit(self) -> Path:
+        program = "from comparison.commit_build import build; print(build('HEAD').imports)"
+        command = [sys.executable, "-c", program]
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "bench")}
+        return Path(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project(tmp_path_factory.mktemp("project"))
+
+
+def slower(output: str) -> set[str]:
+    return {line.split("  ")[1] for line in output.splitlines() if line.rstrip().endswith(" slower")}
+
+
+def test_a_commit_is_not_slower_than_itself(project: Project) -> None:
+    """An interval of 95 % is wrong now and then, but not twice for the same operation."""
+    run = project.compare("HEAD", "--rounds", "6")
+    found = slower(run.stdout)
+    assert "match 1 page, hit, CPU" in run.stdout and run.returncode == (1 if found else 0), run.stderr
+    if found:
+        assert found & slower(project.compare("HEAD", "--rounds", "6").stdout) == set()
+
+
+def test_a_slowed_copy_is_slower(project: Project) -> None:
+    api = project.folder / "client/__init__.py"
+    text = api.read_text()
+    try:
+        api.write_text(text + SLOWED)
+        run = project.compare("HEAD", "--rounds", "6")
+    finally:
+        api.write_text(text)
+    assert run.returncode == 1 and " with changes over " in run.stdout
+    found = slower(run.stdout)
+    assert {"match 1 page, hit, clock", "match 1 page, hit, CPU", "match 1 page, miss, CPU"} <= found
+    assert not any(name.startswith("hash") for name in found)
+
+
+def test_each_side_imports_its_own_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_ENTRIES", ENTRIES)
+    sides = {each: each.resolve() / "pagetier" for each in (project.imports_of_commit(), ROOT / "src")}
+    reports = run_round("lookup", *(Build(str(imports), imports) for imports in sides))
+    for package, report in zip(sides.values(), reports, strict=True):
+        expected = {str(package / "client/__init__.py"), str((package / "shm/_core.abi3.so").resolve())}
+        assert expected <= set(report.files)
+    assert {Path(file).resolve() for file in reports[0].files}.isdisjoint(
+        Path(file).resolve() for file in reports[1].files
+    )
+
+
+def test_files_of_another_build_are_noticed(tmp_path: Path) -> None:
+    """A package without `__init__.py` gives way to the installed one."""
+    shutil.copytree(ROOT / "src/pagetier", tmp_path / "pagetier", ignore=shutil.ignore_patterns("__init__.py"))
+    with pytest.raises(CannotCompareError, match="used files of another build"):
+        run_round("lookup", Build("namespace", tmp_path), Build("tree", ROOT / "src"))
+
+
+def test_rooms_at_the_top_get_a_package(tmp_path: Path) -> None:
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").touch()
+    package = imports_of(tmp_path) / "pagetier"
+    assert (package / "__init__.py").exists() and (package / "shm").resolve() == tmp_path / "shm"
+    assert imports_of(tmp_path) == package.parent
+
+
+def test_a_tree_of_another_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotCompareError, match="neither in src/pagetier nor at the top"):
+        imports_of(tmp_path)
+
+
+def test_an_unknown_commit_is_not_called_slower(project: Project) -> None:
+    run = project.compare("no-such-commit")
+    assert run.returncode == 2 and run.stderr == "there is no commit 'no-such-commit'\n"
+
+
+def test_a_commit_that_lacks_an_operation_is_not_called_slower(project: Project) -> None:
+    api = project.folder / "client/__init__.py"
+    text = api.read_text()
+    try:
+        api.write_text(text + "\ndel Client.match\n")
+        run = project.compare("HEAD", "--rounds", "6")
+    finally:
+        api.write_text(text)
+    assert run.returncode == 2 and "lookup cannot run with" in run.stderr and "AttributeError" in run.stderr
+
+
+def test_the_sides_begin_alternately(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = Build("before", Path("before")), Build("after", Path("after"))
+    began: list[str] = []
+
+    def measured(bench: str, first: Build, second: Build) -> tuple[Report, Report]:
+        began.append(first.name)
+        seconds = {before: [1.0, 2.0, 3.0], after: [2.0, 4.0, 6.0]}
+        reports = (Report({bench: seconds[side]}, []) for side in (first, second))
+        return next(reports), next(reports)
+
+    monkeypatch.setattr(comparing, "run_round", measured)
+    found = compare("lookup", before, after, 4)
+    assert began == ["before", "after", "before", "after"]
+    assert (found["lookup"].before, found["lookup"].after) == ([2.0] * 4, [4.0] * 4)
+    assert found["lookup"].ratios == [2.0] * 4
