@@ -18,8 +18,8 @@ def main() -> int:
     """Returns 0 if every layer of a prompt comes back before it is needed."""
     kv_caches = np.random.default_rng(7).integers(0, 2**16, (4, 2, 64, 16, 8, 128), np.uint16)
     layout = engine_layouts.kv_first(list(kv_caches))  # for each layer: [K and V, blocks, tokens, heads, dim]
-    cache = PagedCache(layout, order := PageLayout.of(layout, 256))
-    keys = Namespace(model="example/async", dtype="uint16", page_tokens=256, layout=order.layout).keys(range(512))
+    cache = PagedCache(layout, page_layout := PageLayout.of(layout, 256))
+    keys = Namespace(model="example/async", dtype="uint16", page_tokens=256, layout=page_layout.layout).keys(range(512))
 
     with Client(name="async-engine") as client:
         client.wait_attached(5.0)
@@ -28,7 +28,7 @@ def main() -> int:
         print(store.wait(5.0))  # from now on the blocks may be overwritten
         with client.match(keys) as match:  # the load pins the pages for itself
             load = copier.load(match, slot_map(range(32, 64), len(match), 256, 16))
-        ready = [load.wait(layer, 5.0) for layer in range(load.layers)]  # on a GPU: load.hold(stream, layer, 5.0)
+        ready = [load.wait(layer, 5.0) for layer in range(load.layers)]  # on a GPU: load.make_stream_wait()
         copier.close(5.0)  # before the client
     exact = all(ready) and load.pages == len(keys) and np.array_equal(kv_caches[:, :, :32], kv_caches[:, :, 32:])
     print(f"{load.pages} pages, {sum(ready)} layers loaded, {'equal' if exact else 'different'}")

@@ -20,8 +20,8 @@ def main() -> int:
     shape = (LAYERS, BLOCKS, 2, BLOCK_TOKENS, HEADS, DIM)  # for each layer: [blocks, K and V, tokens, heads, dim]
     kv_caches = np.random.default_rng(7).integers(0, 2**16, shape, np.uint16)
     layout = engine_layouts.kv_second(list(kv_caches))
-    cache = PagedCache(layout, order := PageLayout.of_model(layout, PAGE_TOKENS, HEADS, LAYERS))
-    space = Namespace(model="example/paged", dtype="uint16", page_tokens=PAGE_TOKENS, layout=order.layout)
+    cache = PagedCache(layout, page_layout := PageLayout.of_model(layout, PAGE_TOKENS, HEADS, LAYERS))
+    space = Namespace(model="example/paged", dtype="uint16", page_tokens=PAGE_TOKENS, layout=page_layout.layout)
     keys = space.keys(range(2 * PAGE_TOKENS))
     written, read = np.arange(31, -1, -1), np.arange(32, 64)  # the block table of the store, then of the load
 

@@ -45,7 +45,7 @@ def syncs(daemon: RunningDaemon) -> bool:
     """Returns whether all pages in memory are written to disk."""
 
     def synced() -> bool:
-        with daemon._looking() as (link, _):
+        with daemon._observing() as (link, _):
             saved = link.ask(Save(1), 20)
         return isinstance(saved, Saved) and saved.synced
 
