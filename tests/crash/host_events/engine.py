@@ -1,4 +1,4 @@
-"""An engine that stores prompts and loads them again: `python -m trials.engine SOCKET SEED`, until its input ends.
+"""An engine that stores prompts and loads them again: `python -m host_events.engine SOCKET SEED`, until its input ends.
 
 It writes a line of JSON after each request, which outlives it.
 """
